@@ -1,0 +1,1 @@
+"""Who acts: scripted teachers, and the two players (a frozen reflector and a policy)."""

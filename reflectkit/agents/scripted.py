@@ -1,0 +1,84 @@
+"""Agents that need no model: the oracle teacher with mistakes mixed in, a random agent, and one that repeats a record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.protocols import Context, Env
+from reflectkit.core.seeding import generator
+from reflectkit.core.types import Decision, Observation
+
+
+class Demonstrator:
+    """The oracle, which errs on purpose with probability `noise` (a wrong move that does not end the episode).
+
+    Each decision carries the teacher's reflection on the state and a note: "mistake" for a wrong move, "correction" for
+    the right move behind one, "positive" for the rest.
+    """
+
+    def __init__(self, noise: float) -> None:
+        self.noise = noise
+
+    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
+        """One decision for each observation."""
+        return [self._one(context) for context in contexts]
+
+    def _one(self, context: Context) -> Decision:
+        chance = generator(context.seed, "demonstrator")
+        env: Any = require_oracle(context.env)
+        after_mistake = env.note() == "mistake"
+        reflection = env.reflection(chance)
+        wrong = env.mistakes()
+        if wrong and chance.random() < self.noise:
+            return Decision(chance.choice(wrong), reflection, note="mistake")
+        return Decision(env.oracle(), reflection, note="correction" if after_mistake else "positive")
+
+
+class RandomAgent:
+    """Any legal action, each as likely as the others."""
+
+    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
+        """One decision for each observation."""
+        return [
+            Decision(generator(context.seed, "random").randrange(len(observation.choices)))
+            for observation, context in zip(observations, contexts, strict=True)
+        ]
+
+
+class Oracle:
+    """The best action, always."""
+
+    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
+        """One decision for each observation."""
+        return [Decision(require_oracle(context.env).oracle()) for context in contexts]
+
+
+class Replay:
+    """Repeats one recorded demonstration, step by step: what it saw at each step is made anew by the env.
+
+    steps: records with `cmd` (an action's text), `reflection` and `note`. where: names the record in errors.
+    """
+
+    def __init__(self, steps: Sequence[Mapping[str, Any]], where: str) -> None:
+        self.steps, self.where, self.next = steps, where, 0
+
+    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
+        """The next recorded step, for the one episode in play. Raises DataError where the env does not offer it."""
+        (observation,) = observations
+        if self.next >= len(self.steps):
+            raise DataError(self.where, "the demonstration ends before its episode does; make it again")
+        step = self.steps[self.next]
+        if step["cmd"] not in observation.choices:
+            raise DataError(self.where, f"step {self.next}: the env does not offer {step['cmd']!r}", field="cmd")
+        self.next += 1
+        return [Decision(observation.choices.index(step["cmd"]), step["reflection"], note=step["note"])]
+
+
+def require_oracle(env: Env) -> Any:
+    """`env`, if it has an oracle. Raises ConfigError naming what it lacks."""
+    lacking = [name for name in ("oracle", "mistakes", "note", "reflection") if not hasattr(env, name)]
+    if lacking:
+        raise ConfigError(f"env '{env.name}' has no oracle teacher: it lacks {', '.join(lacking)}()")
+    return env

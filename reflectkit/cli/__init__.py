@@ -1,0 +1,1 @@
+"""argv to stages, and the only place that prints."""

@@ -1,0 +1,73 @@
+"""A command line from a stage's config: one flag a field, its help text from the field."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from reflectkit.core.config import flag, from_mapping
+from reflectkit.stages import STAGES
+
+
+def add_stage(app: typer.Typer, name: str) -> None:
+    """Add the command of stage `name` to `app`: its module's text is the help, EXAMPLES the epilog."""
+    module = importlib.import_module(STAGES[name])
+    text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
+    summary = text[:1].upper() + text[1:]
+    examples = "\n\n".join(f"  $ {example}" for example in module.EXAMPLES)
+    app.command(name, help=summary, epilog=f"Examples:\n\n{examples}")(_function(name, module))
+
+
+def _function(name: str, module: Any) -> Callable[..., None]:
+    """A function whose signature is the config's fields, as typer reads it."""
+    hints = get_type_hints(module.Config)
+    parameters = []
+    for item in sorted(dataclasses.fields(module.Config), key=_order):
+        required = item.default is dataclasses.MISSING
+        kind = _plain(hints[item.name])
+        if item.metadata.get("argument"):
+            annotation: Any = Annotated[kind, typer.Argument(help=item.metadata["help"])]
+        else:
+            declared = flag(item.name)
+            names = [declared if kind is not bool else f"{declared}/--no-{declared[2:]}"]
+            annotation = Annotated[kind, typer.Option(*names, help=item.metadata["help"])]
+        default: Any = inspect.Parameter.empty
+        if not required:
+            default = list(item.default) if isinstance(item.default, tuple) else item.default
+        parameters.append(inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+
+    def command(**values: Any) -> None:
+        from rich.console import Console
+
+        from reflectkit.cli.display import RichProgress, show
+
+        config = from_mapping(module.Config, values, name)
+        console = Console()
+        with RichProgress(console) as progress:
+            report = module.run(config, progress)
+        show(console, report)
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__name__ = name.replace("-", "_")
+    return command
+
+
+def _order(item: Any) -> int:
+    """Required settings first, the ones that every stage has last."""
+    shared = ("data_dir", "results_dir", "seed", "force")
+    return 2 if item.name in shared else 0 if item.default is dataclasses.MISSING else 1
+
+
+def _plain(hint: Any) -> Any:
+    """The type that typer understands: a tuple of text is a repeated flag."""
+    if get_origin(hint) is tuple:
+        return list[str]
+    if Path in get_args(hint):
+        return Path | None
+    return hint

@@ -1,0 +1,81 @@
+"""What a person sees: rich bars on a terminal, plain lines elsewhere, and tables."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from reflectkit.core.console import Bar
+from reflectkit.core.runs import Report
+
+
+class RichProgress:
+    """Implements `core.console.Progress` on `console`; use it as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> RichProgress:
+        self.bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.bars.stop()
+
+    @contextlib.contextmanager
+    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Bar]:
+        """A bar that stays while it is worked on, and leaves a line behind."""
+        task = self.bars.add_task(escape(title), total=total, completed=done, figures="")
+        shown = _Shown(self, task)
+        try:
+            yield shown
+        finally:
+            self.bars.remove_task(task)
+            self.news(f"{title}: {done + shown.moved} of {total}{'  ' + shown.figures if shown.figures else ''}")
+
+    def news(self, text: str) -> None:
+        """One line above the bars."""
+        self.console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+class _Shown:
+    def __init__(self, progress: RichProgress, task: TaskID) -> None:
+        self.progress, self.task, self.moved, self.figures = progress, task, 0, ""
+
+    def advance(self, amount: int = 1, **figures: float) -> None:
+        self.moved += amount
+        self.figures = "  ".join(f"{name} {value:.3g}" for name, value in figures.items())
+        self.progress.bars.update(self.task, advance=amount, figures=self.figures)
+
+
+def show(console: Console, report: Report) -> None:
+    """The report's tables, and where everything is."""
+    for table in report.tables:
+        drawn = Table(title=escape(table.title), title_justify="left", title_style="bold")
+        for index, column in enumerate(table.columns):
+            drawn.add_column(column, justify="left" if index == 0 else "right")
+        for row in table.rows:
+            drawn.add_row(*map(escape, row))
+        console.print(drawn)
+    if report.skipped:
+        console.print(f"Already finished in {report.folder}; --force runs it again.", highlight=False, soft_wrap=True, markup=False)
+    for output in report.outputs:
+        console.print(f"→ {output}", highlight=False, soft_wrap=True, markup=False)

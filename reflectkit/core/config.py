@@ -1,0 +1,86 @@
+"""How settings travel: recipe YAML < command-line flags → one frozen dataclass a stage, checked as it is made.
+
+A field is made by `option`, with its help text; the command-line flags are generated from the fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from reflectkit.core.errors import ConfigError, unknown_name
+
+
+def option(default: Any = dataclasses.MISSING, *, help: str) -> Any:
+    """A dataclass field with `help`; without `default` the setting is required."""
+    return dataclasses.field(default=default, metadata={"help": help}, kw_only=True)
+
+
+@dataclass(frozen=True)
+class StageConfig:
+    """What every stage takes."""
+
+    data_dir: Path = option(Path("data"), help="Folder of the data files; each env has a folder in it.")
+    results_dir: Path = option(Path("results"), help="Folder of the numbered runs.")
+    seed: int = option(0, help="Seed of everything random; the same seed gives the same result.")
+    force: bool = option(False, help="Run again although a finished run with these settings is there.")
+
+    def __post_init__(self) -> None:
+        at_least("seed", self.seed, 0)
+
+
+Config = TypeVar("Config", bound=StageConfig)
+
+
+def flag(name: str) -> str:
+    """How a person writes the setting `name`: `save_steps` → `--save-steps`."""
+    return "--" + name.replace("_", "-")
+
+
+def from_mapping(kind: type[Config], values: Mapping[str, Any], where: str) -> Config:
+    """A checked `kind` from `values` (a recipe's step and the flags over it).
+
+    Raises
+    ------
+    UnknownNameError: a key that is no setting; ConfigError: a value of the wrong type, or missing. Both name `where`.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    known = {field.name for field in dataclasses.fields(kind)}
+    for key in values:
+        if key not in known:
+            raise unknown_name(f"setting of {where}", str(key), known)
+    try:
+        return TypeAdapter(kind).validate_python(dict(values))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0]) if first["loc"] else "?"
+        raise ConfigError(f"{where}: {flag(name)}: {first['msg']}") from None
+
+
+def at_least(name: str, value: float, low: float) -> None:
+    """Raises ConfigError unless `value` is a number ≥ `low`."""
+    if not value >= low:  # written so that NaN is refused too
+        raise ConfigError(f"{flag(name)} must be at least {low:g}, got {value}")
+
+
+def above(name: str, value: float, low: float) -> None:
+    """Raises ConfigError unless `value` is a number > `low`."""
+    if not value > low:
+        raise ConfigError(f"{flag(name)} must be greater than {low:g}, got {value}")
+
+
+def fraction(name: str, value: float) -> None:
+    """Raises ConfigError unless 0 ≤ `value` ≤ 1."""
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{flag(name)} must lie between 0 and 1, got {value}")
+
+
+def one_of(name: str, value: str, known: Iterable[str]) -> None:
+    """Raises UnknownNameError unless `value` is in `known`."""
+    names = list(known)
+    if value not in names:
+        raise unknown_name(flag(name), value, names)

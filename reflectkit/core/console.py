@@ -1,0 +1,36 @@
+"""What a stage may tell while it works, without printing: bars with figures, and lines of news."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+
+class Bar(Protocol):
+    """One bar. `advance` moves it by `amount` and shows `figures` (name → value) beside it."""
+
+    def advance(self, amount: int = 1, **figures: float) -> None: ...
+
+
+class Progress(Protocol):
+    """Where bars and news go; the command line shows them, tests and libraries pass `Quiet()`."""
+
+    def bar(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Bar]: ...
+
+    def news(self, text: str) -> None: ...
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def advance(self, amount: int = 1, **figures: float) -> None:
+        """Nothing to show."""
+
+    @contextmanager
+    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Bar]:
+        """A bar that shows nothing."""
+        yield self
+
+    def news(self, text: str) -> None:
+        """Nothing to tell."""

@@ -1,0 +1,71 @@
+"""Every error a user can cause or mend. Each message is one line: what is wrong, with the value, and the fix.
+
+The command line prints the message and exits with 2; anything that is not a `ReflectkitError` is our own failure
+and exits with 1.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class ReflectkitError(Exception):
+    """Base of everything a user can mend; `str(error)` is one line that names the fix."""
+
+
+class ConfigError(ReflectkitError):
+    """A setting has a value that it cannot have, or two settings contradict."""
+
+
+class UnknownNameError(ConfigError):
+    """A name (env, recipe, role, …) that is in no table; the message offers the nearest known one."""
+
+
+class DataError(ReflectkitError):
+    """A data file is missing, unreadable or has the wrong shape.
+
+    Parameters
+    ----------
+    path: the file.
+    message: what is wrong, and the fix.
+    line: 1-based line number, where one is known.
+    field: the dotted name of the field, where one is known.
+    """
+
+    def __init__(self, path: Path | str, message: str, *, line: int | None = None, field: str | None = None) -> None:
+        self.path, self.message, self.line, self.field = str(path), message, line, field
+        place = self.path if line is None else f"{self.path}:{line}"
+        super().__init__(f"{place}: {message}" if field is None else f"{place}: field '{field}': {message}")
+
+    def __reduce__(self) -> tuple[object, ...]:  # errors cross process borders in `run --jobs`
+        return (_data_error, (self.path, self.message, self.line, self.field))
+
+
+def _data_error(path: str, message: str, line: int | None, field: str | None) -> DataError:
+    return DataError(path, message, line=line, field=field)
+
+
+class CheckpointError(ReflectkitError):
+    """A model folder is missing something, is damaged, or is of another role than was asked for."""
+
+
+class IllegalActionError(ReflectkitError, ValueError):
+    """An action that the observation did not offer."""
+
+
+class EnvironmentFailure(ReflectkitError):
+    """The engine behind an environment failed: the episode is ABORTED, counted, and never trained on."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UnknownNameError:
+    """The error for `name`, which is no `kind`; offers the nearest of `known`, or lists them.
+
+    >>> str(unknown_name("env", "taxii", ["taxi", "corridor"]))
+    "no env named 'taxii'; did you mean 'taxi'?"
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    advice = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
+    return UnknownNameError(f"no {kind} named {name!r}; {advice}{' ' + hint if hint else ''}")

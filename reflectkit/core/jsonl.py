@@ -1,0 +1,133 @@
+"""Reading and writing data files: a reader that says where a file is wrong, a writer that never leaves half a file.
+
+Writes go to a temporary file in the same folder, are flushed to disk, and renamed over the target: after a kill or on
+a full disk the target holds either the old bytes or the new ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from reflectkit.core.errors import DataError
+
+TEMPORARY_PREFIX = ".reflectkit-tmp-"
+
+
+def dumps(value: object) -> str:
+    """Compact JSON in a fixed key order of insertion; refuses NaN, which is not JSON."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by `text` (UTF-8) in one step. Raises OSError (full disk, no permission); `path` is then as before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replace `path` by `value`, indented by one space, in one step."""
+    write_text(path, json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+
+
+def write_jsonl(path: Path, rows: Iterable[object]) -> int:
+    """Replace `path` by one compact JSON value a line, in one step; returns the number of lines."""
+    lines = [dumps(row) + "\n" for row in rows]
+    write_text(path, "".join(lines))
+    return len(lines)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed writer left in `folder`."""
+    for leftover in folder.glob(TEMPORARY_PREFIX + "*"):
+        if leftover.is_file():
+            leftover.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in `path`. Raises DataError: missing, empty, not UTF-8, truncated or not JSON (with the line)."""
+    text = _read_text(path)
+    if not text.strip():
+        raise DataError(path, "the file is empty; make it again with the stage that writes it")
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        cut = " (the file looks cut off)" if error.pos >= len(text.rstrip()) - 1 else ""
+        raise DataError(path, f"not JSON: {error.msg}{cut}", line=error.lineno) from None
+    except RecursionError:
+        raise DataError(path, "JSON is nested too deeply") from None
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """The non-empty JSON list in `path`. Raises DataError also for another shape."""
+    value = read_json(path)
+    if not isinstance(value, list):
+        raise DataError(path, f"expected a JSON list of records, found {type(value).__name__}")
+    if not value:
+        raise DataError(path, "the list is empty; make the file again with the stage that writes it")
+    return value
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """(line number, object) for each line of `path`; blank lines are passed over.
+
+    Raises
+    ------
+    DataError: missing, not UTF-8, a line that is not a JSON object (with its number), or no line at all.
+    """
+    found = False
+    for number, line in enumerate(_read_text(path).split("\n"), start=1):  # U+2028 may stand in a string
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(path, f"not JSON: {error.msg}", line=number) from None
+        except RecursionError:
+            raise DataError(path, "JSON is nested too deeply", line=number) from None
+        if not isinstance(row, dict):
+            raise DataError(path, f"expected a JSON object, found {type(row).__name__}", line=number)
+        found = True
+        yield number, row
+    if not found:
+        raise DataError(path, "the file is empty; make it again with the stage that writes it")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DataError(path, "no such file; run the stage that writes it, or name another file") from None
+    except IsADirectoryError:
+        raise DataError(path, "is a folder, expected a file") from None
+    except UnicodeDecodeError as error:
+        raise DataError(path, f"not UTF-8 (byte {error.start}); save it as UTF-8") from None
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of the bytes of `path`, read in blocks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

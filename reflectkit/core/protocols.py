@@ -1,0 +1,90 @@
+"""The two protocols, Env and Agent, and what passes between them in one step.
+
+Departs from the design in three places, each because the loop needs it: `StepResult.truncated` lets the horizon be a
+wrapper; `act` receives a `Context` per observation, so that what an agent samples depends on the episode's own seed and
+not on who shares the batch; and the context hands scripted teachers the env's oracle (learned agents must not look).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from reflectkit.core.types import Decision, Observation, Task
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What an action led to. observation: None is never returned; after the end it is the last view.
+
+    reward: in the env's unit. terminated: the env ended the episode. truncated: a wrapper did. info: JSON values;
+    `info["success"]` is a bool on the last step.
+    """
+
+    observation: Observation
+    reward: float
+    terminated: bool
+    truncated: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Env(Protocol):
+    """One screen of rules. Knows no model, no tokenizer and no horizon."""
+
+    name: ClassVar[str]
+    levels: ClassVar[tuple[str, ...]]
+    """Curriculum stages, easiest first; the last one is the whole task."""
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Begin `task`. Raises DataError where `task.data` is not this env's."""
+        ...
+
+    def step(self, action: int | str) -> StepResult:
+        """Raises IllegalActionError for an action that was not offered, and after the end."""
+        ...
+
+
+@runtime_checkable
+class OracleEnv(Env, Protocol):
+    """An env in which a best action is known, so that demonstrations cost nothing."""
+
+    def oracle(self) -> int:
+        """Index of a best action in the current state."""
+        ...
+
+    def mistakes(self) -> list[int]:
+        """Indices of actions that are not best but do not end the episode: what a noisy demonstration may do."""
+        ...
+
+    def note(self) -> str:
+        """How a perfect teacher would mark the last action: "" at the start, "good" or "mistake"."""
+        ...
+
+    def reflection(self, generator: random.Random) -> str:
+        """What a perfect teacher would comment on the current state, in one line; the generator picks the wording."""
+        ...
+
+
+class TaskSource(Protocol):
+    """An env that can list its own problems."""
+
+    def tasks(self, level: str) -> list[Task]:
+        """Every problem of `level`, in a fixed order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What stands behind one observation. seed: of this turn of this episode. env: for scripted teachers alone."""
+
+    seed: int
+    env: Env
+
+
+class Agent(Protocol):
+    """A batch of observations in, a batch of decisions out, in the same order."""
+
+    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]: ...

@@ -1,0 +1,162 @@
+"""The nouns: what crosses a layer is one of these frozen dataclasses, JSON both ways.
+
+`to_json(noun)` gives plain dicts and lists; `from_json(Noun, value, path=…, line=…)` checks types strictly and raises
+`DataError` with file, line and field. Checking is pydantic's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from reflectkit.core.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem to solve.
+
+    id: unique within its env. env: the env's name. level: depth or curriculum stage, one of the env's `levels`.
+    group: what a split must not tear apart (a repository, a game, a start state). data: what the env needs to set
+    the problem up; JSON values only.
+    """
+
+    id: str
+    env: str
+    level: str
+    group: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message: who speaks, and the text."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the agent may see now: messages, oldest first, and the legal actions, enumerated (K of them).
+
+    Without `choices` the agent answers in free text.
+    """
+
+    messages: tuple[Message, ...]
+    choices: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The messages' contents, one after the other."""
+        return "\n".join(message.content for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the agent did, with the exact tokens it was sampled with.
+
+    action: index into `Observation.choices` (0 … K-1), or the text. reflection: the comment it acted on, None without
+    one. prompt_ids: the tokens the policy read (T). token_ids: the tokens it wrote (one for a choice). logprobs: their
+    natural-log probabilities under the sampling distribution, ≤ 0. entropy: of the distribution over the legal
+    actions, in nats; None where unknown. note: how a demonstration marks the step ("positive", "mistake",
+    "correction"). Scripted agents leave the token fields empty.
+    """
+
+    action: int | str
+    reflection: str | None = None
+    prompt_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    entropy: float | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One exchange. reward: in the env's own unit. info: what the env reports beside it, JSON values only."""
+
+    observation: Observation
+    decision: Decision
+    reward: float
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+class Status(StrEnum):
+    """How an episode ended. ABORTED: the infrastructure failed; counted, reported, never trained on."""
+
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One episode. seed: what the env was reset with, 0 ≤ seed < 2**63. reason: why it was ABORTED, else empty."""
+
+    task: Task
+    seed: int
+    turns: tuple[Turn, ...]
+    status: Status
+    success: bool
+    reason: str = ""
+
+    @property
+    def total_return(self) -> float:
+        """The undiscounted sum of the rewards, in the env's unit."""
+        return sum(turn.reward for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One training row of T tokens.
+
+    tokens: ids. loss_mask: 1 where the policy wrote the token, else 0. logprobs: as sampled, 0 where masked.
+    choices: the ids of the legal labels (K) where the row's one trained token is a choice, else empty.
+    return_to_go: discounted sum of the rewards from the decision on, in the env's unit. group_id: episodes with the same
+    id are of the same task.
+    """
+
+    tokens: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    choices: tuple[int, ...]
+    return_to_go: float
+    group_id: str
+
+
+Noun = TypeVar("Noun")
+
+
+@cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def to_json(value: object) -> Any:
+    """`value` (a noun, or a list of them) as plain JSON values."""
+    return _adapter(type(value)).dump_python(value, mode="json")
+
+
+def from_json(kind: type[Noun], value: object, *, path: Path | str = "<memory>", line: int | None = None) -> Noun:
+    """`value`, from a JSON file, as a `kind`.
+
+    Raises
+    ------
+    DataError: naming `path`, `line` and the first field of the wrong type or missing.
+    """
+    from pydantic import ValidationError
+
+    if not isinstance(value, Mapping):
+        raise DataError(path, f"expected a JSON object, found {type(value).__name__}", line=line)
+    try:
+        return _adapter(kind).validate_python(value)  # type: ignore[no-any-return]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise DataError(path, first["msg"], line=line, field=".".join(map(str, first["loc"]))) from None

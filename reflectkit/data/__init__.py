@@ -1,0 +1,1 @@
+"""Demonstrations to training rows: records, splits, and the five SFT files."""

@@ -1,0 +1,76 @@
+"""Turns to SFT rows: the original's five files, each row a `prompt` and a `completion`.
+
+A wrong move is no row; the move that mends it is a row of the full files and not of the `_positive` ones.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from reflectkit.core.errors import DataError
+from reflectkit.core.jsonl import read_jsonl
+from reflectkit.core.prompts import label, policy_prompt, reflection_completion, reflection_prompt
+from reflectkit.core.types import Observation, Trajectory
+
+FILES = ("sft", "sft_reflection", "sft_policy", "sft_reflection_positive", "sft_policy_positive")
+FILE_OF_ROLE = {"plain": "sft.jsonl", "reflection": "sft_reflection.jsonl", "policy": "sft_policy.jsonl"}
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """One step to learn from. comment: what the policy row shows. action: index of the right choice."""
+
+    observation: Observation
+    reflection: str
+    action: int
+    positive: bool
+
+
+def lessons(trajectories: Sequence[Trajectory]) -> list[Lesson]:
+    """The steps of `trajectories` whose action is right, in order."""
+    return [
+        Lesson(turn.observation, turn.decision.reflection or "", int(turn.decision.action), turn.decision.note == "positive")
+        for trajectory in trajectories
+        for turn in trajectory.turns
+        if turn.decision.note != "mistake"
+    ]
+
+
+def plain_row(lesson: Lesson) -> dict[str, str]:
+    """Prompt without comment → label."""
+    return {"prompt": policy_prompt(lesson.observation), "completion": label(lesson.action)}
+
+
+def reflection_row(lesson: Lesson) -> dict[str, str]:
+    """Prompt before the actions → the teacher's reflection."""
+    return {"prompt": reflection_prompt(lesson.observation), "completion": reflection_completion(lesson.reflection)}
+
+
+def policy_row(lesson: Lesson, comment: str) -> dict[str, str]:
+    """Prompt with `comment` → label."""
+    return {"prompt": policy_prompt(lesson.observation, comment), "completion": label(lesson.action)}
+
+
+def mismatched(comments: Sequence[str], share: float, generator: random.Random) -> list[str]:
+    """`comments` with about `share` of them replaced by the comment of another lesson, drawn with `generator`.
+
+    A policy that is trained on such rows has to check a comment against what it sees, instead of obeying it blindly.
+    """
+    return [
+        generator.choice(comments) if generator.random() < share else comment
+        for comment in comments
+    ]
+
+
+def read_rows(path: Path) -> list[tuple[int, str, str]]:
+    """(line, prompt, completion) of each row of `path`. Raises DataError with line and field."""
+    rows = []
+    for number, row in read_jsonl(path):
+        for name in ("prompt", "completion"):
+            if not isinstance(row.get(name), str) or not row[name]:
+                raise DataError(path, f"expected non-empty text, found {row.get(name)!r:.60}", line=number, field=name)
+        rows.append((number, row["prompt"], row["completion"]))
+    return rows

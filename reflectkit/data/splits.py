@@ -1,0 +1,46 @@
+"""Splitting 7:2:1 so that nothing of a test problem is seen in training. Departs from the original, an unseeded coin."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Mapping, Sequence
+
+NAMES = ("train", "validate", "test")
+SHARES = (7, 2, 1)
+
+
+def split_groups(strata: Mapping[str, Hashable], generator: random.Random) -> dict[str, str]:
+    """A split name for each group, 7:2:1 within each stratum.
+
+    Parameters
+    ----------
+    strata: group → the stratum it is balanced in (e.g. whether it has demonstrations).
+
+    Within a stratum the counts are the nearest whole numbers to the shares, the largest remainder first.
+    """
+    assigned: dict[str, str] = {}
+    members: dict[Hashable, list[str]] = {}
+    for group in sorted(strata):
+        members.setdefault(strata[group], []).append(group)
+    for stratum in sorted(members, key=repr):
+        groups = members[stratum]
+        generator.shuffle(groups)
+        start = 0
+        for name, count in zip(NAMES, apportion(len(groups), SHARES), strict=True):
+            assigned |= dict.fromkeys(groups[start : start + count], name)
+            start += count
+    return assigned
+
+
+def apportion(total: int, shares: Sequence[int]) -> list[int]:
+    """`total` in whole parts proportional to `shares` (Hamilton's method); ties go to the earlier part.
+
+    >>> apportion(300, (7, 2, 1)), apportion(4, (7, 2, 1))
+    ([210, 60, 30], [3, 1, 0])
+    """
+    exact = [total * share / sum(shares) for share in shares]
+    counts = [int(value) for value in exact]
+    by_remainder = sorted(range(len(shares)), key=lambda index: (counts[index] - exact[index], index))
+    for index in by_remainder[: total - sum(counts)]:
+        counts[index] += 1
+    return counts

@@ -1,0 +1,31 @@
+"""The environments by name. A user's own env needs no registration: pass its dotted path, `package.module:Class`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reflectkit.core.protocols import Env
+from reflectkit.core.registry import resolve
+
+ENVS = {
+    "taxi": "reflectkit.envs.taxi:Taxi",
+    "corridor": "reflectkit.envs.corridor:Corridor",
+}
+
+
+def env_class(name: str) -> Any:
+    """The class that `name` stands for. Raises UnknownNameError."""
+    return resolve("env", name, ENVS)
+
+
+def make(name: str, horizon: int | None = None) -> Env:
+    """A fresh env; with `horizon`, an episode is truncated after that many steps."""
+    from reflectkit.envs.wrappers import Horizon
+
+    env: Env = env_class(name)()
+    return env if horizon is None else Horizon(env, horizon)
+
+
+def folder_name(name: str) -> str:
+    """The env's folder under the data folder: its name, or the class of a dotted path in lower case."""
+    return name.rpartition(":")[2].lower() if ":" in name else name

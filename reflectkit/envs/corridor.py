@@ -1,0 +1,74 @@
+"""Corridor: a toy env with a known optimum, for tests and for a first look at an env of one's own.
+
+Observation
+    One line: the cells of a corridor, `T` where you are, `G` at the goal.
+Choices
+    0 left, 1 right.
+Reward
+    -0.1 a step, +1 on reaching the goal. From cell s in a corridor of n cells the best return is 1 - 0.1 (n - 1 - s).
+Episode end
+    On the goal, the last cell. Walking left out of the first cell changes nothing.
+Source
+    Written for this project; the chain of Sutton and Barto, Reinforcement Learning, example 6.2, with one end.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import ClassVar
+
+from reflectkit.core.types import Task
+from reflectkit.envs.base import ChoiceEnv, task_int
+
+STEP_REWARD = -0.1
+GOAL_REWARD = 1.0
+
+
+class Corridor(ChoiceEnv):
+    """See the module's text for the rules."""
+
+    name: ClassVar[str] = "corridor"
+    levels: ClassVar[tuple[str, ...]] = ("short", "long")
+    choices: ClassVar[tuple[str, ...]] = ("left", "right")
+    horizons: ClassVar[dict[str, int]] = {"short": 8, "long": 16}
+    _cells: ClassVar[dict[str, int]] = {"short": 4, "long": 7}
+
+    def _begin(self, task: Task, seed: int) -> None:
+        self._size = self._cells[task.level]
+        self._place = task_int(task, "start", 0, self._size - 2)
+        self._note = ""
+
+    def _move(self, action: int) -> tuple[float, bool, dict[str, object]]:
+        self._note = "good" if action == 1 else "mistake"
+        self._place = max(0, self._place + (1 if action == 1 else -1))
+        reached = self._place == self._size - 1
+        return STEP_REWARD + (GOAL_REWARD if reached else 0.0), reached, {"state": self._place, "success": reached}
+
+    def _text(self) -> str:
+        cells = ["."] * (self._size - 1) + ["G"]
+        cells[self._place] = "T"
+        return "Reach G. T is you.\n" + " ".join(cells)
+
+    @classmethod
+    def tasks(cls, level: str) -> list[Task]:
+        """One task for each cell but the goal."""
+        starts = range(cls._cells[level] - 1)
+        return [Task(f"corridor-{level}-{start}", cls.name, level, f"start-{start}", {"start": start}) for start in starts]
+
+    def oracle(self) -> int:
+        """Right, always."""
+        return 1
+
+    def mistakes(self) -> list[int]:
+        """Left, except in the first cell, where it would change nothing."""
+        return [0] if self._place > 0 else []
+
+    def note(self) -> str:
+        """How the last action is to be marked."""
+        return self._note
+
+    def reflection(self, generator: random.Random) -> str:
+        """Where you are, whether the last move was wrong, and the way on."""
+        wrong = "The last move led away. " if self._note == "mistake" else ""
+        steps = self._size - 1 - self._place
+        return wrong + generator.choice((f"The goal is {steps} to the right.", f"Go right, {steps} to go."))

@@ -1,0 +1,36 @@
+"""Wrappers around an env: they change one thing and pass the rest on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from reflectkit.core.errors import ConfigError
+from reflectkit.core.protocols import Env, StepResult
+from reflectkit.core.types import Observation, Task
+
+
+class Horizon:
+    """Truncates an episode after `steps` steps. Everything else, the oracle included, is the wrapped env's."""
+
+    def __init__(self, env: Env, steps: int) -> None:
+        if steps < 1:
+            raise ConfigError(f"a horizon is at least 1 step, got {steps}")
+        self.env, self.steps, self.taken = env, steps, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Begin `task` with the full horizon ahead."""
+        self.taken = 0
+        return self.env.reset(task, seed)
+
+    def step(self, action: int | str) -> StepResult:
+        """One step; the last one that the horizon allows is marked truncated, unless the env ended there itself."""
+        result = self.env.step(action)
+        self.taken += 1
+        if result.terminated or self.taken < self.steps:
+            return result
+        info = {"success": False} | result.info
+        return dataclasses.replace(result, truncated=True, info=info)

@@ -1,0 +1,73 @@
+"""Each env as a gymnasium env: text observation, discrete actions in the env's order, and a horizon of its own.
+
+`import reflectkit; env = gymnasium.make("reflectkit/Taxi-v0", level="dropoff")`
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+
+from reflectkit.core.errors import unknown_name
+from reflectkit.core.types import Observation
+from reflectkit.envs import env_class, make
+from reflectkit.stages.common import DEFAULT_HORIZON
+
+LONGEST = 20_000  # characters of an observation
+PRINTABLE = "".join(map(chr, range(32, 127))) + "\n"
+
+
+class TextEnv(gymnasium.Env[str, int]):
+    """An env of reflectkit behind gymnasium's interface.
+
+    Observation: the text that a policy would see, `spaces.Text`. Action: `spaces.Discrete`, the index of a choice. Reward: the
+    env's. Truncation: after `horizon` steps (default: the env's own for the level). `info["choices"]`: the actions' names;
+    `info["state"]` and `info["success"]` where the env reports them. `reset(options={"task": number})` picks a problem;
+    without it the seed does.
+
+    Raises
+    ------
+    UnknownNameError: no such env or level.
+    """
+
+    metadata = {"render_modes": ["ansi"]}  # noqa: RUF012  gymnasium's own attribute
+
+    def __init__(self, env: str, level: str = "", horizon: int = 0, render_mode: str | None = None) -> None:
+        known = env_class(env)
+        self.level = level or known.levels[-1]
+        if self.level not in known.levels:
+            raise unknown_name(f"level of env '{env}'", self.level, known.levels)
+        self.tasks = known.tasks(self.level)
+        self.inner: Any = make(env, horizon or getattr(known, "horizons", {}).get(self.level, DEFAULT_HORIZON))
+        self.render_mode = render_mode
+        self.observation_space = spaces.Text(min_length=0, max_length=LONGEST, charset=PRINTABLE)
+        self.action_space = spaces.Discrete(len(known.choices))  # type: ignore[assignment]
+        self._text = ""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Begin a problem: number `options["task"]`, or one drawn by gymnasium's generator."""
+        super().reset(seed=seed)
+        number = (options or {}).get("task")
+        chosen = int(self.np_random.integers(len(self.tasks))) if number is None else int(number)
+        observation = self.inner.reset(self.tasks[chosen], int(self.np_random.integers(2**31)))
+        return self._seen(observation), self._info(observation, {"task": self.tasks[chosen].id})
+
+    def step(self, action: int) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take a choice. Raises IllegalActionError."""
+        result = self.inner.step(int(action))
+        info = self._info(result.observation, result.info)
+        return self._seen(result.observation), result.reward, result.terminated, result.truncated, info
+
+    def render(self) -> str | None:  # type: ignore[override]
+        """The text last seen, in render mode "ansi"."""
+        return self._text if self.render_mode == "ansi" else None
+
+    def _seen(self, observation: Observation) -> str:
+        self._text = observation.text
+        return self._text
+
+    def _info(self, observation: Observation, info: dict[str, Any]) -> dict[str, Any]:
+        state = {"state": self.inner.state} if hasattr(self.inner, "state") else {}
+        return {"choices": list(observation.choices)} | state | info

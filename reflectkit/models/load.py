@@ -1,0 +1,164 @@
+"""Open and save a player: a model, its tokenizer, and a small file that says which role it was trained for.
+
+Only safetensors are read and written, and no code that comes with a model is run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reflectkit.core.errors import CheckpointError, ConfigError, DataError, unknown_name
+from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, write_json
+
+ROLE_FILE = "reflectkit.json"
+ROLES = ("policy", "reflection", "plain")
+BUILT_IN = ("tiny",)
+LONGEST_NAME = 4096  # characters of a path
+
+
+@dataclass(frozen=True)
+class Player:
+    """A causal language model with its tokenizer. role: what it was trained for; None where nothing says so."""
+
+    model: Any
+    tokenizer: Any
+    role: str | None
+
+    @property
+    def context(self) -> int:
+        """How many tokens the model can read."""
+        config = self.model.config.get_text_config()
+        return int(getattr(config, "max_position_embeddings", None) or 2**20)
+
+    @property
+    def pad_id(self) -> int:
+        """The id that fills rows; it is masked, so any will do."""
+        return int(next(i for i in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0) if i is not None))
+
+
+def load_player(source: str | Path, role: str | None = None, *, device: str = "auto", dtype: str = "float32") -> Player:
+    """The model and tokenizer in folder `source`, or of hub id `source`.
+
+    Parameters
+    ----------
+    role: what it is to be used as ("policy" or "reflection"); a folder that says it is the other one is refused.
+    device: "auto" (a GPU where there is one), "cpu", "cuda", … dtype: name of a torch dtype.
+
+    Raises
+    ------
+    CheckpointError: no such folder, no tokenizer, damaged weights, the wrong role, or an id that cannot be fetched.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = Path(source)
+    trained_for = _check_folder(folder, role) if looks_local(source) else None
+    name = str(source)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", trust_remote_code=False)
+    except Exception as error:  # the library raises many types for one fact: there is no usable tokenizer
+        raise CheckpointError(f"{name}: no usable tokenizer ({_first_line(error)})") from None
+    options = {"dtype": getattr(torch, dtype), "use_safetensors": True, "trust_remote_code": False}
+    try:
+        if (folder / "adapter_config.json").is_file():
+            from peft import PeftModel
+
+            base_name = read_json(folder / "adapter_config.json")["base_model_name_or_path"]
+            base = AutoModelForCausalLM.from_pretrained(base_name, **options)
+            model: Any = PeftModel.from_pretrained(base, name, is_trainable=True)
+        else:
+            model, report = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
+            if missing := sorted(report["missing_keys"]):
+                raise CheckpointError(f"{name}: the weights lack {len(missing)} tensors, e.g. {missing[0]}; make it again")
+    except CheckpointError:
+        raise
+    except Exception as error:  # likewise: truncated, not safetensors, of another shape, …
+        raise CheckpointError(f"{name}: cannot load the model ({_first_line(error)})") from None
+    model.to(pick_device(device))
+    return Player(model, tokenizer, trained_for)
+
+
+def save_player(
+    folder: Path, player: Player, facts: dict[str, Any] | None = None, beside: Callable[[Path], None] | None = None
+) -> None:
+    """Write model, tokenizer and role to `folder` in one step: it appears whole or not at all.
+
+    facts: JSON values kept beside the role. beside: writes more files into the folder that it is given.
+    """
+    staging = folder.parent / f"{TEMPORARY_PREFIX}{folder.name}"
+    if staging.exists():
+        shutil.rmtree(staging)
+    staging.mkdir(parents=True)
+    player.model.save_pretrained(staging, safe_serialization=True)
+    player.tokenizer.save_pretrained(staging)
+    write_json(staging / ROLE_FILE, {"role": player.role} | (facts or {}))
+    if beside is not None:
+        beside(staging)
+    if folder.exists():
+        shutil.rmtree(folder)
+    staging.rename(folder)
+
+
+def looks_local(source: str | Path) -> bool:
+    """Whether `source` is a folder, or is written like a path rather than a hub id (`name` or `owner/name`).
+
+    Raises UnknownNameError for a name that is nearly one of the built-in models'.
+    """
+    text = str(source)
+    if len(text) > LONGEST_NAME or "\0" in text:
+        raise ConfigError("a model's name is no path and no hub id: it is too long, or holds a NUL character")
+    if Path(text).exists() or text.startswith((".", "/", "~")) or text.count("/") > 1:
+        return True
+    if text.partition("/")[0] in ("results", "data"):
+        return True
+    error = unknown_name("model", text, BUILT_IN, "(or give a folder, or a hub id)")
+    if "did you mean" in str(error):
+        raise error
+    return False
+
+
+def pick_device(name: str) -> torch.device:
+    """The torch device that `name` means; "auto" is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"--device {name}: {_first_line(error)}; use cpu or auto") from None
+
+
+def _check_folder(folder: Path, role: str | None) -> str | None:
+    """The role that `folder` says it was trained for. Raises CheckpointError where it cannot be a model, or not this one."""
+    if not folder.is_dir():
+        found = sorted(folder.parent.glob("checkpoint-*")) if folder.parent.is_dir() else []
+        near = f"; there is {found[-1]}" if found else "; run `reflectkit sft`, or name another folder"
+        raise CheckpointError(f"no such model folder: {folder}{near}")
+    inside = sorted(folder.glob("checkpoint-*"))
+    if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
+        near = f"; name a checkpoint in it, e.g. {inside[-1]}" if inside else "; it has no config.json"
+        raise CheckpointError(f"{folder} is not a model folder{near}")
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise CheckpointError(f"{folder} has no tokenizer (tokenizer.json); copy the one that the model was trained with")
+    if not (folder / ROLE_FILE).is_file():
+        if (folder.parent / "config.json").is_file() and inside:
+            raise CheckpointError(f"{folder} is a run, not a checkpoint; name one in it, e.g. {inside[-1]}")
+        return None
+    try:
+        trained_for = read_json(folder / ROLE_FILE).get("role")
+    except (DataError, AttributeError):
+        raise CheckpointError(f"{folder / ROLE_FILE} is damaged; delete it, or make the checkpoint again") from None
+    if role == "reflection" and trained_for not in ("reflection", None):
+        raise CheckpointError(f"{folder} is a {trained_for} model, not a reflector; give one made by `sft --role reflection`")
+    if role == "policy" and trained_for == "reflection":
+        raise CheckpointError(f"{folder} is a reflector, not a policy; give one made by `sft --role policy` or `plain`")
+    return trained_for if isinstance(trained_for, str) else None
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]

@@ -1,0 +1,1 @@
+"""Online policy gradient: rows, returns, losses, the learner, checkpoints and the loop."""

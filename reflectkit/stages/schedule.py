@@ -1,0 +1,178 @@
+"""Runs jobs in processes of their own, each as soon as what it waits for is done; bars and news come through a queue.
+
+A worker whose parent is gone ends itself, so a killed `run` leaves nobody behind who writes into its folders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from reflectkit.core.config import from_mapping
+from reflectkit.core.console import Bar, Progress
+from reflectkit.core.errors import ReflectkitError
+from reflectkit.core.runs import Report
+from reflectkit.stages import STAGES
+
+
+@dataclass(frozen=True)
+class Job:
+    """One step. values: its settings, in which `{step}` stands for that step's first output. after: names it waits for.
+
+    prefix: put before a name in braces, where several seeds run side by side.
+    """
+
+    name: str
+    stage: str
+    values: Mapping[str, Any]
+    after: frozenset[str]
+    prefix: str = ""
+
+
+def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[str, Report]:
+    """Run every job; reports by name, in the order of `jobs`. The first error stops the others and is raised."""
+    context = multiprocessing.get_context("spawn")
+    events: Any = context.Queue()
+    reports: dict[str, Report] = {}
+    workers: dict[str, BaseProcess] = {}
+    bars = contextlib.ExitStack()
+    open_bars: dict[tuple[str, int], tuple[Bar, contextlib.ExitStack]] = {}
+    threads = max(1, (os.cpu_count() or 1) // side_by_side)
+
+    def start_ready() -> None:
+        for job in jobs:
+            free = len(workers) < side_by_side
+            if free and job.name not in reports and job.name not in workers and job.after <= reports.keys():
+                values = {key: _filled(value, job, reports) for key, value in job.values.items()}
+                worker = context.Process(target=_work, args=(job.name, job.stage, values, events, os.getpid(), threads), daemon=True)
+                worker.start()
+                workers[job.name] = worker
+
+    def handle(name: str, kind: str, *details: Any) -> None:
+        if kind == "bar":
+            number, title, total, done = details
+            holder = contextlib.ExitStack()
+            open_bars[name, number] = (holder.enter_context(progress.bar(f"{name}: {title}", total, done)), holder)
+        elif kind == "advance":
+            number, amount, figures = details
+            open_bars[name, number][0].advance(amount, **figures)
+        elif kind == "close":
+            open_bars.pop((name, details[0]))[1].close()
+        elif kind == "news":
+            progress.news(details[0])
+        elif kind == "error":
+            raise details[0]
+        else:
+            reports[name] = details[0]
+            workers.pop(name).join()
+            state = "already finished" if details[0].skipped else "done"
+            progress.news(f"{name}: {state} ({details[0].folder})")
+
+    try:
+        with bars:
+            while len(reports) < len(jobs):
+                start_ready()
+                try:
+                    handle(*events.get(timeout=0.5))
+                except queue.Empty:
+                    _check_alive(workers, events)
+    finally:
+        for _, holder in open_bars.values():
+            holder.close()
+        for worker in workers.values():
+            worker.terminate()
+        for worker in workers.values():
+            worker.join()
+    return {job.name: reports[job.name] for job in jobs}
+
+
+def _check_alive(workers: Mapping[str, BaseProcess], events: Any) -> None:
+    for name, worker in workers.items():
+        if not worker.is_alive() and events.empty():
+            raise ReflectkitError(
+                f"step '{name}' was stopped from outside (exit code {worker.exitcode}; out of memory?);"
+                " run the same command again to go on"
+            )
+
+
+def _filled(value: Any, job: Job, reports: Mapping[str, Report]) -> Any:
+    """`value` with `{step}` replaced by that step's first output (or its folder, where it has none)."""
+    if isinstance(value, str):
+        names = {name.removeprefix(job.prefix): report for name, report in reports.items() if name.startswith(job.prefix)}
+        places = {name: str(report.outputs[0] if report.outputs else report.folder) for name, report in names.items()}
+        return value.format(**places, data=job.values["data_dir"], results=job.values["results_dir"])
+    return [_filled(part, job, reports) for part in value] if isinstance(value, list | tuple) else value
+
+
+class _Wire:
+    """A Progress whose bars and news travel to the parent."""
+
+    def __init__(self, name: str, events: Any) -> None:
+        self.name, self.events, self.opened = name, events, 0
+
+    @contextlib.contextmanager
+    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Bar]:
+        self.opened += 1
+        wire = _WireBar(self, self.opened)
+        self.events.put((self.name, "bar", self.opened, title, total, done))
+        try:
+            yield wire
+        finally:
+            wire.flush()
+            self.events.put((self.name, "close", wire.number))
+
+    def news(self, text: str) -> None:
+        self.events.put((self.name, "news", f"{self.name}: {text}"))
+
+
+class _WireBar:
+    """Sends its advances at most five times a second."""
+
+    def __init__(self, wire: _Wire, number: int) -> None:
+        self.wire, self.number, self.pending, self.sent = wire, number, 0, 0.0
+        self.figures: dict[str, float] = {}
+
+    def advance(self, amount: int = 1, **figures: float) -> None:
+        self.pending += amount
+        self.figures = figures
+        if time.monotonic() - self.sent > 0.2:
+            self.flush()
+
+    def flush(self) -> None:
+        self.wire.events.put((self.wire.name, "advance", self.number, self.pending, self.figures))
+        self.pending, self.sent = 0, time.monotonic()
+
+
+def _work(name: str, stage: str, values: Mapping[str, Any], events: Any, parent: int, threads: int) -> None:
+    """The worker's whole life."""
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    try:
+        module = importlib.import_module(STAGES[stage])
+        config = from_mapping(module.Config, values, f"step '{name}'")
+        report = module.run(config, _Wire(name, events))
+        events.put((name, "done", report))
+    except ReflectkitError as error:
+        events.put((name, "error", error))
+    except OSError as error:
+        events.put((name, "error", OSError(error.errno, error.strerror, error.filename)))
+    except Exception as error:
+        import traceback
+
+        note = "".join(traceback.format_exception(error))
+        events.put((name, "error", RuntimeError(f"step '{name}': {type(error).__name__}: {error}\n{note}")))
+
+
+def _leave_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)

@@ -1,0 +1,221 @@
+"""sft: supervised fine-tuning of one player with TRL's SFTTrainer, loss on the completion alone.
+
+Rows are tokenised by the same functions as prompts at inference; a row that would be cut off is an error, not a silent loss.
+A killed run goes on from its last whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reflectkit.core.config import above, at_least, fraction, one_of, option
+from reflectkit.core.console import Bar, Progress
+from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.jsonl import write_jsonl
+from reflectkit.core.runs import Report, Table, open_run
+from reflectkit.data.sft import FILE_OF_ROLE, read_rows
+from reflectkit.stages.common import EnvConfig
+
+if TYPE_CHECKING:
+    from reflectkit.models.load import Player
+
+EXAMPLES = (
+    "reflectkit sft --env taxi --role reflection --max-steps 1500",
+    "reflectkit sft --env taxi --role policy --model gpt2-xl --lora-r 16 --learning-rate 2e-4 --dtype bfloat16",
+    "reflectkit sft --env auto_explore --role policy --task-file my_rows.jsonl --model ./my-model",
+)
+WHOLE = "whole"  # marks a trainer checkpoint that was written to its end
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Config(EnvConfig):
+    """Settings of sft."""
+
+    role: str = option(help="Which player: reflection, policy (acts on comments), or plain (acts without).")
+    task_file: Path | None = option(None, help="JSONL rows with prompt and completion; default: the role's file of gen-sft.")
+    model: str = option("tiny", help="tiny (made from scratch here), a model folder, or a Hugging Face id.")
+    max_steps: int = option(1500, help="Gradient steps.")
+    batch_size: int = option(16, help="Rows a gradient step.")
+    learning_rate: float = option(2e-3, help="Peak rate; 5 % warm-up, then linear decay to 0.")
+    max_length: int = option(256, help="Tokens a row may have; also what the tiny model can read.")
+    dropout: float = option(0.0, help="Dropout of the tiny model.")
+    lora_r: int = option(0, help="Rank of a LoRA adapter; 0 trains all weights.")
+    lora_alpha: int = option(16, help="Scale of the LoRA adapter.")
+    save_steps: int = option(250, help="Steps between the checkpoints that a killed run goes on from.")
+    device: str = option("auto", help="auto, cpu, cuda, …")
+    dtype: str = option("float32", help="float32, bfloat16 or float16.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("role", self.role, FILE_OF_ROLE)
+        one_of("dtype", self.dtype, DTYPES)
+        for name in ("max_steps", "batch_size", "max_length", "save_steps", "lora_alpha"):
+            at_least(name, getattr(self, name), 1)
+        at_least("lora_r", self.lora_r, 0)
+        above("learning_rate", self.learning_rate, 0)
+        fraction("dropout", self.dropout)
+        if self.lora_r and self.model == "tiny":
+            raise ConfigError("--lora-r needs a model that has learnt something; --model tiny starts from nothing")
+
+
+def run(config: Config, progress: Progress) -> Report:
+    """Train and write `checkpoint-<max_steps>/`. Raises DataError for a row that does not fit, CheckpointError for the model."""
+    source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
+    rows = read_rows(source)
+    with open_run("sft", config, [source]) as current:
+        if current.done:
+            return current.done
+        progress.news(f"sft ({config.role}): {len(rows)} rows of {source} → {current.folder}")
+        player = _player(config, rows)
+        encoded = _encode(config, source, rows, player)
+        log = _train(config, current.folder, player, encoded, progress)
+        from reflectkit.models.load import save_player
+
+        target = current.folder / f"checkpoint-{config.max_steps}"
+        save_player(target, player, {"env": config.env, "model": config.model, "step": config.max_steps})
+        write_jsonl(current.folder / "metrics.jsonl", log)
+        shutil.rmtree(current.folder / "trainer", ignore_errors=True)
+        figures = {
+            "rows": len(rows),
+            "parameters": sum(weight.numel() for weight in player.model.parameters()),
+            "longest_row": max(len(row["input_ids"]) for row in encoded),
+            "loss": log[-1]["loss"] if log else None,
+        }
+        shown = tuple((name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value)) for name, value in figures.items())
+        current.tables.append(Table(f"SFT ({config.role}) in {target}", ("what", "value"), shown))
+        return current.finish(figures, [target])
+
+
+def _player(config: Config, rows: list[tuple[int, str, str]]) -> Player:
+    """The model to train. Raises CheckpointError."""
+    from reflectkit.models.load import Player, load_player, pick_device
+
+    if config.model == "tiny":
+        from reflectkit.core.prompts import LABELS
+        from reflectkit.models.tiny import build_model, build_tokenizer
+
+        used = {completion for _, _, completion in rows}
+        listed = "\n".join({prompt for _, prompt, _ in rows}) if config.role != "reflection" else ""
+        labels = [f" {label}" for label in LABELS if f" {label}" in used or f"\n {label} " in listed]
+        tokenizer = build_tokenizer([prompt + completion for _, prompt, completion in rows], labels)
+        model = build_model(tokenizer, config.max_length, config.seed, config.dropout)
+        return Player(model.to(pick_device(config.device)), tokenizer, config.role)
+    loaded = load_player(config.model, device=config.device, dtype=config.dtype)
+    model = loaded.model
+    if config.lora_r:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=config.lora_r, lora_alpha=config.lora_alpha, task_type="CAUSAL_LM"))
+    return Player(model, loaded.tokenizer, config.role)
+
+
+def _encode(config: Config, source: Path, rows: list[tuple[int, str, str]], player: Player) -> list[dict[str, list[int]]]:
+    """input_ids and labels of each row; the prompt is -100. A reflection ends with the end token; a label is all there is."""
+    from reflectkit.models.tokens import completion_ids, prompt_ids
+
+    limit = min(config.max_length, player.context)
+    encoded = []
+    for line, prompt, completion in rows:
+        before = prompt_ids(player.tokenizer, prompt)
+        after = completion_ids(player.tokenizer, completion)
+        if config.role == "reflection":
+            after = [*after, player.tokenizer.eos_token_id]
+        elif len(after) != 1:
+            raise DataError(source, f"the label {completion!r} is {len(after)} tokens of this tokenizer", line=line, field="completion")
+        if len(before) + len(after) > limit:
+            raise DataError(
+                source,
+                f"the row has {len(before) + len(after)} tokens, {limit} fit, so its completion would be cut off;"
+                f" raise --max-length{' and take a model that reads more' if limit == player.context else ''}",
+                line=line,
+            )
+        encoded.append({"input_ids": before + after, "labels": [-100] * len(before) + after})
+    return encoded
+
+
+def _train(config: Config, folder: Path, player: Player, encoded: list[dict[str, list[int]]], progress: Progress) -> list[dict[str, Any]]:
+    """Train `player.model` in place; returns the log, a record each 20 steps."""
+    import torch
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    on_cpu = next(player.model.parameters()).device.type == "cpu"
+    if player.tokenizer.pad_token_id is None:
+        player.tokenizer.pad_token = player.tokenizer.eos_token
+    arguments = SFTConfig(
+        output_dir=str(folder / "trainer"),
+        max_steps=config.max_steps,
+        per_device_train_batch_size=config.batch_size,
+        learning_rate=config.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=max(1, config.max_steps // 20),
+        weight_decay=0.01,
+        max_grad_norm=1.0,
+        logging_steps=20,
+        save_steps=config.save_steps,
+        save_total_limit=2,
+        seed=config.seed % 2**32,
+        use_cpu=on_cpu,
+        bf16=not on_cpu and config.dtype == "bfloat16",
+        fp16=not on_cpu and config.dtype == "float16",
+        max_length=None,
+        gradient_checkpointing=False,
+        report_to="none",
+        disable_tqdm=True,
+        dataset_num_proc=None,
+    )
+    resume = _last_whole(folder / "trainer")
+    done = int(resume.name.rpartition("-")[2]) if resume else 0
+    with progress.bar(f"SFT {config.role}", config.max_steps, done) as bar:
+        trainer = SFTTrainer(
+            model=player.model,
+            args=arguments,
+            train_dataset=Dataset.from_list(encoded),
+            processing_class=player.tokenizer,
+            callbacks=[_callback(bar)],
+        )
+        trainer.pop_callback(_printer())
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    torch.set_grad_enabled(True)
+    return [record for record in trainer.state.log_history if "loss" in record]
+
+
+def _callback(bar: Bar) -> Any:
+    from transformers import TrainerCallback
+
+    class Show(TrainerCallback):  # type: ignore[misc]
+        """Moves the bar, and marks a checkpoint once it is written to its end."""
+
+        loss = float("nan")
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            self.loss = (logs or {}).get("loss", self.loss)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            bar.advance(1, loss=self.loss)
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / WHOLE).touch()
+
+    return Show()
+
+
+def _printer() -> Any:
+    from transformers import PrinterCallback
+
+    return PrinterCallback
+
+
+def _last_whole(folder: Path) -> Path | None:
+    """The newest trainer checkpoint that was written to its end; removes those that were not."""
+    whole = []
+    for checkpoint in folder.glob("checkpoint-*"):
+        if (checkpoint / WHOLE).is_file():
+            whole.append(checkpoint)
+        else:
+            shutil.rmtree(checkpoint)
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
