@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 END, PAD = "<|end|>", "<|pad|>"
+WIDTH = 128
 VOCABULARY = 640  # 256 bytes, 2 specials, and merges enough for the few words of a small env
 
 
@@ -39,13 +40,14 @@ def build_tokenizer(texts: Iterable[str], labels: Iterable[str]) -> PreTrainedTo
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, context: int, seed: int, dropout: float = 0.0) -> GPT2LMHeadModel:
-    """A fresh model for `tokenizer` that reads up to `context` tokens: 4 layers, width 128, 4 heads, tied embeddings."""
+    """A fresh model for `tokenizer` that reads up to `context` tokens: 4 layers, 4 heads, tied embeddings."""
     config = GPT2Config(
         vocab_size=len(tokenizer),
         n_positions=context,
-        n_embd=128,
+        n_embd=WIDTH,
         n_layer=4,
         n_head=4,
+        initializer_range=WIDTH**-0.5,  # GPT-2's 0.02 is right for width 1600; here it costs ten times the steps
         resid_pdrop=dropout,
         embd_pdrop=dropout,
         attn_pdrop=dropout,

@@ -1,0 +1,63 @@
+"""Shared fixtures: one thread for torch, and tiny players made offline once a session."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from reflectkit.core.console import Quiet
+from reflectkit.core.prompts import label, policy_prompt, reflection_prompt
+from reflectkit.core.types import Observation
+from reflectkit.envs.taxi import Taxi
+from reflectkit.models.load import Player, save_player
+from reflectkit.models.tiny import build_model, build_tokenizer
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def observations() -> list[Observation]:
+    """A few taxi observations of different states, one of them after a move, so that prompts differ in length."""
+    env = Taxi()
+    seen = [env.reset(task, 0) for task in Taxi.tasks("full")[::40]]
+    seen.append(env.step(env.oracle()).observation)
+    return seen
+
+
+def make_player(observations: list[Observation], role: str | None, seed: int = 0) -> Player:
+    texts = [policy_prompt(seen, "Go east.") for seen in observations] + [reflection_prompt(seen) for seen in observations]
+    tokenizer = build_tokenizer(texts, [label(index) for index in range(6)])
+    return Player(build_model(tokenizer, 256, seed), tokenizer, role)
+
+
+@pytest.fixture
+def policy(observations: list[Observation]) -> Player:
+    """An untrained policy; a fresh one for each test, since tests train it."""
+    return make_player(observations, "policy")
+
+
+@pytest.fixture(scope="session")
+def reflector_player(observations: list[Observation]) -> Player:
+    """An untrained reflector."""
+    return make_player(observations, "reflection", seed=1)
+
+
+@pytest.fixture(scope="session")
+def checkpoints(observations: list[Observation], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Saved untrained players by role."""
+    folder = tmp_path_factory.mktemp("players")
+    for role in ("policy", "reflection", "plain"):
+        save_player(folder / role, make_player(observations, role))
+    return {role: folder / role for role in ("policy", "reflection", "plain")}
+
+
+@pytest.fixture
+def quiet() -> Quiet:
+    """A progress that shows nothing."""
+    return Quiet()

@@ -1,0 +1,71 @@
+"""Seeding, intervals and splits against numbers derived by hand."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reflectkit.core import seeding, stats
+from reflectkit.data.splits import apportion, split_groups
+
+
+def test_wilson_against_newcombe() -> None:
+    # Newcombe 1998, Statistics in Medicine 17:857, table I: 81/263 gives 0.2553 to 0.3662.
+    low, high = stats.wilson(81, 263)
+    assert (round(low, 4), round(high, 4)) == (0.2553, 0.3662)
+    assert stats.wilson(0, 20)[0] == 0.0
+    assert stats.wilson(0, 20)[1] == pytest.approx(0.1611, abs=5e-5)
+    assert stats.wilson(0, 0) == (0.0, 1.0)
+    with pytest.raises(ValueError, match="between|lie in"):
+        stats.wilson(3, 2)
+
+
+@given(st.integers(1, 10_000), st.floats(0, 1))
+def test_wilson_holds_the_rate(trials: int, share: float) -> None:
+    low, high = stats.wilson(share * trials, trials)
+    assert 0 <= low <= share + 1e-9
+    assert share - 1e-9 <= high <= 1
+
+
+def test_by_task_weighs_tasks_alike() -> None:
+    # a: 1 of 2, b: 1 of 1 → 0.5 and 1, whatever the number of episodes
+    assert stats.by_task([("a", 1), ("a", 0), ("b", 1)]) == {"a": 0.5, "b": 1.0}
+
+
+def test_smooth() -> None:
+    assert stats.smooth([1, 3, 5, 7], 2) == [1, 2, 4, 6]
+    assert stats.smooth([], 3) == []
+
+
+def test_seeds_depend_on_the_whole_path_and_nothing_else() -> None:
+    seeds = {seeding.derive(seed, *path) for seed in (0, 1) for path in [(), ("a",), ("a", 1), ("a", 2), ("a1",), ("b", 1)]}
+    assert len(seeds) == 12
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert seeding.derive(0, "a", 1) == 5640247956467711177  # fixed: old runs must be repeatable
+
+
+def test_uniform_is_uniform() -> None:
+    draws = [seeding.uniform(seed, "x") for seed in range(10_000)]
+    counts = [sum(low / 10 <= draw < (low + 1) / 10 for draw in draws) for low in range(10)]
+    assert sum((count - 1000) ** 2 / 1000 for count in counts) < 27.9  # chi-square, 9 degrees of freedom, p = 0.001; seeded
+    assert 0 <= min(draws) <= max(draws) < 1
+
+
+@given(st.integers(0, 500))
+def test_apportion_adds_up_and_is_near(total: int) -> None:
+    counts = apportion(total, (7, 2, 1))
+    assert sum(counts) == total
+    assert all(abs(count - total * share / 10) < 1 for count, share in zip(counts, (7, 2, 1), strict=True))
+
+
+def test_split_is_balanced_in_each_stratum_and_seeded() -> None:
+    strata = {f"g{index}": index < 57 for index in range(300)}
+    split = split_groups(strata, random.Random(0))
+    assert split == split_groups(dict(reversed(strata.items())), random.Random(0))
+    assert split != split_groups(strata, random.Random(1))
+    # 57 → 40, 11, 6 by largest remainder (39.9, 11.4, 5.7); 243 → 170, 49, 24 (170.1, 48.6, 24.3)
+    counts = {(name, flag): sum(split[g] == name and strata[g] == flag for g in strata) for name in ("train", "validate", "test") for flag in (True, False)}
+    assert counts == {("train", True): 40, ("validate", True): 11, ("test", True): 6, ("train", False): 170, ("validate", False): 49, ("test", False): 24}

@@ -1,0 +1,170 @@
+"""What every registered env keeps."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import reflectkit  # noqa: F401  registers the gymnasium ids
+from reflectkit.agents.scripted import Oracle, RandomAgent
+from reflectkit.core.errors import DataError, IllegalActionError, UnknownNameError
+from reflectkit.core.prompts import policy_prompt
+from reflectkit.core.rollout import Episode, rollout
+from reflectkit.core.types import Observation, Status, Task, Trajectory, from_json, to_json
+from reflectkit.envs import ENVS, env_class, make
+
+EVERY = [(name, level) for name in ENVS for level in env_class(name).levels]
+
+
+def some(name: str, level: str, count: int = 12) -> list[Task]:
+    tasks = env_class(name).tasks(level)
+    return tasks[:: max(1, len(tasks) // count)]
+
+
+def play(name: str, level: str, agent: Any, horizon: int | None = None, seed: int = 7) -> list[Trajectory]:
+    steps = horizon or env_class(name).horizons[level]
+    return rollout([Episode(task, seed) for task in some(name, level)], lambda: make(name, steps), agent, width=4)
+
+
+@pytest.mark.parametrize(("name", "level"), EVERY)
+def test_same_seed_same_episode(name: str, level: str) -> None:
+    assert play(name, level, RandomAgent()) == play(name, level, RandomAgent())
+
+
+@pytest.mark.parametrize(("name", "level"), EVERY)
+def test_another_seed_another_episode(name: str, level: str) -> None:
+    assert play(name, level, RandomAgent()) != play(name, level, RandomAgent(), seed=8)
+
+
+@pytest.mark.parametrize(("name", "level"), EVERY)
+def test_oracle_succeeds(name: str, level: str) -> None:
+    for trajectory in play(name, level, Oracle()):
+        assert trajectory.success
+        assert trajectory.status is Status.COMPLETED
+        assert trajectory.turns[-1].info["success"] is True
+
+
+@pytest.mark.parametrize(("name", "level"), EVERY)
+@pytest.mark.parametrize("horizon", [1, 3])
+def test_horizon_is_kept(name: str, level: str, horizon: int) -> None:
+    for trajectory in play(name, level, RandomAgent(), horizon):
+        assert len(trajectory.turns) <= horizon
+        assert trajectory.status in (Status.COMPLETED, Status.TRUNCATED)
+        if trajectory.status is Status.TRUNCATED:
+            assert len(trajectory.turns) == horizon
+            assert not trajectory.success
+
+
+@pytest.mark.parametrize(("name", "level"), EVERY)
+@pytest.mark.parametrize("action", [-1, 99, "north", True, None, 1.0])
+def test_illegal_action_is_a_clear_error(name: str, level: str, action: Any) -> None:
+    env = make(name)
+    env.reset(some(name, level)[0], 0)
+    with pytest.raises(IllegalActionError, match=r"no action .*; choose 0 to"):
+        env.step(action)
+
+
+@pytest.mark.parametrize(("name", "level"), EVERY)
+def test_no_step_before_reset_or_past_the_end(name: str, level: str) -> None:
+    env: Any = make(name)
+    with pytest.raises(IllegalActionError, match="call reset first"):
+        env.step(0)
+    env.reset(some(name, level)[0], 0)
+    while not env.step(env.oracle()).terminated:
+        pass
+    with pytest.raises(IllegalActionError, match="call reset first"):
+        env.step(0)
+
+
+@pytest.mark.parametrize(("name", "level"), EVERY)
+def test_json_round_trip(name: str, level: str) -> None:
+    for trajectory in play(name, level, RandomAgent()):
+        assert from_json(Trajectory, json.loads(json.dumps(to_json(trajectory)))) == trajectory
+        assert from_json(Task, json.loads(json.dumps(to_json(trajectory.task)))) == trajectory.task
+
+
+@pytest.mark.parametrize(("name", "level"), EVERY)
+def test_nothing_is_kept_across_a_reset(name: str, level: str) -> None:
+    used: Any = make(name)
+    first, second = some(name, level)[:2]
+    used.reset(first, 0)
+    used.step(used.oracle())
+    assert used.reset(second, 0) == make(name).reset(second, 0)
+    assert used.note() == ""
+
+
+@pytest.mark.parametrize(("name", "level"), EVERY)
+def test_task_ids_are_unique_and_levels_right(name: str, level: str) -> None:
+    tasks = env_class(name).tasks(level)
+    assert len({task.id for task in tasks}) == len(tasks)
+    assert {(task.env, task.level) for task in tasks} == {(name, level)}
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_foreign_or_broken_tasks_are_refused(name: str) -> None:
+    good = some(name, env_class(name).levels[0])[0]
+    for broken in (
+        Task(good.id, "elsewhere", good.level, good.group, good.data),
+        Task(good.id, good.env, "no such level", good.group, good.data),
+        Task(good.id, good.env, good.level, good.group, {}),
+        Task(good.id, good.env, good.level, good.group, dict.fromkeys(good.data, -1)),
+        Task(good.id, good.env, good.level, good.group, dict.fromkeys(good.data, "7")),
+        Task(good.id, good.env, good.level, good.group, dict.fromkeys(good.data, True)),
+    ):
+        with pytest.raises(DataError):
+            make(name).reset(broken, 0)
+
+
+@pytest.mark.parametrize(("name", "level"), EVERY)
+def test_mistakes_are_wrong_and_survivable(name: str, level: str) -> None:
+    for task in some(name, level):
+        env: Any = make(name)
+        env.reset(task, 0)
+        for action in env.mistakes():
+            other: Any = make(name)
+            other.reset(task, 0)
+            assert not other.step(action).terminated
+            assert other.note() == "mistake"
+        env.step(env.oracle())
+        assert env.note() == "good"
+
+
+@pytest.mark.parametrize(("name", "level"), EVERY)
+def test_reflections_are_one_seeded_line_with_variety(name: str, level: str) -> None:
+    env: Any = make(name)
+    env.reset(some(name, level)[0], 0)
+    texts = [env.reflection(random.Random(seed)) for seed in range(40)]
+    assert texts == [env.reflection(random.Random(seed)) for seed in range(40)]
+    assert len(set(texts)) > 1
+    assert all(text and "\n" not in text for text in texts)
+
+
+def test_observation_holds_the_choices_that_the_prompt_lists() -> None:
+    observation: Observation = make("taxi").reset(some("taxi", "full")[0], 0)
+    assert "\n 0 south\n 1 north\n 2 east\n 3 west\n 4 pickup\n 5 dropoff\nAction:" in policy_prompt(observation)
+
+
+def test_unknown_env_offers_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'taxi'"):
+        make("taxii")
+    with pytest.raises(UnknownNameError, match="PYTHONPATH"):
+        make("no_such_package:Env")
+
+
+def test_a_dotted_path_is_an_env() -> None:
+    assert make("reflectkit.envs.corridor:Corridor").reset(some("corridor", "long")[0], 0)
+
+
+@pytest.mark.parametrize(("name", "level"), EVERY)
+def test_gymnasium_checker_passes(name: str, level: str) -> None:
+    env = gymnasium.make(f"reflectkit/{env_class(name).__name__}-v0", level=level)
+    check_env(env.unwrapped, skip_render_check=True)
+    observation, info = env.reset(seed=3)
+    assert env.observation_space.contains(observation)
+    assert len(info["choices"]) == env.action_space.n
+    assert env.reset(seed=3)[0] == observation

@@ -1,0 +1,123 @@
+"""DangerousTaxi against gymnasium's own Taxi-v4, and rewards derived by hand."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import gymnasium
+import pytest
+
+import reflectkit  # noqa: F401
+from reflectkit.core.types import Task
+from reflectkit.envs.taxi import ACTIONS, STATES, Taxi, View, decode, draw, world, write_reflection
+
+
+def at(state: int, level: str = "full") -> Taxi:
+    env = Taxi()
+    env.reset(Task(f"t{state}", "taxi", level, f"g{state}", {"state": state}), 0)
+    return env
+
+
+def test_agrees_with_taxi_v4_on_every_transition() -> None:
+    original: Any = gymnasium.make("Taxi-v4").unwrapped
+    for state in range(STATES):
+        assert tuple(original.decode(state)) == tuple(getattr(decode(state), name) for name in View.__dataclass_fields__)
+        for action in range(6):
+            ((_, following, reward, delivered),) = original.P[state][action]
+            result = at(state).step(action)
+            assert result.info["state"] == following
+            assert result.info["fatal"] == (following == state)
+            assert result.terminated == (delivered or following == state)
+            picked_up = action == 4 and following != state
+            expected = -10 if following == state else 20 if delivered else reward
+            assert result.reward == pytest.approx((expected + (20 if picked_up else 0)) / 20)
+
+
+def test_distances_agree_with_a_forward_search() -> None:
+    table = world()
+    for start in range(0, STATES, 17):
+        seen, edge, steps = {start}, deque([(start, 0)]), None
+        while steps is None:
+            state, depth = edge.popleft()
+            for action in range(6):
+                if table.delivers[state][action]:
+                    steps = depth + 1
+                    break
+                if table.next_state[state][action] not in seen:
+                    seen.add(table.next_state[state][action])
+                    edge.append((table.next_state[state][action], depth + 1))
+        assert table.distance[start] == steps
+
+
+def test_the_hardest_start_takes_18_steps_and_the_mean_is_13() -> None:
+    lengths = [world().distance[task.data["state"]] for task in Taxi.tasks("full")]
+    assert (len(lengths), max(lengths)) == (300, 18)
+    assert sum(lengths) / 300 == pytest.approx(13.07, abs=0.005)
+
+
+def test_return_of_a_perfect_ride_by_hand() -> None:
+    # 328: taxi (3,1), passenger at stand 2 (4,0), destination stand 0 (0,0). Row 3 has a wall between columns 0 and 1, so:
+    # north, west, south, south, pickup, then 4 times north, dropoff. 4 moves + pickup + 4 moves cost 1 each, pickup +20, delivery 20.
+    env, total, taken = at(328), 0.0, []
+    while True:
+        taken.append(ACTIONS[env.oracle()])
+        result = env.step(env.oracle())
+        total += result.reward
+        if result.terminated:
+            break
+    assert taken == ["north", "west", "south", "south", "pickup", "north", "north", "north", "north", "dropoff"]
+    assert total == pytest.approx((-9 + 20 + 20) / 20)
+
+
+def test_levels() -> None:
+    pickup = at(328, "pickup")
+    for action in (1, 3, 0, 0):
+        assert not pickup.step(action).terminated
+    end = pickup.step(4)
+    assert (end.terminated, end.info["success"], end.reward) == (True, True, pytest.approx(0.95))
+    aboard = Taxi.at_level(Task("t", "taxi", "full", "g", {"state": 328}), "dropoff")
+    assert aboard is not None
+    assert decode(aboard.data["state"]) == View(4, 0, 4, 0)
+    assert len(Taxi.tasks("dropoff")) == 12
+
+
+def test_only_the_first_pickup_pays() -> None:
+    env = at(328)
+    for action in (1, 3, 0, 0, 4):
+        result = env.step(action)
+    assert result.reward == pytest.approx(0.95)
+    assert env.step(5).reward == pytest.approx(-0.05)  # put down at stand 2, which is not the destination
+    assert env.step(4).reward == pytest.approx(-0.05)
+
+
+def test_map_shows_every_mark() -> None:
+    assert draw(328) == "D . | . . .\n. . | . . .\n. . . . .\n. | T . | . .\nP | . . | . ."
+    encode = lambda row, column, passenger, destination: ((row * 5 + column) * 5 + passenger) * 4 + destination  # noqa: E731
+    assert draw(encode(0, 0, 0, 1)).startswith("O . | . . D")
+    assert draw(encode(0, 0, 4, 1)).startswith("X . | . . D")
+    assert draw(encode(0, 4, 4, 1)).startswith(". . | . . X")
+    assert draw(encode(0, 4, 0, 1)).startswith("P . | . . T")
+
+
+def test_map_determines_the_state() -> None:
+    reachable = {task.data["state"] for task in Taxi.tasks("full")}
+    edge = list(reachable)
+    while edge:
+        state = edge.pop()
+        for action in range(6):
+            following = world().next_state[state][action]
+            if not world().delivers[state][action] and following not in reachable:
+                reachable.add(following)
+                edge.append(following)
+    assert len({draw(state) for state in reachable}) == len(reachable) == 400
+
+
+def test_reflection_says_where_what_went_wrong_and_what_next() -> None:
+    text = write_reflection(328, 2, 1, random.Random(0))
+    assert "row 3 column 1" in text
+    assert "row 4 column 0, 1 south 1 west" in text
+    assert "mistake" in text or "wrong" in text
+    assert text.rstrip(".").endswith("north")
+    assert "mistake" not in write_reflection(328, None, 1, random.Random(0))

@@ -1,0 +1,129 @@
+"""Choices are scored exactly: over legal labels alone, whatever the batch and the padding, as the sampler recorded them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from reflectkit.core.types import Observation
+from reflectkit.core.prompts import label, policy_prompt
+from reflectkit.models.decoding import decode
+from reflectkit.models.load import Player
+from reflectkit.models.scoring import choice_logprobs
+from reflectkit.models.tokens import completion_ids, label_ids, left_pad, position_ids, prompt_ids
+
+VOCABULARY = 101
+
+
+def gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0, initializer_range=0.3)
+    return GPT2LMHeadModel(config).eval()
+
+
+def llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                         num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=False, initializer_range=0.3)
+    return LlamaForCausalLM(config).eval()
+
+
+def prompts(count: int) -> list[list[int]]:
+    random = torch.Generator().manual_seed(1)
+    return [torch.randint(1, VOCABULARY, (3 + 5 * (row % 7),), generator=random).tolist() for row in range(count)]
+
+
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_batch_of_one_and_of_32_agree(build) -> None:
+    model, rows = build(), prompts(32)
+    labels = [[5, 6, 7, 8][: 2 + row % 3] for row in range(32)]
+    together, _ = choice_logprobs(model, rows, labels, pad_id=0)
+    for index in range(32):
+        alone, _ = choice_logprobs(model, [rows[index]], [labels[index]], pad_id=0)
+        torch.testing.assert_close(together[index, : len(labels[index])], alone[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_agrees_with_the_models_own_logits(build) -> None:
+    model, (row, *_) = build(), prompts(1)
+    ours, hidden = choice_logprobs(model, [row], [[9, 4, 77]], pad_id=0, temperature=0.7)
+    logits = model(torch.tensor([row])).logits[0, -1, [9, 4, 77]]
+    torch.testing.assert_close(ours[0], torch.log_softmax(logits / 0.7, dim=-1), atol=1e-5, rtol=0)
+    assert hidden.shape == (1, 32)
+
+
+def test_positions_matter_for_learned_ones() -> None:
+    """The trap: without position ids, left padding shifts a short row's positions, and its scores with them."""
+    model, rows = gpt2(), prompts(4)
+    input_ids, mask = left_pad(rows, 0, torch.device("cpu"))
+    wrong = model(input_ids=input_ids, attention_mask=mask).logits[0, -1, [5, 6]]
+    right, _ = choice_logprobs(model, rows, [[5, 6]] * 4, pad_id=0)
+    assert not torch.allclose(torch.log_softmax(wrong, -1), right[0], atol=1e-3)
+    assert position_ids(torch.tensor([[0, 0, 1, 1, 1]])).tolist() == [[0, 0, 0, 1, 2]]
+
+
+def test_illegal_labels_have_no_probability() -> None:
+    logprobs, _ = choice_logprobs(gpt2(), prompts(2), [[5, 6, 7], [5]], pad_id=0)
+    assert logprobs[1].tolist() == [0.0, float("-inf"), float("-inf")]
+    assert logprobs[0].exp().sum().item() == pytest.approx(1)
+
+
+def test_gradients_flow_and_are_finite_with_unequal_choices() -> None:
+    model = gpt2()
+    logprobs, _ = choice_logprobs(model, prompts(2), [[5, 6, 7], [5, 6]], pad_id=0)
+    (-logprobs[0, 0] - logprobs[1, 1]).backward()
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    assert gradients
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+
+
+def test_a_lora_head_is_scored_with_its_adapter() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    base = llama()
+    model = get_peft_model(base, LoraConfig(r=4, target_modules=["lm_head", "q_proj"], task_type="CAUSAL_LM")).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
+    (row,) = prompts(1)
+    ours, _ = choice_logprobs(model, [row], [[9, 4, 77]], pad_id=0)
+    theirs = torch.log_softmax(model(torch.tensor([row])).logits[0, -1, [9, 4, 77]], dim=-1)
+    torch.testing.assert_close(ours[0], theirs, atol=1e-5, rtol=0)
+
+
+def test_labels_are_single_tokens_and_cells_stay_apart(policy: Player, observations: list[Observation]) -> None:
+    ids = label_ids(policy.tokenizer, 6)
+    assert len(set(ids)) == 6
+    for index, token in enumerate(ids):
+        assert completion_ids(policy.tokenizer, label(index)) == [token]
+    for line in observations[0].text.split("\n")[1:6]:
+        tokens = prompt_ids(policy.tokenizer, line)
+        assert [policy.tokenizer.decode([token]).strip() for token in tokens] == line.split(" ")
+
+
+def test_prompt_and_label_tokenise_as_their_joined_text(policy: Player, observations: list[Observation]) -> None:
+    for seen in observations:
+        text = policy_prompt(seen, "Go east.")
+        joined = policy.tokenizer(text + label(3))["input_ids"]
+        assert prompt_ids(policy.tokenizer, text) + completion_ids(policy.tokenizer, label(3)) == joined
+
+
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_greedy_decoding_with_cache_agrees_with_generate_and_with_a_batch_of_one(build) -> None:
+    model, rows = build(), prompts(6)
+    together = decode(model, rows, pad_id=0, stop_ids=frozenset({3}), max_new_tokens=12)
+    for row, written in zip(rows, together, strict=True):
+        assert decode(model, [row], pad_id=0, stop_ids=frozenset({3}), max_new_tokens=12) == [written]
+        generated = model.generate(torch.tensor([row]), attention_mask=torch.ones(1, len(row), dtype=torch.long), do_sample=False,
+                                   max_new_tokens=12, eos_token_id=3, pad_token_id=0)[0, len(row) :].tolist()
+        assert written == [token for token in generated if token != 3]
+
+
+def test_sampled_decoding_depends_on_each_rows_own_seed_alone() -> None:
+    model, rows = gpt2(), prompts(4)
+    options = {"pad_id": 0, "stop_ids": frozenset(), "max_new_tokens": 8, "temperature": 1.0}
+    together = decode(model, rows, seeds=[1, 2, 3, 4], **options)
+    assert decode(model, rows[2:3], seeds=[3], **options) == together[2:3]
+    assert decode(model, rows[2:3], seeds=[5], **options) != together[2:3]
