@@ -8,8 +8,9 @@ from __future__ import annotations
 import gymnasium
 
 from reflectkit.envs import ENVS
-from reflectkit.version import VERSION as __version__
+from reflectkit.version import VERSION
 
+__version__ = VERSION
 __all__ = ["__version__"]
 
 
@@ -17,7 +18,10 @@ def _register() -> None:
     for name, target in ENVS.items():
         title = target.rpartition(":")[2]
         gymnasium.register(
-            id=f"reflectkit/{title}-v0", entry_point="reflectkit.integrations.gym:TextEnv", kwargs={"env": name}, order_enforce=True
+            id=f"reflectkit/{title}-v0",
+            entry_point="reflectkit.integrations.gym:TextEnv",
+            kwargs={"env": name},
+            order_enforce=True,
         )
 
 

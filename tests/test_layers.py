@@ -58,7 +58,7 @@ def test_no_torch_in(room: str) -> None:
 
 
 def test_command_line_opens_without_torch() -> None:
-    code = "import sys, reflectkit.cli.main; print(sorted({'torch', 'transformers', 'trl', 'datasets', 'peft'} & set(sys.modules)))"
+    code = f"import sys, reflectkit.cli.main; print(sorted({HEAVY!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

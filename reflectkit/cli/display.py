@@ -8,7 +8,16 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from reflectkit.core.console import Bar
@@ -71,11 +80,13 @@ def show(console: Console, report: Report) -> None:
     for table in report.tables:
         drawn = Table(title=escape(table.title), title_justify="left", title_style="bold")
         for index, column in enumerate(table.columns):
-            drawn.add_column(column, justify="left" if index == 0 else "right")
+            drawn.add_column(column, justify="left" if index == 0 else "right", no_wrap=index == 0)
         for row in table.rows:
             drawn.add_row(*map(escape, row))
         console.print(drawn)
     if report.skipped:
-        console.print(f"Already finished in {report.folder}; --force runs it again.", highlight=False, soft_wrap=True, markup=False)
+        console.print(
+            f"Already finished in {report.folder}; --force runs it again.", highlight=False, soft_wrap=True, markup=False
+        )
     for output in report.outputs:
         console.print(f"→ {output}", highlight=False, soft_wrap=True, markup=False)

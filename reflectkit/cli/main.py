@@ -89,7 +89,13 @@ def _explain(error: Exception) -> int:
     full = shutil.disk_usage(os.getcwd()).free < FULL_DISK_BYTES
     if full or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or "No space left" in str(error):
         return _say("the disk is full; free some space and run the same command again, it goes on", 2)
-    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG):
+    if isinstance(error, OSError) and error.errno in (
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOTDIR,
+        errno.ENAMETOOLONG,
+    ):
         return _say(f"{error.filename or 'a file'}: {error.strerror}; choose another place, or change its permissions", 2)
     what = (str(error).strip() or type(error).__name__).splitlines()[0]
     return _say(f"{what} (a failure of reflectkit's own; `reflectkit --traceback …` shows where)", 1)

@@ -10,15 +10,21 @@ from typing import Protocol
 class Bar(Protocol):
     """One bar. `advance` moves it by `amount` and shows `figures` (name → value) beside it."""
 
-    def advance(self, amount: int = 1, **figures: float) -> None: ...
+    def advance(self, amount: int = 1, **figures: float) -> None:
+        """Move by `amount`."""
+        ...
 
 
 class Progress(Protocol):
     """Where bars and news go; the command line shows them, tests and libraries pass `Quiet()`."""
 
-    def bar(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Bar]: ...
+    def bar(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Bar]:
+        """A bar of `total`, of which `done` is behind already; it goes when the context ends."""
+        ...
 
-    def news(self, text: str) -> None: ...
+    def news(self, text: str) -> None:
+        """One line of text."""
+        ...
 
 
 class Quiet:

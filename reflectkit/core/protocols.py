@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from reflectkit.core.types import Decision, Observation, Task
 
@@ -34,9 +34,15 @@ class StepResult:
 class Env(Protocol):
     """One screen of rules. Knows no model, no tokenizer and no horizon."""
 
-    name: ClassVar[str]
-    levels: ClassVar[tuple[str, ...]]
-    """Curriculum stages, easiest first; the last one is the whole task."""
+    @property
+    def name(self) -> str:
+        """What the env is called; a class attribute will do."""
+        ...
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Curriculum stages, easiest first; the last one is the whole task. A class attribute will do."""
+        ...
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Raises DataError where `task.data` is not this env's."""
@@ -87,4 +93,6 @@ class Context:
 class Agent(Protocol):
     """A batch of observations in, a batch of decisions out, in the same order."""
 
-    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]: ...
+    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
+        """One decision for each observation."""
+        ...

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -132,11 +131,16 @@ class Sample:
 Noun = TypeVar("Noun")
 
 
-@cache
+_adapters: dict[Any, Any] = {}
+
+
 def _adapter(kind: Any) -> Any:
+    """Pydantic's checker for `kind`, made once: it costs milliseconds."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(kind)
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
 
 
 def to_json(value: object) -> Any:

@@ -59,10 +59,7 @@ def mismatched(comments: Sequence[str], share: float, generator: random.Random) 
 
     A policy that is trained on such rows has to check a comment against what it sees, instead of obeying it blindly.
     """
-    return [
-        generator.choice(comments) if generator.random() < share else comment
-        for comment in comments
-    ]
+    return [generator.choice(comments) if generator.random() < share else comment for comment in comments]
 
 
 def read_rows(path: Path) -> list[tuple[int, str, str]]:

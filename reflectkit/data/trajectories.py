@@ -52,7 +52,11 @@ class _File:
 def from_trajectory(trajectory: Trajectory, model_name: str, info: str) -> Demonstration:
     """The demonstration that a finished episode is."""
     steps = tuple(
-        Step(turn.decision.reflection or "", turn.observation.choices[int(turn.decision.action)], turn.decision.note or "positive")
+        Step(
+            turn.decision.reflection or "",
+            turn.observation.choices[int(turn.decision.action)],
+            turn.decision.note or "positive",
+        )
         for turn in trajectory.turns
     )
     return Demonstration(model_name, info, trajectory.seed, steps)
@@ -60,7 +64,8 @@ def from_trajectory(trajectory: Trajectory, model_name: str, info: str) -> Demon
 
 def record_to_json(record: Record) -> dict[str, Any]:
     """The record as one flat JSON object."""
-    return to_json(record.task) | {"trajectories": [to_json(item) for item in record.trajectories]}
+    flat: dict[str, Any] = to_json(record.task)
+    return flat | {"trajectories": [to_json(item) for item in record.trajectories]}
 
 
 def read_records(path: Path, env: str) -> list[Record]:

@@ -136,7 +136,9 @@ class Taxi(ChoiceEnv):
 
     def _begin(self, task: Task, seed: int) -> None:
         self._state = task_int(task, "state", 0, STATES - 1)
-        self._level, self._last, self._mistaken, self._picked_up = task.level, None, False, False
+        self._level = task.level
+        self._last: int | None = None
+        self._mistaken = self._picked_up = False
 
     def _move(self, action: int) -> tuple[float, bool, dict[str, object]]:
         table, before = world(), self._state

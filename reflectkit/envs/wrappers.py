@@ -18,6 +18,16 @@ class Horizon:
             raise ConfigError(f"a horizon is at least 1 step, got {steps}")
         self.env, self.steps, self.taken = env, steps, 0
 
+    @property
+    def name(self) -> str:
+        """The wrapped env's."""
+        return self.env.name
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """The wrapped env's."""
+        return self.env.levels
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.env, name)
 

@@ -68,4 +68,8 @@ def _sample(logits_BV: torch.Tensor, temperature: float, seeds: Sequence[int], s
     """One token a row by inverting the cumulative distribution at the row's own number."""
     cumulative_BV = torch.softmax(logits_BV.double() / temperature, dim=-1).cumsum(dim=-1)
     draws_B1 = torch.tensor([[uniform(seed, "token", step)] for seed in seeds], dtype=torch.float64, device=logits_BV.device)
-    return torch.searchsorted(cumulative_BV, draws_B1 * cumulative_BV[:, -1:], right=True).squeeze(1).clamp(max=logits_BV.shape[1] - 1)
+    return (
+        torch.searchsorted(cumulative_BV, draws_B1 * cumulative_BV[:, -1:], right=True)
+        .squeeze(1)
+        .clamp(max=logits_BV.shape[1] - 1)
+    )

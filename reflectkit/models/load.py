@@ -15,6 +15,7 @@ import torch
 
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, unknown_name
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, write_json
+from reflectkit.models.hush import hush
 
 ROLE_FILE = "reflectkit.json"
 ROLES = ("policy", "reflection", "plain")
@@ -56,6 +57,7 @@ def load_player(source: str | Path, role: str | None = None, *, device: str = "a
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    hush()
     folder = Path(source)
     trained_for = _check_folder(folder, role) if looks_local(source) else None
     name = str(source)

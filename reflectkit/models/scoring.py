@@ -80,7 +80,5 @@ def _last_position(
                 logits_BK = logits_BK + head.bias[label_ids_BK]
             return hidden_BD, logits_BK
         return hidden_BD, head(hidden_BD).gather(1, label_ids_BK)  # a LoRA or quantised head computes its own rows
-    output = bare(
-        input_ids=input_ids_BT, use_cache=False, logits_to_keep=1, output_hidden_states=True, **arguments
-    )
+    output = bare(input_ids=input_ids_BT, use_cache=False, logits_to_keep=1, output_hidden_states=True, **arguments)
     return output.hidden_states[-1][:, -1], output.logits[:, -1].gather(1, label_ids_BK)

@@ -46,7 +46,9 @@ def restore(checkpoint: Path, learner: Learner) -> int:
     try:
         step = int(read_json(checkpoint / STATE)["step"])
         tensors = load_file(checkpoint / TENSORS)
-        learner.critic.load_state_dict({name.partition(".")[2]: tensors[name] for name in tensors if name.startswith("critic.")})
+        learner.critic.load_state_dict(
+            {name.partition(".")[2]: tensors[name] for name in tensors if name.startswith("critic.")}
+        )
         state: dict[int, dict[str, torch.Tensor]] = {}
         for name, value in tensors.items():
             if match := re.fullmatch(r"optimizer\.(\d+)\.(\w+)", name):

@@ -129,7 +129,9 @@ class Learner:
         norm = float(nn.utils.clip_grad_norm_(self.weights, settings.max_grad_norm))
         figures["gradient_norm"] = norm
         if not all(math.isfinite(value) for value in figures.values()):
-            raise DivergedError(f"the update diverged ({figures}); lower --learning-rate and run again from the last checkpoint")
+            raise DivergedError(
+                f"the update diverged ({figures}); lower --learning-rate and run again from the last checkpoint"
+            )
         self.optimizer.step()
         return figures
 

@@ -34,7 +34,9 @@ COLUMNS = ("policy", "level", "success", "95 % interval", "tasks", "episodes", "
 class Config(PlayConfig):
     """Settings of evaluate."""
 
-    policy: tuple[str, ...] = option(help="NAME=CHECKPOINT or NAME=CHECKPOINT+REFLECTOR, or oracle, or random (repeat the flag).")
+    policy: tuple[str, ...] = option(
+        help="NAME=CHECKPOINT or NAME=CHECKPOINT+REFLECTOR, or oracle, or random (repeat the flag)."
+    )
     task_file: Path | None = option(None, help="Held-out problems; default: test.json in the env's data folder.")
     level: tuple[str, ...] = option((), help="Curriculum levels to play (repeat the flag); default: the last.")
     eval_reps: int = option(1, help="Episodes a problem; more help only where play is random.")
@@ -161,7 +163,9 @@ def _play(
     config: Config, problems: list[Task], maker: Callable[[], Any], agent: Agent, title: str, progress: Progress
 ) -> list[Trajectory]:
     episodes = [
-        Episode(task, derive(config.seed, "evaluate", task.id, repeat)) for task in problems for repeat in range(config.eval_reps)
+        Episode(task, derive(config.seed, "evaluate", task.id, repeat))
+        for task in problems
+        for repeat in range(config.eval_reps)
     ]
     with progress.bar(title, len(episodes)) as bar:
         return rollout(episodes, maker, agent, width=config.width, on_end=lambda _: bar.advance())

@@ -105,7 +105,7 @@ def _reflector_comments(config: Config, steps: list[Lesson], progress: Progress)
     from reflectkit.models.load import load_player
 
     reflector = Reflector(load_player(config.reflect_load_dir, "reflection"))
-    own = {}
+    own: dict[str, str] = {}
     with progress.bar("The reflector comments", len(steps)) as bar:
         for start in range(0, len(steps), reflector.batch):
             part = steps[start : start + reflector.batch]

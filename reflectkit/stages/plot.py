@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import at_least, option
+from reflectkit.core.config import StageConfig, at_least, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import read_jsonl
 from reflectkit.core.runs import Report, Table, open_run
 from reflectkit.core.stats import smooth
-from reflectkit.core.config import StageConfig
 
 EXAMPLES = (
     "reflectkit plot --runs Reflect-RL=results/8_rlft --runs 'SFT + RL=results/9_rlft'",
@@ -72,7 +71,8 @@ def run(config: Config, progress: Progress) -> Report:
 
 
 def _read(path: Path, config: Config) -> tuple[list[float], list[float]]:
-    places, values = [], []
+    places: list[float] = []
+    values: list[float] = []
     for line, row in read_jsonl(path):
         for name, into in ((config.against, places), (config.figure, values)):
             value = row.get(name)
@@ -111,7 +111,10 @@ def _draw(curves: Mapping[str, list[tuple[list[float], list[float]]]], config: C
     axes_.set(xlabel=config.against, ylabel=label)
     if config.figure == "success_rate":
         axes_.set_ylim(-0.02, 1.02)
-    axes_.set_title(f"{label}, mean of {config.smooth} updates" + (", median and range of seeds" if max(map(len, curves.values())) > 1 else ""))
+    axes_.set_title(
+        f"{label}, mean of {config.smooth} updates"
+        + (", median and range of seeds" if max(map(len, curves.values())) > 1 else "")
+    )
     axes_.grid(alpha=0.3)
     axes_.legend(frameon=False)
     for side in ("top", "right"):

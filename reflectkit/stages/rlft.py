@@ -96,7 +96,10 @@ def run(config: Config, progress: Progress) -> Report:
             "success_rate": sum(row["success_rate"] for row in last) / len(last),
             "return": sum(row["return"] for row in last) / len(last),
         }
-        shown = tuple((name.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value)) for name, value in figures.items())
+        shown = tuple(
+            (name.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value))
+            for name, value in figures.items()
+        )
         current.tables.append(Table(f"RL in {target} (rates: last tenth, training problems)", ("what", "value"), shown))
         return current.finish(figures, [target, current.folder / "metrics.jsonl"])
 

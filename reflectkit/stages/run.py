@@ -23,8 +23,7 @@ from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.runs import Report, open_run
 from reflectkit.core.stats import by_task, wilson
-from reflectkit.stages import STAGES
-from reflectkit.stages import evaluate, plot
+from reflectkit.stages import STAGES, evaluate, plot
 from reflectkit.stages.schedule import Job, perform
 
 EXAMPLES = (
@@ -39,7 +38,9 @@ DATA_STAGES = ("gen-trajectory", "split", "gen-sft")
 class Config(StageConfig):
     """Settings of run."""
 
-    recipe: str = dataclasses.field(metadata={"help": "A packaged recipe's name, or a YAML file.", "argument": True}, kw_only=True)
+    recipe: str = dataclasses.field(
+        metadata={"help": "A packaged recipe's name, or a YAML file.", "argument": True}, kw_only=True
+    )
     set: tuple[str, ...] = option((), help="STEP.SETTING=VALUE, over the recipe (repeat the flag); STEP may be a stage's name.")
     seeds: int = option(1, help="How many seeds to run, counting from --seed; more than one use folders seed0, seed1, …")
     jobs: int = option(2, help="Steps side by side.")
@@ -118,7 +119,9 @@ def run(config: Config, progress: Progress) -> Report:
             current.tables.append(evaluate.table(f"{config.recipe}, {config.seeds} seeds pooled", rows))
         if curves := _all_curves(jobs, reports):
             picture = current.folder / "curves.png"
-            drawn = plot.run(from_mapping(plot.Config, {"results_dir": config.results_dir, "runs": curves, "out": picture}, "plot"), progress)
+            drawn = plot.run(
+                from_mapping(plot.Config, {"results_dir": config.results_dir, "runs": curves, "out": picture}, "plot"), progress
+            )
             current.tables += drawn.tables
             outputs.append(picture)
         return current.finish(figures, outputs)
@@ -140,9 +143,7 @@ def pool(evaluations: list[Report]) -> list[dict[str, Any]]:
         rates = by_task(outcomes.get(key, []))
         low, high = wilson(sum(rates.values()), len(rates))
         episodes = sum(part["episodes"] for part in parts)
-        means = {
-            name: sum(part[name] * part["episodes"] for part in parts) / max(1, episodes) for name in ("return", "steps")
-        }
+        means = {name: sum(part[name] * part["episodes"] for part in parts) / max(1, episodes) for name in ("return", "steps")}
         success = sum(rates.values()) / max(1, len(rates))
         figures = {"success": success, "low": low, "high": high, "tasks": len(rates), "episodes": episodes}
         pooled.append({**parts[0], **figures, **means, "by_seed": [part["success"] for part in parts]})

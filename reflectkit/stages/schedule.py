@@ -53,7 +53,9 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
             free = len(workers) < side_by_side
             if free and job.name not in reports and job.name not in workers and job.after <= reports.keys():
                 values = {key: _filled(value, job, reports) for key, value in job.values.items()}
-                worker = context.Process(target=_work, args=(job.name, job.stage, values, events, os.getpid(), threads), daemon=True)
+                worker = context.Process(
+                    target=_work, args=(job.name, job.stage, values, events, os.getpid(), threads), daemon=True
+                )
                 worker.start()
                 workers[job.name] = worker
 

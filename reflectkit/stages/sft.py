@@ -63,7 +63,7 @@ class Config(EnvConfig):
 
 
 def run(config: Config, progress: Progress) -> Report:
-    """Train and write `checkpoint-<max_steps>/`. Raises DataError for a row that does not fit, CheckpointError for the model."""
+    """Train and write `checkpoint-<max_steps>/`. Raises DataError for a row that does not fit, CheckpointError."""
     source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
     rows = read_rows(source)
     with open_run("sft", config, [source]) as current:
@@ -85,15 +85,20 @@ def run(config: Config, progress: Progress) -> Report:
             "longest_row": max(len(row["input_ids"]) for row in encoded),
             "loss": log[-1]["loss"] if log else None,
         }
-        shown = tuple((name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value)) for name, value in figures.items())
+        shown = tuple(
+            (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
+            for name, value in figures.items()
+        )
         current.tables.append(Table(f"SFT ({config.role}) in {target}", ("what", "value"), shown))
         return current.finish(figures, [target])
 
 
 def _player(config: Config, rows: list[tuple[int, str, str]]) -> Player:
     """The model to train. Raises CheckpointError."""
+    from reflectkit.models.hush import hush
     from reflectkit.models.load import Player, load_player, pick_device
 
+    hush()
     if config.model == "tiny":
         from reflectkit.core.prompts import LABELS
         from reflectkit.models.tiny import build_model, build_tokenizer
@@ -125,7 +130,9 @@ def _encode(config: Config, source: Path, rows: list[tuple[int, str, str]], play
         if config.role == "reflection":
             after = [*after, player.tokenizer.eos_token_id]
         elif len(after) != 1:
-            raise DataError(source, f"the label {completion!r} is {len(after)} tokens of this tokenizer", line=line, field="completion")
+            raise DataError(
+                source, f"the label {completion!r} is {len(after)} tokens of this tokenizer", line=line, field="completion"
+            )
         if len(before) + len(after) > limit:
             raise DataError(
                 source,
@@ -137,7 +144,9 @@ def _encode(config: Config, source: Path, rows: list[tuple[int, str, str]], play
     return encoded
 
 
-def _train(config: Config, folder: Path, player: Player, encoded: list[dict[str, list[int]]], progress: Progress) -> list[dict[str, Any]]:
+def _train(
+    config: Config, folder: Path, player: Player, encoded: list[dict[str, list[int]]], progress: Progress
+) -> list[dict[str, Any]]:
     """Train `player.model` in place; returns the log, a record each 20 steps."""
     import torch
     from datasets import Dataset

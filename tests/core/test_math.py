@@ -19,7 +19,7 @@ def test_wilson_against_newcombe() -> None:
     assert stats.wilson(0, 20)[0] == 0.0
     assert stats.wilson(0, 20)[1] == pytest.approx(0.1611, abs=5e-5)
     assert stats.wilson(0, 0) == (0.0, 1.0)
-    with pytest.raises(ValueError, match="between|lie in"):
+    with pytest.raises(ValueError, match="lie in"):
         stats.wilson(3, 2)
 
 
@@ -67,5 +67,16 @@ def test_split_is_balanced_in_each_stratum_and_seeded() -> None:
     assert split == split_groups(dict(reversed(strata.items())), random.Random(0))
     assert split != split_groups(strata, random.Random(1))
     # 57 → 40, 11, 6 by largest remainder (39.9, 11.4, 5.7); 243 → 170, 49, 24 (170.1, 48.6, 24.3)
-    counts = {(name, flag): sum(split[g] == name and strata[g] == flag for g in strata) for name in ("train", "validate", "test") for flag in (True, False)}
-    assert counts == {("train", True): 40, ("validate", True): 11, ("test", True): 6, ("train", False): 170, ("validate", False): 49, ("test", False): 24}
+    counts = {
+        (name, flag): sum(split[g] == name and strata[g] == flag for g in strata)
+        for name in ("train", "validate", "test")
+        for flag in (True, False)
+    }
+    assert counts == {
+        ("train", True): 40,
+        ("validate", True): 11,
+        ("test", True): 6,
+        ("train", False): 170,
+        ("validate", False): 49,
+        ("test", False): 24,
+    }

@@ -58,8 +58,8 @@ def test_the_hardest_start_takes_18_steps_and_the_mean_is_13() -> None:
 
 
 def test_return_of_a_perfect_ride_by_hand() -> None:
-    # 328: taxi (3,1), passenger at stand 2 (4,0), destination stand 0 (0,0). Row 3 has a wall between columns 0 and 1, so:
-    # north, west, south, south, pickup, then 4 times north, dropoff. 4 moves + pickup + 4 moves cost 1 each, pickup +20, delivery 20.
+    # 328: taxi (3,1), passenger at stand 2 (4,0), destination stand 0 (0,0); a wall between columns 0 and 1 in row 3. So north,
+    # west, south, south, pickup, 4 times north, dropoff: 4 moves, pickup and 4 moves cost 1 each, pickup +20, delivery 20.
     env, total, taken = at(328), 0.0, []
     while True:
         taken.append(ACTIONS[env.oracle()])

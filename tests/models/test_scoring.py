@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from reflectkit.core.types import Observation
 from reflectkit.core.prompts import label, policy_prompt
+from reflectkit.core.types import Observation
 from reflectkit.models.decoding import decode
 from reflectkit.models.load import Player
 from reflectkit.models.scoring import choice_logprobs
@@ -18,14 +18,32 @@ VOCABULARY = 101
 
 def gpt2() -> GPT2LMHeadModel:
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0, initializer_range=0.3)
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=64,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+        initializer_range=0.3,
+    )
     return GPT2LMHeadModel(config).eval()
 
 
 def llama() -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                         num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=False, initializer_range=0.3)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        max_position_embeddings=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=False,
+        initializer_range=0.3,
+    )
     return LlamaForCausalLM(config).eval()
 
 
@@ -116,8 +134,14 @@ def test_greedy_decoding_with_cache_agrees_with_generate_and_with_a_batch_of_one
     together = decode(model, rows, pad_id=0, stop_ids=frozenset({3}), max_new_tokens=12)
     for row, written in zip(rows, together, strict=True):
         assert decode(model, [row], pad_id=0, stop_ids=frozenset({3}), max_new_tokens=12) == [written]
-        generated = model.generate(torch.tensor([row]), attention_mask=torch.ones(1, len(row), dtype=torch.long), do_sample=False,
-                                   max_new_tokens=12, eos_token_id=3, pad_token_id=0)[0, len(row) :].tolist()
+        generated = model.generate(
+            torch.tensor([row]),
+            attention_mask=torch.ones(1, len(row), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=12,
+            eos_token_id=3,
+            pad_token_id=0,
+        )[0, len(row) :].tolist()
         assert written == [token for token in generated if token != 3]
 
 

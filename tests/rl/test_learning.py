@@ -12,6 +12,7 @@ import torch
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.core.errors import CheckpointError
+from reflectkit.core.prompts import label, policy_prompt
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Sample, Status, Task
 from reflectkit.envs import make
@@ -20,7 +21,6 @@ from reflectkit.envs.taxi import Taxi
 from reflectkit.models.load import Player, load_player
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import label_ids
-from reflectkit.core.prompts import label, policy_prompt
 from reflectkit.rl import batch, checkpoint
 from reflectkit.rl.curriculum import draw, level_at
 from reflectkit.rl.learner import DivergedError, Learner, Settings
@@ -42,7 +42,9 @@ def test_advantages_by_hand() -> None:
     assert advantages([1, 2, 6], None, "batch", scale=False) == [-2, -1, 3]
     assert advantages([1, 2, 6], [1, 1, 7], "critic", scale=False) == [0, 1, -1]
     # -2, -1, 3 have mean 0 and mean square 14/3
-    assert advantages([1, 2, 6], None, "batch", scale=True) == pytest.approx([value / math.sqrt(14 / 3) for value in (-2, -1, 3)])
+    assert advantages([1, 2, 6], None, "batch", scale=True) == pytest.approx(
+        [value / math.sqrt(14 / 3) for value in (-2, -1, 3)]
+    )
     assert advantages([5, 5], None, "batch", scale=True) == [0, 0]
     assert advantages([], None, "batch", scale=True) == []
 
@@ -106,7 +108,9 @@ def played(policy: Player, reflector: Player | None, count: int = 12):
 
 @pytest.mark.parametrize("with_reflector", [True, False])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_ratio_starts_at_exactly_one(policy: Player, reflector_player: Player, with_reflector: bool, temperature: float) -> None:
+def test_ratio_starts_at_exactly_one(
+    policy: Player, reflector_player: Player, with_reflector: bool, temperature: float
+) -> None:
     tasks = [Episode(task, 3) for task in Taxi.tasks("full")[::20]]
     reflector = Reflector(reflector_player, max_new_tokens=5) if with_reflector else None
     agent = TwoPlayerAgent(policy, reflector, temperature=temperature, reflect_prob=0.5)
@@ -171,7 +175,9 @@ def test_learns_corridor_from_scratch(baseline: str) -> None:
 
 def test_a_loss_that_is_not_finite_stops_before_the_step(policy: Player) -> None:
     trajectories, _ = played(policy, None)
-    samples = [replace(sample, return_to_go=math.nan) for sample in batch.rows(trajectories, {6: label_ids(policy.tokenizer, 6)}, 1.0)]
+    samples = [
+        replace(sample, return_to_go=math.nan) for sample in batch.rows(trajectories, {6: label_ids(policy.tokenizer, 6)}, 1.0)
+    ]
     before = [weight.detach().clone() for weight in policy.model.parameters()]
     with pytest.raises(DivergedError, match="lower --learning-rate"):
         Learner(policy, Settings(learning_rate=1e-3, baseline="none", scale=False)).update(samples, random.Random(0))
@@ -214,7 +220,7 @@ def test_damaged_training_state_is_a_clear_error(tmp_path: Path, name: str) -> N
     player = corridor_player(seed=0)
     learner = Learner(player, Settings(learning_rate=1e-3))
     saved = checkpoint.save(tmp_path, 1, learner, {})
-    (saved / name).write_bytes((saved / name).read_bytes()[: 7])
+    (saved / name).write_bytes((saved / name).read_bytes()[:7])
     with pytest.raises(CheckpointError, match="damaged"):
         checkpoint.restore(saved, learner)
 

@@ -1,0 +1,68 @@
+# One target a task; `make help` lists them. A GPU user picks the torch build: make demo TORCH="torch==2.13.0+cu130"
+TORCH ?= torch==2.13.0
+PYTHON ?= python3
+VENV ?= .venv
+ENV ?= taxi
+FAST ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+TEST_INSTALLED := $(VENV)/.installed-test
+
+.PHONY: help install demo test check lint format type bench clean
+.PHONY: gen-trajectory split gen-sft sft rlft evaluate plot
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("reflectkit needs Python 3.11 or newer; try make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(TEST_INSTALLED): $(INSTALLED)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+install: $(INSTALLED) ## Make .venv and install the package
+
+demo: $(INSTALLED) ## The whole pipeline on DangerousTaxi; FAST=1 for a short one that only shows that it runs
+	$(BIN)/reflectkit run taxi-tiny $(if $(FAST),--fast) $(ARGS)
+
+test: $(TEST_INSTALLED) ## Run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint type test ## Everything that must pass: lint, types, tests
+
+lint: $(TEST_INSTALLED) ## Lint, and check the format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(TEST_INSTALLED) ## Rewrite in the house's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+type: $(TEST_INSTALLED) ## Check the types
+	$(BIN)/mypy
+
+bench: $(INSTALLED) ## The README's table: four arms, three seeds
+	$(BIN)/reflectkit run taxi-tiny --seeds 3 --data-dir data/bench --results-dir results/bench $(ARGS)
+
+gen-trajectory split gen-sft sft rlft evaluate plot: $(INSTALLED)
+	$(BIN)/reflectkit $@ $(if $(filter plot,$@),,--env $(ENV)) $(ARGS)
+gen-trajectory: ## Demonstrations with reflections (ENV=taxi, ARGS="--noise 0.3")
+split: ## 7:2:1 into train, validate and test
+gen-sft: ## The five SFT files
+sft: ## Train a player, e.g. ARGS="--role reflection"
+rlft: ## Online RL, e.g. ARGS="--load-dir … --reflect-load-dir …"
+evaluate: ## Success with intervals, e.g. ARGS="--policy oracle --policy random"
+plot: ## Learning curves, e.g. ARGS="--runs ours=results/9_rlft"
+
+clean: ## Remove what the tools left behind; data and results stay
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find reflectkit tests -name __pycache__ -type d -prune -exec rm -rf {} +

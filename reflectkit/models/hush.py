@@ -1,0 +1,20 @@
+"""Keep the libraries' own bars and notices off the terminal, where they would tear our own bars apart."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+
+def hush() -> None:
+    """Silence transformers, datasets, TRL and bitsandbytes below errors. Cheap to call again."""
+    import datasets
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    for name in ("bitsandbytes", "trl", "peft", "accelerate", "torch.distributed"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for category in (FutureWarning, DeprecationWarning, UserWarning):
+        warnings.filterwarnings("ignore", category=category, module=r"(transformers|trl|peft|accelerate|datasets|torch)\b.*")
