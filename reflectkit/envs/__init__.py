@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from reflectkit.core.errors import ConfigError
 from reflectkit.core.protocols import Env
 from reflectkit.core.registry import resolve
 
@@ -14,8 +15,11 @@ ENVS = {
 
 
 def env_class(name: str) -> Any:
-    """The class that `name` stands for. Raises UnknownNameError."""
-    return resolve("env", name, ENVS)
+    """The class that `name` stands for. Raises UnknownNameError, and ConfigError for what is no env."""
+    found = resolve("env", name, ENVS)
+    if lacking := [part for part in ("name", "levels", "reset", "step") if not hasattr(found, part)]:
+        raise ConfigError(f"{name} is no env: it lacks {', '.join(lacking)}; see reflectkit.core.protocols.Env")
+    return found
 
 
 def make(name: str, horizon: int | None = None) -> Env:

@@ -246,15 +246,18 @@ def draw(state: int) -> str:
 
 
 WHERE = ("Taxi at {taxi}, passenger {passenger}.", "The taxi is at {taxi}, passenger {passenger}.")
-TARGET = ("Target at {target}, {way}.", "The target is at {target}, {way}.")
 WRONG = ("The last move was a mistake, it led away.", "Moving {last} was wrong.", "That {last} was a mistake.")
+TARGET = ("Target {way}, open {open}.", "The target is {way}, open {open}.")
 NEXT = ("Go {next}.", "Now head {next}.", "The way on is {next}.")
 NEXT_PICKUP = ("Take the passenger in here.", "Let the passenger get in now.", "Now the passenger can board.")
 NEXT_DROPOFF = ("Set the passenger down here.", "Let the passenger out now.", "Now the passenger can leave.")
 
 
 def write_reflection(state: int, mistake: int | None, best: int, generator: random.Random) -> str:
-    """A comment on `state` from templates. mistake: the last action where it was one. best: the action to point at."""
+    """A comment on `state` from templates: where the taxi is, what was wrong, where the target lies, which ways are open, what next.
+
+    mistake: the last action where it was one. best: the action to point at.
+    """
     view, table = decode(state), world()
     aboard = view.passenger == ABOARD
     row, column = table.stands[view.destination if aboard else view.passenger]
@@ -262,8 +265,8 @@ def write_reflection(state: int, mistake: int | None, best: int, generator: rand
     parts = [generator.choice(WHERE).format(taxi=taxi, passenger=passenger)]
     if mistake is not None:
         parts.append(generator.choice(WRONG).format(last=ACTIONS[mistake]))
-    way = _way(row - view.row, column - view.column)
-    parts.append(generator.choice(TARGET).format(target=f"row {row} column {column}", way=way))
+    ways = " ".join(ACTIONS[action] for action in range(4) if not table.fatal(state, action))
+    parts.append(generator.choice(TARGET).format(way=_way(row - view.row, column - view.column), open=ways))
     templates = {PICKUP: NEXT_PICKUP, DROPOFF: NEXT_DROPOFF}.get(best, NEXT)
     parts.append(generator.choice(templates).format(next=ACTIONS[best]))
     return " ".join(parts)

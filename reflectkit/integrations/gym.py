@@ -43,7 +43,7 @@ class TextEnv(gymnasium.Env[str, int]):
         self.inner: Any = make(env, horizon or getattr(known, "horizons", {}).get(self.level, DEFAULT_HORIZON))
         self.render_mode = render_mode
         self.observation_space = spaces.Text(min_length=0, max_length=LONGEST, charset=PRINTABLE)
-        self.action_space = spaces.Discrete(len(known.choices))
+        self.action_space: Any = spaces.Discrete(len(known.choices))
         self._text = ""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -60,7 +60,7 @@ class TextEnv(gymnasium.Env[str, int]):
         info = self._info(result.observation, result.info)
         return self._seen(result.observation), result.reward, result.terminated, result.truncated, info
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """The text last seen, in render mode "ansi"."""
         return self._text if self.render_mode == "ansi" else None
 
