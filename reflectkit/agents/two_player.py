@@ -80,7 +80,8 @@ class TwoPlayerAgent:
     """Scores the legal labels behind each prompt and picks one.
 
     reflector: None for the plain arm. temperature: of the sampling; 0 takes the likeliest action. reflect_prob: share of
-    decisions that see their comment; the rest act without. tokens: how many prompt tokens the policy has read.
+    decisions that see their comment; the rest act without. critic: a module from the last hidden state (B, D) to values (B, 1),
+    recorded with each decision; None records none. tokens: how many prompt tokens the policy has read.
     """
 
     def __init__(
@@ -91,11 +92,12 @@ class TwoPlayerAgent:
         temperature: float = 1.0,
         reflect_prob: float = 1.0,
         batch: int = 64,
+        critic: Any = None,
     ) -> None:
-        self.policy, self.reflector, self.batch = policy, reflector, batch
+        self.policy, self.reflector, self.batch, self.critic = policy, reflector, batch, critic
         self.temperature, self.reflect_prob = temperature, reflect_prob
         self.tokens = 0
-        self._scores: dict[tuple[int, tuple[int, ...]], tuple[float, ...]] = {}
+        self._scores: dict[tuple[int, tuple[int, ...]], tuple[tuple[float, ...], float | None]] = {}
 
     def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
         """One decision for each observation; the draw depends on the turn's own seed alone."""
@@ -108,12 +110,13 @@ class TwoPlayerAgent:
         self._score(keys)
         decisions = []
         for key, comment, context in zip(keys, comments, contexts, strict=True):
-            logprobs = torch.tensor(self._scores[key], dtype=torch.float64)
+            row, value = self._scores[key]
+            logprobs = torch.tensor(row, dtype=torch.float64)
             probabilities = logprobs.exp()
             action = int(probabilities.argmax()) if self.temperature == 0 else _draw(probabilities, context.seed)
             entropy = float(-(probabilities * logprobs.clamp(min=-1e4)).sum())
             token = label_ids(self.policy.tokenizer, key[0])[action]
-            decisions.append(Decision(action, comment, key[1], (token,), (float(logprobs[action]),), entropy))
+            decisions.append(Decision(action, comment, key[1], (token,), (row[action],), entropy, value))
         return decisions
 
     def forget_scores(self) -> None:
@@ -146,7 +149,7 @@ class TwoPlayerAgent:
             if longest > self.policy.context:
                 raise CheckpointError(_too_long("policy", longest, self.policy.context))
             labels = [label_ids(self.policy.tokenizer, count) for count, _ in part]
-            logprobs_BK, _ = choice_logprobs(
+            logprobs_BK, hidden_BD = choice_logprobs(
                 self.policy.model,
                 [prompt for _, prompt in part],
                 labels,
@@ -154,8 +157,9 @@ class TwoPlayerAgent:
                 temperature=self.temperature or 1.0,
             )
             self.tokens += sum(len(prompt) for _, prompt in part)
-            for key, row in zip(part, logprobs_BK.double().tolist(), strict=True):
-                self._scores[key] = tuple(row[: key[0]])
+            values = [None] * len(part) if self.critic is None else self.critic(hidden_BD.float()).squeeze(-1).tolist()
+            for key, row, value in zip(part, logprobs_BK.double().tolist(), values, strict=True):
+                self._scores[key] = tuple(row[: key[0]]), value
 
 
 def _draw(probabilities: torch.Tensor, seed: int) -> int:

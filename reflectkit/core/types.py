@@ -62,7 +62,7 @@ class Decision:
     action: index into `Observation.choices` (0 … K-1), or the text. reflection: the comment it acted on, None without
     one. prompt_ids: the tokens the policy read (T). token_ids: the tokens it wrote (one for a choice). logprobs: their
     natural-log probabilities under the sampling distribution, ≤ 0. entropy: of the distribution over the legal
-    actions, in nats; None where unknown. note: how a demonstration marks the step ("positive", "mistake",
+    actions, in nats; value: the critic's expected return-to-go, in the env's unit; None where unknown. note: how a demonstration marks the step ("positive", "mistake",
     "correction"). Scripted agents leave the token fields empty.
     """
 
@@ -72,6 +72,7 @@ class Decision:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     entropy: float | None = None
+    value: float | None = None
     note: str | None = None
 
 
@@ -116,7 +117,8 @@ class Sample:
 
     tokens: ids. loss_mask: 1 where the policy wrote the token, else 0. logprobs: as sampled, 0 where masked.
     choices: the ids of the legal labels (K) where the row's one trained token is a choice, else empty.
-    return_to_go: discounted sum of the rewards from the decision on, in the env's unit. group_id: episodes with the same
+    return_to_go: discounted sum of the rewards from the decision on, in the env's unit. value: what the critic expected it to
+    be when the decision was made; None without a critic. group_id: episodes with the same
     id are of the same task.
     """
 
@@ -125,6 +127,7 @@ class Sample:
     logprobs: tuple[float, ...]
     choices: tuple[int, ...]
     return_to_go: float
+    value: float | None
     group_id: str
 
 

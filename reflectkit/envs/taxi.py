@@ -245,39 +245,28 @@ def draw(state: int) -> str:
     return "\n".join(lines)
 
 
-WHERE = ("Taxi at {taxi}, passenger {passenger}.", "The taxi is at {taxi}, passenger {passenger}.")
+WHERE = ("Taxi at {taxi}.", "The taxi is at {taxi}.")
 WRONG = ("The last move was a mistake, it led away.", "Moving {last} was wrong.", "That {last} was a mistake.")
-TARGET = ("Target {way}, open {open}.", "The target is {way}, open {open}.")
-NEXT = ("Go {next}.", "Now head {next}.", "The way on is {next}.")
-NEXT_PICKUP = ("Take the passenger in here.", "Let the passenger get in now.", "Now the passenger can board.")
-NEXT_DROPOFF = ("Set the passenger down here.", "Let the passenger out now.", "Now the passenger can leave.")
+WAITING = ("Passenger waiting at {target}.", "The passenger waits at {target}.")
+ABOARD_FOR = ("Passenger aboard for {target}.", "The passenger wants to {target}.")
+FETCH, BRING = ("Drive there.", "Get there first."), ("Drive there.", "Bring the passenger there.")
+PICK_UP = ("Take the passenger in here.", "Let the passenger get in now.", "Now the passenger can board.")
+SET_DOWN = ("Set the passenger down here.", "Let the passenger out now.", "Now the passenger can leave.")
 
 
 def write_reflection(state: int, mistake: int | None, best: int, generator: random.Random) -> str:
-    """A comment on `state` from templates: where the taxi is, what was wrong, where the target lies, which ways are open, what next.
+    """A comment on `state` from templates: where the taxi is, what was wrong, where the passenger or destination is, what to do.
 
-    mistake: the last action where it was one. best: the action to point at.
+    Written knowing the best next action, but a direction is left to the policy, as in the paper.
+
+    mistake: the last action where it was one. best: the best next action.
     """
     view, table = decode(state), world()
     aboard = view.passenger == ABOARD
     row, column = table.stands[view.destination if aboard else view.passenger]
-    taxi, passenger = f"row {view.row} column {view.column}", "aboard" if aboard else "waiting"
-    parts = [generator.choice(WHERE).format(taxi=taxi, passenger=passenger)]
+    parts = [generator.choice(WHERE).format(taxi=f"row {view.row} column {view.column}")]
     if mistake is not None:
         parts.append(generator.choice(WRONG).format(last=ACTIONS[mistake]))
-    ways = " ".join(ACTIONS[action] for action in range(4) if not table.fatal(state, action))
-    parts.append(generator.choice(TARGET).format(way=_way(row - view.row, column - view.column), open=ways))
-    templates = {PICKUP: NEXT_PICKUP, DROPOFF: NEXT_DROPOFF}.get(best, NEXT)
-    parts.append(generator.choice(templates).format(next=ACTIONS[best]))
+    parts.append(generator.choice(ABOARD_FOR if aboard else WAITING).format(target=f"row {row} column {column}"))
+    parts.append(generator.choice({PICKUP: PICK_UP, DROPOFF: SET_DOWN}.get(best, BRING if aboard else FETCH)))
     return " ".join(parts)
-
-
-def _way(down: int, right: int) -> str:
-    """Where the target lies as the crow flies: "2 south 1 west", or "here".
-
-    >>> _way(2, -1), _way(0, 0)
-    ('2 south 1 west', 'here')
-    """
-    parts = [f"{abs(down)} {'south' if down > 0 else 'north'}"] if down else []
-    parts += [f"{abs(right)} {'east' if right > 0 else 'west'}"] if right else []
-    return " ".join(parts) or "here"

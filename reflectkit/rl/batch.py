@@ -28,6 +28,7 @@ def rows(trajectories: Sequence[Trajectory], labels_of: dict[int, tuple[int, ...
                     logprobs=(0.0,) * masked + decision.logprobs,
                     choices=labels_of[len(turn.observation.choices)],
                     return_to_go=value,
+                    value=decision.value,
                     group_id=trajectory.task.id,
                 )
             )

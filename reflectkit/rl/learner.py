@@ -77,29 +77,24 @@ class Learner:
             return {}
         self.player.model.eval()
         returns = [sample.return_to_go for sample in samples]
-        values = self._values(samples) if self.settings.baseline == "critic" else None
+        values = [sample.value for sample in samples if sample.value is not None]
+        if self.settings.baseline == "critic" and len(values) < len(samples):
+            raise ValueError("baseline 'critic' needs rows whose decisions carry the critic's value")
         gains = advantages(returns, values, self.settings.baseline, self.settings.scale)
         sums: dict[str, float] = {}
-        order = list(range(len(samples)))
+        alike = list(_by_prompt(samples).values())
+        pieces = math.ceil(len(samples) / self.settings.minibatch)
         steps = 0
         for _ in range(self.settings.epochs):
-            generator.shuffle(order)
-            pieces = math.ceil(len(order) / self.settings.minibatch)
+            generator.shuffle(alike)
+            order = [row for rows in alike for row in rows]  # rows of one prompt stay together, for one forward pass
             for piece in range(pieces):
-                chosen = order[piece::pieces]  # pieces of equal size, one row apart at most
+                chosen = order[piece * len(order) // pieces : (piece + 1) * len(order) // pieces]
                 figures = self._step([samples[i] for i in chosen], [gains[i] for i in chosen], [returns[i] for i in chosen])
                 steps += 1
                 for name, value in figures.items():
                     sums[name] = sums.get(name, 0.0) + value
         return {name: total / steps for name, total in sums.items()}
-
-    @torch.no_grad()
-    def _values(self, samples: Sequence[Sample]) -> list[float]:
-        """The critic's value of each row's prompt, before the update."""
-        values = torch.zeros(len(samples))
-        for rows, _, hidden_UD, prompt_of_row in self._forward(samples):
-            values[rows] = self.critic(hidden_UD.float()).squeeze(-1).cpu()[prompt_of_row]
-        return [float(value) for value in values]
 
     def _step(self, samples: Sequence[Sample], gains: Sequence[float], returns: Sequence[float]) -> dict[str, float]:
         settings, total = self.settings, len(samples)
@@ -137,9 +132,7 @@ class Learner:
 
     def _forward(self, samples: Sequence[Sample]) -> Any:
         """(row numbers, logprobs_UK, hidden_UD, index into U of each row) for micro-batches of U distinct prompts."""
-        members: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
-        for number, sample in enumerate(samples):
-            members.setdefault((sample.tokens[:-1], sample.choices), []).append(number)
+        members = _by_prompt(samples)
         distinct = list(members)
         for start in range(0, len(distinct), self.micro_batch):
             part = distinct[start : start + self.micro_batch]
@@ -153,3 +146,11 @@ class Learner:
             rows = [number for key in part for number in members[key]]
             prompt_of_row = [index for index, key in enumerate(part) for _ in members[key]]
             yield rows, logprobs_UK, hidden_UD, prompt_of_row
+
+
+def _by_prompt(samples: Sequence[Sample]) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:
+    """Row numbers by prompt and legal labels, in order of first appearance."""
+    members: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for number, sample in enumerate(samples):
+        members.setdefault((sample.tokens[:-1], sample.choices), []).append(number)
+    return members

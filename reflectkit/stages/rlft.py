@@ -129,7 +129,13 @@ def _players(config: Config, folder: Path) -> tuple[TwoPlayerAgent, Learner, int
     )
     learner = Learner(policy, settings)
     done = checkpoint.restore(resumed, learner) if resumed else 0
-    agent = TwoPlayerAgent(policy, reflector, temperature=config.temperature, reflect_prob=config.reflect_prob)
+    agent = TwoPlayerAgent(
+        policy,
+        reflector,
+        temperature=config.temperature,
+        reflect_prob=config.reflect_prob,
+        critic=learner.critic if config.baseline == "critic" else None,
+    )
     return agent, learner, done
 
 

@@ -162,8 +162,8 @@ def corridor_player(seed: int) -> Player:
 @pytest.mark.parametrize("baseline", ["none", "batch", "critic"])
 def test_learns_corridor_from_scratch(baseline: str) -> None:
     player = corridor_player(seed=0)
-    agent = TwoPlayerAgent(player)
     learner = Learner(player, Settings(learning_rate=1e-3, baseline=baseline, entropy=0.003, max_grad_norm=1.0))
+    agent = TwoPlayerAgent(player, critic=learner.critic)
     tasks = {"long": Corridor.tasks("long")}
     plan = Plan(tasks, {"long": lambda: make("corridor", 16)}, ("long",), steps=30, episodes=12, gamma=1.0, seed=0, width=12)
     first = train_step(0, plan, agent, learner)
@@ -194,7 +194,7 @@ def test_resuming_from_a_checkpoint_gives_the_same_weights(tmp_path: Path) -> No
     plan = Plan(tasks, {"long": lambda: make("corridor", 16)}, ("long",), steps=4, episodes=6, gamma=1.0, seed=0, width=6)
 
     def train(player: Player, learner: Learner, steps: range) -> None:
-        agent = TwoPlayerAgent(player)
+        agent = TwoPlayerAgent(player, critic=learner.critic)
         for step in steps:
             train_step(step, plan, agent, learner)
 
