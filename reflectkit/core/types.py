@@ -61,9 +61,9 @@ class Decision:
 
     action: index into `Observation.choices` (0 … K-1), or the text. reflection: the comment it acted on, None without
     one. prompt_ids: the tokens the policy read (T). token_ids: the tokens it wrote (one for a choice). logprobs: their
-    natural-log probabilities under the sampling distribution, ≤ 0. entropy: of the distribution over the legal
-    actions, in nats; value: the critic's expected return-to-go, in the env's unit; None where unknown. note: how a demonstration marks the step ("positive", "mistake",
-    "correction"). Scripted agents leave the token fields empty.
+    natural-log probabilities under the sampling distribution, ≤ 0. entropy: of the distribution over the legal actions, in
+    nats. value: the critic's expected return-to-go, in the env's unit. note: how a demonstration marks the step ("positive",
+    "mistake", "correction"). What is unknown is None; scripted agents leave the token fields empty.
     """
 
     action: int | str

@@ -255,7 +255,7 @@ SET_DOWN = ("Set the passenger down here.", "Let the passenger out now.", "Now t
 
 
 def write_reflection(state: int, mistake: int | None, best: int, generator: random.Random) -> str:
-    """A comment on `state` from templates: where the taxi is, what was wrong, where the passenger or destination is, what to do.
+    """A comment on `state` from templates: where the taxi is, what was wrong, where the goal is, what to do.
 
     Written knowing the best next action, but a direction is left to the policy, as in the paper.
 

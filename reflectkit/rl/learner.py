@@ -36,12 +36,12 @@ class Settings:
     """
 
     learning_rate: float
-    critic_rate: float = 1e-3
+    critic_rate: float = 5e-3
     clip: float = 0.2
     entropy: float = 0.01
     max_grad_norm: float = 0.3
     epochs: int = 1
-    minibatch: int = 128
+    minibatch: int = 512
     baseline: str = "critic"
     scale: bool = True
     temperature: float = 1.0
@@ -66,8 +66,10 @@ class Learner:
             weight_decay=0.0,
         )
 
-    def update(self, samples: Sequence[Sample], generator: random.Random) -> dict[str, float]:
+    def update(self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0) -> dict[str, float]:
         """Learn from `samples`; `generator` shuffles them into minibatches. Returns the mean of each figure.
+
+        rate: what the learning rates are multiplied with at this point of the schedule, 0 … 1.
 
         Raises
         ------
@@ -76,6 +78,9 @@ class Learner:
         if not samples:
             return {}
         self.player.model.eval()
+        rates = (self.settings.learning_rate, self.settings.critic_rate)
+        for group, full in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = full * rate
         returns = [sample.return_to_go for sample in samples]
         values = [sample.value for sample in samples if sample.value is not None]
         if self.settings.baseline == "critic" and len(values) < len(samples):

@@ -22,6 +22,7 @@ class Plan:
     """What to play. tasks, makers: problems and env makers by level. levels: in curriculum order, equal steps each.
 
     steps: updates in all. episodes: played for each update. gamma: the discount. width: episodes side by side.
+    decay: whether learning rates fall in a line to 0 at the last step, so that the last policy stands still.
     """
 
     tasks: Mapping[str, Sequence[Task]]
@@ -32,6 +33,7 @@ class Plan:
     gamma: float
     seed: int
     width: int
+    decay: bool = True
 
 
 def train_step(step: int, plan: Plan, agent: TwoPlayerAgent, learner: Learner) -> dict[str, object]:
@@ -49,7 +51,8 @@ def train_step(step: int, plan: Plan, agent: TwoPlayerAgent, learner: Learner) -
     tokenizer = agent.policy.tokenizer
     counts = {len(turn.observation.choices) for trajectory in played for turn in trajectory.turns}
     samples = batch.rows(played, {count: label_ids(tokenizer, count) for count in counts}, plan.gamma)
-    figures = learner.update(samples, generator(plan.seed, "update", step))
+    rate = 1 - step / plan.steps if plan.decay else 1.0
+    figures = learner.update(samples, generator(plan.seed, "update", step), rate)
     agent.forget_scores()
     seconds = time.perf_counter() - started
     newly_asked = (reflector.asked - asked) if reflector else 0

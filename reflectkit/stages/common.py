@@ -38,7 +38,7 @@ class PlayConfig(EnvConfig):
     """What a stage takes that plays episodes."""
 
     horizon: int = option(0, help="Steps after which an episode is cut off; 0: the env's own default for the level.")
-    width: int = option(64, help="Episodes played side by side; changes speed and memory, not results.")
+    width: int = option(128, help="Episodes played side by side; changes speed and memory, not results.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -37,17 +37,18 @@ class Config(PlayConfig):
     reflect_load_dir: Path | None = option(None, help="Checkpoint of the frozen reflector; none: the SFT + RL arm.")
     task_file: Path | None = option(None, help="Problems to train on; default: train.json in the env's data folder.")
     curriculum: tuple[str, ...] = option((), help="Levels with equal steps, in order (repeat the flag); default: the last.")
-    max_steps: int = option(120, help="Updates.")
-    episodes: int = option(32, help="Episodes played for each update.")
-    learning_rate: float = option(2e-4, help="Adam's rate.")
+    max_steps: int = option(60, help="Updates.")
+    episodes: int = option(128, help="Episodes played for each update.")
+    learning_rate: float = option(3e-4, help="Adam's rate, at its highest.")
+    schedule: str = option("linear", help="Of the rate: linear (falls to 0 at the last update) or constant.")
     baseline: str = option("critic", help="What a return is compared with: none, batch (mean), critic (a linear value head).")
-    gamma: float = option(1.0, help="Discount of the return-to-go; 1 is the paper's.")
+    gamma: float = option(0.95, help="Discount of the return-to-go; the paper has 1.")
     entropy: float = option(0.01, help="Weight of the entropy bonus, over the legal actions.")
     max_grad_norm: float = option(0.3, help="Gradients are scaled down to this norm.")
     clip: float = option(0.2, help="How far the ratio to the sampling policy may count.")
     epochs: int = option(1, help="Passes over each batch; 1 is REINFORCE's.")
-    minibatch: int = option(128, help="Rows a gradient step.")
-    temperature: float = option(1.0, help="Of the policy's sampling.")
+    minibatch: int = option(512, help="Rows a gradient step.")
+    temperature: float = option(1.5, help="Of the policy's sampling, in play and in the loss.")
     reflect_prob: float = option(1.0, help="Share of the steps that see their comment.")
     reflect_temperature: float = option(0.0, help="Of the comments; 0 decodes greedily and memoises.")
     save_steps: int = option(20, help="Updates between checkpoints.")
@@ -64,6 +65,7 @@ class Config(PlayConfig):
         fraction("gamma", self.gamma)
         fraction("reflect_prob", self.reflect_prob)
         one_of("baseline", self.baseline, BASELINES)
+        one_of("schedule", self.schedule, ("linear", "constant"))
         for level in self.curriculum:
             check_level(self.env, level)
 
@@ -83,7 +85,7 @@ def run(config: Config, progress: Progress) -> Report:
         plan = Plan(
             {level: at_level(config.env, tasks, level, source) for level in levels},
             {level: config.maker(level) for level in levels},
-            levels, config.max_steps, config.episodes, config.gamma, config.seed, config.width,
+            levels, config.max_steps, config.episodes, config.gamma, config.seed, config.width, config.schedule == "linear",
         )  # fmt: skip
         agent, learner, done = _players(config, current.folder)
         progress.news(f"rlft: {len(tasks)} problems of {source} → {current.folder}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reflectkit.core.config import above, at_least, fraction, one_of, option
+from reflectkit.core.config import above, at_least, one_of, option
 from reflectkit.core.console import Bar, Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import write_jsonl
@@ -42,7 +42,7 @@ class Config(EnvConfig):
     batch_size: int = option(16, help="Rows a gradient step.")
     learning_rate: float = option(2e-3, help="Peak rate; 5 % warm-up, then linear decay to 0.")
     max_length: int = option(256, help="Tokens a row may have; also what the tiny model can read.")
-    dropout: float = option(0.0, help="Dropout of the tiny model.")
+    init_range: float = option(0.04, help="Standard deviation of the tiny model's fresh weights.")
     lora_r: int = option(0, help="Rank of a LoRA adapter; 0 trains all weights.")
     lora_alpha: int = option(16, help="Scale of the LoRA adapter.")
     save_steps: int = option(250, help="Steps between the checkpoints that a killed run goes on from.")
@@ -57,7 +57,7 @@ class Config(EnvConfig):
             at_least(name, getattr(self, name), 1)
         at_least("lora_r", self.lora_r, 0)
         above("learning_rate", self.learning_rate, 0)
-        fraction("dropout", self.dropout)
+        above("init_range", self.init_range, 0)
         if self.lora_r and self.model == "tiny":
             raise ConfigError("--lora-r needs a model that has learnt something; --model tiny starts from nothing")
 
@@ -107,7 +107,7 @@ def _player(config: Config, rows: list[tuple[int, str, str]]) -> Player:
         listed = "\n".join({prompt for _, prompt, _ in rows}) if config.role != "reflection" else ""
         labels = [f" {label}" for label in LABELS if f" {label}" in used or f"\n {label} " in listed]
         tokenizer = build_tokenizer([prompt + completion for _, prompt, completion in rows], labels)
-        model = build_model(tokenizer, config.max_length, config.seed, config.dropout)
+        model = build_model(tokenizer, config.max_length, config.seed, config.init_range)
         return Player(model.to(pick_device(config.device)), tokenizer, config.role)
     loaded = load_player(config.model, device=config.device, dtype=config.dtype)
     model = loaded.model
