@@ -1,6 +1,7 @@
 """Turns to SFT rows: the original's five files, each row a `prompt` and a `completion`.
 
-A wrong move is no row; the move that mends it is a row of the full files and not of the `_positive` ones.
+A wrong move is no row for those who act; what the teacher said before it was right, and is a row for the reflector. The
+move that mends a mistake is a row of the full files and not of the `_positive` ones.
 """
 
 from __future__ import annotations
@@ -21,21 +22,20 @@ FILE_OF_ROLE = {"plain": "sft.jsonl", "reflection": "sft_reflection.jsonl", "pol
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One step to learn from. comment: what the policy row shows. action: index of the right choice."""
+    """One step to learn from. action: index of the choice. note: "positive", "mistake" or "correction"."""
 
     observation: Observation
     reflection: str
     action: int
-    positive: bool
+    note: str
 
 
 def lessons(trajectories: Sequence[Trajectory]) -> list[Lesson]:
-    """The steps of `trajectories` whose action is right, in order."""
+    """The steps of `trajectories`, in order."""
     return [
-        Lesson(turn.observation, turn.decision.reflection or "", int(turn.decision.action), turn.decision.note == "positive")
+        Lesson(turn.observation, turn.decision.reflection or "", int(turn.decision.action), turn.decision.note or "positive")
         for trajectory in trajectories
         for turn in trajectory.turns
-        if turn.decision.note != "mistake"
     ]
 
 

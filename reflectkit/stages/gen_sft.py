@@ -58,13 +58,15 @@ def run(config: Config, progress: Progress) -> Report:
         steps = lessons(_replayed(config, source, progress))
         if not steps:
             raise DataError(source, "no record has a demonstration; make some with `reflectkit gen-trajectory`")
-        own = _reflector_comments(config, steps, progress)
+        right = [step for step in steps if step.note != "mistake"]
+        positive = [step for step in steps if step.note == "positive"]
+        own = _reflector_comments(config, right, progress)
         rows: dict[str, list[dict[str, str]]] = {
-            "sft": [plain_row(step) for step in steps],
+            "sft": [plain_row(step) for step in right],
             "sft_reflection": [reflection_row(step) for step in steps],
-            "sft_policy": _policy_rows(config, steps, own),
-            "sft_reflection_positive": [reflection_row(step) for step in steps if step.positive],
-            "sft_policy_positive": _policy_rows(config, [step for step in steps if step.positive], own),
+            "sft_policy": _policy_rows(config, right, own),
+            "sft_reflection_positive": [reflection_row(step) for step in positive],
+            "sft_policy_positive": _policy_rows(config, positive, own),
         }
         outputs, figures = [], {}
         for name in FILES:

@@ -137,16 +137,16 @@ def test_sft_rows_are_the_prompts_that_the_agent_sees(taxi_data: Path, policy: P
     for number, index in enumerate(kept):
         assert rows["sft"][number] == (read[2 * index], f" {taken[index].action}")
         assert rows["sft_policy"][number] == (read[2 * index + 1], f" {taken[index].action}")
-        assert rows["sft_reflection"][number] == (asked[index], f" {taken[index].reflection}")
+    for index, decision in enumerate(taken):
+        assert rows["sft_reflection"][index] == (asked[index], f" {decision.reflection}")
 
 
-def test_wrong_moves_are_no_rows_and_positive_files_hold_no_corrections(taxi_data: Path) -> None:
+def test_wrong_moves_are_no_rows_for_those_who_act_and_positive_files_hold_no_corrections(taxi_data: Path) -> None:
     records = read_records(taxi_data / "train.json", "taxi")
     notes = [step.note for record in records for shown in record.trajectories for step in shown.trajectory]
     lines = {name: len((taxi_data / name).read_text().splitlines()) for name in DATA_FILES if name.endswith(".jsonl")}
-    assert (
-        lines["sft.jsonl"] == lines["sft_policy.jsonl"] == lines["sft_reflection.jsonl"] == len(notes) - notes.count("mistake")
-    )
+    assert lines["sft.jsonl"] == lines["sft_policy.jsonl"] == len(notes) - notes.count("mistake")
+    assert lines["sft_reflection.jsonl"] == len(notes)
     assert lines["sft_policy_positive.jsonl"] == lines["sft_reflection_positive.jsonl"] == notes.count("positive")
 
 
