@@ -148,7 +148,6 @@ def _train(
     config: Config, folder: Path, player: Player, encoded: list[dict[str, list[int]]], progress: Progress
 ) -> list[dict[str, Any]]:
     """Train `player.model` in place; returns the log, a record each 20 steps."""
-    import torch
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
@@ -189,7 +188,6 @@ def _train(
         )
         trainer.pop_callback(_printer())
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    torch.set_grad_enabled(True)
     return [record for record in trainer.state.log_history if "loss" in record]
 
 
