@@ -21,7 +21,7 @@ from reflectkit.data.trajectories import Record, from_trajectory, record_to_json
 from reflectkit.envs import env_class
 from reflectkit.stages.common import RECORDS, PlayConfig, check_level
 
-EXAMPLES = ("reflectkit gen-trajectory --env taxi --demonstrations 57 --noise 0.2",)
+EXAMPLES = ("reflectkit gen-trajectory --env taxi --demonstrations 29 --noise 0.2",)
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Config(PlayConfig):
     """Settings of gen-trajectory."""
 
     level: str = option("", help="Curriculum level of the problems; default: the env's last, the whole task.")
-    demonstrations: int = option(57, help="How many problems get a demonstration (of 57, a 7:2:1 split trains on 40).")
+    demonstrations: int = option(29, help="How many problems get a demonstration (of 29, a 7:2:1 split trains on 20).")
     noise: float = option(0.2, help="Chance that a step is a mistake that does not end the episode.")
 
     def __post_init__(self) -> None:
