@@ -66,11 +66,11 @@ def run(config: Config, progress: Progress) -> Report:
     """Train and write `checkpoint-<max_steps>/`. Raises DataError for a row that does not fit, CheckpointError."""
     source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
     rows = read_rows(source)
-    with open_run("sft", config, [source]) as current:
+    with open_run("sft", config, _inputs(config, source)) as current:
         if current.done:
             return current.done
         progress.news(f"sft ({config.role}): {len(rows)} rows of {source} → {current.folder}")
-        player = _player(config, rows)
+        player = _player(config, source, rows)
         encoded = _encode(config, source, rows, player)
         log = _train(config, current.folder, player, encoded, progress)
         from reflectkit.models.load import save_player
@@ -93,7 +93,7 @@ def run(config: Config, progress: Progress) -> Report:
         return current.finish(figures, [target])
 
 
-def _player(config: Config, rows: list[tuple[int, str, str]]) -> Player:
+def _player(config: Config, source: Path, rows: list[tuple[int, str, str]]) -> Player:
     """The model to train. Raises CheckpointError."""
     from reflectkit.models.hush import hush
     from reflectkit.models.load import Player, load_player, pick_device
@@ -103,10 +103,13 @@ def _player(config: Config, rows: list[tuple[int, str, str]]) -> Player:
         from reflectkit.core.prompts import LABELS
         from reflectkit.models.tiny import build_model, build_tokenizer
 
+        texts = [prompt + completion for _, prompt, completion in rows]
+        for beside in _inputs(config, source)[1:]:
+            texts += [prompt + completion for _, prompt, completion in read_rows(beside)]
+        listed = "\n".join(set(texts))
         used = {completion for _, _, completion in rows}
-        listed = "\n".join({prompt for _, prompt, _ in rows}) if config.role != "reflection" else ""
         labels = [f" {label}" for label in LABELS if f" {label}" in used or f"\n {label} " in listed]
-        tokenizer = build_tokenizer([prompt + completion for _, prompt, completion in rows], labels)
+        tokenizer = build_tokenizer(texts, labels)
         model = build_model(tokenizer, config.max_length, config.seed, config.init_range)
         return Player(model.to(pick_device(config.device)), tokenizer, config.role)
     loaded = load_player(config.model, device=config.device, dtype=config.dtype)
@@ -116,6 +119,17 @@ def _player(config: Config, rows: list[tuple[int, str, str]]) -> Player:
 
         model = get_peft_model(model, LoraConfig(r=config.lora_r, lora_alpha=config.lora_alpha, task_type="CAUSAL_LM"))
     return Player(model, loaded.tokenizer, config.role)
+
+
+def _inputs(config: Config, source: Path) -> list[Path]:
+    """The rows, and the model folder to start from; for a tiny reflector also the policy's rows beside its own, if there are any.
+
+    With their words in its tokenizer, a tiny policy can start from its weights (`--model REFLECTOR`).
+    """
+    beside = source.with_name(FILE_OF_ROLE["policy"])
+    if config.model == "tiny":
+        return [source, beside] if config.role == "reflection" and beside.is_file() else [source]
+    return [source, Path(config.model)] if Path(config.model).is_dir() else [source]
 
 
 def _encode(config: Config, source: Path, rows: list[tuple[int, str, str]], player: Player) -> list[dict[str, list[int]]]:

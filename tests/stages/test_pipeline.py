@@ -95,7 +95,7 @@ def test_no_start_is_in_two_splits_and_every_start_in_one(taxi_data: Path) -> No
 
 def test_demonstrations_replay_and_mark_their_mistakes(taxi_data: Path) -> None:
     records = [record for record in read_records(taxi_data / "data_reflection_negative.json", "taxi") if record.trajectories]
-    assert len(records) == 57
+    assert len(records) == 29
     notes = [[step.note for step in record.trajectories[0].trajectory] for record in records]
     flat = [note for row in notes for note in row]
     assert set(flat) == {"positive", "mistake", "correction"}
