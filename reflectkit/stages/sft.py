@@ -122,7 +122,7 @@ def _player(config: Config, source: Path, rows: list[tuple[int, str, str]]) -> P
 
 
 def _inputs(config: Config, source: Path) -> list[Path]:
-    """The rows, and the model folder to start from; for a tiny reflector also the policy's rows beside its own, if there are any.
+    """The rows, and the model folder to start from; for a tiny reflector also the policy's rows beside its own, if any.
 
     With their words in its tokenizer, a tiny policy can start from its weights (`--model REFLECTOR`).
     """
