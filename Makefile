@@ -1,5 +1,5 @@
 # One target a task; `make help` lists them. A GPU user picks the torch build: make demo TORCH="torch==2.13.0+cu130"
-TORCH ?= torch==2.13.0
+TORCH ?= --constraint constraints.txt torch
 PYTHON ?= python3
 VENV ?= .venv
 ENV ?= taxi
@@ -22,11 +22,12 @@ $(VENV)/bin/python:
 
 $(INSTALLED): pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable .
 	touch $@
 
 $(TEST_INSTALLED): $(INSTALLED)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[test]'
 	touch $@
 
 install: $(INSTALLED) ## Make .venv and install the package

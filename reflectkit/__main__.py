@@ -1,4 +1,4 @@
-"""`python -m reflectkit`, and `accelerate launch -m reflectkit rlft …`."""
+"""`python -m reflectkit`, the same as `reflectkit`."""
 
 from reflectkit.cli.main import entry
 

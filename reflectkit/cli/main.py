@@ -23,6 +23,7 @@ from reflectkit.stages import STAGES
 from reflectkit.stages.run import load_recipe, recipe_names
 
 FULL_DISK_BYTES = 4 * 2**20
+STOPPED = "stopped; the same command goes on from here"
 
 app = typer.Typer(
     name="reflectkit",
@@ -68,11 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         outcome = app(args=given, standalone_mode=False)
-        return outcome if isinstance(outcome, int) else 0
+        code = outcome if isinstance(outcome, int) else 0
+        return _say(STOPPED, code) if code == 130 else code  # typer's own code for Ctrl-C
     except typer.Exit as leaving:
         return leaving.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return _say("stopped; the same command goes on from here", 130)
+        return _say(STOPPED, 130)
     except Exception as error:
         if "--traceback" in given:
             traceback.print_exc()
@@ -83,6 +85,8 @@ def _explain(error: Exception) -> int:
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "reflectkit"
+        if not error.format_message().strip():  # no command at all: the help is on the screen already
+            return 2
         return _say(f"{error.format_message().rstrip('.')} (see `{command} --help`)", 2)
     if isinstance(error, ReflectkitError):
         return _say(str(error), 2)

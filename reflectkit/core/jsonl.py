@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,26 +26,29 @@ def dumps(value: object) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` by `text` (UTF-8) in one step. Raises OSError (full disk, no permission); `path` is then as before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
+    """Replace `path` by `text` (UTF-8) in one step.
+
+    Raises
+    ------
+    OSError (full disk, no permission) and DataError (text that is no Unicode, such as half a surrogate pair); `path` is then as
+    before. A writer that is killed leaves a temporary file that the next write of `path` replaces.
+    """
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        content = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(path, f"cannot be written: character {error.start} is half a surrogate pair; mend the source") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(TEMPORARY_PREFIX + path.name)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            temporary.unlink()
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def write_json(path: Path, value: object) -> None:
@@ -63,7 +66,9 @@ def write_jsonl(path: Path, rows: Iterable[object]) -> int:
 def sweep(folder: Path) -> None:
     """Remove what a killed writer left in `folder`."""
     for leftover in folder.glob(TEMPORARY_PREFIX + "*"):
-        if leftover.is_file():
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
             leftover.unlink(missing_ok=True)
 
 
@@ -77,8 +82,8 @@ def read_json(path: Path) -> Any:
     except json.JSONDecodeError as error:
         cut = " (the file looks cut off)" if error.pos >= len(text.rstrip()) - 1 else ""
         raise DataError(path, f"not JSON: {error.msg}{cut}", line=error.lineno) from None
-    except RecursionError:
-        raise DataError(path, "JSON is nested too deeply") from None
+    except (RecursionError, ValueError) as error:
+        raise DataError(path, f"JSON that cannot be read: {error}") from None
 
 
 def read_json_list(path: Path) -> list[Any]:
@@ -106,8 +111,8 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise DataError(path, f"not JSON: {error.msg}", line=number) from None
-        except RecursionError:
-            raise DataError(path, "JSON is nested too deeply", line=number) from None
+        except (RecursionError, ValueError) as error:
+            raise DataError(path, f"JSON that cannot be read: {error}", line=number) from None
         if not isinstance(row, dict):
             raise DataError(path, f"expected a JSON object, found {type(row).__name__}", line=number)
         found = True

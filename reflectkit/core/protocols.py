@@ -74,14 +74,6 @@ class OracleEnv(Env, Protocol):
         ...
 
 
-class TaskSource(Protocol):
-    """An env that can list its own problems."""
-
-    def tasks(self, level: str) -> list[Task]:
-        """Every problem of `level`, in a fixed order."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Context:
     """What stands behind one observation. seed: of this turn of this episode. env: for scripted teachers alone."""

@@ -22,7 +22,7 @@ def resolve(kind: str, name: str, table: Mapping[str, str]) -> Any:
     module_name, _, attribute = target.partition(":")
     try:
         return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # a user's module may fail in any way while it is imported
         if name in table:
             raise
         raise UnknownNameError(

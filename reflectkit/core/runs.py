@@ -12,6 +12,7 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,13 +23,14 @@ from typing import Any
 
 from reflectkit.core.config import StageConfig
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.jsonl import read_json, sha256, sweep, write_json
+from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, sha256, sweep, write_json
 from reflectkit.core.types import to_json
 
 NOT_IDENTITY = frozenset({"force", "results_dir", "width"})
 """Settings that do not change what a run makes."""
 
 RECORDED_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "gymnasium")
+STAGING_PREFIX = f"{TEMPORARY_PREFIX}run-"
 HASHED_WHOLE = 256 * 2**20  # bytes; a larger file is known by its size and time
 
 
@@ -86,8 +88,7 @@ def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = ()) -> It
     identity = {"stage": stage, "settings": settings, "inputs": {str(path): digest(path) for path in inputs}}
     folder = None if config.force else _find(config.results_dir, stage, identity)
     if folder is None:
-        folder = _allocate(config.results_dir, stage)
-        write_json(folder / "config.json", identity | _circumstances(config))
+        folder = _allocate(config.results_dir, stage, identity | _circumstances(config))
     with _held(folder):
         sweep(folder)
         report = _finished(stage, folder)
@@ -168,22 +169,41 @@ def _find(results_dir: Path, stage: str, identity: Mapping[str, Any]) -> Path | 
     return None
 
 
-def _allocate(results_dir: Path, stage: str) -> Path:
+def _allocate(results_dir: Path, stage: str, record: Mapping[str, Any]) -> Path:
+    """A new numbered folder that holds `record` as its config.json: made aside and renamed, so it never lacks one."""
     try:
         results_dir.mkdir(parents=True, exist_ok=True)
+        _sweep_dead(results_dir)
+        staging = results_dir / f"{STAGING_PREFIX}{os.getpid()}"
+        staging.mkdir(exist_ok=True)
+        write_json(staging / "config.json", record)
         while True:
             folder = results_dir / f"{latest_number(results_dir) + 1}_{stage}"
             try:
-                folder.mkdir()
-            except FileExistsError:  # another process took the number first
-                continue
+                staging.rename(folder)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                continue  # another process took the number first
             return folder
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise ConfigError(
             f"cannot write in {results_dir} ({error.strerror}); choose another folder with --results-dir"
         ) from None
+
+
+def _sweep_dead(results_dir: Path) -> None:
+    """Remove the staging folders of processes that are gone."""
+    for leftover in results_dir.glob(f"{STAGING_PREFIX}*"):
+        number = leftover.name.removeprefix(STAGING_PREFIX)
+        try:
+            os.kill(int(number), 0)
+        except (ProcessLookupError, ValueError):
+            shutil.rmtree(leftover, ignore_errors=True)
+        except PermissionError:
+            continue  # another user's, alive
 
 
 def _finished(stage: str, folder: Path) -> Report | None:

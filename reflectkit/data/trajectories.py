@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import read_json_list
 from reflectkit.core.types import Task, Trajectory, from_json, to_json
+
+Note = Literal["positive", "mistake", "correction"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class Step:
 
     reflection: str
     cmd: str
-    note: str = "positive"
+    note: Note = "positive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def from_trajectory(trajectory: Trajectory, model_name: str, info: str) -> Demon
         Step(
             turn.decision.reflection or "",
             turn.observation.choices[int(turn.decision.action)],
-            turn.decision.note or "positive",
+            cast(Note, turn.decision.note or "positive"),
         )
         for turn in trajectory.turns
     )

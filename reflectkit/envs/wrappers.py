@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from reflectkit.core.errors import ConfigError
+from reflectkit.core.errors import ConfigError, IllegalActionError
 from reflectkit.core.protocols import Env, StepResult
 from reflectkit.core.types import Observation, Task
 
@@ -29,6 +29,8 @@ class Horizon:
         return self.env.levels
 
     def __getattr__(self, name: str) -> Any:
+        if name == "env" or name.startswith("__"):  # asked for before __init__, while copying or unpickling
+            raise AttributeError(name)
         return getattr(self.env, name)
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -38,6 +40,8 @@ class Horizon:
 
     def step(self, action: int | str) -> StepResult:
         """One step; the last one that the horizon allows is marked truncated, unless the env ended there itself."""
+        if self.taken >= self.steps:
+            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
         result = self.env.step(action)
         self.taken += 1
         if result.terminated or self.taken < self.steps:

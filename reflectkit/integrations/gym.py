@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from reflectkit.core.errors import unknown_name
+from reflectkit.core.errors import ConfigError, unknown_name
 from reflectkit.core.types import Observation
 from reflectkit.envs import env_class, make
 from reflectkit.stages.common import DEFAULT_HORIZON
@@ -51,6 +51,8 @@ class TextEnv(gymnasium.Env[str, int]):
         super().reset(seed=seed)
         number = (options or {}).get("task")
         chosen = int(self.np_random.integers(len(self.tasks))) if number is None else int(number)
+        if not 0 <= chosen < len(self.tasks):
+            raise ConfigError(f"no problem {chosen}: level '{self.level}' has {len(self.tasks)}, from 0")
         observation = self.inner.reset(self.tasks[chosen], int(self.np_random.integers(2**31)))
         return self._seen(observation), self._info(observation, {"task": self.tasks[chosen].id})
 

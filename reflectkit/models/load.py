@@ -18,7 +18,6 @@ from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, write_json
 from reflectkit.models.hush import hush
 
 ROLE_FILE = "reflectkit.json"
-ROLES = ("policy", "reflection", "plain")
 BUILT_IN = ("tiny",)
 LONGEST_NAME = 4096  # characters of a path
 
@@ -96,14 +95,19 @@ def save_player(
     if staging.exists():
         shutil.rmtree(staging)
     staging.mkdir(parents=True)
-    player.model.save_pretrained(staging, safe_serialization=True)
-    player.tokenizer.save_pretrained(staging)
-    write_json(staging / ROLE_FILE, {"role": player.role} | (facts or {}))
-    if beside is not None:
-        beside(staging)
+    try:
+        player.model.save_pretrained(staging, safe_serialization=True)
+        player.tokenizer.save_pretrained(staging)
+        write_json(staging / ROLE_FILE, {"role": player.role} | (facts or {}))
+        if beside is not None:
+            beside(staging)
+    except BaseException:  # a full disk must not stay full
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
     if folder.exists():
-        shutil.rmtree(folder)
+        folder.rename(folder.with_name(f"{TEMPORARY_PREFIX}old-{folder.name}"))
     staging.rename(folder)
+    shutil.rmtree(folder.with_name(f"{TEMPORARY_PREFIX}old-{folder.name}"), ignore_errors=True)
 
 
 def looks_local(source: str | Path) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-BASELINES = ("none", "batch", "critic")
-
 
 def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
     """G_t = r_t + gamma * G_{t+1} for each step of one episode (Sutton and Barto, eq. 3.9).

@@ -28,6 +28,11 @@ class EnvConfig(StageConfig):
         env_class(self.env)
 
     @property
+    def env_name(self) -> str:
+        """What the env calls itself, as tasks do."""
+        return str(env_class(self.env).name)
+
+    @property
     def folder(self) -> Path:
         """Where the env's data files lie."""
         return self.data_dir / folder_name(self.env)

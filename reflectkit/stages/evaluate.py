@@ -23,8 +23,8 @@ from reflectkit.stages.common import PlayConfig, at_level, check_level
 
 EXAMPLES = (
     "reflectkit evaluate --env taxi --policy oracle --policy random",
-    'reflectkit evaluate --env taxi --policy "SFT=results/5_sft/checkpoint-1500"'
-    ' --policy "Reflect-RL=results/8_rlft/checkpoint-120+results/4_sft/checkpoint-1500"',
+    'reflectkit evaluate --env taxi --policy "SFT=results/7_sft/checkpoint-600"'
+    ' --policy "Reflect-RL=results/8_rlft/checkpoint-60+results/4_sft/checkpoint-700"',
 )
 SCRIPTED = ("oracle", "random")
 COLUMNS = ("policy", "level", "success", "95 % interval", "tasks", "episodes", "return", "steps")
@@ -74,7 +74,7 @@ def parse_policy(text: str) -> tuple[str, Path | None, Path | None]:
 def run(config: Config, progress: Progress) -> Report:
     """Write `eval.json` (a row a policy and level) and `episodes.jsonl`. Raises CheckpointError, DataError."""
     source = config.task_file or config.folder / "test.json"
-    records = read_records(source, config.env)
+    records = read_records(source, config.env_name)
     entrants = [parse_policy(text) for text in config.policy]
     models = list(dict.fromkeys(path for _, *paths in entrants for path in paths if path))
     with open_run("evaluate", config, [source, *models]) as current:
@@ -90,7 +90,7 @@ def run(config: Config, progress: Progress) -> Report:
                 problems = at_level(config.env, tasks, level, source)
                 agent = players.agent(name, policy, reflector, config.temperature)
                 played = _play(config, problems, config.maker(level), agent, f"{name} ({level})", progress)
-                rows.append(row(name, config.env, level, played))
+                rows.append(row(name, config.env_name, level, played))
                 episodes += [_episode(name, level, trajectory) for trajectory in played]
         write_jsonl(current.folder / "episodes.jsonl", episodes)
         write_json(current.folder / "eval.json", {"rows": rows})
@@ -99,7 +99,7 @@ def run(config: Config, progress: Progress) -> Report:
 
 
 class Players:
-    """Opens each checkpoint once, and keeps a reflector's memo for all who share it."""
+    """Opens the players; a reflector is opened once, and its memo kept for all who share it."""
 
     def __init__(self, device: str) -> None:
         self.device = device

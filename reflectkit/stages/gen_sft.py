@@ -21,7 +21,7 @@ from reflectkit.stages.common import EnvConfig
 
 EXAMPLES = (
     "reflectkit gen-sft --env taxi",
-    "reflectkit gen-sft --env taxi --comments both --reflect-load-dir results/4_sft/checkpoint-600 --out-dir data/taxi/both",
+    "reflectkit gen-sft --env taxi --comments both --reflect-load-dir results/4_sft/checkpoint-700 --out-dir data/taxi/both",
 )
 COMMENTS = ("teacher", "reflector", "both")
 
@@ -80,7 +80,7 @@ def run(config: Config, progress: Progress) -> Report:
 
 def _replayed(config: Config, source: Path, progress: Progress) -> list[Trajectory]:
     """Every demonstration, played again as it was recorded. Raises DataError where the env disagrees with the record."""
-    records = read_records(source, config.env)
+    records = read_records(source, config.env_name)
     trajectories = []
     with progress.bar("Replaying demonstrations", len(records)) as bar:
         for record in records:

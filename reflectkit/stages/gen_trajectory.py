@@ -21,7 +21,8 @@ from reflectkit.data.trajectories import Record, from_trajectory, record_to_json
 from reflectkit.envs import env_class
 from reflectkit.stages.common import RECORDS, PlayConfig, check_level
 
-EXAMPLES = ("reflectkit gen-trajectory --env taxi --demonstrations 29 --noise 0.2",)
+DEMONSTRATIONS = 57  # of which a 7:2:1 split trains on 40
+EXAMPLES = ("reflectkit gen-trajectory --env taxi --demonstrations 57 --noise 0.2",)
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,13 @@ class Config(PlayConfig):
     """Settings of gen-trajectory."""
 
     level: str = option("", help="Curriculum level of the problems; default: the env's last, the whole task.")
-    demonstrations: int = option(29, help="How many problems get a demonstration (of 29, a 7:2:1 split trains on 20).")
+    demonstrations: int | None = option(None, help="Problems that get a demonstration; default: 57, or all if there are fewer.")
     noise: float = option(0.2, help="Chance that a step is a mistake that does not end the episode.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least("demonstrations", self.demonstrations, 1)
+        if self.demonstrations is not None:
+            at_least("demonstrations", self.demonstrations, 1)
         fraction("noise", self.noise)
         if self.level:
             check_level(self.env, self.level)
@@ -42,18 +44,19 @@ class Config(PlayConfig):
 
 def run(config: Config, progress: Progress) -> Report:
     """Write `data/<env>/data_reflection_negative.json`. Raises ConfigError where the env has fewer problems than asked."""
+    known = env_class(config.env)
+    level = config.level or known.levels[-1]
+    if not hasattr(known, "tasks"):
+        raise ConfigError(f"env '{config.env}' cannot list its problems: it lacks tasks(level)")
+    tasks = known.tasks(level)
+    count = min(DEMONSTRATIONS, len(tasks)) if config.demonstrations is None else config.demonstrations
+    if count > len(tasks):
+        raise ConfigError(f"--demonstrations is {count}, but level '{level}' has {len(tasks)} problems")
     write_permission(config.folder)
     with open_run("gen-trajectory", config) as current:
         if current.done:
             return current.done
-        known = env_class(config.env)
-        level = config.level or known.levels[-1]
-        if not hasattr(known, "tasks"):
-            raise ConfigError(f"env '{config.env}' cannot list its problems: it lacks tasks(level)")
-        tasks = known.tasks(level)
-        if config.demonstrations > len(tasks):
-            raise ConfigError(f"--demonstrations is {config.demonstrations}, but level '{level}' has {len(tasks)} problems")
-        chosen = sorted(generator(config.seed, "chosen").sample(range(len(tasks)), config.demonstrations))
+        chosen = sorted(generator(config.seed, "chosen").sample(range(len(tasks)), count))
         episodes = [Episode(tasks[index], derive(config.seed, "demonstration", tasks[index].id)) for index in chosen]
         with progress.bar("Demonstrations", len(episodes)) as bar:
             played = rollout(

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from reflectkit.rl.loop import Plan
 
 EXAMPLES = (
-    "reflectkit rlft --env taxi --load-dir results/6_sft/checkpoint-1500 --reflect-load-dir results/4_sft/checkpoint-1500",
-    "reflectkit rlft --env taxi --load-dir results/5_sft/checkpoint-1500 --curriculum pickup --curriculum full",
+    "reflectkit rlft --env taxi --load-dir results/6_sft/checkpoint-250 --reflect-load-dir results/4_sft/checkpoint-700",
+    "reflectkit rlft --env taxi --load-dir results/7_sft/checkpoint-600 --curriculum pickup --curriculum full",
 )
 BASELINES = ("none", "batch", "critic")
 
@@ -73,7 +73,7 @@ class Config(PlayConfig):
 def run(config: Config, progress: Progress) -> Report:
     """Train and write `metrics.jsonl` and `checkpoint-<step>/`. Raises CheckpointError, DataError, DivergedError."""
     source = config.task_file or config.folder / "train.json"
-    records = read_records(source, config.env)
+    records = read_records(source, config.env_name)
     models = [config.load_dir, *([config.reflect_load_dir] if config.reflect_load_dir else [])]
     with open_run("rlft", config, [source, *models]) as current:
         if current.done:

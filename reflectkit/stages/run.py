@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from reflectkit.core.config import StageConfig, at_least, from_mapping, option
+from reflectkit.core.config import StageConfig, at_least, flag, from_mapping, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
@@ -32,6 +33,7 @@ EXAMPLES = (
     "reflectkit run my_recipe.yaml --fast",
 )
 DATA_STAGES = ("gen-trajectory", "split", "gen-sft")
+WHOLE_RUN = frozenset({"data_dir", "results_dir", "seed", "force"})
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,9 @@ def pool(evaluations: list[Report]) -> list[dict[str, Any]]:
         low, high = wilson(sum(rates.values()), len(rates))
         episodes = sum(part["episodes"] for part in parts)
         means = {name: sum(part[name] * part["episodes"] for part in parts) / max(1, episodes) for name in ("return", "steps")}
+        aborted = sum(part["aborted"] for part in parts)
         success = sum(rates.values()) / max(1, len(rates))
-        figures = {"success": success, "low": low, "high": high, "tasks": len(rates), "episodes": episodes}
+        figures = {"success": success, "low": low, "high": high, "tasks": len(rates), "episodes": episodes, "aborted": aborted}
         pooled.append({**parts[0], **figures, **means, "by_seed": [part["success"] for part in parts]})
     return pooled
 
@@ -173,16 +176,28 @@ def _checked(value: Any, path: Path) -> Recipe:
                 raise DataError(path, "expected text", field=f"steps.{index}.{key}")
         if step["stage"] not in STAGES or step["stage"] == "run":
             raise unknown_name(f"stage in recipe {path}", step["stage"], [name for name in STAGES if name != "run"])
+        if not re.fullmatch(r"[a-z0-9_-]+", step["name"]) or step["name"] in ("data", "results"):
+            raise DataError(
+                path, f"{step['name']!r} can't name a step; use small letters, not data or results", field=f"steps.{index}.name"
+            )
         if step["name"] in names:
             raise DataError(path, f"the name {step['name']!r} is given twice", field=f"steps.{index}.name")
         for reference in sorted(_references(step)):
             if reference not in names:
                 raise unknown_name(f"earlier step in recipe {path}", reference, names)
         names.append(step["name"])
+    possible = {item.name for step in recipe.steps for item in dataclasses.fields(_config_class(step["stage"]))}
+    for key in recipe.defaults:
+        if key not in possible:
+            raise unknown_name(f"setting in the defaults of recipe {path}", key, possible)
     for name in recipe.fast:
         if name not in names:
             raise unknown_name(f"step of recipe {path}", name, names)
     return recipe
+
+
+def _config_class(stage: str) -> Any:
+    return importlib.import_module(STAGES[stage]).Config
 
 
 def _references(value: Any) -> set[str]:
@@ -220,16 +235,22 @@ def _jobs(config: Config, recipe: Recipe, overrides: list[tuple[str, str, Any]],
     data, results = (folder / prefix if prefix else folder for folder in (config.data_dir, config.results_dir))
     jobs: list[Job] = []
     for step in recipe.steps:
-        kind = importlib.import_module(STAGES[step["stage"]]).Config
+        kind = _config_class(step["stage"])
         known = {item.name for item in dataclasses.fields(kind)}
         values: dict[str, Any] = {key: value for key, value in recipe.defaults.items() if key in known}
         values |= {key: value for key, value in step.items() if key not in ("name", "stage")}
         values |= {key: value for name, key, value in overrides if name in (step["name"], step["stage"])}
+        if shared := sorted(WHOLE_RUN & values.keys()):
+            raise ConfigError(f"step '{step['name']}': {shared[0]} is one for the whole run; set it with {flag(shared[0])}")
         values |= {"data_dir": data, "results_dir": results, "seed": seed, "force": config.force}
         for key in values:
             if key not in known:
                 raise unknown_name(f"setting of step '{step['name']}' ({step['stage']})", key, known)
         earlier_data = {job.name for job in jobs if job.stage in DATA_STAGES}
+        earlier = [job.name.removeprefix(prefix) for job in jobs if job.prefix == prefix]
+        for reference in sorted(_references(values)):
+            if reference not in earlier:
+                raise unknown_name(f"step before '{step['name']}'", reference, earlier)
         after = {prefix + name for name in _references(values)} | earlier_data
         jobs.append(Job(prefix + step["name"], step["stage"], values, frozenset(after), prefix))
     return jobs

@@ -44,7 +44,6 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
     events: Any = context.Queue()
     reports: dict[str, Report] = {}
     workers: dict[str, BaseProcess] = {}
-    bars = contextlib.ExitStack()
     open_bars: dict[tuple[str, int], tuple[Bar, contextlib.ExitStack]] = {}
     threads = max(1, (os.cpu_count() or 1) // side_by_side)
 
@@ -80,13 +79,12 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
             progress.news(f"{name}: {state} ({details[0].folder})")
 
     try:
-        with bars:
-            while len(reports) < len(jobs):
-                start_ready()
-                try:
-                    handle(*events.get(timeout=0.5))
-                except queue.Empty:
-                    _check_alive(workers, events)
+        while len(reports) < len(jobs):
+            start_ready()
+            try:
+                handle(*events.get(timeout=0.5))
+            except queue.Empty:
+                _check_alive(workers, events)
     finally:
         for _, holder in open_bars.values():
             holder.close()

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from reflectkit.models.load import Player
 
 EXAMPLES = (
-    "reflectkit sft --env taxi --role reflection --max-steps 1500",
+    "reflectkit sft --env taxi --role reflection --max-steps 700",
+    "reflectkit sft --env taxi --role policy --model results/4_sft/checkpoint-700 --task-file data/taxi/both/sft_policy.jsonl",
     "reflectkit sft --env taxi --role policy --model gpt2-xl --lora-r 16 --learning-rate 2e-4 --dtype bfloat16",
-    "reflectkit sft --env auto_explore --role policy --task-file my_rows.jsonl --model ./my-model",
 )
 WHOLE = "whole"  # marks a trainer checkpoint that was written to its end
 DTYPES = ("float32", "bfloat16", "float16")

@@ -31,7 +31,7 @@ def run(config: Config, progress: Progress) -> Report:
     with open_run("split", config, [source]) as current:
         if current.done:
             return current.done
-        records = read_records(source, config.env)
+        records = read_records(source, config.env_name)
         taught: dict[str, bool] = {}
         for record in records:
             taught[record.task.group] = taught.get(record.task.group, False) or bool(record.trajectories)

@@ -15,12 +15,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from reflectkit.agents.scripted import Demonstrator
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.cli.main import main
 from reflectkit.core.console import Quiet
-from reflectkit.core.jsonl import read_json, read_jsonl
+from reflectkit.core.jsonl import read_json, read_jsonl, write_jsonl
 from reflectkit.core.protocols import Context
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Observation
@@ -95,7 +96,7 @@ def test_no_start_is_in_two_splits_and_every_start_in_one(taxi_data: Path) -> No
 
 def test_demonstrations_replay_and_mark_their_mistakes(taxi_data: Path) -> None:
     records = [record for record in read_records(taxi_data / "data_reflection_negative.json", "taxi") if record.trajectories]
-    assert len(records) == 29
+    assert len(records) == 57
     notes = [[step.note for step in record.trajectories[0].trajectory] for record in records]
     flat = [note for row in notes for note in row]
     assert set(flat) == {"positive", "mistake", "correction"}
@@ -507,3 +508,66 @@ def test_reading_gymnasium_without_other_side_effects(tmp_path: Path) -> None:
     assert "levels: pickup, dropoff, full" in done.stdout
     assert "taxi-tiny" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sft_loss_is_on_the_completion_alone(tmp_path: Path) -> None:
+    """The labels that reach the model through TRL's collator: the prompt and the padding are -100, the label is not."""
+    from reflectkit.stages import sft
+
+    rows = [(1, "a longer prompt of words", " 0"), (2, "short", " 1")]
+    path = tmp_path / "rows.jsonl"
+    write_jsonl(path, [{"prompt": prompt, "completion": completion} for _, prompt, completion in rows])
+    config = sft.Config(
+        env="taxi", role="policy", task_file=path, results_dir=tmp_path, max_steps=2, batch_size=2, max_length=32
+    )
+    seen: list[dict[str, list[list[int]]]] = []
+    player = sft._player(config, path, rows)
+
+    def watch(module: object, args: tuple[object, ...], inputs: dict[str, torch.Tensor]) -> None:
+        seen.append({name: inputs[name].tolist() for name in ("input_ids", "labels")})
+
+    player.model.register_forward_pre_hook(watch, with_kwargs=True)
+    encoded = sft._encode(config, path, rows, player)
+    sft._train(config, tmp_path, player, encoded, Quiet())
+    assert seen
+    for batch in seen:
+        for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
+            trained = [token for token in labels if token != -100]
+            assert len(trained) == 1
+            assert player.tokenizer.decode(trained) in (" 0", " 1")
+            assert labels.index(trained[0]) == len([token for token in ids if token != player.tokenizer.pad_token_id]) - 1
+
+
+def test_an_env_by_its_dotted_path_goes_through_the_data_stages(tmp_path: Path) -> None:
+    folders = {"data_dir": tmp_path / "data", "results_dir": tmp_path / "results"}
+    shared = {"env": "reflectkit.envs.corridor:Corridor", **folders}
+    for stage in (gen_trajectory, split, gen_sft):
+        stage.run(stage.Config(**shared), Quiet())
+    assert len((tmp_path / "data" / "corridor" / "sft.jsonl").read_text().splitlines()) > 5
+
+
+@pytest.mark.parametrize(
+    ("steps", "extra", "message"),
+    [
+        ("[{name: a, stage: split, env: taxi}]", "fast: {a: {task_file: '{nowhere}'}}", "no step before 'a' named 'nowhere'"),
+        ("[{name: a, stage: split, env: taxi, seed: 3}]", "", "set it with --seed"),
+        ("[{name: a, stage: split, env: taxi}]", "defaults: {nosie: 3}", "in the defaults of recipe"),
+        ("[{name: data, stage: split, env: taxi}]", "", "can't name a step"),
+        ("[{name: a.b, stage: split, env: taxi}]", "", "can't name a step"),
+    ],
+)
+def test_recipes_that_would_be_misread_are_refused(
+    steps: str, extra: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.yaml").write_text(f"description: d\nsteps: {steps}\n{extra}\n")
+    assert message in error_of(["run", "r.yaml", "--fast"], capsys)
+
+
+def test_a_lone_surrogate_is_a_data_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = {"id": "a\ud800", "env": "taxi", "level": "full", "group": "g", "data": {"state": 1}}
+    (tmp_path / "x.json").write_text(json.dumps([record]))
+    assert "half a surrogate pair" in error_of(["split", "--env", "taxi", "--task-file", "x.json"], capsys)
