@@ -50,7 +50,8 @@ def rollout(
     width: how many observations the agent sees at once.
     on_end: told of each trajectory as it ends (in order of ending).
 
-    A failed engine (EnvironmentFailure) makes the episode ABORTED with its reason; other errors are raised.
+    A failed engine (EnvironmentFailure) or an agent that could not decide (`Decision.failure`) makes the episode ABORTED with its
+    reason; other errors are raised.
     """
     trajectories: list[Trajectory | None] = [None] * len(episodes)
     waiting = iter(enumerate(episodes))
@@ -77,6 +78,10 @@ def rollout(
 
     def advance(seat: _Seat, decision: Decision) -> bool:
         """Take one step; True while the episode goes on."""
+        if decision.failure is not None:
+            finish(seat.number, seat.episode, seat.turns, Status.ABORTED, decision.failure)
+            spare.append(seat.env)
+            return False
         try:
             result = seat.env.step(decision.action)
         except EnvironmentFailure as error:

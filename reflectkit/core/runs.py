@@ -26,7 +26,9 @@ from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, sha256, sweep, write_json
 from reflectkit.core.types import to_json
 
-NOT_IDENTITY = frozenset({"force", "results_dir", "width"})
+NOT_IDENTITY = frozenset(
+    {"force", "results_dir", "width", "concurrency", "max_cost_usd", "price_in", "price_out", "dry_run"}
+)
 """Settings that do not change what a run makes."""
 
 RECORDED_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "gymnasium")
@@ -41,6 +43,12 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+
+def figures_table(title: str, heading: str, figures: Mapping[str, Any]) -> Table:
+    """Figures by name as a table of two columns."""
+    rows = [(name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value)) for name, value in figures.items()]
+    return Table(title, ("what", heading), tuple(rows))
 
 
 @dataclass(frozen=True)
@@ -105,9 +113,8 @@ def digest(path: Path) -> str:
     """
     try:
         if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
-            parts = [f"{file.relative_to(path)} {_file_digest(file)}" for file in files]
-            return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+            parts = [f"{file.relative_to(path)} {_digest_if_readable(file)}" for file in _visible_files(path)]
+            return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
         return _file_digest(path)
     except FileNotFoundError:
         raise DataError(path, "no such file or folder; run the stage that makes it, or name another") from None
@@ -118,6 +125,23 @@ def digest(path: Path) -> str:
 def latest_number(results_dir: Path) -> int:
     """The highest number of a run in `results_dir`; 0 without one."""
     return max((number for number, _, _ in _numbered(results_dir)), default=0)
+
+
+def _visible_files(folder: Path) -> Iterator[Path]:
+    """The regular files in and below `folder`, in order; hidden ones and links are no part of what it holds."""
+    for here, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            path = Path(here, name)
+            if not name.startswith(".") and not path.is_symlink() and path.is_file():
+                yield path
+
+
+def _digest_if_readable(path: Path) -> str:
+    try:
+        return _file_digest(path)
+    except PermissionError:
+        return "unreadable"
 
 
 def _file_digest(path: Path) -> str:

@@ -63,7 +63,8 @@ class Decision:
     one. prompt_ids: the tokens the policy read (T). token_ids: the tokens it wrote (one for a choice). logprobs: their
     natural-log probabilities under the sampling distribution, ≤ 0. entropy: of the distribution over the legal actions, in
     nats. value: the critic's expected return-to-go, in the env's unit. note: how a demonstration marks the step ("positive",
-    "mistake", "correction"). What is unknown is None; scripted agents leave the token fields empty.
+    "mistake", "correction"). failure: why the agent could not decide; the episode is then ABORTED. What is unknown is None;
+    scripted agents leave the token fields empty.
     """
 
     action: int | str
@@ -74,6 +75,7 @@ class Decision:
     entropy: float | None = None
     value: float | None = None
     note: str | None = None
+    failure: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,32 @@ def split_groups(strata: Mapping[str, Hashable], generator: random.Random) -> di
     return assigned
 
 
+def split_weighted(sizes: Mapping[str, int], generator: random.Random) -> dict[str, str]:
+    """A split name for each group, so that the splits hold about 7:2:1 of the *problems*.
+
+    Parameters
+    ----------
+    sizes: group → how many problems it has.
+
+    The largest group first, groups of one size in a drawn order, each goes to the split that lacks most of its share; with three
+    groups or more no split stays empty.
+    """
+    groups = sorted(sizes)
+    generator.shuffle(groups)
+    groups.sort(key=lambda group: -sizes[group])
+    total = sum(sizes.values())
+    wanted = {name: total * share / sum(SHARES) for name, share in zip(NAMES, SHARES, strict=True)}
+    held = dict.fromkeys(NAMES, 0)
+    assigned: dict[str, str] = {}
+    for place, group in enumerate(groups):
+        empty = [name for name in NAMES if not held[name]]
+        open_to = empty if len(groups) - place <= len(empty) else NAMES
+        name = max(open_to, key=lambda name: wanted[name] - held[name])
+        assigned[group] = name
+        held[name] += sizes[group]
+    return assigned
+
+
 def apportion(total: int, shares: Sequence[int]) -> list[int]:
     """`total` in whole parts proportional to `shares` (Hamilton's method); ties go to the earlier part.
 

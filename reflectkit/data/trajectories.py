@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import read_json_list
 from reflectkit.core.types import Task, Trajectory, from_json, to_json
+from reflectkit.data import questions
 
 Note = Literal["positive", "mistake", "correction"]
 
@@ -30,12 +31,22 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One episode of a teacher. model_name: who. info: which of the task's demonstrations. seed: of the episode."""
+    """One episode of a teacher.
+
+    model_name: who. info: which of the task's demonstrations: "positive0", "negative1", … seed: of the episode. filename: the
+    file that it names at its end, in envs where one is named.
+    """
 
     model_name: str
     info: str
     seed: int
     trajectory: tuple[Step, ...]
+    filename: str = ""
+
+    @property
+    def negative(self) -> bool:
+        """Whether it shows a mistake and how to recover: only that step of it is one to learn."""
+        return self.info.startswith("negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +72,20 @@ def from_trajectory(trajectory: Trajectory, model_name: str, info: str) -> Demon
         )
         for turn in trajectory.turns
     )
-    return Demonstration(model_name, info, trajectory.seed, steps)
+    answer = trajectory.turns[-1].info.get("answer", "") if trajectory.turns else ""
+    return Demonstration(model_name, info, trajectory.seed, steps, str(answer))
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
-    """The record as one flat JSON object."""
+    """The record as one flat JSON object; a question in the original's fields."""
+    shown = [to_json(item) for item in record.trajectories]
+    for item in shown:
+        if not item["filename"]:
+            del item["filename"]
+    if record.task.env == questions.ENV:
+        return questions.to_record(record.task, shown)
     flat: dict[str, Any] = to_json(record.task)
-    return flat | {"trajectories": [to_json(item) for item in record.trajectories]}
+    return flat | {"trajectories": shown}
 
 
 def read_records(path: Path, env: str) -> list[Record]:
@@ -81,6 +99,8 @@ def read_records(path: Path, env: str) -> list[Record]:
     seen: set[str] = set()
     for number, value in enumerate(read_json_list(path)):
         where = f"{path}, record {number}"
+        if env == questions.ENV:
+            value = questions.from_record(value, where)
         task = from_json(Task, value, path=where)
         demonstrations = from_json(_File, value, path=where).trajectories
         if task.env != env:

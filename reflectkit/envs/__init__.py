@@ -11,6 +11,7 @@ from reflectkit.core.registry import resolve
 ENVS = {
     "taxi": "reflectkit.envs.taxi:Taxi",
     "corridor": "reflectkit.envs.corridor:Corridor",
+    "auto_explore": "reflectkit.envs.autoexplore.env:AutoExplore",
 }
 
 
@@ -22,11 +23,19 @@ def env_class(name: str) -> Any:
     return found
 
 
-def make(name: str, horizon: int | None = None) -> Env:
-    """A fresh env; with `horizon`, an episode is truncated after that many steps."""
-    from reflectkit.envs.wrappers import Horizon
+def make(name: str, horizon: int | None = None, *, shuffle: bool = False, **settings: Any) -> Env:
+    """A fresh env, made with `settings`.
 
-    env: Env = env_class(name)()
+    horizon: an episode is truncated after that many steps. shuffle: the order of the choices is drawn anew at each step.
+    """
+    from reflectkit.envs.wrappers import Horizon, Shuffled
+
+    kind = env_class(name)
+    if horizon is not None and "horizon" in getattr(kind, "settings", ()):
+        settings = {"horizon": horizon} | settings
+    env: Env = kind(**settings)
+    if shuffle:
+        env = Shuffled(env)
     return env if horizon is None else Horizon(env, horizon)
 
 

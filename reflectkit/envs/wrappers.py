@@ -7,16 +7,15 @@ from typing import Any
 
 from reflectkit.core.errors import ConfigError, IllegalActionError
 from reflectkit.core.protocols import Env, StepResult
+from reflectkit.core.seeding import generator
 from reflectkit.core.types import Observation, Task
 
 
-class Horizon:
-    """Truncates an episode after `steps` steps. Everything else, the oracle included, is the wrapped env's."""
+class Wrapper:
+    """Passes everything on to `env`, the oracle included."""
 
-    def __init__(self, env: Env, steps: int) -> None:
-        if steps < 1:
-            raise ConfigError(f"a horizon is at least 1 step, got {steps}")
-        self.env, self.steps, self.taken = env, steps, 0
+    def __init__(self, env: Env) -> None:
+        self.env = env
 
     @property
     def name(self) -> str:
@@ -33,6 +32,16 @@ class Horizon:
             raise AttributeError(name)
         return getattr(self.env, name)
 
+
+class Horizon(Wrapper):
+    """Truncates an episode after `steps` steps."""
+
+    def __init__(self, env: Env, steps: int) -> None:
+        if steps < 1:
+            raise ConfigError(f"a horizon is at least 1 step, got {steps}")
+        super().__init__(env)
+        self.steps, self.taken = steps, 0
+
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task` with the full horizon ahead."""
         self.taken = 0
@@ -48,3 +57,40 @@ class Horizon:
             return result
         info = {"success": False} | result.info
         return dataclasses.replace(result, truncated=True, info=info)
+
+
+class Shuffled(Wrapper):
+    """Draws the order of the choices, and so their labels, anew at each step: a label says nothing of what it stands for."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self._order: list[int] = []
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Begin `task`; the orders follow from `seed`."""
+        self._seed, self._steps = seed, 0
+        return self._shuffled(self.env.reset(task, seed))
+
+    def step(self, action: int | str) -> StepResult:
+        """Take the choice that stands at `action` in the drawn order."""
+        legal = isinstance(action, int) and not isinstance(action, bool) and 0 <= action < len(self._order)
+        result = self.env.step(self._order[int(action)] if legal else action)
+        self._steps += 1
+        return dataclasses.replace(result, observation=self._shuffled(result.observation))
+
+    def oracle(self) -> int:
+        """The wrapped env's, at its place in the drawn order."""
+        return self._order.index(self.env.oracle())  # type: ignore[attr-defined]
+
+    def mistakes(self) -> list[int]:
+        """Likewise."""
+        return sorted(map(self._order.index, self.env.mistakes()))  # type: ignore[attr-defined]
+
+    def slips(self) -> list[int]:
+        """Likewise."""
+        return sorted(map(self._order.index, self.env.slips()))  # type: ignore[attr-defined]
+
+    def _shuffled(self, observation: Observation) -> Observation:
+        self._order = list(range(len(observation.choices)))
+        generator(self._seed, "order", self._steps).shuffle(self._order)
+        return dataclasses.replace(observation, choices=tuple(observation.choices[index] for index in self._order))

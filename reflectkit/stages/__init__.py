@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 STAGES = {
+    "filter-repo": "reflectkit.stages.filter_repo",
+    "gen-task": "reflectkit.stages.gen_task",
+    "filter-task": "reflectkit.stages.filter_task",
     "gen-trajectory": "reflectkit.stages.gen_trajectory",
     "split": "reflectkit.stages.split",
     "gen-sft": "reflectkit.stages.gen_sft",

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import StageConfig, at_least, option
-from reflectkit.core.errors import DataError, unknown_name
+from reflectkit.core.config import StageConfig, at_least, flag, fraction, option
+from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.protocols import Env
 from reflectkit.core.types import Task
 from reflectkit.envs import ENVS, env_class, folder_name, make
 
 RECORDS = "data_reflection_negative.json"
 DEFAULT_HORIZON = 15
+ENV_SETTINGS = ("repos_dir", "leaveout_prob", "accept_teacher_answers", "result_tokens", "prompt_tokens")
+"""Settings that some envs alone know."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,61 @@ class EnvConfig(StageConfig):
         return str(env_class(self.env).name)
 
     @property
-    def folder(self) -> Path:
-        """Where the env's data files lie."""
+    def env_folder(self) -> Path:
+        """The env's folder."""
         return self.data_dir / folder_name(self.env)
+
+    @property
+    def folder(self) -> Path:
+        """Where the env's records, splits and rows lie."""
+        return self.env_folder / getattr(env_class(self.env), "records_folder", "")
+
+    @property
+    def repos_folder(self) -> Path:
+        """Where filtered repositories lie, unless a setting says otherwise."""
+        return self.env_folder / "repos_filtered"
 
 
 @dataclass(frozen=True)
-class PlayConfig(EnvConfig):
+class WorldConfig(EnvConfig):
+    """What a stage takes that makes environments. What an env does not know may not be set for it."""
+
+    shuffle_action: bool = option(False, help="Draw the order of the actions, and so their labels, anew at each step.")
+    repos_dir: Path | None = option(None, help="auto_explore: the filtered repositories; default: repos_filtered in its data folder.")
+    leaveout_prob: float = option(0.0, help="auto_explore: share of the unrelated files that an episode leaves out at random.")
+    accept_teacher_answers: bool = option(False, help="auto_explore: a file that the teacher named counts as right too.")
+    result_tokens: int = option(400, help="auto_explore: tokens, about, that are shown of a command's output.")
+    prompt_tokens: int = option(800, help="auto_explore: tokens, about, of a whole prompt; the oldest commands go first.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fraction("leaveout_prob", self.leaveout_prob)
+        at_least("result_tokens", self.result_tokens, 1)
+        at_least("prompt_tokens", self.prompt_tokens, 50)
+        known = getattr(env_class(self.env), "settings", ())
+        for item in dataclasses.fields(WorldConfig):
+            if item.name in ENV_SETTINGS and item.name not in known and getattr(self, item.name) != item.default:
+                raise ConfigError(f"env '{self.env}' has no setting {flag(item.name)}")
+
+    def make(self, horizon: int | None) -> Env:
+        """A fresh env with these settings."""
+        known = getattr(env_class(self.env), "settings", ())
+        settings = {name: getattr(self, name) for name in known if hasattr(self, name) and name != "horizon"}
+        if "repos_dir" in settings:
+            settings["repos_dir"] = self.repos_dir or self.repos_folder
+        return make(self.env, horizon, shuffle=self.shuffle_action, **settings)
+
+    def worlds(self, tasks: Iterable[Task]) -> list[Path]:
+        """The files and folders that these tasks are set in, beside their records: inputs of a run."""
+        if "repos_dir" not in getattr(env_class(self.env), "settings", ()):
+            return []
+        folder = self.repos_dir or self.repos_folder
+        roots = sorted({str(task.data.get("root")) for task in tasks})
+        return [folder / root for root in roots if "/" not in root and (folder / root).is_dir()]
+
+
+@dataclass(frozen=True)
+class PlayConfig(WorldConfig):
     """What a stage takes that plays episodes."""
 
     horizon: int = option(0, help="Steps after which an episode is cut off; 0: the env's own default for the level.")
@@ -53,7 +104,7 @@ class PlayConfig(EnvConfig):
     def maker(self, level: str) -> Callable[[], Env]:
         """Makes fresh envs with the horizon for `level`."""
         steps = self.horizon or getattr(env_class(self.env), "horizons", {}).get(level, DEFAULT_HORIZON)
-        return lambda: make(self.env, steps)
+        return lambda: self.make(steps)
 
 
 def check_level(env: str, level: str) -> None:
@@ -66,8 +117,18 @@ def check_level(env: str, level: str) -> None:
 def at_level(env: str, tasks: list[Task], level: str, path: Path) -> list[Task]:
     """`tasks` as problems of `level`, each once. Raises DataError where there is none."""
     known: Any = env_class(env)
-    moved = [known.at_level(task, level) if hasattr(known, "at_level") else task for task in tasks]
-    kept = {task.id: task for task in moved if task is not None and task.level == level}
+    if hasattr(known, "at_level"):
+        moved = [known.at_level(task, level) for task in tasks]
+    else:
+        moved = [task if task.level == level else None for task in tasks]
+    kept = {task.id: task for task in moved if task is not None}
     if not kept:
-        raise DataError(path, f"holds no task of level '{level}'; make some with `gen-trajectory --level`")
+        there = ", ".join(sorted({task.level for task in tasks}))
+        raise DataError(path, f"holds no task of level '{level}', but of {there}; choose one of them, or make some")
     return list(kept.values())
+
+
+def explore_only(stage: str, env: str) -> None:
+    """Raises ConfigError for an env whose problems are not about repositories."""
+    if not hasattr(env_class(env), "records_folder"):
+        raise ConfigError(f"{stage} works on repositories, for --env auto_explore; '{env}' lists its own problems (gen-trajectory)")

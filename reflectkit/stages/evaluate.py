@@ -77,7 +77,7 @@ def run(config: Config, progress: Progress) -> Report:
     records = read_records(source, config.env_name)
     entrants = [parse_policy(text) for text in config.policy]
     models = list(dict.fromkeys(path for _, *paths in entrants for path in paths if path))
-    with open_run("evaluate", config, [source, *models]) as current:
+    with open_run("evaluate", config, [source, *models, *config.worlds(record.task for record in records)]) as current:
         if current.done:
             return current.done
         levels = config.level or (env_class(config.env).levels[-1],)

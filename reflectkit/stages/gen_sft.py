@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reflectkit.agents.scripted import Replay
-from reflectkit.core.config import fraction, one_of, option
+from reflectkit.core.config import at_least, fraction, one_of, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import write_jsonl
@@ -15,9 +15,8 @@ from reflectkit.core.runs import Report, Table, open_run, write_permission
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Trajectory
 from reflectkit.data.sft import FILES, Lesson, lessons, mismatched, plain_row, policy_row, reflection_row
-from reflectkit.data.trajectories import demonstration_steps, read_records
-from reflectkit.envs import make
-from reflectkit.stages.common import EnvConfig
+from reflectkit.data.trajectories import Demonstration, Record, demonstration_steps, read_records
+from reflectkit.stages.common import WorldConfig
 
 EXAMPLES = (
     "reflectkit gen-sft --env taxi",
@@ -27,19 +26,21 @@ COMMENTS = ("teacher", "reflector", "both")
 
 
 @dataclass(frozen=True)
-class Config(EnvConfig):
+class Config(WorldConfig):
     """Settings of gen-sft."""
 
     task_file: Path | None = option(None, help="Records to learn from; default: train.json in the env's data folder.")
     out_dir: Path | None = option(None, help="Folder for the five files; default: the env's data folder.")
     comments: str = option("teacher", help="Whose comments the policy's rows show: teacher, reflector, or both (a row each).")
     reflect_load_dir: Path | None = option(None, help="The reflector's checkpoint, for --comments reflector or both.")
+    repeats: int = option(1, help="Replays of each demonstration, that differ where the env draws (--shuffle-action, --leaveout-prob).")
     mismatch: float = option(0.0, help="Share of the policy's rows that show another step's comment, so that it is checked.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("comments", self.comments, COMMENTS)
         fraction("mismatch", self.mismatch)
+        at_least("repeats", self.repeats, 1)
         if (self.comments == "teacher") != (self.reflect_load_dir is None):
             raise ConfigError(
                 f"--comments {self.comments} " + ("takes no" if self.reflect_load_dir else "needs") + " --reflect-load-dir"
@@ -52,12 +53,15 @@ def run(config: Config, progress: Progress) -> Report:
     target = config.out_dir or config.folder
     write_permission(target)
     reflector = [config.reflect_load_dir] if config.reflect_load_dir else []
-    with open_run("gen-sft", config, [source, *reflector]) as current:
+    records = read_records(source, config.env_name)
+    with open_run("gen-sft", config, [source, *reflector, *config.worlds(record.task for record in records)]) as current:
         if current.done:
             return current.done
-        steps = lessons(_replayed(config, source, progress))
+        steps, unsolved = _lessons(config, source, records, progress)
         if not steps:
             raise DataError(source, "no record has a demonstration; make some with `reflectkit gen-trajectory`")
+        if unsolved:
+            progress.news(f"{unsolved} demonstrations name a wrong file, and are no rows; --accept-teacher-answers takes them")
         right = [step for step in steps if step.note != "mistake"]
         positive = [step for step in steps if step.note == "positive"]
         own = _reflector_comments(config, right, progress)
@@ -78,25 +82,45 @@ def run(config: Config, progress: Progress) -> Report:
         return current.finish(figures, outputs)
 
 
-def _replayed(config: Config, source: Path, progress: Progress) -> list[Trajectory]:
-    """Every demonstration, played again as it was recorded. Raises DataError where the env disagrees with the record."""
-    records = read_records(source, config.env_name)
-    trajectories = []
-    with progress.bar("Replaying demonstrations", len(records)) as bar:
-        for record in records:
-            for demonstration in record.trajectories:
-                where = f"{source}, task '{record.task.id}'"
-                if not demonstration.trajectory:
-                    raise DataError(where, "a demonstration without steps", field="trajectories.trajectory")
-                steps = demonstration_steps(demonstration)
-                horizon = len(steps)
-                episode = Episode(record.task, demonstration.seed)
-                (played,) = rollout([episode], lambda n=horizon: make(config.env, n), Replay(steps, where), width=1)  # type: ignore[misc]
-                if len(played.turns) < horizon:
-                    raise DataError(where, f"the episode ends at step {len(played.turns)} of {horizon} recorded")
-                trajectories.append(played)
-            bar.advance()
-    return trajectories
+def _lessons(config: Config, source: Path, records: list[Record], progress: Progress) -> tuple[list[Lesson], int]:
+    """What the demonstrations teach, and how many were left out because they fail.
+
+    Each is played again as it was recorded. Of a negative one only the correction is a lesson; its other steps are in the positive one.
+    """
+    steps: list[Lesson] = []
+    unsolved = 0
+    with progress.bar("Replaying demonstrations", len(records) * config.repeats) as bar:
+        for repeat in range(config.repeats):
+            for record in records:
+                for demonstration in record.trajectories:
+                    try:
+                        played = _replayed(config, source, record, demonstration, repeat)
+                    except DataError as error:
+                        if config.leaveout_prob and error.field == "cmd":
+                            continue  # a file that it reads by mistake is left out of this replay
+                        raise
+                    told = lessons([played])
+                    if demonstration.negative:
+                        steps += [step for step in told if step.note == "correction"]
+                    elif played.turns[-1].info.get("answer") and not played.success:
+                        unsolved += repeat == 0
+                    else:
+                        steps += told
+                bar.advance()
+    return steps, unsolved
+
+
+def _replayed(config: Config, source: Path, record: Record, demonstration: Demonstration, repeat: int) -> Trajectory:
+    """One demonstration, played again. Raises DataError where the env disagrees with the record."""
+    where = f"{source}, task '{record.task.id}'"
+    if not demonstration.trajectory:
+        raise DataError(where, "a demonstration without steps", field="trajectories.trajectory")
+    steps = demonstration_steps(demonstration)
+    seed = demonstration.seed if repeat == 0 else derive(demonstration.seed, "repeat", repeat)
+    (played,) = rollout([Episode(record.task, seed)], lambda: config.make(len(steps)), Replay(steps, where), width=1)
+    if len(played.turns) < len(steps):
+        raise DataError(where, f"the episode ends at step {len(played.turns)} of {len(steps)} recorded")
+    return played
 
 
 def _reflector_comments(config: Config, steps: list[Lesson], progress: Progress) -> dict[str, str]:

@@ -1,87 +1,207 @@
-"""gen-trajectory: demonstrations with reflections, from the oracle teacher with mistakes mixed in.
+"""gen-trajectory: demonstrations with reflections from a teacher: right ones, and mistakes with how they are mended.
 
-Every problem of the env is listed; `--demonstrations` of them get one episode each. The others are kept without, for RL and
-evaluation.
+Problems come from the env itself, or from a file of them (auto_explore: `tasks_filtered/data.json`). The oracle teacher needs no network;
+its demonstrations hold mistakes on purpose with chance `--noise`. `--negatives` adds demonstrations of one mistake each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from reflectkit.agents.chat import ChatTeacher, Recovery, teaching_request
+from reflectkit.agents.client import Rejected
 from reflectkit.agents.scripted import Demonstrator
 from reflectkit.core.config import at_least, fraction, option
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError
+from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import write_json
+from reflectkit.core.protocols import Agent
 from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.runs import Report, Table, open_run, write_permission
+from reflectkit.core.runs import Report, figures_table, open_run, write_permission
 from reflectkit.core.seeding import derive, generator
-from reflectkit.core.types import Trajectory
-from reflectkit.data.trajectories import Record, from_trajectory, record_to_json
+from reflectkit.core.types import Status, Task, Trajectory
+from reflectkit.data.trajectories import Demonstration, Record, from_trajectory, read_records, record_to_json
 from reflectkit.envs import env_class
 from reflectkit.stages.common import RECORDS, PlayConfig, check_level
+from reflectkit.stages.teaching import ORACLE, TeacherConfig, foreseen, settle, stop_if_spent
 
 DEMONSTRATIONS = 57  # of which a 7:2:1 split trains on 40
-EXAMPLES = ("reflectkit gen-trajectory --env taxi --demonstrations 57 --noise 0.2",)
+EXAMPLES = (
+    "reflectkit gen-trajectory --env taxi --demonstrations 57 --noise 0.2",
+    "reflectkit gen-trajectory --env auto_explore --negatives 2",
+    "reflectkit gen-trajectory --env auto_explore --teacher openai:gpt-4o-mini --dry-run",
+)
+NOISE = 0.2
+ANALYSIS_TOKENS = 90  # that a teacher writes a step
 
 
 @dataclass(frozen=True)
-class Config(PlayConfig):
+class Config(TeacherConfig, PlayConfig):
     """Settings of gen-trajectory."""
 
+    task_file: Path | None = option(None, help="Problems, for envs that do not list their own; default: data.json in its folder.")
     level: str = option("", help="Curriculum level of the problems; default: the env's last, the whole task.")
-    demonstrations: int | None = option(None, help="Problems that get a demonstration; default: 57, or all if there are fewer.")
-    noise: float = option(0.2, help="Chance that a step is a mistake that does not end the episode.")
+    demonstrations: int | None = option(None, help="Problems that get demonstrations; default: 57 (auto_explore: all), or all.")
+    noise: float | None = option(None, help="Chance that an oracle's step is a mistake; default: 0.2, for auto_explore 0.")
+    negatives: int | None = option(None, help="Demonstrations of a mistake for each problem; default: auto_explore 2, others 0.")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        PlayConfig.__post_init__(self)
+        TeacherConfig.__post_init__(self)
         if self.demonstrations is not None:
             at_least("demonstrations", self.demonstrations, 1)
-        fraction("noise", self.noise)
+        if self.noise is not None:
+            fraction("noise", self.noise)
+        if self.negatives is not None:
+            at_least("negatives", self.negatives, 0)
         if self.level:
             check_level(self.env, self.level)
 
+    @property
+    def explores(self) -> bool:
+        """Whether the env's problems come from a file."""
+        return not hasattr(env_class(self.env), "tasks")
+
 
 def run(config: Config, progress: Progress) -> Report:
-    """Write `data/<env>/data_reflection_negative.json`. Raises ConfigError where the env has fewer problems than asked."""
+    """Write `data_reflection_negative.json`. Raises ConfigError, DataError, ApiError, BudgetSpentError."""
     known = env_class(config.env)
     level = config.level or known.levels[-1]
-    if not hasattr(known, "tasks"):
-        raise ConfigError(f"env '{config.env}' cannot list its problems: it lacks tasks(level)")
-    tasks = known.tasks(level)
-    count = min(DEMONSTRATIONS, len(tasks)) if config.demonstrations is None else config.demonstrations
-    if count > len(tasks):
-        raise ConfigError(f"--demonstrations is {count}, but level '{level}' has {len(tasks)} problems")
+    source = (config.task_file or config.folder / "data.json") if config.explores else None
+    tasks = _problems(config, level, source)
+    count = _count(config, level, len(tasks))
+    chosen = sorted(generator(config.seed, "chosen").sample(range(len(tasks)), count))
+    negatives = (2 if config.explores else 0) if config.negatives is None else config.negatives
+    wanted = [("positive", 0, tasks[index]) for index in chosen]
+    wanted += [("negative", number, tasks[index]) for index in chosen for number in range(negatives)]
+    journal = config.env_folder / "journal.jsonl"
+    if config.dry_run and config.teacher != ORACLE:
+        return _dry_run(config, level, wanted, journal, progress)
     write_permission(config.folder)
-    with open_run("gen-trajectory", config) as current:
+    with open_run("gen-trajectory", config, [*([source] if source else []), *config.worlds(tasks)]) as current:
         if current.done:
             return current.done
-        chosen = sorted(generator(config.seed, "chosen").sample(range(len(tasks)), count))
-        episodes = [Episode(tasks[index], derive(config.seed, "demonstration", tasks[index].id)) for index in chosen]
-        with progress.bar("Demonstrations", len(episodes)) as bar:
-            played = rollout(
-                episodes, config.maker(level), Demonstrator(config.noise), width=config.width, on_end=lambda _: bar.advance()
-            )
-        by_task = {trajectory.task.id: trajectory for trajectory in played}
-        records = [
-            Record(task, (from_trajectory(by_task[task.id], "oracle", "positive0"),) if task.id in by_task else ())
-            for task in tasks
-        ]
         path = config.folder / RECORDS
+        if config.teacher == ORACLE:
+            noise = getattr(known, "noise", NOISE) if config.noise is None else config.noise
+            played, asking = _play(config, level, wanted, Demonstrator(noise), progress), {}
+        else:
+            with config.asking(journal) as client:
+                played = _play(config, level, wanted, ChatTeacher(client), progress)
+                asking = settle(config, client, _rejected(played), config.folder / "rejected.jsonl", progress)
+        made = _demonstrations(config, wanted, played)
+        records = [Record(task, tuple(made.get(task.id, ()))) for task in tasks]
         write_json(path, [record_to_json(record) for record in records])
-        figures = _figures(played, len(tasks))
-        rows = tuple((name.replace("_", " "), str(value)) for name, value in figures.items())
-        current.tables.append(Table(f"Demonstrations in {path}", ("what", "count"), rows))
+        if asking:
+            stop_if_spent(config, client, f"{sum(map(len, made.values()))} demonstrations are in {path}")
+        figures = _figures(wanted, played, made, len(tasks)) | asking
+        current.tables.append(figures_table(f"Demonstrations in {path}", "count", figures))
         return current.finish(figures, [path])
 
 
-def _figures(played: list[Trajectory], problems: int) -> dict[str, int]:
-    notes = [turn.decision.note for trajectory in played for turn in trajectory.turns]
+def _problems(config: Config, level: str, source: Path | None) -> list[Task]:
+    known = env_class(config.env)
+    if source is None:
+        listed: list[Task] = known.tasks(level)
+        return listed
+    tasks = [record.task for record in read_records(source, config.env_name)]
+    kept = [task for task in tasks if not hasattr(known, "at_level") or known.at_level(task, level) is not None]
+    if not kept:
+        raise DataError(source, f"holds no task of level '{level}'")
+    return kept
+
+
+def _count(config: Config, level: str, problems: int) -> int:
+    usual = problems if config.explores else min(DEMONSTRATIONS, problems)
+    count = usual if config.demonstrations is None else config.demonstrations
+    if count > problems:
+        raise ConfigError(f"--demonstrations is {count}, but level '{level}' has {problems} problems")
+    return count
+
+
+def _play(
+    config: Config, level: str, wanted: Sequence[tuple[str, int, Task]], teacher: Agent, progress: Progress
+) -> list[Trajectory]:
+    """An episode for each of `wanted`, in order: the positive ones by the teacher, the negative ones mended by it."""
+    played: list[Trajectory] = []
+    for kind, agent in (("positive", teacher), ("negative", Recovery(teacher))):
+        episodes = [Episode(task, _seed(config, kind, number, task)) for sort, number, task in wanted if sort == kind]
+        if episodes:
+            with progress.bar(f"Demonstrations, {kind}", len(episodes)) as bar:
+                played += rollout(
+                    episodes, config.maker(level), agent, width=config.width, on_end=lambda _, bar=bar: bar.advance()  # type: ignore[misc]
+                )
+    return played
+
+
+def _seed(config: Config, kind: str, number: int, task: Task) -> int:
+    path = ("demonstration", task.id) if kind == "positive" else ("negative", number, task.id)
+    return derive(config.seed, *path)
+
+
+def _demonstrations(
+    config: Config, wanted: Sequence[tuple[str, int, Task]], played: Sequence[Trajectory]
+) -> dict[str, list[Demonstration]]:
+    """What is kept, by task: whole episodes; of the negative ones those that made their mistake and mended it, no two alike."""
+    made: dict[str, list[Demonstration]] = {}
+    for (kind, _, task), trajectory in zip(wanted, played, strict=True):
+        notes = [turn.decision.note for turn in trajectory.turns]
+        if trajectory.status is Status.ABORTED or (config.explores and not trajectory.turns[-1].info.get("answer")):
+            continue
+        before = made.setdefault(task.id, [])
+        if kind == "negative" and not (trajectory.success and "mistake" in notes):
+            continue
+        name = config.model_name
+        entry = from_trajectory(trajectory, name, f"{kind}{sum(item.info.startswith(kind) for item in before)}")
+        if kind == "negative" and any(_commands(entry) == _commands(other) for other in before):
+            continue  # too few files for another mistake
+        before.append(entry)
+    return made
+
+
+def _commands(demonstration: Demonstration) -> list[str]:
+    return [step.cmd for step in demonstration.trajectory]
+
+
+def _rejected(played: Sequence[Trajectory]) -> list[Rejected]:
+    return [
+        Rejected(f"{trajectory.task.id}, step {len(trajectory.turns)}", trajectory.reason, "")
+        for trajectory in played
+        if trajectory.status is Status.ABORTED
+    ]
+
+
+def _figures(
+    wanted: Sequence[tuple[str, int, Task]], played: Sequence[Trajectory], made: dict[str, list[Demonstration]], problems: int
+) -> dict[str, Any]:
+    kept = [item for items in made.values() for item in items]
+    notes = [step.note for item in kept for step in item.trajectory]
+    positive = [trajectory for (kind, _, _), trajectory in zip(wanted, played, strict=True) if kind == "positive"]
     return {
         "problems": problems,
-        "demonstrations": len(played),
-        "solved": sum(trajectory.success for trajectory in played),
+        "demonstrations": len(positive),
+        "solved": sum(trajectory.success for trajectory in positive),
+        "negatives": sum(item.negative for item in kept),
+        "aborted": sum(trajectory.status is Status.ABORTED for trajectory in played),
         "steps": len(notes),
         "mistakes": notes.count("mistake"),
         "corrections": notes.count("correction"),
     }
+
+
+def _dry_run(
+    config: Config, level: str, wanted: Sequence[tuple[str, int, Task]], journal: Path, progress: Progress
+) -> Report:
+    """The price of a teacher that plays as the oracle does; a real one strays, and takes more."""
+    requests = []
+    for trajectory, (kind, _, _) in zip(_play(config, level, wanted, Demonstrator(0.0), progress), wanted, strict=True):
+        notes = [turn.decision.note for turn in trajectory.turns]
+        for turn, note in zip(trajectory.turns, notes, strict=True):
+            if kind == "positive" or note == "correction":
+                requests.append(teaching_request(turn.observation, note == "correction"))
+    figures, table = foreseen(config, requests, ANALYSIS_TOKENS, journal)
+    progress.news("reckoned with a teacher that never strays; one that does takes more steps, so set --max-cost-usd")
+    return Report("gen-trajectory", config.env_folder, figures, (), (table,))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from reflectkit.core.config import above, at_least, fraction, one_of, option
 from reflectkit.core.console import Progress
 from reflectkit.core.jsonl import read_jsonl, write_jsonl
-from reflectkit.core.runs import Report, Table, open_run
+from reflectkit.core.runs import Report, figures_table, open_run
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
 from reflectkit.stages.common import PlayConfig, at_level, check_level
@@ -75,7 +75,7 @@ def run(config: Config, progress: Progress) -> Report:
     source = config.task_file or config.folder / "train.json"
     records = read_records(source, config.env_name)
     models = [config.load_dir, *([config.reflect_load_dir] if config.reflect_load_dir else [])]
-    with open_run("rlft", config, [source, *models]) as current:
+    with open_run("rlft", config, [source, *models, *config.worlds(record.task for record in records)]) as current:
         if current.done:
             return current.done
         from reflectkit.rl.loop import Plan
@@ -98,11 +98,7 @@ def run(config: Config, progress: Progress) -> Report:
             "success_rate": sum(row["success_rate"] for row in last) / len(last),
             "return": sum(row["return"] for row in last) / len(last),
         }
-        shown = tuple(
-            (name.replace("_", " "), f"{value:.3f}" if isinstance(value, float) else str(value))
-            for name, value in figures.items()
-        )
-        current.tables.append(Table(f"RL in {target} (rates: last tenth, training problems)", ("what", "value"), shown))
+        current.tables.append(figures_table(f"RL in {target} (rates: last tenth, training problems)", "value", figures))
         return current.finish(figures, [target, current.folder / "metrics.jsonl"])
 
 

@@ -32,7 +32,7 @@ EXAMPLES = (
     "reflectkit run taxi-tiny --seeds 3 --set reflect-rl.max_steps=200",
     "reflectkit run my_recipe.yaml --fast",
 )
-DATA_STAGES = ("gen-trajectory", "split", "gen-sft")
+DATA_STAGES = ("filter-repo", "gen-task", "filter-task", "gen-trajectory", "split", "gen-sft")
 WHOLE_RUN = frozenset({"data_dir", "results_dir", "seed", "force"})
 
 

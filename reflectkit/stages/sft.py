@@ -15,7 +15,7 @@ from reflectkit.core.config import above, at_least, one_of, option
 from reflectkit.core.console import Bar, Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import write_jsonl
-from reflectkit.core.runs import Report, Table, open_run
+from reflectkit.core.runs import Report, figures_table, open_run
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
 from reflectkit.stages.common import EnvConfig
 
@@ -85,11 +85,7 @@ def run(config: Config, progress: Progress) -> Report:
             "longest_row": max(len(row["input_ids"]) for row in encoded),
             "loss": log[-1]["loss"] if log else None,
         }
-        shown = tuple(
-            (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
-            for name, value in figures.items()
-        )
-        current.tables.append(Table(f"SFT ({config.role}) in {target}", ("what", "value"), shown))
+        current.tables.append(figures_table(f"SFT ({config.role}) in {target}", "value", figures))
         return current.finish(figures, [target])
 
 

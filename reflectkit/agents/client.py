@@ -1,0 +1,357 @@
+"""Chat completions from OpenAI, Azure, or any server that speaks the same protocol: journalled, budgeted, never asked twice.
+
+Retries with backoff for 429, 5xx and timeouts are the `openai` package's own, `Retry-After` included. Keys are read here, from the
+environment alone, and are taken out of every text that leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+from urllib.parse import urlsplit
+
+from reflectkit.agents.journal import Answer, Journal, open_journal
+from reflectkit.agents.prices import Prices
+from reflectkit.core.errors import ConfigError, ReflectkitError
+from reflectkit.core.text import count_tokens
+from reflectkit.core.types import Message
+
+ASKED_AGAIN = 2  # times, after an answer that is of no use
+RETRIES = 6  # of the transport, for one request
+TIMEOUT_S = 120.0
+MESSAGE_TOKENS = 4  # what a chat format adds to a message
+HOPELESS = 3  # requests refused as malformed before any answer came, after which the settings are wrong, not the requests
+
+Value = TypeVar("Value")
+
+
+class ApiError(ReflectkitError):
+    """The server cannot be used: not reached, no key, no such model, or it keeps failing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to ask. kind: "openai", "azure" or "local". model: name, or Azure deployment. base_url: of a compatible server."""
+
+    kind: str
+    model: str
+    base_url: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.model}"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question. name: what a person knows it by. messages: the chat. max_tokens: of the answer."""
+
+    name: str
+    messages: tuple[Message, ...]
+    max_tokens: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        """About how many tokens the chat is."""
+        return sum(count_tokens(message.content) + MESSAGE_TOKENS for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A request without a usable answer. reason: why the last one was of no use. text: what it said."""
+
+    name: str
+    reason: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[Value]):
+    """What became of a request: its value, or why it was rejected, or neither where the budget was spent before it."""
+
+    value: Value | None = None
+    rejected: Rejected | None = None
+
+
+class ChatClient:
+    """Asks many requests at once. calls: made to the server; replayed: taken from the journal; cost_usd: of both together.
+
+    stopped: whether the budget ended the asking. Use `open_client`.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, journal: Journal, prices: Prices, *, concurrency: int, max_cost_usd: float | None, temperature: float
+    ) -> None:
+        self.endpoint, self.journal, self.prices = endpoint, journal, prices
+        self.concurrency, self.max_cost_usd, self.temperature = concurrency, max_cost_usd, temperature
+        self.calls = self.replayed = self.prompt_tokens = self.completion_tokens = 0
+        self.cost_usd = self._reserved_usd = 0.0
+        self.stopped = False
+        self._secrets = _secrets(endpoint)
+        self._runner = asyncio.Runner()
+        self._sdk: Any = None
+        self._refused = 0
+
+    def ask(
+        self, requests: Sequence[Request], parse: Callable[[int, str], Value], advance: Callable[[], None] = lambda: None
+    ) -> list[Outcome[Value]]:
+        """An outcome for each request, in order. parse: (number, text) → value; raises ValueError, saying what is wrong.
+
+        An answer that is cut off, empty, refused, filtered or does not parse is asked for again, twice at most.
+
+        Raises
+        ------
+        ApiError: the server cannot be used. What was answered until then is in the journal.
+        """
+        return self._runner.run(self._ask(requests, parse, advance))
+
+    def close(self) -> None:
+        """End the connections."""
+        if self._sdk is not None:
+            self._runner.run(self._sdk.close())
+        self._runner.close()
+
+    def key(self, request: Request, attempt: int) -> str:
+        """What the journal knows the answer by."""
+        identity = {
+            "kind": self.endpoint.kind,
+            "base_url": self.endpoint.base_url,
+            "model": self.endpoint.model,
+            "messages": [[message.role, message.content] for message in request.messages],
+            "max_tokens": request.max_tokens,
+            "temperature": self.temperature,
+            "attempt": attempt,
+        }
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+    def redact(self, text: str) -> str:
+        """`text` on one line, without keys."""
+        for secret in self._secrets:
+            text = text.replace(secret, "[key]")
+        return " ".join(text.split())[:300]
+
+    async def _ask(
+        self, requests: Sequence[Request], parse: Callable[[int, str], Value], advance: Callable[[], None]
+    ) -> list[Outcome[Value]]:
+        outcomes: list[Outcome[Value]] = [Outcome() for _ in requests]
+        waiting = iter(enumerate(requests))
+        failed: list[BaseException] = []
+
+        async def work() -> None:
+            for number, request in waiting:
+                if failed:
+                    return
+                try:
+                    outcomes[number] = await self._one(number, request, parse)
+                except Exception as error:  # told once, below, when the calls in flight have been journalled
+                    failed.append(error)
+                    return
+                advance()
+
+        await asyncio.gather(*(work() for _ in range(min(self.concurrency, len(requests)))))
+        if failed:
+            raise failed[0]
+        return outcomes
+
+    async def _one(self, number: int, request: Request, parse: Callable[[int, str], Value]) -> Outcome[Value]:
+        reason, text = "", ""
+        for attempt in range(1 + ASKED_AGAIN):
+            answer = await self._answer(request, attempt)
+            if answer is None:
+                return Outcome()
+            text, reason = answer.text, _fault(answer)
+            if not reason:
+                try:
+                    return Outcome(parse(number, answer.text))
+                except ValueError as error:
+                    reason = str(error)
+        return Outcome(rejected=Rejected(request.name, reason, self.redact(text)))
+
+    async def _answer(self, request: Request, attempt: int) -> Answer | None:
+        """From the journal, or from the server; None where the budget does not allow it."""
+        key = self.key(request, attempt)
+        known = self.journal.answers.get(key)
+        if known is None:
+            worst = self.prices.cost(request.prompt_tokens * 1.25, request.max_tokens)
+            if self.max_cost_usd is not None and self.cost_usd + self._reserved_usd + worst > self.max_cost_usd:
+                self.stopped = True
+                return None
+            self._reserved_usd += worst
+            try:
+                known = await self._call(request)
+            finally:
+                self._reserved_usd -= worst
+            if known.finish_reason != "unanswered":
+                self.journal.add(key, self.endpoint.model, known)
+            self.calls += 1
+        else:
+            self.replayed += 1
+        self.prompt_tokens += known.prompt_tokens
+        self.completion_tokens += known.completion_tokens
+        self.cost_usd += self.prices.cost(known.prompt_tokens, known.completion_tokens)
+        return known
+
+    async def _call(self, request: Request) -> Answer:
+        """One request to the server, with the package's retries."""
+        import openai
+
+        if self._sdk is None:
+            self._sdk = _connect(self.endpoint)
+        limit = "max_tokens" if self.endpoint.kind == "local" else "max_completion_tokens"
+        messages = [{"role": message.role, "content": message.content} for message in request.messages]
+        try:
+            completion = await self._sdk.chat.completions.create(
+                model=self.endpoint.model, messages=messages, temperature=self.temperature, **{limit: request.max_tokens}
+            )
+        except openai.BadRequestError as error:
+            if error.code == "content_filter" or "content_filter" in str(error.body):
+                return Answer("", "content_filter", "", 0, 0)
+            self._refused += 1
+            if self.calls == 0 and self._refused >= HOPELESS:
+                raise ApiError(f"{self.endpoint} refuses every request: {self.redact(_said(error))}") from None
+            return Answer("", "unanswered", self.redact(_said(error)), 0, 0)
+        except openai.AuthenticationError:
+            raise ApiError(f"{self.endpoint} does not accept the key in {KEYS[self.endpoint.kind]}; set the right one") from None
+        except openai.PermissionDeniedError as error:
+            raise ApiError(f"{self.endpoint} is not allowed with this key: {self.redact(_said(error))}") from None
+        except openai.NotFoundError as error:
+            raise ApiError(f"{self.endpoint}: no such model or address: {self.redact(_said(error))}") from None
+        except openai.APITimeoutError:
+            raise ApiError(f"{self.endpoint} does not answer within {TIMEOUT_S:g} s, {1 + RETRIES} times; {GOES_ON}") from None
+        except openai.APIConnectionError as error:
+            cause = self.redact(str(error.__cause__ or error))
+            raise ApiError(f"{self.endpoint} cannot be reached ({cause}); {GOES_ON}") from None
+        except openai.APIStatusError as error:
+            raise ApiError(f"{self.endpoint} keeps answering {error.status_code}: {self.redact(_said(error))}; {GOES_ON}") from None
+        except openai.OpenAIError as error:
+            return Answer("", "unanswered", self.redact(str(error)), 0, 0)
+        except ValueError:  # a body that is no JSON
+            return Answer("", "unanswered", "the server's answer is not JSON", 0, 0)
+        return _read(completion, request)
+
+
+GOES_ON = "run the same command again, it goes on from here"
+KEYS = {"openai": "OPENAI_API_KEY", "azure": "AZURE_OPENAI_API_KEY", "local": "LOCAL_API_KEY"}
+
+
+@contextlib.contextmanager
+def open_client(
+    endpoint: Endpoint,
+    journal_path: Path,
+    prices: Prices,
+    *,
+    concurrency: int = 8,
+    max_cost_usd: float | None = None,
+    temperature: float = 1.0,
+) -> Iterator[ChatClient]:
+    """A client whose answers are kept in `journal_path`. Raises ConfigError, without having asked, where a key is missing."""
+    with open_journal(journal_path) as journal:
+        client = ChatClient(
+            endpoint, journal, prices, concurrency=concurrency, max_cost_usd=max_cost_usd, temperature=temperature
+        )
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+def parse_endpoint(text: str, base_url: str | None) -> Endpoint:
+    """The endpoint of a --teacher: `openai:MODEL`, `azure:DEPLOYMENT` or `local:MODEL`. Raises ConfigError."""
+    kind, _, model = text.partition(":")
+    if kind not in KEYS or not model:
+        raise ConfigError(f"--teacher {text!r}: write oracle, openai:MODEL, azure:DEPLOYMENT or local:MODEL")
+    if base_url is None:
+        return Endpoint(kind, model, "http://localhost:1234/v1" if kind == "local" else None)
+    try:
+        parts = urlsplit(base_url)
+        port_is_fine = parts.port is None or parts.port > 0
+    except ValueError:
+        port_is_fine = False
+    if not port_is_fine or parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"--base-url {base_url.rpartition('@')[2]!r}: write one like http://localhost:1234/v1")
+    if parts.username or parts.password or parts.query:
+        raise ConfigError(f"--base-url must not hold a user, key or query; put the key in the environment as {KEYS[kind]}")
+    return Endpoint(kind, model, base_url)
+
+
+def _connect(endpoint: Endpoint) -> Any:
+    """The package's client. Raises ConfigError for a missing key, ApiError where nothing listens."""
+    import openai
+
+    options: dict[str, Any] = {"max_retries": RETRIES, "timeout": TIMEOUT_S}
+    key = os.environ.get(KEYS[endpoint.kind], "")
+    if endpoint.kind == "local":
+        _knock(str(endpoint.base_url))
+        return openai.AsyncOpenAI(api_key=key or "none", base_url=endpoint.base_url, **options)
+    if not key:
+        raise ConfigError(f"{endpoint} needs a key: export {KEYS[endpoint.kind]}=…")
+    if endpoint.kind == "openai":
+        return openai.AsyncOpenAI(api_key=key, base_url=endpoint.base_url or "https://api.openai.com/v1", **options)
+    address = endpoint.base_url or os.environ.get("AZURE_OPENAI_ENDPOINT", "")
+    if not address:
+        raise ConfigError(f"{endpoint} needs an address: export AZURE_OPENAI_ENDPOINT=https://….openai.azure.com, or give --base-url")
+    version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
+    return openai.AsyncAzureOpenAI(api_key=key, azure_endpoint=address, api_version=version, **options)
+
+
+def _knock(base_url: str) -> None:
+    """Raises ApiError at once where nothing listens, instead of after all the retries."""
+    parts = urlsplit(base_url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((str(parts.hostname), port), timeout=10).close()
+    except OSError as error:
+        raise ApiError(f"nothing listens at {base_url} ({error.strerror or error}); start the server, or give --base-url") from None
+
+
+def _secrets(endpoint: Endpoint) -> tuple[str, ...]:
+    return tuple(value for name in KEYS.values() if len(value := os.environ.get(name, "")) > 3)
+
+
+def _said(error: Any) -> str:
+    """The server's own words."""
+    body = error.body
+    return str(body.get("message") or body) if isinstance(body, dict) else str(error.message)
+
+
+def _fault(answer: Answer) -> str:
+    """Why an answer is of no use, or ""."""
+    if answer.finish_reason == "unanswered":
+        return f"no answer: {answer.refusal}"
+    if answer.finish_reason == "content_filter":
+        return "held back by the server's content filter"
+    if answer.refusal:
+        return f"refused: {answer.refusal[:200]}"
+    if answer.finish_reason == "length":
+        return "cut off at its token limit"
+    return "" if answer.text.strip() else "empty"
+
+
+def _read(completion: Any, request: Request) -> Answer:
+    """The package's object as an answer; whatever a server left out is put in."""
+    try:
+        choice = completion.choices[0]
+        message = choice.message
+        text, refusal = message.content or "", getattr(message, "refusal", None) or ""
+    except (AttributeError, IndexError, TypeError):
+        return Answer("", "unanswered", "the server's answer holds no choice", 0, 0)
+    if not isinstance(text, str):
+        return Answer("", "unanswered", "the server's answer holds no text", 0, 0)
+    usage = completion.usage
+    text = text.encode("utf-8", "replace").decode()
+    prompt_tokens = getattr(usage, "prompt_tokens", None)
+    completion_tokens = getattr(usage, "completion_tokens", None)
+    return Answer(
+        text,
+        str(choice.finish_reason or "stop"),
+        str(refusal),
+        prompt_tokens if isinstance(prompt_tokens, int) else request.prompt_tokens,
+        completion_tokens if isinstance(completion_tokens, int) else count_tokens(text),
+    )

@@ -1,0 +1,100 @@
+"""Every answer of a teacher, appended before it is used: a killed run repeats no paid call, and a rerun costs nothing.
+
+One JSON object a line: the request's hash, the answer, how it ended, and the tokens that it took. Keys and headers are never in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from reflectkit.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back. finish_reason: "stop", "length", "content_filter", …; prompt_tokens, completion_tokens: as billed."""
+
+    text: str
+    finish_reason: str
+    refusal: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Journal:
+    """The answers in file `path` by request hash. damaged: lines of it that could not be read."""
+
+    def __init__(self, path: Path, file: IO[bytes] | None) -> None:
+        self.path, self._file = path, file
+        self.answers: dict[str, Answer] = {}
+        self.damaged = 0
+
+    def add(self, key: str, model: str, answer: Answer) -> None:
+        """Keep `answer`; it is in the system's hands when this returns."""
+        if self._file is None:
+            raise ValueError("this journal was opened for reading alone")
+        line = json.dumps({"key": key, "model": model, **asdict(answer)}) + "\n"
+        self._file.write(line.encode())
+        self._file.flush()
+        self.answers[key] = answer
+
+
+@contextlib.contextmanager
+def open_journal(path: Path, *, write: bool = True) -> Iterator[Journal]:
+    """The journal in `path`, for this process alone while it writes; a last line that a kill cut off is removed.
+
+    Raises ConfigError where another process writes into it.
+    """
+    if not write:
+        journal = Journal(path, None)
+        if path.exists():
+            with path.open("rb") as file:
+                _load(journal, file)
+        yield journal
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        _hold(file, path)
+        journal = Journal(path, file)
+        file.seek(0)
+        whole = _load(journal, file)
+        if whole < file.seek(0, os.SEEK_END):
+            file.truncate(whole)
+        yield journal
+
+
+def _load(journal: Journal, file: IO[bytes]) -> int:
+    """Read every line; returns where the last whole one ends, in bytes."""
+    end = 0
+    for line in file:
+        if not line.endswith(b"\n"):
+            break
+        end += len(line)
+        try:
+            record = json.loads(line)
+            key = record.pop("key")
+            record.pop("model")
+            answer = Answer(**record)
+            if not isinstance(key, str) or not isinstance(answer.text, str):
+                raise TypeError
+            journal.answers[key] = answer
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            journal.damaged += 1
+    return end
+
+
+def _hold(file: IO[bytes], path: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows: not guarded against a second process
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"another process is asking with {path}; wait for it, or stop it") from None

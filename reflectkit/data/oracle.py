@@ -1,0 +1,245 @@
+"""A teacher without a network: it reads what a file says of itself, and asks for that.
+
+Docstrings, comments, headings, function and class names, table headers and configuration keys become questions by templates. A
+question never holds the file's name, is asked of one file of the repository only, and is the same each time.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+import itertools
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+
+from reflectkit.core.seeding import generator
+from reflectkit.core.text import keywords, notebook_source, words
+from reflectkit.data.questions import Question
+from reflectkit.data.repos import DATA, kind_of
+
+MODEL = "oracle"
+WORDS_IN_QUESTION = (2, 24)
+MOST_YAML = 1 << 18  # characters; larger settings are not parsed
+SENTENCE = re.compile(r"(.+?[.!?:])(?:\s|$)", re.DOTALL)
+DEFINITION = re.compile(
+    r"^\s*(?:(?:public|private|protected|internal|static|final|const|inline|virtual|override|async|export|unsigned|func)\s+)*"
+    r"(?:[\w<>\[\],*&:]+\s+)*?(?:\*|&)?(?P<name>[A-Za-z_]\w*)\s*\(",
+)
+KEYWORDS = frozenset("if for while switch return else catch foreach using sizeof case do throw new range defer go select".split())
+
+WORDINGS: Mapping[str, tuple[str, ...]] = {
+    "does": ("Where is the code that does this: {fact}?", "Which code does this: {fact}?"),
+    "about": ("Which file is about this: {fact}?", "Where is this dealt with: {fact}?"),
+    "name": ("Where is {fact} worked out?", "Which code defines {fact}?"),
+    "heading": ("Where can one read about {fact}?", "Which text has a part on {fact}?"),
+    "columns": ("Which table lists {fact}?", "Where are {fact} recorded?"),
+    "row": ("Which table has a line for {fact}?", "Where is the line with {fact}?"),
+    "key": ("Where is {fact} set?", "Which settings hold {fact}?"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something that a file says. kind: a key of WORDINGS. text: as it stands in a question. answer: what the file says on it."""
+
+    kind: str
+    text: str
+    answer: str
+
+
+def ask(root: str, files: Mapping[str, str], per_file: int) -> dict[str, list[Question]]:
+    """Up to `per_file` questions for each file of repository `root`, by path; files: path → text (or its beginning).
+
+    What two files say is asked of neither. The wording and the choice depend on the repository, the path and the text alone.
+    """
+    facts = {path: list(_told(path, text)) for path, text in sorted(files.items())}
+    holders = Counter(key for told in facts.values() for key in {_key(fact) for fact in told})
+    questions: dict[str, list[Question]] = {}
+    for path, told in facts.items():
+        chance = generator(0, "oracle", root, path)
+        own = {_key(fact): fact for fact in told if holders[_key(fact)] == 1}
+        questions[path] = [
+            Question(text, path, root, fact.answer, (), path.count("/"), MODEL)
+            for fact in _varied(list(own.values()), per_file, chance)
+            if not leaks(text := chance.choice(WORDINGS[fact.kind]).format(fact=fact.text), path)
+        ]
+    return questions
+
+
+def leaks(question: str, path: str) -> bool:
+    """Whether `question` quotes the name of file `path`: the name itself, or all of its stem's words in a row.
+
+    >>> leaks("Where are late fees set?", "app/late_fees.py"), leaks("Where are fees for late books set?", "app/late_fees.py")
+    (True, False)
+    """
+    name = PurePosixPath(path)
+    stem = " ".join(words(name.stem))
+    return name.name.lower() in question.lower() or bool(stem) and f" {stem} " in f" {' '.join(words(question))} "
+
+
+def _key(fact: Fact) -> tuple[str, ...]:
+    return tuple(sorted(keywords(fact.text)))
+
+
+def _varied(facts: list[Fact], count: int, chance: random.Random) -> list[Fact]:
+    """At most `count` of them, of as many kinds as there are."""
+    by_kind: dict[str, list[Fact]] = {}
+    for fact in facts:
+        by_kind.setdefault(fact.kind, []).append(fact)
+    for same in by_kind.values():
+        chance.shuffle(same)
+    chosen: list[Fact] = []
+    while len(chosen) < count and any(by_kind.values()):
+        chosen += [same.pop() for same in by_kind.values() if same]
+    return chosen[:count]
+
+
+def _told(path: str, text: str) -> Iterator[Fact]:
+    """The facts of one file, those without enough words left out."""
+    stem = set(keywords(" ".join(words(PurePosixPath(path).stem))))
+    low, high = WORDS_IN_QUESTION
+    for fact in _facts(path, text):
+        plain = Fact(fact.kind, " ".join(fact.text.split()).strip(" .:;`*#\"'"), " ".join(fact.answer.split())[:300])
+        telling = {word for word in keywords(plain.text) if not word.isdigit()} - stem
+        if low <= len(words(plain.text)) <= high and len(telling) >= low and plain.text.isprintable():
+            yield plain
+
+
+def _facts(path: str, text: str) -> Iterator[Fact]:
+    suffix = PurePosixPath(path).suffix.lower()
+    if suffix == ".ipynb":
+        source = notebook_source(text)
+        yield from _headings(source)
+        yield from _code(source)
+    elif suffix == ".py":
+        yield from _python(text)
+    elif suffix in (".json", ".yaml", ".yml"):
+        yield from _settings(text, suffix)
+    elif suffix in DATA:
+        yield from _table(text, "\t" if suffix == ".tsv" else ",")
+    elif kind_of(path) == "text":
+        found = list(_headings(text))
+        yield from found or _paragraphs(text)
+    else:
+        yield from _code(text)
+
+
+def _python(text: str) -> Iterator[Fact]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        yield from _code(text)
+        return
+    if documented := ast.get_docstring(tree):
+        yield Fact("about", _lowered(_sentence(documented)), _sentence(documented))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            documented = ast.get_docstring(node)
+            if documented:
+                yield Fact("does", _lowered(_sentence(documented)), f"{node.name}: {_sentence(documented)}")
+            yield Fact("name", " ".join(words(node.name)), f"{node.name}, in line {node.lineno}")
+
+
+def _code(text: str) -> Iterator[Fact]:
+    """Comments above definitions, and the definitions' names, in any language with braces, or of the shell."""
+    comment: list[str] = []
+    first = True
+    for line in text.splitlines():
+        bare = line.strip()
+        if bare.startswith("#!"):
+            continue
+        if bare.startswith(("//", "/*", "*", "#")) and not bare.startswith(("#include", "#define", "#if", "#endif", "#else")):
+            comment.append(re.sub(r"</?\w+>", "", bare).strip("/*#! ").strip())
+            continue
+        found = DEFINITION.match(line)
+        said = _sentence(" ".join(part for part in comment if part and not part.startswith("@")))
+        if said and first and bare:
+            yield Fact("about", _lowered(said), said)
+        elif found and found["name"] not in KEYWORDS and not bare.endswith(";"):
+            if said:
+                yield Fact("does", _lowered(said), f"{found['name']}: {said}")
+            yield Fact("name", " ".join(words(found["name"])), found["name"])
+        elif said and bare:
+            yield Fact("does", _lowered(said), said)
+        if bare:
+            comment, first = [], False
+
+
+def _headings(text: str) -> Iterator[Fact]:
+    """Headings of Markdown (`#`) and reStructuredText (underlined), with what stands below them as the answer."""
+    lines = text.splitlines()
+    for index, line in enumerate(lines):
+        following = lines[index + 1].strip() if index + 1 < len(lines) else ""
+        below = " ".join(part.strip() for part in lines[index + 1 : index + 12] if re.search(r"\w", part) and part[0] != "#")
+        if marked := re.match(r"#{1,6}\s+(.+)", line):
+            yield Fact("heading", _lowered(marked[1]), _sentence(below))
+        elif line.strip() and len(following) >= len(line.strip()) > 3 and re.fullmatch(r"[=\-~^\"'+#*]+", following):
+            yield Fact("heading", _lowered(line), _sentence(below))
+        elif match := re.match(r"\s*[-*]\s+(\w[^:.]{12,80})[:.]", line):
+            yield Fact("heading", _lowered(match[1]), line.strip(" -*"))
+
+
+def _paragraphs(text: str) -> Iterator[Fact]:
+    """The first sentence of each paragraph."""
+    for paragraph in re.split(r"\n\s*\n", text)[:50]:
+        said = _sentence(paragraph)
+        yield Fact("about", _lowered(said), said)
+
+
+def _table(text: str, separator: str) -> Iterator[Fact]:
+    try:
+        header, *rows = list(itertools.islice(csv.reader(io.StringIO(text), delimiter=separator), 40)) or [[]]
+    except csv.Error:
+        return
+    columns = [" ".join(words(name)) for name in header if words(name)]
+    chosen = [columns[start : start + 3] for start in range(0, max(1, len(columns) - 2))]
+    for part in chosen:
+        if len(part) >= 2:
+            yield Fact("columns", f"{', '.join(part[:-1])} and {part[-1]}", f"columns: {', '.join(header)}")
+    for row in rows:
+        telling = [cell.strip() for cell in row if re.search(r"[A-Za-z]{4}", cell) and len(cell) < 40]
+        if len(row) == len(header) and telling:
+            yield Fact("row", ", ".join(telling[:2]), separator.join(row))
+
+
+def _settings(text: str, suffix: str) -> Iterator[Fact]:
+    try:
+        value = json.loads(text) if suffix == ".json" else yaml.safe_load(text) if len(text) < MOST_YAML else None
+    except (ValueError, yaml.YAMLError, RecursionError):
+        return
+    yield from _keys(value, ())
+
+
+def _keys(value: Any, above: tuple[str, ...]) -> Iterator[Fact]:
+    if isinstance(value, list) and value and len(above) < 4:
+        yield from _keys(value[0], above)
+    if not isinstance(value, dict) or len(above) >= 4:
+        return
+    for key, inside in value.items():
+        path = (*above, " ".join(words(str(key))))
+        if isinstance(inside, dict | list):
+            yield from _keys(inside, path)
+        elif path[-1]:
+            fact = path[-1] if len(path[-1].split()) > 1 or len(path) < 2 else f"{path[-1]} of {path[-2]}"
+            yield Fact("key", fact, f"{key}: {inside}"[:200])
+
+
+def _sentence(text: str) -> str:
+    """The first sentence, on one line."""
+    flat = " ".join(text.split())
+    found = SENTENCE.match(flat)
+    return (found[1] if found else flat).rstrip(" .:")
+
+
+def _lowered(text: str) -> str:
+    """`text` with a small first letter, unless it begins with an abbreviation."""
+    return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text

@@ -1,0 +1,363 @@
+"""Which files of a repository are kept, and the copying of them: from a folder or an archive, a piece at a time.
+
+Departs from the Reflect-RL code, which drops every name that contains one of its words ("ci" in "circle.py"), reads files whole, and
+follows links. Here words are whole names, nothing is read into memory but one piece, and nothing outside the repository can be
+read or written.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import errno
+import lzma
+import os
+import shutil
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from reflectkit.core.errors import DataError
+
+CODE = frozenset({".py", ".c", ".cpp", ".cxx", ".cc", ".h", ".hpp", ".hxx", ".cs", ".java", ".go", ".ipynb"})
+DATA = frozenset({".csv", ".tsv"})
+TEXT = frozenset({".txt", ".md", ".rst", ".json", ".yaml", ".yml"})
+SHELL = frozenset({".sh", ".bash", ".zsh"})
+KINDS = {**dict.fromkeys(CODE | SHELL, "code"), **dict.fromkeys(DATA, "data"), **dict.fromkeys(TEXT, "text")}
+ARCHIVES = (".zip", ".tar.gz", ".tgz")
+
+DROPPED_NAMES = frozenset({"license", "licence", "copying", "makefile", "artwork", "ci", "tests", "test", "examples", "example"})
+"""Names, without suffix and in small letters, that say little about what a repository does."""
+MIN_CHARACTERS = 10
+MIN_ASCII = 0.9
+PIECE_BYTES = 1 << 16
+MEMBERS = 200_000  # entries that one repository may have
+EXPANSION = 200  # times its packed size that an archive may unpack to, above FREE_BYTES
+FREE_BYTES = 16 << 20
+DEPTH = 64  # folders inside each other
+
+
+@dataclass
+class Filtered:
+    """What became of one repository. kept: files; dropped: reason → files; bytes: copied; why_not: why it was refused whole."""
+
+    name: str
+    kept: int = 0
+    bytes: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    why_not: str = ""
+
+    def drop(self, reason: str, path: str) -> None:
+        """Count `path` under `reason`; the first one is kept as the example."""
+        self.dropped[reason] += 1
+        self.examples.setdefault(reason, ascii(path)[1:-1][:200])
+
+
+class _RefusedError(Exception):
+    """The repository cannot be taken; the text says why."""
+
+
+def kind_of(filename: str) -> str | None:
+    """"code", "data" or "text" by the suffix; None for a file that is not kept."""
+    return KINDS.get(PurePosixPath(filename).suffix.lower())
+
+
+def name_fault(name: str, is_folder: bool = False) -> str | None:
+    """Why a file or folder called `name` is dropped, or None.
+
+    >>> name_fault("circle.py"), name_fault("ci", is_folder=True), name_fault("LICENSE.txt")
+    (None, 'says little (licence, build, tests, examples)', 'says little (licence, build, tests, examples)')
+    """
+    if not name or name[0] in "._":
+        return "hidden or private name"
+    if not name.isascii() or not name.isprintable() or "\\" in name or name != name.strip():
+        return "name that is not plain ASCII"
+    stem = name.lower() if is_folder else PurePosixPath(name).stem.lower()
+    if stem in DROPPED_NAMES or name.lower() == "conf.py" or stem.startswith("requirements"):
+        return "says little (licence, build, tests, examples)"
+    return None if is_folder or kind_of(name) else "unsupported kind of file"
+
+
+def repositories(folder: Path) -> list[Path]:
+    """The repositories in `folder`: its folders and archives, by name. Raises DataError where there is none."""
+    try:
+        found = sorted(entry.name for entry in os.scandir(folder) if _is_repository(entry))
+    except FileNotFoundError:
+        raise DataError(folder, "no such folder; put repositories (folders, .zip, .tar.gz) in it, or name another") from None
+    except NotADirectoryError:
+        raise DataError(folder, "is a file; give the folder that holds the repositories") from None
+    except PermissionError:
+        raise DataError(folder, "may not be read; change its permissions") from None
+    if not found:
+        raise DataError(folder, "holds no repository; put folders, .zip or .tar.gz files in it")
+    return [folder / name for name in found]
+
+
+def repository_name(path: Path) -> str:
+    """What a repository is called: its folder's name, or its archive's without the suffix."""
+    for suffix in ARCHIVES:
+        if path.name.lower().endswith(suffix) and not path.is_dir():
+            return path.name[: -len(suffix)]
+    return path.name
+
+
+def filter_repository(source: Path, target: Path, max_bytes: int, advance: Callable[[], None] = lambda: None) -> Filtered:
+    """Copy the files of `source` that are kept into the new folder `target`; `target` appears whole or not at all.
+
+    max_bytes: a larger file is dropped. advance: called for each file looked at.
+    """
+    result = Filtered(repository_name(source))
+    staging = target.with_name(f".reflectkit-tmp-{target.name}")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
+    try:
+        files = _folder_files(source, result) if source.is_dir() else _archive_files(source, result)
+        with contextlib.closing(files):
+            for path, open_file in files:
+                advance()
+                _take(path, open_file, staging, max_bytes, result)
+    except _RefusedError as error:
+        result = Filtered(result.name, why_not=str(error))
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError) as error:
+        result = Filtered(result.name, why_not=f"damaged or encrypted archive ({str(error).splitlines()[0][:80] or 'cut off'})")
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    if result.kept:
+        for folder, _, _ in os.walk(staging, topdown=False):
+            with contextlib.suppress(OSError):  # only empty folders can be removed
+                os.rmdir(folder)
+        if target.exists():
+            shutil.rmtree(target)
+        staging.rename(target)
+    else:
+        result.why_not = result.why_not or "no file is left"
+        shutil.rmtree(staging, ignore_errors=True)
+    return result
+
+
+def _is_repository(entry: os.DirEntry[str]) -> bool:
+    if entry.name.startswith("."):
+        return False
+    if entry.is_dir(follow_symlinks=False):
+        return True
+    return entry.is_file(follow_symlinks=False) and entry.name.lower().endswith(ARCHIVES)
+
+
+_Opener = Callable[[], IO[bytes]]
+
+
+def _folder_files(root: Path, result: Filtered) -> Iterator[tuple[PurePosixPath, _Opener]]:
+    """(relative path, opener) of every file whose name is kept; links are dropped, not followed."""
+    waiting = [PurePosixPath(".")]
+    seen = 0
+    while waiting:
+        folder = waiting.pop()
+        try:
+            entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
+        except OSError:
+            result.drop("cannot be read", str(folder))
+            continue
+        for entry in entries:
+            seen += 1
+            if seen > MEMBERS:
+                raise _RefusedError(f"more than {MEMBERS} files")
+            path = folder / entry.name
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if entry.is_symlink() or not (is_folder or entry.is_file(follow_symlinks=False)):
+                result.drop("link or special file", str(path))
+            elif fault := name_fault(entry.name, is_folder):
+                result.drop(f"folder: {fault}" if is_folder else fault, str(path))
+            elif is_folder and len(path.parts) >= DEPTH:
+                result.drop("folder: nested too deep", str(path))
+            elif is_folder:
+                waiting.append(path)
+            else:
+                yield path, lambda name=entry.path: _open_plain(name)  # type: ignore[misc]
+
+
+def _open_plain(name: str) -> IO[bytes]:
+    """A regular file, opened for reading; a link put in its place meanwhile is refused (OSError)."""
+    number = os.open(name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError("no regular file")
+    return os.fdopen(number, "rb")
+
+
+def _archive_files(source: Path, result: Filtered) -> Iterator[tuple[PurePosixPath, _Opener]]:
+    """Likewise for an archive. Its one outermost folder, if it has one, is the repository."""
+    limit = FREE_BYTES + EXPANSION * source.stat().st_size
+    read_members = _zip_members if source.name.lower().endswith(".zip") else _tar_members
+    prefix = _outermost(read_members(source, limit))
+    taken: set[PurePosixPath] = set()
+    folders: set[PurePosixPath] = set()
+    for name, is_plain, open_member in read_members(source, limit):
+        path = _safe_path(name)
+        if path is None:
+            result.drop("path that leaves the archive", name)
+            continue
+        if prefix and path.parts[0] == prefix:
+            path = PurePosixPath(*path.parts[1:])
+        if is_plain is None or not path.parts:
+            continue  # a folder
+        if not is_plain:
+            result.drop("link or special file", name)
+            continue
+        faults = [f"folder: {fault}" for part in path.parts[:-1] if (fault := name_fault(part, is_folder=True))]
+        if fault := (faults or [name_fault(path.name)])[0]:
+            result.drop(fault, name)
+        elif len(path.parts) >= DEPTH:
+            result.drop("folder: nested too deep", name)
+        elif path in taken or path in folders or taken & set(path.parents):
+            result.drop("same path twice", name)
+        else:
+            taken.add(path)
+            folders.update(path.parents)
+            yield path, open_member
+
+
+def _safe_path(name: str) -> PurePosixPath | None:
+    """The member's relative path, or None where it is absolute, climbs, or has a drive, a backslash or a NUL."""
+    if not name or name.startswith("/") or "\\" in name or "\0" in name or ":" in name.partition("/")[0]:
+        return None
+    path = PurePosixPath(name)
+    return None if ".." in path.parts or not path.parts else path
+
+
+def _outermost(members: Iterator[tuple[str, bool | None, _Opener]]) -> str:
+    """The one folder that everything in an archive lies in, or ""."""
+    tops: set[str] = set()
+    with contextlib.closing(members):  # type: ignore[type-var]
+        for name, is_plain, _ in members:
+            path = _safe_path(name)
+            if path is None:
+                continue
+            if is_plain is not None and len(path.parts) == 1:
+                return ""
+            tops.add(path.parts[0])
+            if len(tops) > 1:
+                return ""
+    return tops.pop() if tops else ""
+
+
+def _zip_members(source: Path, limit: int) -> Iterator[tuple[str, bool | None, _Opener]]:
+    with zipfile.ZipFile(source) as archive:
+        members = archive.infolist()
+        if len(members) > MEMBERS:
+            raise _RefusedError(f"more than {MEMBERS} files")
+        meter = _Meter(limit)
+        for member in members:
+            mode = member.external_attr >> 16
+            plain = None if member.is_dir() else not mode or stat.S_ISREG(mode) or not stat.S_IFMT(mode)
+            yield member.filename, plain, lambda member=member: meter.watch(archive.open(member))  # type: ignore[misc]
+
+
+def _tar_members(source: Path, limit: int) -> Iterator[tuple[str, bool | None, _Opener]]:
+    """One pass over the stream: a member can be opened only while it is the current one."""
+    import gzip
+
+    meter = _Meter(limit)
+    with gzip.open(source) as unpacked, tarfile.open(fileobj=meter.watch(unpacked), mode="r|") as archive:
+        for count, member in enumerate(archive):
+            if count > MEMBERS:
+                raise _RefusedError(f"more than {MEMBERS} files")
+            plain = None if member.isdir() else member.isreg()
+            yield member.name, plain, lambda member=member: _extracted(archive, member)  # type: ignore[misc]
+
+
+def _extracted(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    content = archive.extractfile(member)
+    if content is None:
+        raise OSError("not a file")
+    return content
+
+
+class _Meter:
+    """Counts what really comes out of an archive, whatever its headers claim."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.read_bytes = limit, 0
+
+    def watch(self, file: IO[bytes]) -> IO[bytes]:
+        """`file`, whose reads are counted. Reading past the limit raises."""
+        inner = file.read
+
+        def read(size: int = -1) -> bytes:
+            content = inner(min(size, PIECE_BYTES) if size and size > 0 else PIECE_BYTES)
+            self.read_bytes += len(content)
+            if self.read_bytes > self.limit:
+                raise _RefusedError(f"unpacks to more than {self.limit >> 20} MiB, {EXPANSION} times its size: a bomb?")
+            return content
+
+        watched: IO[bytes] = _Watched(file, read)  # type: ignore[assignment]
+        return watched
+
+
+class _Watched:
+    """A file whose `read` is another function; small reads are served whole, as tarfile's stream mode needs."""
+
+    def __init__(self, file: IO[bytes], read: Callable[[int], bytes]) -> None:
+        self._file, self._read = file, read
+
+    def read(self, size: int = -1) -> bytes:
+        parts, missing = [], size
+        while size < 0 or missing > 0:
+            content = self._read(missing if size >= 0 else PIECE_BYTES)
+            if not content:
+                break
+            parts.append(content)
+            missing -= len(content)
+        return b"".join(parts)
+
+    def __enter__(self) -> _Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def _take(path: PurePosixPath, open_file: _Opener, staging: Path, max_bytes: int, result: Filtered) -> None:
+    """Copy one file piece by piece, looking at its content on the way; a file that turns out bad is removed again."""
+    target = staging / path
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    size = characters = ascii_characters = 0
+    fault = ""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open_file() as content, target.open("wb") as copy:
+            while piece := content.read(PIECE_BYTES):
+                size += len(piece)
+                if size > max_bytes:
+                    fault = "too large"
+                    break
+                text = decoder.decode(piece)
+                characters += len(text)
+                ascii_characters += len(text.encode("ascii", "ignore"))
+                copy.write(piece)
+            else:
+                decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        fault = "not UTF-8"
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        fault = "cannot be read, or its name cannot be written"
+    if not fault and characters < MIN_CHARACTERS:
+        fault = f"under {MIN_CHARACTERS} characters"
+    if not fault and ascii_characters < MIN_ASCII * characters:
+        fault = f"under {MIN_ASCII:.0%} ASCII"
+    if fault:
+        with contextlib.suppress(OSError):
+            target.unlink()
+        result.drop(fault, str(path))
+        return
+    result.kept += 1
+    result.bytes += size

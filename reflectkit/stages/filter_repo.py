@@ -1,0 +1,108 @@
+"""filter-repo: copies of repositories with only the files that questions can be asked about; a table says what was dropped and why.
+
+Kept: code, data, text and shell files with plain names and readable, mostly ASCII content. A repository is a folder, a .zip or a
+.tar.gz; links are never followed, and nothing can leave an archive.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from reflectkit.core.config import above, option
+from reflectkit.core.console import Progress
+from reflectkit.core.errors import DataError
+from reflectkit.core.runs import Report, Table, open_run, write_permission
+from reflectkit.data.repos import Filtered, filter_repository, name_fault, repositories, repository_name
+from reflectkit.stages.common import EnvConfig, explore_only
+
+EXAMPLES = (
+    "reflectkit filter-repo --repo-dir data/auto_explore/repos",
+    "reflectkit filter-repo --repo-dir ~/projects --max-file-mb 1",
+)
+
+
+@dataclass(frozen=True)
+class Config(EnvConfig):
+    """Settings of filter-repo."""
+
+    env: str = option("auto_explore", help="The environment that explores repositories.")
+    repo_dir: Path = option(Path("data/auto_explore/repos"), help="Folder of the repositories: folders, .zip, .tar.gz.")
+    max_file_mb: float = option(5.0, help="A larger file is dropped; in MiB.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        explore_only("filter-repo", self.env)
+        above("max_file_mb", self.max_file_mb, 0)
+
+
+def run(config: Config, progress: Progress) -> Report:
+    """Write `repos_filtered/<name>/` for each repository. Raises DataError where none is left."""
+    found = repositories(config.repo_dir)
+    target = config.repos_folder
+    if target.resolve() == config.repo_dir.resolve():
+        raise DataError(config.repo_dir, "is where the filtered copies go; give the folder of the originals")
+    write_permission(target)
+    with open_run("filter-repo", config, [*found]) as current:
+        if current.done:
+            return current.done
+        results = []
+        with progress.bar("Filtering repositories", len(found)) as bar:
+            for path in found:
+                results.append(_filter(path, target, int(config.max_file_mb * 2**20), results))
+                bar.advance()
+        kept = [result for result in results if not result.why_not]
+        for result in results:
+            if result.why_not:
+                progress.news(f"{result.name}: left out, {result.why_not}")
+        if not kept:
+            raise DataError(config.repo_dir, f"no repository is left; e.g. {results[0].name}: {results[0].why_not}")
+        others = sorted(set(os.listdir(target)) - {result.name for result in kept})
+        if others := [name for name in others if not name.startswith(".")]:
+            progress.news(f"{target} also holds {', '.join(others[:5])} from before; remove what is not wanted")
+        current.tables += _tables(results, target)
+        figures = {
+            "repositories": len(kept),
+            "kept": sum(result.kept for result in kept),
+            "dropped": dict(sorted(_total(results).items())),
+            "left_out": {result.name: result.why_not for result in results if result.why_not},
+            "by_repository": {
+                result.name: {
+                    "kept": result.kept,
+                    "bytes": result.bytes,
+                    "dropped": dict(sorted(result.dropped.items())),
+                    "first": dict(sorted(result.examples.items())),
+                }
+                for result in kept
+            },
+        }
+        return current.finish(figures, [target / result.name for result in kept])
+
+
+def _filter(path: Path, target: Path, max_bytes: int, before: list[Filtered]) -> Filtered:
+    name = repository_name(path)
+    if fault := name_fault(name, is_folder=True):
+        return Filtered(name, why_not=fault)
+    if any(other.name == name and not other.why_not for other in before):
+        return Filtered(path.name, why_not=f"another repository is called {name}")
+    return filter_repository(path, target / name, max_bytes)
+
+
+def _total(results: list[Filtered]) -> Counter[str]:
+    return sum((result.dropped for result in results), Counter())
+
+
+def _tables(results: list[Filtered], target: Path) -> list[Table]:
+    rows = [
+        (result.name, str(result.kept), str(sum(result.dropped.values())), f"{result.bytes / 1024:.1f}", result.why_not)
+        for result in results
+    ]
+    total = _total(results)
+    first = {reason: name for result in results for reason, name in reversed(result.examples.items())}
+    reasons = tuple((reason, str(count), first.get(reason, "")) for reason, count in total.most_common())
+    return [
+        Table(f"Repositories in {target}", ("repository", "kept", "dropped", "KiB", "left out because"), tuple(rows)),
+        Table("Dropped", ("reason", "files or folders", "e.g."), reasons),
+    ]

@@ -1,0 +1,124 @@
+"""filter-task: one clean list of questions from the files of gen-task, or of the original toolkit.
+
+Drops empty questions and vanished files, writes commands as the environment offers them, puts `id FILE` behind a last `cat`, and merges
+questions that are there twice, with their trajectories.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from reflectkit.core.config import option
+from reflectkit.core.console import Progress
+from reflectkit.core.errors import DataError
+from reflectkit.core.jsonl import read_json_list, write_json
+from reflectkit.core.runs import Report, Table, open_run, write_permission
+from reflectkit.data.questions import Question, normal_path, plain_path, read_question, to_json
+from reflectkit.envs.autoexplore.commands import offered, shortest_path
+from reflectkit.envs.autoexplore.env import DEEPEST
+from reflectkit.envs.autoexplore.repo import open_repository
+from reflectkit.stages.common import EnvConfig, explore_only
+
+EXAMPLES = (
+    "reflectkit filter-task",
+    "reflectkit filter-task --task-file data/auto_explore/tasks/",
+)
+
+
+@dataclass(frozen=True)
+class Config(EnvConfig):
+    """Settings of filter-task."""
+
+    env: str = option("auto_explore", help="The environment that the questions are for.")
+    task_file: Path | None = option(None, help="A JSON file, or a folder of them; default: tasks in the env's data folder.")
+    repos_dir: Path | None = option(None, help="The filtered repositories; default: repos_filtered in the env's data folder.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        explore_only("filter-task", self.env)
+
+
+def run(config: Config, progress: Progress) -> Report:
+    """Write `tasks_filtered/data.json`. Raises DataError, naming file, record and field."""
+    source = config.task_file or config.env_folder / "tasks"
+    files = _json_files(source)
+    repos = config.repos_dir or config.repos_folder
+    write_permission(config.folder)
+    with open_run("filter-task", config, files) as current:
+        if current.done:
+            return current.done
+        dropped: Counter[str] = Counter()
+        kept: dict[str, tuple[Question, list[Any]]] = {}
+        with progress.bar("Filtering questions", len(files)) as bar:
+            for path in files:
+                for number, value in enumerate(read_json_list(path)):
+                    _take(value, f"{path}, record {number}", repos, kept, dropped)
+                bar.advance()
+        if not kept:
+            raise DataError(source, f"no question is left: {dict(dropped)}; were the repositories filtered into {repos}?")
+        target = config.folder / "data.json"
+        write_json(target, [_record(question, trajectories) for question, trajectories in kept.values()])
+        levels = Counter(question.n_level for question, _ in kept.values())
+        figures = {"kept": len(kept), "dropped": dict(sorted(dropped.items())), "by_level": dict(sorted(levels.items()))}
+        rows = [("kept", str(len(kept))), *((f"  depth {level}", str(count)) for level, count in sorted(levels.items()))]
+        rows += [(f"dropped: {reason}", str(count)) for reason, count in sorted(dropped.items())]
+        current.tables.append(Table(f"Questions in {target}", ("what", "count"), tuple(rows)))
+        return current.finish(figures, [target])
+
+
+def _json_files(source: Path) -> list[Path]:
+    if not source.is_dir():
+        return [source]
+    files = sorted(path for path in source.glob("*.json") if not path.name.startswith("."))
+    if not files:
+        raise DataError(source, "holds no .json file; run `reflectkit gen-task` first, or give --task-file")
+    return files
+
+
+def _take(value: object, where: str, repos: Path, kept: dict[str, tuple[Question, list[Any]]], dropped: Counter[str]) -> None:
+    """Put one record among the `kept`, or count why not."""
+    if not isinstance(value, dict):
+        raise DataError(where, f"expected a JSON object, found {type(value).__name__}")
+    question = read_question(value | {"filename": plain_path(value.get("filename"))}, where)
+    asked = " ".join(question.question.split())
+    if not asked:
+        dropped["empty question"] += 1
+        return
+    try:
+        if "/" in question.root or question.root in ("", ".", ".."):
+            raise DataError(where, f"{question.root!r} is no repository's name", field="root")
+        repository = open_repository(repos / question.root)
+    except DataError:
+        dropped["no such repository"] += 1
+        return
+    if question.filename not in repository.sizes:
+        dropped["vanished file"] += 1
+        return
+    if not offered(repository, question.filename) or question.filename.count("/") > DEEPEST:
+        dropped["file that commands cannot reach"] += 1
+        return
+    way = normal_path(question.optimal_path) or tuple(shortest_path(question.filename))
+    clean = replace(question, question=asked, optimal_path=way, n_level=question.filename.count("/"))
+    trajectories = value.get("trajectories") or []
+    if not isinstance(trajectories, list):
+        raise DataError(where, "expected a list", field="trajectories")
+    if clean.id in kept:
+        dropped["there twice"] += 1
+    merged = kept.setdefault(clean.id, (clean, []))[1]
+    for trajectory in trajectories:
+        merged.append(_renumbered(trajectory, merged, where))
+
+
+def _renumbered(trajectory: Any, before: list[Any], where: str) -> Any:
+    """`trajectory` with its place among those of its kind: "positive0", "negative1", …"""
+    if not isinstance(trajectory, dict) or not isinstance(trajectory.get("info"), str):
+        raise DataError(where, "expected objects with `info`", field="trajectories")
+    kind = "negative" if trajectory["info"].startswith("negative") else "positive"
+    return trajectory | {"info": f"{kind}{sum(item['info'].startswith(kind) for item in before)}"}
+
+
+def _record(question: Question, trajectories: list[Any]) -> dict[str, Any]:
+    return to_json(question) | ({"trajectories": trajectories} if trajectories else {})

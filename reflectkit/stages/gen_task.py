@@ -1,0 +1,172 @@
+"""gen-task: questions about the files of filtered repositories, with answers and the way there, from a teacher; one file a repository.
+
+The oracle teacher needs no network. Chat teachers are asked once a file; each answer is kept in `journal.jsonl`, so that a killed
+run, or the same command again, pays for nothing twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reflectkit.core.config import at_least, option
+from reflectkit.core.console import Progress
+from reflectkit.core.errors import DataError
+from reflectkit.core.jsonl import write_json
+from reflectkit.core.runs import Report, Table, open_run, write_permission
+from reflectkit.core.text import count_tokens, shorten
+from reflectkit.data.asking import parse_questions, question_messages
+from reflectkit.data.oracle import ask
+from reflectkit.data.questions import Question, to_json
+from reflectkit.data.repos import kind_of
+from reflectkit.envs.autoexplore.commands import offered, shortest_path
+from reflectkit.envs.autoexplore.repo import Repository, open_repository
+from reflectkit.stages.common import EnvConfig, explore_only
+from reflectkit.stages.teaching import ORACLE, Request, TeacherConfig, foreseen, settle, stop_if_spent
+
+EXAMPLES = (
+    "reflectkit gen-task --teacher oracle",
+    "reflectkit gen-task --teacher openai:gpt-4o-mini --dry-run",
+    "reflectkit gen-task --teacher openai:gpt-4o-mini --max-cost-usd 2",
+    "reflectkit gen-task --teacher local:qwen2.5-7b-instruct --base-url http://localhost:1234/v1",
+)
+FEWEST_TOKENS, MOST_TOKENS = 50, 2000  # of an excerpt; facts of the paper's pipeline
+TOKENS_A_QUESTION = 90  # that a teacher writes, with its answer
+
+
+@dataclass(frozen=True)
+class Config(TeacherConfig, EnvConfig):
+    """Settings of gen-task."""
+
+    env: str = option("auto_explore", help="The environment that the questions are for.")
+    repos_dir: Path | None = option(None, help="The filtered repositories; default: repos_filtered in the env's data folder.")
+    max_level: int = option(2, help="Files at most so many folders deep.")
+    per_file: int = option(3, help="Questions a file, at most.")
+
+    def __post_init__(self) -> None:
+        EnvConfig.__post_init__(self)
+        TeacherConfig.__post_init__(self)
+        explore_only("gen-task", self.env)
+        at_least("max_level", self.max_level, 0)
+        at_least("per_file", self.per_file, 1)
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file to ask about. excerpt: its text, both ends of it where it is long."""
+
+    root: str
+    path: str
+    excerpt: str
+
+
+def run(config: Config, progress: Progress) -> Report:
+    """Write `tasks/<repository>.json`. Raises DataError, ApiError, BudgetSpentError."""
+    repos = config.repos_dir or config.repos_folder
+    if not repos.is_dir():
+        raise DataError(repos, "no such folder; run `reflectkit filter-repo` first, or give --repos-dir")
+    names = sorted(path.name for path in repos.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not names:
+        raise DataError(repos, "holds no repository; run `reflectkit filter-repo` first")
+    target, journal = config.env_folder / "tasks", config.env_folder / "journal.jsonl"
+    if config.dry_run and config.teacher != ORACLE:
+        files = [file for name in names for file in _files(open_repository(repos / name), name, config.max_level, {})]
+        requests = [_request(file, config.per_file) for file in files]
+        figures, table = foreseen(config, requests, TOKENS_A_QUESTION * config.per_file, journal)
+        return Report("gen-task", config.env_folder, figures, (), (table,))
+    write_permission(target)
+    with open_run("gen-task", config, [repos / name for name in names]) as current:
+        if current.done:
+            return current.done
+        passed: dict[str, int] = {}
+        files_of = {name: _files(open_repository(repos / name), name, config.max_level, passed) for name in names}
+        asked, figures = _ask(config, files_of, journal, target, progress)
+        if config.dry_run:
+            figures |= {"usd": 0.0}
+        outputs, rows = [], []
+        for name, questions in asked.items():
+            path = target / f"{name}.json"
+            if questions:
+                write_json(path, [to_json(question) for question in questions])
+                outputs.append(path)
+            levels = [str(sum(question.n_level == level for question in questions)) for level in range(config.max_level + 1)]
+            rows.append((name, str(len(files_of[name])), str(len(questions)), *levels))
+        stop = figures.pop("stop")
+        if stop:
+            stop()
+        if not outputs:
+            raise DataError(repos, "no question could be asked about any file; are they long enough (50 tokens)?")
+        figures |= {"questions": sum(map(len, asked.values())), "files": sum(map(len, files_of.values())), "passed_over": passed}
+        heads = ("repository", "files", "questions", *(f"depth {level}" for level in range(config.max_level + 1)))
+        current.tables.append(Table(f"Questions in {target}", heads, tuple(rows)))
+        if passed:
+            current.tables.append(Table("Files passed over", ("reason", "files"), tuple((k, str(v)) for k, v in passed.items())))
+        return current.finish(figures, outputs)
+
+
+def _files(repository: Repository, root: str, max_level: int, passed: dict[str, int]) -> list[_File]:
+    """The files that are asked about; `passed` counts the others by reason."""
+    kept = []
+    for path in sorted(repository.sizes):
+        excerpt = repository.view(path, MOST_TOKENS) if kind_of(path) else None
+        if path.count("/") > max_level:
+            reason = f"over {max_level} folders deep"
+        elif excerpt is None:
+            reason = "cannot be read, or of another kind"
+        elif count_tokens(excerpt) < FEWEST_TOKENS:
+            reason = f"under {FEWEST_TOKENS} tokens"
+        elif not offered(repository, path):
+            reason = "in a folder with too many entries to be offered"
+        else:
+            kept.append(_File(root, path, shorten(excerpt, MOST_TOKENS)))
+            continue
+        passed[reason] = passed.get(reason, 0) + 1
+    return kept
+
+
+def _ask(
+    config: Config, files_of: dict[str, list[_File]], journal: Path, target: Path, progress: Progress
+) -> tuple[dict[str, list[Question]], dict[str, Any]]:
+    """Questions by repository, and the figures of the asking; `stop` in them is to be called when all is written."""
+    files = [file for these in files_of.values() for file in these]
+    if config.teacher == ORACLE:
+        asked: dict[str, list[Question]] = {}
+        with progress.bar("Questions", len(files)) as bar:
+            for name, these in files_of.items():
+                told = ask(name, {file.path: file.excerpt for file in these}, config.per_file)
+                asked[name] = [_with_way(question) for file in these for question in told[file.path]]
+                bar.advance(len(these))
+        return asked, {"stop": None}
+    requests = [_request(file, config.per_file) for file in files]
+    with config.asking(journal) as client, progress.bar(f"Asking {config.endpoint}", len(files)) as bar:
+
+        def advance() -> None:
+            bar.advance(1, usd=client.cost_usd)
+
+        outcomes = client.ask(requests, lambda number, text: parse_questions(text, files[number].path, config.per_file), advance)
+        asked = {name: [] for name in files_of}
+        for file, outcome in zip(files, outcomes, strict=True):
+            for question, answer in outcome.value or []:
+                depth = file.path.count("/")
+                asked[file.root].append(_with_way(Question(question, file.path, file.root, answer, (), depth, config.model_name)))
+        rejected = [outcome.rejected for outcome in outcomes if outcome.rejected]
+        figures = settle(config, client, rejected, target / "rejected.jsonl", progress)
+        answered = sum(outcome.value is not None for outcome in outcomes)
+
+        def stop() -> None:
+            stop_if_spent(config, client, f"{answered} of {len(files)} files are asked about, their questions are in {target}")
+
+        return asked, figures | {"stop": stop}
+
+
+def _request(file: _File, count: int) -> Request:
+    kind = kind_of(file.path) or "text"
+    return Request(f"{file.root}/{file.path}", question_messages(file.path, kind, file.excerpt, count), 120 * count + 100)
+
+
+def _with_way(question: Question) -> Question:
+    return Question(
+        question.question, question.filename, question.root, question.answer,
+        tuple(shortest_path(question.filename)[:-1]), question.n_level, question.model,
+    )  # fmt: skip

@@ -1,0 +1,119 @@
+"""What stages share that ask a teacher: its settings, the price of asking, and what is said at the end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reflectkit.agents.client import ChatClient, Endpoint, Rejected, Request, open_client, parse_endpoint
+from reflectkit.agents.journal import open_journal
+from reflectkit.agents.prices import Prices, prices_of
+from reflectkit.core.config import StageConfig, above, at_least, option
+from reflectkit.core.console import Progress
+from reflectkit.core.errors import ConfigError, ReflectkitError
+from reflectkit.core.jsonl import write_jsonl
+from reflectkit.core.runs import Table
+
+ORACLE = "oracle"
+
+
+class BudgetSpentError(ReflectkitError):
+    """The asking stopped at --max-cost-usd; what was answered until then is kept."""
+
+
+@dataclass(frozen=True)
+class TeacherConfig(StageConfig):
+    """What a stage takes that asks a teacher."""
+
+    teacher: str = option(ORACLE, help="oracle (no network), openai:MODEL, azure:DEPLOYMENT or local:MODEL.")
+    base_url: str | None = option(None, help="Of a server that speaks OpenAI's protocol; for local: http://localhost:1234/v1.")
+    concurrency: int = option(8, help="Requests at once.")
+    max_cost_usd: float | None = option(None, help="Stop cleanly before this much is spent, counting what the journal paid for.")
+    price_in: float | None = option(None, help="US dollars for a million prompt tokens, for models that we have no price of.")
+    price_out: float | None = option(None, help="Likewise for a million written tokens.")
+    dry_run: bool = option(False, help="Say how many calls and tokens it would take, and the price, and ask nothing.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("concurrency", self.concurrency, 1)
+        for name in ("max_cost_usd", "price_in", "price_out"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 0)
+        if self.teacher != ORACLE:
+            self.endpoint  # noqa: B018  checked as it is made
+            if self.max_cost_usd is not None:
+                above("max_cost_usd", self.max_cost_usd, 0)
+                if not self.prices.known:
+                    raise ConfigError(f"--max-cost-usd needs the price of {self.teacher}: give --price-in and --price-out")
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the teacher is asked. Raises ConfigError."""
+        return parse_endpoint(self.teacher, self.base_url)
+
+    @property
+    def prices(self) -> Prices:
+        """Of the teacher's tokens. Raises ConfigError."""
+        return prices_of(self.endpoint.kind, self.endpoint.model, self.price_in, self.price_out)
+
+    @property
+    def model_name(self) -> str:
+        """What records call the teacher."""
+        return ORACLE if self.teacher == ORACLE else self.endpoint.model
+
+    @contextlib.contextmanager
+    def asking(self, journal: Path) -> Iterator[ChatClient]:
+        """A client for the teacher, whose answers are kept in `journal`."""
+        with open_client(
+            self.endpoint, journal, self.prices, concurrency=self.concurrency, max_cost_usd=self.max_cost_usd
+        ) as client:
+            yield client
+
+
+def foreseen(config: TeacherConfig, requests: Sequence[Request], written: int, journal: Path) -> tuple[dict[str, Any], Table]:
+    """What `requests` would take, those left out that the journal has. written: tokens of a usual answer."""
+    with open_journal(journal, write=False) as known:
+        client = ChatClient(config.endpoint, known, config.prices, concurrency=1, max_cost_usd=None, temperature=1.0)
+        new = [request for request in requests if client.key(request, 0) not in known.answers]
+        client.close()
+    prompt_tokens = sum(request.prompt_tokens for request in new)
+    figures = {
+        "calls": len(new),
+        "already_answered": len(requests) - len(new),
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": len(new) * written,
+        "usd": round(config.prices.cost(prompt_tokens, len(new) * written), 4) if config.prices.known else None,
+    }
+    price = "unknown; give --price-in and --price-out" if figures["usd"] is None else f"{figures['usd']:.4f}"
+    rows = [(name.replace("_", " "), str(value)) for name, value in figures.items() if name != "usd"]
+    return figures, Table(f"What {config.endpoint} would take, about", ("what", "expected"), (*rows, ("US dollars", price)))
+
+
+def settle(config: TeacherConfig, client: ChatClient, rejected: Sequence[Rejected], path: Path, progress: Progress) -> dict[str, Any]:
+    """Write what was set aside to `path`, say so, and give the figures of the asking."""
+    if rejected or path.exists():
+        write_jsonl(path, [{"item": item.name, "reason": item.reason, "text": item.text} for item in rejected])
+    if client.journal.damaged:
+        progress.news(f"{client.journal.path}: {client.journal.damaged} damaged lines were passed over; their calls were made again")
+    if rejected:
+        progress.news(f"{len(rejected)} items had no usable answer, even when asked again, and are set aside in {path}")
+    return {
+        "calls": client.calls,
+        "replayed": client.replayed,
+        "rejected": len(rejected),
+        "prompt_tokens": client.prompt_tokens,
+        "completion_tokens": client.completion_tokens,
+        "usd": round(client.cost_usd, 6) if config.prices.known else None,
+    }
+
+
+def stop_if_spent(config: TeacherConfig, client: ChatClient, done: str) -> None:
+    """Raises BudgetSpentError, after everything is written, where the budget ended the asking."""
+    if client.stopped:
+        raise BudgetSpentError(
+            f"stopped at the budget: ${client.cost_usd:.4f} of --max-cost-usd {config.max_cost_usd:g} spent; {done};"
+            " run it again with a larger one to go on"
+        )
