@@ -20,7 +20,7 @@ STOP_WORDS = frozenset(
     made make may me might more most must my need next no nor not now of off on once one only or other our out over part
     per please same say says see she should so some such than that the their them then there these they this those through to too
     under until up us use used uses using very want was way we were what when where which while who whom why will with
-    would you your""".split()
+    would you your about code dealt define defines line lists listed part read recorded set setting settings table text worked""".split()
 )
 
 

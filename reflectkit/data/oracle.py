@@ -56,17 +56,19 @@ class Fact:
     answer: str
 
 
-def ask(root: str, files: Mapping[str, str], per_file: int) -> dict[str, list[Question]]:
-    """Up to `per_file` questions for each file of repository `root`, by path; files: path → text (or its beginning).
+def ask(root: str, files: Mapping[str, str], excerpts: Mapping[str, str], per_file: int) -> dict[str, list[Question]]:
+    """Up to `per_file` questions for each file of repository `root`, by path, on what stands in its excerpt.
 
+    files: path → text. excerpts: path → the part of it that is asked about.
     What two files say is asked of neither. The wording and the choice depend on the repository, the path and the text alone.
     """
-    facts = {path: list(_told(path, text)) for path, text in sorted(files.items())}
+    facts = {path: list(_told(path, files[path])) for path in sorted(files)}
     holders = Counter(key for told in facts.values() for key in {_key(fact) for fact in told})
     questions: dict[str, list[Question]] = {}
     for path, told in facts.items():
         chance = generator(0, "oracle", root, path)
-        own = {_key(fact): fact for fact in told if holders[_key(fact)] == 1}
+        shown = set(keywords(excerpts[path]))
+        own = {_key(fact): fact for fact in told if holders[_key(fact)] == 1 and shown.issuperset(_key(fact))}
         questions[path] = [
             Question(text, path, root, fact.answer, (), path.count("/"), MODEL)
             for fact in _varied(list(own.values()), per_file, chance)
@@ -185,7 +187,7 @@ def _headings(text: str) -> Iterator[Fact]:
         elif line.strip() and len(following) >= len(line.strip()) > 3 and re.fullmatch(r"[=\-~^\"'+#*]+", following):
             yield Fact("heading", _lowered(line), _sentence(below))
         elif match := re.match(r"\s*[-*]\s+(\w[^:.]{12,80})[:.]", line):
-            yield Fact("heading", _lowered(match[1]), line.strip(" -*"))
+            yield Fact("about", _lowered(match[1]), line.strip(" -*"))
 
 
 def _paragraphs(text: str) -> Iterator[Fact]:

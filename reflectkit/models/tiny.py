@@ -17,8 +17,8 @@ WIDTH = 128
 VOCABULARY = 640  # 256 bytes, 2 specials, and merges enough for the few words of a small env
 
 
-def build_tokenizer(texts: Iterable[str], labels: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on `texts`, in which each of `labels` (with its leading space) is one token.
+def build_tokenizer(texts: Iterable[str], labels: Iterable[str], vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of `vocabulary` entries trained on `texts`; each of `labels` (with its leading space) is one token.
 
     Words are cut before merging as in GPT-2, so cells that stand apart by spaces stay apart.
     """
@@ -26,7 +26,7 @@ def build_tokenizer(texts: Iterable[str], labels: Iterable[str]) -> PreTrainedTo
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         special_tokens=[END, PAD],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,

@@ -31,7 +31,8 @@ EXAMPLES = (
     "reflectkit gen-task --teacher openai:gpt-4o-mini --max-cost-usd 2",
     "reflectkit gen-task --teacher local:qwen2.5-7b-instruct --base-url http://localhost:1234/v1",
 )
-FEWEST_TOKENS, MOST_TOKENS = 50, 2000  # of an excerpt; facts of the paper's pipeline
+FEWEST_TOKENS, MOST_TOKENS = 50, 2000  # of an excerpt, as in the paper's pipeline
+WHOLE_TOKENS = 20_000  # of a file that the oracle reads
 TOKENS_A_QUESTION = 90  # that a teacher writes, with its answer
 
 
@@ -43,21 +44,25 @@ class Config(TeacherConfig, EnvConfig):
     repos_dir: Path | None = option(None, help="The filtered repositories; default: repos_filtered in the env's data folder.")
     max_level: int = option(2, help="Files at most so many folders deep.")
     per_file: int = option(3, help="Questions a file, at most.")
+    min_tokens: int = option(FEWEST_TOKENS, help="Files with fewer tokens, about, are passed over.")
+    max_tokens: int = option(MOST_TOKENS, help="Tokens, about, of the excerpt that is asked about: both ends of a longer file.")
 
     def __post_init__(self) -> None:
         EnvConfig.__post_init__(self)
         TeacherConfig.__post_init__(self)
         explore_only("gen-task", self.env)
         at_least("max_level", self.max_level, 0)
-        at_least("per_file", self.per_file, 1)
+        for name in ("per_file", "min_tokens", "max_tokens"):
+            at_least(name, getattr(self, name), 1)
 
 
 @dataclass(frozen=True)
 class _File:
-    """A file to ask about. excerpt: its text, both ends of it where it is long."""
+    """A file to ask about. text: all of it, within reason. excerpt: both ends of it where it is long."""
 
     root: str
     path: str
+    text: str
     excerpt: str
 
 
@@ -71,7 +76,7 @@ def run(config: Config, progress: Progress) -> Report:
         raise DataError(repos, "holds no repository; run `reflectkit filter-repo` first")
     target, journal = config.env_folder / "tasks", config.env_folder / "journal.jsonl"
     if config.dry_run and config.teacher != ORACLE:
-        files = [file for name in names for file in _files(open_repository(repos / name), name, config.max_level, {})]
+        files = [file for name in names for file in _files(open_repository(repos / name), name, config, {})]
         requests = [_request(file, config.per_file) for file in files]
         figures, table = foreseen(config, requests, TOKENS_A_QUESTION * config.per_file, journal)
         return Report("gen-task", config.env_folder, figures, (), (table,))
@@ -80,7 +85,7 @@ def run(config: Config, progress: Progress) -> Report:
         if current.done:
             return current.done
         passed: dict[str, int] = {}
-        files_of = {name: _files(open_repository(repos / name), name, config.max_level, passed) for name in names}
+        files_of = {name: _files(open_repository(repos / name), name, config, passed) for name in names}
         asked, figures = _ask(config, files_of, journal, target, progress)
         if config.dry_run:
             figures |= {"usd": 0.0}
@@ -105,21 +110,21 @@ def run(config: Config, progress: Progress) -> Report:
         return current.finish(figures, outputs)
 
 
-def _files(repository: Repository, root: str, max_level: int, passed: dict[str, int]) -> list[_File]:
+def _files(repository: Repository, root: str, config: Config, passed: dict[str, int]) -> list[_File]:
     """The files that are asked about; `passed` counts the others by reason."""
     kept = []
     for path in sorted(repository.sizes):
-        excerpt = repository.view(path, MOST_TOKENS) if kind_of(path) else None
-        if path.count("/") > max_level:
-            reason = f"over {max_level} folders deep"
-        elif excerpt is None:
+        text = repository.view(path, WHOLE_TOKENS) if kind_of(path) else None
+        if path.count("/") > config.max_level:
+            reason = f"over {config.max_level} folders deep"
+        elif text is None:
             reason = "cannot be read, or of another kind"
-        elif count_tokens(excerpt) < FEWEST_TOKENS:
-            reason = f"under {FEWEST_TOKENS} tokens"
+        elif count_tokens(text) < config.min_tokens:
+            reason = f"under {config.min_tokens} tokens"
         elif not offered(repository, path):
             reason = "in a folder with too many entries to be offered"
         else:
-            kept.append(_File(root, path, shorten(excerpt, MOST_TOKENS)))
+            kept.append(_File(root, path, text, shorten(text, config.max_tokens)))
             continue
         passed[reason] = passed.get(reason, 0) + 1
     return kept
@@ -134,7 +139,8 @@ def _ask(
         asked: dict[str, list[Question]] = {}
         with progress.bar("Questions", len(files)) as bar:
             for name, these in files_of.items():
-                told = ask(name, {file.path: file.excerpt for file in these}, config.per_file)
+                texts, excerpts = {file.path: file.text for file in these}, {file.path: file.excerpt for file in these}
+                told = ask(name, texts, excerpts, config.per_file)
                 asked[name] = [_with_way(question) for file in these for question in told[file.path]]
                 bar.advance(len(these))
         return asked, {"stop": None}

@@ -15,6 +15,7 @@ from reflectkit.core.config import above, at_least, one_of, option
 from reflectkit.core.console import Bar, Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import write_jsonl
+from reflectkit.core.prompts import LABELS
 from reflectkit.core.runs import Report, figures_table, open_run
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
 from reflectkit.stages.common import EnvConfig
@@ -42,6 +43,7 @@ class Config(EnvConfig):
     batch_size: int = option(16, help="Rows a gradient step.")
     learning_rate: float = option(2e-3, help="Peak rate; 5 % warm-up, then linear decay to 0.")
     max_length: int = option(256, help="Tokens a row may have; also what the tiny model can read.")
+    vocabulary: int = option(640, help="Entries of the tiny model's tokenizer, 256 bytes among them.")
     init_range: float = option(0.04, help="Standard deviation of the tiny model's fresh weights.")
     lora_r: int = option(0, help="Rank of a LoRA adapter; 0 trains all weights.")
     lora_alpha: int = option(16, help="Scale of the LoRA adapter.")
@@ -56,6 +58,7 @@ class Config(EnvConfig):
         for name in ("max_steps", "batch_size", "max_length", "save_steps", "lora_alpha"):
             at_least(name, getattr(self, name), 1)
         at_least("lora_r", self.lora_r, 0)
+        at_least("vocabulary", self.vocabulary, 300)
         above("learning_rate", self.learning_rate, 0)
         above("init_range", self.init_range, 0)
         if self.lora_r and self.model == "tiny":
@@ -96,16 +99,12 @@ def _player(config: Config, source: Path, rows: list[tuple[int, str, str]]) -> P
 
     hush()
     if config.model == "tiny":
-        from reflectkit.core.prompts import LABELS
         from reflectkit.models.tiny import build_model, build_tokenizer
 
         texts = [prompt + completion for _, prompt, completion in rows]
         for beside in _inputs(config, source)[1:]:
             texts += [prompt + completion for _, prompt, completion in read_rows(beside)]
-        listed = "\n".join(set(texts))
-        used = {completion for _, _, completion in rows}
-        labels = [f" {label}" for label in LABELS if f" {label}" in used or f"\n {label} " in listed]
-        tokenizer = build_tokenizer(texts, labels)
+        tokenizer = build_tokenizer(texts, _labels(texts, {completion for _, _, completion in rows}), config.vocabulary)
         model = build_model(tokenizer, config.max_length, config.seed, config.init_range)
         return Player(model.to(pick_device(config.device)), tokenizer, config.role)
     loaded = load_player(config.model, device=config.device, dtype=config.dtype)
@@ -115,6 +114,17 @@ def _player(config: Config, source: Path, rows: list[tuple[int, str, str]]) -> P
 
         model = get_peft_model(model, LoraConfig(r=config.lora_r, lora_alpha=config.lora_alpha, task_type="CAUSAL_LM"))
     return Player(model, loaded.tokenizer, config.role)
+
+
+def _labels(texts: list[str], used: set[str]) -> list[str]:
+    """The labels that are to be single tokens: all that the rows list or answer with.
+
+    Where rows list different numbers of actions, other states may list more, so twice as many labels are taken.
+    """
+    listed = "\n".join(set(texts))
+    labels = [f" {label}" for label in LABELS if f" {label}" in used or f"\n {label} " in listed]
+    behind = {text.rpartition("\nActions:\n")[2].count("\n") for text in texts if "\nActions:\n" in text}
+    return [f" {label}" for label in LABELS[: 2 * len(labels)]] if len(behind) > 1 else labels
 
 
 def _inputs(config: Config, source: Path) -> list[Path]:

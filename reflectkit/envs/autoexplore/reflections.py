@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import PurePosixPath
 
-from reflectkit.core.text import keywords
+from reflectkit.core.text import WORD, keywords, stem
 from reflectkit.envs.autoexplore.commands import UP
 from reflectkit.envs.autoexplore.repo import Folder
 
@@ -29,7 +29,7 @@ def write_reflection(
     read: path of the file that the last command showed, or None. output: its text. following: the best next command.
     mistaken: whether the last command was a mistake.
     """
-    asked = keywords(question)
+    asked = asked_words(question)
     name = following.partition(" ")[2]
     parts = []
     if read is None:
@@ -41,7 +41,7 @@ def write_reflection(
         file = PurePosixPath(read).name
         if following == f"id {file}":
             held = set(keywords(output))
-            shared = [word for word in asked if word in held]
+            shared = [word for word in asked if stem(word.lower()) in held]
             wording = generator.choice(FOUND if shared else FOUND_SILENT)
             return wording.format(file=file, words=", ".join(shared[:NAMED]))
         parts.append(generator.choice(NOT_HERE).format(file=file))
@@ -52,3 +52,9 @@ def write_reflection(
     else:
         parts.append(generator.choice(TO_FOLDER if name in folder.folders else TO_FILE).format(name=name))
     return " ".join(parts)
+
+
+def asked_words(question: str) -> list[str]:
+    """The words that a question is about, as they stand in it."""
+    as_written = {stem(word.lower()): word for word in reversed(WORD.findall(question))}
+    return [as_written[word] for word in keywords(question)]
