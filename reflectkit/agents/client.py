@@ -13,7 +13,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
@@ -26,7 +26,6 @@ from reflectkit.core.types import Message
 
 ASKED_AGAIN = 2  # times, after an answer that is of no use
 RETRIES = 6  # of the transport, for one request
-TIMEOUT_S = 120.0
 MESSAGE_TOKENS = 4  # what a chat format adds to a message
 HOPELESS = 3  # requests refused as malformed before any answer came, after which the settings are wrong, not the requests
 
@@ -87,14 +86,23 @@ class ChatClient:
     """
 
     def __init__(
-        self, endpoint: Endpoint, journal: Journal, prices: Prices, *, concurrency: int, max_cost_usd: float | None, temperature: float
+        self,
+        endpoint: Endpoint,
+        journal: Journal,
+        prices: Prices,
+        *,
+        concurrency: int = 8,
+        max_cost_usd: float | None = None,
+        temperature: float = 1.0,
+        timeout_s: float = 120.0,
     ) -> None:
         self.endpoint, self.journal, self.prices = endpoint, journal, prices
-        self.concurrency, self.max_cost_usd, self.temperature = concurrency, max_cost_usd, temperature
+        self.concurrency, self.max_cost_usd = concurrency, max_cost_usd
+        self.temperature, self.timeout_s = temperature, timeout_s
         self.calls = self.replayed = self.prompt_tokens = self.completion_tokens = 0
         self.cost_usd = self._reserved_usd = 0.0
         self.stopped = False
-        self._secrets = _secrets(endpoint)
+        self._secrets = _secrets()
         self._runner = asyncio.Runner()
         self._sdk: Any = None
         self._refused = 0
@@ -133,9 +141,12 @@ class ChatClient:
 
     def redact(self, text: str) -> str:
         """`text` on one line, without keys."""
+        return " ".join(self._without_keys(text).split())[:300]
+
+    def _without_keys(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, "[key]")
-        return " ".join(text.split())[:300]
+        return text
 
     async def _ask(
         self, requests: Sequence[Request], parse: Callable[[int, str], Value], advance: Callable[[], None]
@@ -190,7 +201,7 @@ class ChatClient:
                 self._reserved_usd -= worst
             if known.finish_reason != "unanswered":
                 self.journal.add(key, self.endpoint.model, known)
-            self.calls += 1
+                self.calls += 1
         else:
             self.replayed += 1
         self.prompt_tokens += known.prompt_tokens
@@ -203,7 +214,7 @@ class ChatClient:
         import openai
 
         if self._sdk is None:
-            self._sdk = _connect(self.endpoint)
+            self._sdk = _connect(self.endpoint, self.timeout_s)
         limit = "max_tokens" if self.endpoint.kind == "local" else "max_completion_tokens"
         messages = [{"role": message.role, "content": message.content} for message in request.messages]
         try:
@@ -224,7 +235,7 @@ class ChatClient:
         except openai.NotFoundError as error:
             raise ApiError(f"{self.endpoint}: no such model or address: {self.redact(_said(error))}") from None
         except openai.APITimeoutError:
-            raise ApiError(f"{self.endpoint} does not answer within {TIMEOUT_S:g} s, {1 + RETRIES} times; {GOES_ON}") from None
+            raise ApiError(f"{self.endpoint} does not answer within {self.timeout_s:g} s, {1 + RETRIES} times; {GOES_ON}") from None
         except openai.APIConnectionError as error:
             cause = self.redact(str(error.__cause__ or error))
             raise ApiError(f"{self.endpoint} cannot be reached ({cause}); {GOES_ON}") from None
@@ -234,7 +245,8 @@ class ChatClient:
             return Answer("", "unanswered", self.redact(str(error)), 0, 0)
         except ValueError:  # a body that is no JSON
             return Answer("", "unanswered", "the server's answer is not JSON", 0, 0)
-        return _read(completion, request)
+        answer = _read(completion, request)
+        return replace(answer, text=self._without_keys(answer.text), refusal=self.redact(answer.refusal))
 
 
 GOES_ON = "run the same command again, it goes on from here"
@@ -242,20 +254,10 @@ KEYS = {"openai": "OPENAI_API_KEY", "azure": "AZURE_OPENAI_API_KEY", "local": "L
 
 
 @contextlib.contextmanager
-def open_client(
-    endpoint: Endpoint,
-    journal_path: Path,
-    prices: Prices,
-    *,
-    concurrency: int = 8,
-    max_cost_usd: float | None = None,
-    temperature: float = 1.0,
-) -> Iterator[ChatClient]:
-    """A client whose answers are kept in `journal_path`. Raises ConfigError, without having asked, where a key is missing."""
+def open_client(endpoint: Endpoint, journal_path: Path, prices: Prices, **settings: Any) -> Iterator[ChatClient]:
+    """A `ChatClient` with these settings, whose answers are kept in `journal_path`."""
     with open_journal(journal_path) as journal:
-        client = ChatClient(
-            endpoint, journal, prices, concurrency=concurrency, max_cost_usd=max_cost_usd, temperature=temperature
-        )
+        client = ChatClient(endpoint, journal, prices, **settings)
         try:
             yield client
         finally:
@@ -281,11 +283,11 @@ def parse_endpoint(text: str, base_url: str | None) -> Endpoint:
     return Endpoint(kind, model, base_url)
 
 
-def _connect(endpoint: Endpoint) -> Any:
+def _connect(endpoint: Endpoint, timeout_s: float) -> Any:
     """The package's client. Raises ConfigError for a missing key, ApiError where nothing listens."""
     import openai
 
-    options: dict[str, Any] = {"max_retries": RETRIES, "timeout": TIMEOUT_S}
+    options: dict[str, Any] = {"max_retries": RETRIES, "timeout": timeout_s}
     key = os.environ.get(KEYS[endpoint.kind], "")
     if endpoint.kind == "local":
         _knock(str(endpoint.base_url))
@@ -311,7 +313,7 @@ def _knock(base_url: str) -> None:
         raise ApiError(f"nothing listens at {base_url} ({error.strerror or error}); start the server, or give --base-url") from None
 
 
-def _secrets(endpoint: Endpoint) -> tuple[str, ...]:
+def _secrets() -> tuple[str, ...]:
     return tuple(value for name in KEYS.values() if len(value := os.environ.get(name, "")) > 3)
 
 

@@ -27,7 +27,7 @@ from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, sha256, sweep, wr
 from reflectkit.core.types import to_json
 
 NOT_IDENTITY = frozenset(
-    {"force", "results_dir", "width", "concurrency", "max_cost_usd", "price_in", "price_out", "dry_run"}
+    {"force", "results_dir", "width", "concurrency", "max_cost_usd", "price_in", "price_out", "dry_run", "timeout_s"}
 )
 """Settings that do not change what a run makes."""
 

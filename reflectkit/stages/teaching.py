@@ -31,6 +31,7 @@ class TeacherConfig(StageConfig):
     teacher: str = option(ORACLE, help="oracle (no network), openai:MODEL, azure:DEPLOYMENT or local:MODEL.")
     base_url: str | None = option(None, help="Of a server that speaks OpenAI's protocol; for local: http://localhost:1234/v1.")
     concurrency: int = option(8, help="Requests at once.")
+    timeout_s: float = option(120.0, help="Seconds to wait for an answer before it is asked for again.")
     max_cost_usd: float | None = option(None, help="Stop cleanly before this much is spent, counting what the journal paid for.")
     price_in: float | None = option(None, help="US dollars for a million prompt tokens, for models that we have no price of.")
     price_out: float | None = option(None, help="Likewise for a million written tokens.")
@@ -39,6 +40,7 @@ class TeacherConfig(StageConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least("concurrency", self.concurrency, 1)
+        above("timeout_s", self.timeout_s, 0)
         for name in ("max_cost_usd", "price_in", "price_out"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 0)
@@ -67,16 +69,15 @@ class TeacherConfig(StageConfig):
     @contextlib.contextmanager
     def asking(self, journal: Path) -> Iterator[ChatClient]:
         """A client for the teacher, whose answers are kept in `journal`."""
-        with open_client(
-            self.endpoint, journal, self.prices, concurrency=self.concurrency, max_cost_usd=self.max_cost_usd
-        ) as client:
+        settings = {"concurrency": self.concurrency, "max_cost_usd": self.max_cost_usd, "timeout_s": self.timeout_s}
+        with open_client(self.endpoint, journal, self.prices, **settings) as client:
             yield client
 
 
 def foreseen(config: TeacherConfig, requests: Sequence[Request], written: int, journal: Path) -> tuple[dict[str, Any], Table]:
     """What `requests` would take, those left out that the journal has. written: tokens of a usual answer."""
     with open_journal(journal, write=False) as known:
-        client = ChatClient(config.endpoint, known, config.prices, concurrency=1, max_cost_usd=None, temperature=1.0)
+        client = ChatClient(config.endpoint, known, config.prices)
         new = [request for request in requests if client.key(request, 0) not in known.answers]
         client.close()
     prompt_tokens = sum(request.prompt_tokens for request in new)

@@ -36,7 +36,7 @@ from reflectkit.envs.autoexplore.repo import Repository, open_repository
 
 ALL = "all"
 DEEPEST = 9
-HEADINGS = 16  # tokens of the prompt's own words
+HEADINGS = 24  # tokens of the words that every prompt has, and of the mark for commands left out
 FEWEST_NAMES = 40  # tokens of the listing that are kept whatever else there is
 QUESTION_SHARE = 0.5  # of prompt_tokens that a question may take
 

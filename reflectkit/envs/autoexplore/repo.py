@@ -111,7 +111,7 @@ def _read(root: Path, path: str, size: int, budget: int) -> str | None:
             file.seek(-READ_WHOLE // 2, io.SEEK_END)
             ends = content[: READ_WHOLE // 2], file.read(READ_WHOLE // 2)
             head, tail = (part.decode("utf-8", "ignore") for part in ends)  # a character may be cut in two
-            return shorten(head + LEFT_OUT + tail, budget)
+            return shorten(_readable(head + LEFT_OUT + tail, path), budget)
     except (OSError, UnicodeDecodeError):
         return None
 

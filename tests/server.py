@@ -1,0 +1,109 @@
+"""A real HTTP server on loopback that speaks OpenAI's chat protocol, and fails on request."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Answer = Callable[[dict[str, Any]], str]
+
+
+@dataclass
+class Server:
+    """url: to give as --base-url. faults: what the next requests meet, first in first out: see `Handler`. answer: body → text.
+
+    requests: every body that came in. authorization: every such header. answered: how many got an answer that costs.
+    """
+
+    url: str
+    answer: Answer
+    faults: list[Any] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    authorization: list[str] = field(default_factory=list)
+    answered: int = 0
+    most_at_once: int = 0
+    delay_s: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    open_now: int = 0
+
+
+def completion(text: str | None, finish: str = "stop", **message: Any) -> dict[str, Any]:
+    return {
+        "id": "x",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "m",
+        "choices": [{"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text, **message}}],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120},
+    }
+
+
+@contextmanager
+def serve(answer: Answer) -> Iterator[Server]:
+    """A server for as long as the context lasts."""
+
+    class Handler(BaseHTTPRequestHandler):
+        """A fault is ("status", code, headers, body), ("json", body), ("raw", bytes), ("cut", bytes), ("sleep", seconds)."""
+
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:  # noqa: N802
+            with server.lock:
+                server.open_now += 1
+                server.most_at_once = max(server.most_at_once, server.open_now)
+            try:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with server.lock:
+                    server.requests.append(body)
+                    server.authorization.append(self.headers.get("Authorization") or self.headers.get("api-key") or "")
+                    fault = server.faults.pop(0) if server.faults else None
+                time.sleep(server.delay_s)
+                self._reply(body, fault)
+            finally:
+                with server.lock:
+                    server.open_now -= 1
+
+        def _reply(self, body: dict[str, Any], fault: Any) -> None:
+            if fault is None or fault[0] == "json":
+                content = json.dumps(completion(server.answer(body)) if fault is None else fault[1]).encode()
+                with server.lock:
+                    server.answered += 1
+                self._send(200, {}, content)
+            elif fault[0] == "status":
+                _, code, headers, content = fault
+                self._send(code, headers, json.dumps({"error": content}).encode())
+            elif fault[0] == "raw":
+                self._send(200, {}, fault[1])
+            elif fault[0] == "cut":
+                self._send(200, {"Content-Length": str(len(fault[1]) + 50)}, fault[1])
+                self.close_connection = True
+            else:
+                time.sleep(fault[1])
+                self.close_connection = True
+
+        def _send(self, code: int, headers: dict[str, str], content: bytes) -> None:
+            self.send_response(code)
+            for name, value in {"Content-Type": "application/json", "Content-Length": str(len(content)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    listener.daemon_threads = True
+    server = Server(f"http://127.0.0.1:{listener.server_address[1]}/v1", answer)
+    thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        listener.shutdown()
+        listener.server_close()
