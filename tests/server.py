@@ -53,7 +53,7 @@ def serve(answer: Answer) -> Iterator[Server]:
 
         protocol_version = "HTTP/1.1"
 
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             with server.lock:
                 server.open_now += 1
                 server.most_at_once = max(server.most_at_once, server.open_now)

@@ -1,7 +1,7 @@
 """Chat completions from OpenAI, Azure, or any server that speaks the same protocol: journalled, budgeted, never asked twice.
 
-Retries with backoff for 429, 5xx and timeouts are the `openai` package's own, `Retry-After` included. Keys are read here, from the
-environment alone, and are taken out of every text that leaves.
+Retries with backoff for 429, 5xx and timeouts are the `openai` package's own, `Retry-After` included. Keys are read here,
+from the environment alone, and are taken out of every text that leaves.
 """
 
 from __future__ import annotations
@@ -229,18 +229,24 @@ class ChatClient:
                 raise ApiError(f"{self.endpoint} refuses every request: {self.redact(_said(error))}") from None
             return Answer("", "unanswered", self.redact(_said(error)), 0, 0)
         except openai.AuthenticationError:
-            raise ApiError(f"{self.endpoint} does not accept the key in {KEYS[self.endpoint.kind]}; set the right one") from None
+            raise ApiError(
+                f"{self.endpoint} does not accept the key in {KEYS[self.endpoint.kind]}; set the right one"
+            ) from None
         except openai.PermissionDeniedError as error:
             raise ApiError(f"{self.endpoint} is not allowed with this key: {self.redact(_said(error))}") from None
         except openai.NotFoundError as error:
             raise ApiError(f"{self.endpoint}: no such model or address: {self.redact(_said(error))}") from None
         except openai.APITimeoutError:
-            raise ApiError(f"{self.endpoint} does not answer within {self.timeout_s:g} s, {1 + RETRIES} times; {GOES_ON}") from None
+            raise ApiError(
+                f"{self.endpoint} does not answer within {self.timeout_s:g} s, {1 + RETRIES} times; {GOES_ON}"
+            ) from None
         except openai.APIConnectionError as error:
             cause = self.redact(str(error.__cause__ or error))
             raise ApiError(f"{self.endpoint} cannot be reached ({cause}); {GOES_ON}") from None
         except openai.APIStatusError as error:
-            raise ApiError(f"{self.endpoint} keeps answering {error.status_code}: {self.redact(_said(error))}; {GOES_ON}") from None
+            raise ApiError(
+                f"{self.endpoint} keeps answering {error.status_code}: {self.redact(_said(error))}; {GOES_ON}"
+            ) from None
         except openai.OpenAIError as error:
             return Answer("", "unanswered", self.redact(str(error)), 0, 0)
         except ValueError:  # a body that is no JSON
@@ -298,7 +304,9 @@ def _connect(endpoint: Endpoint, timeout_s: float) -> Any:
         return openai.AsyncOpenAI(api_key=key, base_url=endpoint.base_url or "https://api.openai.com/v1", **options)
     address = endpoint.base_url or os.environ.get("AZURE_OPENAI_ENDPOINT", "")
     if not address:
-        raise ConfigError(f"{endpoint} needs an address: export AZURE_OPENAI_ENDPOINT=https://….openai.azure.com, or give --base-url")
+        raise ConfigError(
+            f"{endpoint} needs an address: export AZURE_OPENAI_ENDPOINT=https://….openai.azure.com, or give --base-url"
+        )
     version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
     return openai.AsyncAzureOpenAI(api_key=key, azure_endpoint=address, api_version=version, **options)
 
@@ -310,7 +318,9 @@ def _knock(base_url: str) -> None:
     try:
         socket.create_connection((str(parts.hostname), port), timeout=10).close()
     except OSError as error:
-        raise ApiError(f"nothing listens at {base_url} ({error.strerror or error}); start the server, or give --base-url") from None
+        raise ApiError(
+            f"nothing listens at {base_url} ({error.strerror or error}); start the server, or give --base-url"
+        ) from None
 
 
 def _secrets() -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Every answer of a teacher, appended before it is used: a killed run repeats no paid call, and a rerun costs nothing.
 
-One JSON object a line: the request's hash, the answer, how it ended, and the tokens that it took. Keys and headers are never in it.
+One JSON object a line: the request's hash, the answer, how it ended, and the tokens that it took. Keys and headers are never
+in it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a model's tokens cost. Prices change: `--price-in` and `--price-out` go over this table, taken from OpenAI's list in 2025."""
+"""What a model's tokens cost. Prices change: `--price-in` and `--price-out` go over this table, OpenAI's of 2025."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Prices:
 
 
 def prices_of(kind: str, model: str, read: float | None, written: float | None) -> Prices:
-    """The prices of a model; `read` and `written` go over the table. A local model costs nothing. Raises ConfigError for one alone."""
+    """The prices of a model; `read` and `written`, both given, go over the table. A local one is free. Raises ConfigError."""
     if (read is None) != (written is None):
         raise ConfigError("--price-in and --price-out go together, in US dollars for a million tokens")
     if read is not None and written is not None:

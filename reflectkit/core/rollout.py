@@ -50,8 +50,8 @@ def rollout(
     width: how many observations the agent sees at once.
     on_end: told of each trajectory as it ends (in order of ending).
 
-    A failed engine (EnvironmentFailure) or an agent that could not decide (`Decision.failure`) makes the episode ABORTED with its
-    reason; other errors are raised.
+    A failed engine (EnvironmentFailure) or an agent that could not decide (`Decision.failure`) makes the episode ABORTED
+    with its reason; other errors are raised.
     """
     trajectories: list[Trajectory | None] = [None] * len(episodes)
     waiting = iter(enumerate(episodes))

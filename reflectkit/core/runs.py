@@ -47,7 +47,9 @@ class Table:
 
 def figures_table(title: str, heading: str, figures: Mapping[str, Any]) -> Table:
     """Figures by name as a table of two columns."""
-    rows = [(name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value)) for name, value in figures.items()]
+    rows = [
+        (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value)) for name, value in figures.items()
+    ]
     return Table(title, ("what", heading), tuple(rows))
 
 

@@ -34,7 +34,28 @@ DEFINITION = re.compile(
     r"^\s*(?:(?:public|private|protected|internal|static|final|const|inline|virtual|override|async|export|unsigned|func)\s+)*"
     r"(?:[\w<>\[\],*&:]+\s+)*?(?:\*|&)?(?P<name>[A-Za-z_]\w*)\s*\(",
 )
-KEYWORDS = frozenset("if for while switch return else catch foreach using sizeof case do throw new range defer go select".split())
+KEYWORDS = frozenset(
+    [
+        "if",
+        "for",
+        "while",
+        "switch",
+        "return",
+        "else",
+        "catch",
+        "foreach",
+        "using",
+        "sizeof",
+        "case",
+        "do",
+        "throw",
+        "new",
+        "range",
+        "defer",
+        "go",
+        "select",
+    ]
+)
 
 WORDINGS: Mapping[str, tuple[str, ...]] = {
     "does": ("Where is the code that does this: {fact}?", "Which code does this: {fact}?"),
@@ -49,7 +70,7 @@ WORDINGS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that a file says. kind: a key of WORDINGS. text: as it stands in a question. answer: what the file says on it."""
+    """Something that a file says. kind: a key of WORDINGS. text: as it stands in a question. answer: what is said on it."""
 
     kind: str
     text: str
@@ -85,7 +106,7 @@ def leaks(question: str, path: str) -> bool:
     """
     name = PurePosixPath(path)
     stem = " ".join(words(name.stem))
-    return name.name.lower() in question.lower() or bool(stem) and f" {stem} " in f" {' '.join(words(question))} "
+    return name.name.lower() in question.lower() or (bool(stem) and f" {stem} " in f" {' '.join(words(question))} ")
 
 
 def _key(fact: Fact) -> tuple[str, ...]:
@@ -203,7 +224,7 @@ def _table(text: str, separator: str) -> Iterator[Fact]:
     except csv.Error:
         return
     columns = [" ".join(words(name)) for name in header if words(name)]
-    chosen = [columns[start : start + 3] for start in range(0, max(1, len(columns) - 2))]
+    chosen = [columns[start : start + 3] for start in range(max(1, len(columns) - 2))]
     for part in chosen:
         if len(part) >= 2:
             yield Fact("columns", f"{', '.join(part[:-1])} and {part[-1]}", f"columns: {', '.join(header)}")

@@ -1,7 +1,7 @@
 """Questions about files: the original toolkit's records, read, checked, merged and written in its own field names.
 
-A record is `{question, answer, optimal_path, filename, root, n_level, model, trajectories}`; ours hold `id` beside them, which theirs need
-not. In the pipeline a question is a `Task` of env "auto_explore": level is the depth, group the repository.
+A record is `{question, answer, optimal_path, filename, root, n_level, model, trajectories}`; ours hold `id` beside them,
+which theirs need not. In the pipeline a question is a `Task` of env "auto_explore": level is the depth, group the repository.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ OWN = ("question", "answer", "optimal_path", "filename", "root", "n_level", "mod
 class Question:
     """A question, the file that answers it, and the way there.
 
-    answer: may be empty. optimal_path: commands. filename: from the repository's root. root: the repository's name. n_level: number of
-    `cd` on the way, 0 at the root. model: who asked it.
+    answer: may be empty. optimal_path: commands. filename: from the repository's root. root: the repository's name. n_level:
+    number of `cd` on the way, 0 at the root. model: who asked it.
     """
 
     question: str
@@ -88,11 +88,12 @@ def to_record(task: Task, trajectories: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _demonstration(item: dict[str, Any], number: int) -> dict[str, Any]:
     """A demonstration of the original's, whose steps are not marked: in a negative the last step is the correction."""
-    steps = item.get("trajectory")
+    given = item.get("trajectory")
+    steps = given if isinstance(given, list) else []
     info = item.get("info", f"positive{number}")
     negative = isinstance(info, str) and info.startswith("negative")
     marked = []
-    for index, step in enumerate(steps if isinstance(steps, list) else []):
+    for index, step in enumerate(steps):
         if isinstance(step, Mapping):
             note = {1: "correction", 2: "mistake"}.get(len(steps) - index, "positive") if negative else "positive"
             command = step.get("cmd")
@@ -100,7 +101,12 @@ def _demonstration(item: dict[str, Any], number: int) -> dict[str, Any]:
             step = {"note": note} | dict(step) | plain | ({"reflection": ""} if step.get("reflection") is None else {})
         marked.append(step)
     named = {"filename": plain_path(item.get("filename"))}
-    return {"model_name": "", "seed": 0} | item | named | {"info": info, "trajectory": marked if isinstance(steps, list) else steps}
+    return (
+        {"model_name": "", "seed": 0}
+        | item
+        | named
+        | {"info": info, "trajectory": marked if isinstance(given, list) else given}
+    )
 
 
 def plain_path(name: object) -> str:

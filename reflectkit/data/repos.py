@@ -1,8 +1,8 @@
 """Which files of a repository are kept, and the copying of them: from a folder or an archive, a piece at a time.
 
-Departs from the Reflect-RL code, which drops every name that contains one of its words ("ci" in "circle.py"), reads files whole, and
-follows links. Here words are whole names, nothing is read into memory but one piece, and nothing outside the repository can be
-read or written.
+Departs from the Reflect-RL code, which drops every name that contains one of its words ("ci" in "circle.py"), reads files
+whole, and follows links. Here words are whole names, nothing is read into memory but one piece, and nothing outside the
+repository can be read or written.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import tarfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, cast
 
 from reflectkit.core.errors import DataError
 
@@ -32,7 +32,9 @@ SHELL = frozenset({".sh", ".bash", ".zsh"})
 KINDS = {**dict.fromkeys(CODE | SHELL, "code"), **dict.fromkeys(DATA, "data"), **dict.fromkeys(TEXT, "text")}
 ARCHIVES = (".zip", ".tar.gz", ".tgz")
 
-DROPPED_NAMES = frozenset({"license", "licence", "copying", "makefile", "artwork", "ci", "tests", "test", "examples", "example"})
+DROPPED_NAMES = frozenset(
+    {"license", "licence", "copying", "makefile", "artwork", "ci", "tests", "test", "examples", "example"}
+)
 """Names, without suffix and in small letters, that say little about what a repository does."""
 MIN_CHARACTERS = 10
 MIN_ASCII = 0.9
@@ -65,7 +67,7 @@ class _RefusedError(Exception):
 
 
 def kind_of(filename: str) -> str | None:
-    """"code", "data" or "text" by the suffix; None for a file that is not kept."""
+    """ "code", "data" or "text" by the suffix; None for a file that is not kept."""
     return KINDS.get(PurePosixPath(filename).suffix.lower())
 
 
@@ -125,7 +127,15 @@ def filter_repository(source: Path, target: Path, max_bytes: int, advance: Calla
                 _take(path, open_file, staging, max_bytes, result)
     except _RefusedError as error:
         result = Filtered(result.name, why_not=str(error))
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError) as error:
+    except (
+        zipfile.BadZipFile,
+        tarfile.TarError,
+        zlib.error,
+        lzma.LZMAError,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:
         result = Filtered(result.name, why_not=f"damaged or encrypted archive ({str(error).splitlines()[0][:80] or 'cut off'})")
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
@@ -152,9 +162,11 @@ def _is_repository(entry: os.DirEntry[str]) -> bool:
 
 
 _Opener = Callable[[], IO[bytes]]
+_Files = Generator[tuple[PurePosixPath, _Opener], None, None]
+_Members = Generator[tuple[str, bool | None, _Opener], None, None]  # name, whether a plain file (None: a folder), opener
 
 
-def _folder_files(root: Path, result: Filtered) -> Iterator[tuple[PurePosixPath, _Opener]]:
+def _folder_files(root: Path, result: Filtered) -> _Files:
     """(relative path, opener) of every file whose name is kept; links are dropped, not followed."""
     waiting = [PurePosixPath(".")]
     seen = 0
@@ -192,7 +204,7 @@ def _open_plain(name: str) -> IO[bytes]:
     return os.fdopen(number, "rb")
 
 
-def _archive_files(source: Path, result: Filtered) -> Iterator[tuple[PurePosixPath, _Opener]]:
+def _archive_files(source: Path, result: Filtered) -> _Files:
     """Likewise for an archive. Its one outermost folder, if it has one, is the repository."""
     limit = FREE_BYTES + EXPANSION * source.stat().st_size
     read_members = _zip_members if source.name.lower().endswith(".zip") else _tar_members
@@ -212,7 +224,9 @@ def _archive_files(source: Path, result: Filtered) -> Iterator[tuple[PurePosixPa
             result.drop("link or special file", name)
             continue
         faults = [f"folder: {fault}" for part in path.parts[:-1] if (fault := name_fault(part, is_folder=True))]
-        if fault := (faults or [name_fault(path.name)])[0]:
+        if faults:
+            result.drop(faults[0], name)
+        elif fault := name_fault(path.name):
             result.drop(fault, name)
         elif len(path.parts) >= DEPTH:
             result.drop("folder: nested too deep", name)
@@ -232,10 +246,10 @@ def _safe_path(name: str) -> PurePosixPath | None:
     return None if ".." in path.parts or not path.parts else path
 
 
-def _outermost(members: Iterator[tuple[str, bool | None, _Opener]]) -> str:
+def _outermost(members: _Members) -> str:
     """The one folder that everything in an archive lies in, or ""."""
     tops: set[str] = set()
-    with contextlib.closing(members):  # type: ignore[type-var]
+    with contextlib.closing(members):
         for name, is_plain, _ in members:
             path = _safe_path(name)
             if path is None:
@@ -248,7 +262,7 @@ def _outermost(members: Iterator[tuple[str, bool | None, _Opener]]) -> str:
     return tops.pop() if tops else ""
 
 
-def _zip_members(source: Path, limit: int) -> Iterator[tuple[str, bool | None, _Opener]]:
+def _zip_members(source: Path, limit: int) -> _Members:
     with zipfile.ZipFile(source) as archive:
         members = archive.infolist()
         if len(members) > MEMBERS:
@@ -260,12 +274,12 @@ def _zip_members(source: Path, limit: int) -> Iterator[tuple[str, bool | None, _
             yield member.filename, plain, lambda member=member: meter.watch(archive.open(member))  # type: ignore[misc]
 
 
-def _tar_members(source: Path, limit: int) -> Iterator[tuple[str, bool | None, _Opener]]:
+def _tar_members(source: Path, limit: int) -> _Members:
     """One pass over the stream: a member can be opened only while it is the current one."""
     import gzip
 
     meter = _Meter(limit)
-    with gzip.open(source) as unpacked, tarfile.open(fileobj=meter.watch(unpacked), mode="r|") as archive:
+    with gzip.open(source) as unpacked, tarfile.open(fileobj=meter.watch(cast(IO[bytes], unpacked)), mode="r|") as archive:
         for count, member in enumerate(archive):
             if count > MEMBERS:
                 raise _RefusedError(f"more than {MEMBERS} files")

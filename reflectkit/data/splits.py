@@ -39,8 +39,8 @@ def split_weighted(sizes: Mapping[str, int], generator: random.Random) -> dict[s
     ----------
     sizes: group → how many problems it has.
 
-    The largest group first, groups of one size in a drawn order, each goes to the split that lacks most of its share; with three
-    groups or more no split stays empty.
+    The largest group first, groups of one size in a drawn order, each goes to the split that lacks most of its share; with
+    three groups or more no split stays empty.
     """
     groups = sorted(sizes)
     generator.shuffle(groups)

@@ -18,7 +18,8 @@ VOCABULARY = 640  # 256 bytes, 2 specials, and merges enough for the few words o
 
 
 def build_tokenizer(texts: Iterable[str], labels: Iterable[str], vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of `vocabulary` entries trained on `texts`; each of `labels` (with its leading space) is one token.
+    """A byte-level BPE tokenizer of `vocabulary` entries trained on `texts`; each of `labels` (with its leading space) is
+    one token.
 
     Words are cut before merging as in GPT-2, so cells that stand apart by spaces stay apart.
     """

@@ -17,4 +17,5 @@ STAGES = {
     "evaluate": "reflectkit.stages.evaluate",
     "plot": "reflectkit.stages.plot",
     "run": "reflectkit.stages.run",
+    "bench": "reflectkit.stages.bench",
 }

@@ -56,7 +56,9 @@ class WorldConfig(EnvConfig):
     """What a stage takes that makes environments. What an env does not know may not be set for it."""
 
     shuffle_action: bool = option(False, help="Draw the order of the actions, and so their labels, anew at each step.")
-    repos_dir: Path | None = option(None, help="auto_explore: the filtered repositories; default: repos_filtered in its data folder.")
+    repos_dir: Path | None = option(
+        None, help="auto_explore: the filtered repositories; default: repos_filtered in its data folder."
+    )
     leaveout_prob: float = option(0.0, help="auto_explore: share of the unrelated files that an episode leaves out at random.")
     accept_teacher_answers: bool = option(False, help="auto_explore: a file that the teacher named counts as right too.")
     result_tokens: int = option(400, help="auto_explore: tokens, about, that are shown of a command's output.")
@@ -131,4 +133,6 @@ def at_level(env: str, tasks: list[Task], level: str, path: Path) -> list[Task]:
 def explore_only(stage: str, env: str) -> None:
     """Raises ConfigError for an env whose problems are not about repositories."""
     if not hasattr(env_class(env), "records_folder"):
-        raise ConfigError(f"{stage} works on repositories, for --env auto_explore; '{env}' lists its own problems (gen-trajectory)")
+        raise ConfigError(
+            f"{stage} works on repositories, for --env auto_explore; '{env}' lists its own problems (gen-trajectory)"
+        )

@@ -1,7 +1,8 @@
-"""filter-repo: copies of repositories with only the files that questions can be asked about; a table says what was dropped and why.
+"""filter-repo: copies of repositories with only the files that questions can be asked about; a table says what was dropped
+and why.
 
-Kept: code, data, text and shell files with plain names and readable, mostly ASCII content. A repository is a folder, a .zip or a
-.tar.gz; links are never followed, and nothing can leave an archive.
+Kept: code, data, text and shell files with plain names and readable, mostly ASCII content. A repository is a folder, a .zip
+or a .tar.gz; links are never followed, and nothing can leave an archive.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def run(config: Config, progress: Progress) -> Report:
     with open_run("filter-repo", config, [*found]) as current:
         if current.done:
             return current.done
-        results = []
+        results: list[Filtered] = []
         with progress.bar("Filtering repositories", len(found)) as bar:
             for path in found:
                 results.append(_filter(path, target, int(config.max_file_mb * 2**20), results))

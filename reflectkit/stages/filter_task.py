@@ -1,7 +1,7 @@
 """filter-task: one clean list of questions from the files of gen-task, or of the original toolkit.
 
-Drops empty questions and vanished files, writes commands as the environment offers them, puts `id FILE` behind a last `cat`, and merges
-questions that are there twice, with their trajectories.
+Drops empty questions and vanished files, writes commands as the environment offers them, puts `id FILE` behind a last `cat`,
+and merges questions that are there twice, with their trajectories.
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ class Config(WorldConfig):
     out_dir: Path | None = option(None, help="Folder for the five files; default: the env's data folder.")
     comments: str = option("teacher", help="Whose comments the policy's rows show: teacher, reflector, or both (a row each).")
     reflect_load_dir: Path | None = option(None, help="The reflector's checkpoint, for --comments reflector or both.")
-    repeats: int = option(1, help="Replays of each demonstration, that differ where the env draws (--shuffle-action, --leaveout-prob).")
+    repeats: int = option(
+        1, help="Replays of each demonstration, that differ where the env draws (--shuffle-action, --leaveout-prob)."
+    )
     mismatch: float = option(0.0, help="Share of the policy's rows that show another step's comment, so that it is checked.")
 
     def __post_init__(self) -> None:
@@ -85,7 +87,8 @@ def run(config: Config, progress: Progress) -> Report:
 def _lessons(config: Config, source: Path, records: list[Record], progress: Progress) -> tuple[list[Lesson], int]:
     """What the demonstrations teach, and how many were left out because they fail.
 
-    Each is played again as it was recorded. Of a negative one only the correction is a lesson; its other steps are in the positive one.
+    Each is played again as it was recorded. Of a negative one only the correction is a lesson; its other steps are in the
+    positive one.
     """
     steps: list[Lesson] = []
     unsolved = 0

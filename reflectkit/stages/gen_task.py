@@ -1,7 +1,8 @@
-"""gen-task: questions about the files of filtered repositories, with answers and the way there, from a teacher; one file a repository.
+"""gen-task: questions about the files of filtered repositories, with answers and the way there, from a teacher; one file a
+repository.
 
-The oracle teacher needs no network. Chat teachers are asked once a file; each answer is kept in `journal.jsonl`, so that a killed
-run, or the same command again, pays for nothing twice.
+The oracle teacher needs no network. Chat teachers are asked once a file; each answer is kept in `journal.jsonl`, so that a
+killed run, or the same command again, pays for nothing twice.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reflectkit.agents.client import Request
 from reflectkit.core.config import at_least, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import DataError
@@ -23,7 +25,7 @@ from reflectkit.data.repos import kind_of
 from reflectkit.envs.autoexplore.commands import offered, shortest_path
 from reflectkit.envs.autoexplore.repo import Repository, open_repository
 from reflectkit.stages.common import EnvConfig, explore_only
-from reflectkit.stages.teaching import ORACLE, Request, TeacherConfig, foreseen, settle, stop_if_spent
+from reflectkit.stages.teaching import ORACLE, TeacherConfig, foreseen, settle, stop_if_spent
 
 EXAMPLES = (
     "reflectkit gen-task --teacher oracle",
@@ -102,11 +104,17 @@ def run(config: Config, progress: Progress) -> Report:
             stop()
         if not outputs:
             raise DataError(repos, "no question could be asked about any file; are they long enough (50 tokens)?")
-        figures |= {"questions": sum(map(len, asked.values())), "files": sum(map(len, files_of.values())), "passed_over": passed}
+        figures |= {
+            "questions": sum(map(len, asked.values())),
+            "files": sum(map(len, files_of.values())),
+            "passed_over": passed,
+        }
         heads = ("repository", "files", "questions", *(f"depth {level}" for level in range(config.max_level + 1)))
         current.tables.append(Table(f"Questions in {target}", heads, tuple(rows)))
         if passed:
-            current.tables.append(Table("Files passed over", ("reason", "files"), tuple((k, str(v)) for k, v in passed.items())))
+            current.tables.append(
+                Table("Files passed over", ("reason", "files"), tuple((k, str(v)) for k, v in passed.items()))
+            )
         return current.finish(figures, outputs)
 
 
@@ -150,12 +158,16 @@ def _ask(
         def advance() -> None:
             bar.advance(1, usd=client.cost_usd)
 
-        outcomes = client.ask(requests, lambda number, text: parse_questions(text, files[number].path, config.per_file), advance)
+        outcomes = client.ask(
+            requests, lambda number, text: parse_questions(text, files[number].path, config.per_file), advance
+        )
         asked = {name: [] for name in files_of}
         for file, outcome in zip(files, outcomes, strict=True):
             for question, answer in outcome.value or []:
                 depth = file.path.count("/")
-                asked[file.root].append(_with_way(Question(question, file.path, file.root, answer, (), depth, config.model_name)))
+                asked[file.root].append(
+                    _with_way(Question(question, file.path, file.root, answer, (), depth, config.model_name))
+                )
         rejected = [outcome.rejected for outcome in outcomes if outcome.rejected]
         figures = settle(config, client, rejected, target / "rejected.jsonl", progress)
         answered = sum(outcome.value is not None for outcome in outcomes)

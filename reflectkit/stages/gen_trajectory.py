@@ -1,7 +1,8 @@
 """gen-trajectory: demonstrations with reflections from a teacher: right ones, and mistakes with how they are mended.
 
-Problems come from the env itself, or from a file of them (auto_explore: `tasks_filtered/data.json`). The oracle teacher needs no network;
-its demonstrations hold mistakes on purpose with chance `--noise`. `--negatives` adds demonstrations of one mistake each.
+Problems come from the env itself, or from a file of them (auto_explore: `tasks_filtered/data.json`). The oracle teacher
+needs no network; its demonstrations hold mistakes on purpose with chance `--noise`. `--negatives` adds demonstrations of one
+mistake each.
 """
 
 from __future__ import annotations
@@ -42,11 +43,15 @@ ANALYSIS_TOKENS = 90  # that a teacher writes a step
 class Config(TeacherConfig, PlayConfig):
     """Settings of gen-trajectory."""
 
-    task_file: Path | None = option(None, help="Problems, for envs that do not list their own; default: data.json in its folder.")
+    task_file: Path | None = option(
+        None, help="Problems, for envs that do not list their own; default: data.json in its folder."
+    )
     level: str = option("", help="Curriculum level of the problems; default: the env's last, the whole task.")
     demonstrations: int | None = option(None, help="Problems that get demonstrations; default: 57 (auto_explore: all), or all.")
     noise: float | None = option(None, help="Chance that an oracle's step is a mistake; default: 0.2, for auto_explore 0.")
-    negatives: int | None = option(None, help="Demonstrations of a mistake for each problem; default: auto_explore 2, others 0.")
+    negatives: int | None = option(
+        None, help="Demonstrations of a mistake for each problem; default: auto_explore 2, others 0."
+    )
 
     def __post_init__(self) -> None:
         PlayConfig.__post_init__(self)
@@ -132,7 +137,11 @@ def _play(
         if episodes:
             with progress.bar(f"Demonstrations, {kind}", len(episodes)) as bar:
                 played += rollout(
-                    episodes, config.maker(level), agent, width=config.width, on_end=lambda _, bar=bar: bar.advance()  # type: ignore[misc]
+                    episodes,
+                    config.maker(level),
+                    agent,
+                    width=config.width,
+                    on_end=lambda _, bar=bar: bar.advance(),  # type: ignore[misc]
                 )
     return played
 
@@ -192,9 +201,7 @@ def _figures(
     }
 
 
-def _dry_run(
-    config: Config, level: str, wanted: Sequence[tuple[str, int, Task]], journal: Path, progress: Progress
-) -> Report:
+def _dry_run(config: Config, level: str, wanted: Sequence[tuple[str, int, Task]], journal: Path, progress: Progress) -> Report:
     """The price of a teacher that plays as the oracle does; a real one strays, and takes more."""
     requests = []
     for trajectory, (kind, _, _) in zip(_play(config, level, wanted, Demonstrator(0.0), progress), wanted, strict=True):

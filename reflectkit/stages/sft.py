@@ -43,6 +43,7 @@ class Config(EnvConfig):
     batch_size: int = option(16, help="Rows a gradient step.")
     learning_rate: float = option(2e-3, help="Peak rate; 5 % warm-up, then linear decay to 0.")
     max_length: int = option(256, help="Tokens a row may have; also what the tiny model can read.")
+    group_by_length: bool = option(False, help="Batches of rows of about one length: less padding where lengths differ.")
     vocabulary: int = option(640, help="Entries of the tiny model's tokenizer, 256 bytes among them.")
     init_range: float = option(0.04, help="Standard deviation of the tiny model's fresh weights.")
     lora_r: int = option(0, help="Rank of a LoRA adapter; 0 trains all weights.")
@@ -191,6 +192,7 @@ def _train(
         bf16=not on_cpu and config.dtype == "bfloat16",
         fp16=not on_cpu and config.dtype == "float16",
         max_length=None,
+        train_sampling_strategy="group_by_length" if config.group_by_length else "random",
         gradient_checkpointing=False,
         report_to="none",
         disable_tqdm=True,

@@ -32,21 +32,24 @@ class Config(EnvConfig):
     """Settings of split."""
 
     task_file: Path | None = option(None, help=f"Records to split; default: {RECORDS} in the env's data folder.")
-    by: str = option("", help="What is not torn apart: group (a start state), repo or question; default: repo for auto_explore.")
+    by: str = option(
+        "", help="What is not torn apart: group (a start state), repo or question; default: repo for auto_explore."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.by:
             one_of("by", self.by, BY)
         explores = hasattr(env_class(self.env), "records_folder")
-        if explores and self.by == "group" or not explores and self.by in ("repo", "question"):
+        if (explores and self.by == "group") or (not explores and self.by in ("repo", "question")):
             raise ConfigError(f"--by {self.by} is not for env '{self.env}'; leave it out")
 
 
 def run(config: Config, progress: Progress) -> Report:
     """Write `{train,validate,test}.json`.
 
-    By repository the splits hold about 7:2:1 of the questions. Else groups with demonstrations and groups without are each split so.
+    By repository the splits hold about 7:2:1 of the questions. Else groups with demonstrations and groups without are each
+    split so.
     """
     source = config.task_file or config.folder / RECORDS
     write_permission(config.folder)
@@ -89,6 +92,7 @@ def _say_if_unbalanced(sizes: Mapping[str, int], name_of_group: Mapping[str, str
     largest = max(sizes, key=lambda group: sizes[group])
     shares = ":".join(f"{100 * held[name]:.0f}" for name in NAMES)
     progress.news(
-        f"whole repositories cannot be split 70:20:10, this is {shares}: {largest} alone holds {100 * sizes[largest] / total:.0f} % of the"
-        f" questions, and there are {len(sizes)} repositories; add some, or use --by question"
+        f"whole repositories cannot be split 70:20:10, this is {shares}: {largest} alone holds"
+        f" {100 * sizes[largest] / total:.0f} % of the questions of"
+        f" {len(sizes)} repositories; add some, or use --by question"
     )

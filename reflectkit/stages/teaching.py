@@ -32,7 +32,9 @@ class TeacherConfig(StageConfig):
     base_url: str | None = option(None, help="Of a server that speaks OpenAI's protocol; for local: http://localhost:1234/v1.")
     concurrency: int = option(8, help="Requests at once.")
     timeout_s: float = option(120.0, help="Seconds to wait for an answer before it is asked for again.")
-    max_cost_usd: float | None = option(None, help="Stop cleanly before this much is spent, counting what the journal paid for.")
+    max_cost_usd: float | None = option(
+        None, help="Stop cleanly before this much is spent, counting what the journal paid for."
+    )
     price_in: float | None = option(None, help="US dollars for a million prompt tokens, for models that we have no price of.")
     price_out: float | None = option(None, help="Likewise for a million written tokens.")
     dry_run: bool = option(False, help="Say how many calls and tokens it would take, and the price, and ask nothing.")
@@ -93,12 +95,16 @@ def foreseen(config: TeacherConfig, requests: Sequence[Request], written: int, j
     return figures, Table(f"What {config.endpoint} would take, about", ("what", "expected"), (*rows, ("US dollars", price)))
 
 
-def settle(config: TeacherConfig, client: ChatClient, rejected: Sequence[Rejected], path: Path, progress: Progress) -> dict[str, Any]:
+def settle(
+    config: TeacherConfig, client: ChatClient, rejected: Sequence[Rejected], path: Path, progress: Progress
+) -> dict[str, Any]:
     """Write what was set aside to `path`, say so, and give the figures of the asking."""
     if rejected or path.exists():
         write_jsonl(path, [{"item": item.name, "reason": item.reason, "text": item.text} for item in rejected])
     if client.journal.damaged:
-        progress.news(f"{client.journal.path}: {client.journal.damaged} damaged lines were passed over; their calls were made again")
+        progress.news(
+            f"{client.journal.path}: {client.journal.damaged} damaged lines were passed over; their calls were made again"
+        )
     if rejected:
         progress.news(f"{len(rejected)} items had no usable answer, even when asked again, and are set aside in {path}")
     return {

@@ -31,7 +31,9 @@ def requests(count: int = 1, prefix: str = "item") -> list[Request]:
     return [Request(f"{prefix}{i}", (Message("user", f"{prefix}{i}"),), 50) for i in range(count)]
 
 
-def ask(server: Server, folder: Path, wanted: list[Request], parse: Any = lambda _, text: text, **settings: Any) -> tuple[list[Any], ChatClient]:
+def ask(
+    server: Server, folder: Path, wanted: list[Request], parse: Any = lambda _, text: text, **settings: Any
+) -> tuple[list[Any], ChatClient]:
     with open_client(Endpoint("local", "m", server.url), folder / "journal.jsonl", PRICES, **settings) as client:
         return client.ask(wanted, parse), client
 
@@ -97,7 +99,7 @@ def test_useless_answers_are_asked_for_twice_more_and_then_set_aside(
     outcomes, _ = ask(server, tmp_path, requests())
     assert outcomes[0].value == "echo item0", "the third answer is good"
     server.faults = [("json", body)] * 3
-    outcomes, client = ask(server, tmp_path, [*requests(1, "other"), *requests(1, "fine")], concurrency=1)
+    outcomes, _ = ask(server, tmp_path, [*requests(1, "other"), *requests(1, "fine")], concurrency=1)
     assert outcomes[0].value is None
     assert reason in outcomes[0].rejected.reason
     assert outcomes[0].rejected.name == "other0"
@@ -159,9 +161,9 @@ def test_damaged_lines_are_passed_over_and_counted(server: Server, tmp_path: Pat
 
 
 def test_two_processes_do_not_write_one_journal(tmp_path: Path) -> None:
-    with open_journal(tmp_path / "journal.jsonl"), pytest.raises(ConfigError, match="another process"):
-        with open_journal(tmp_path / "journal.jsonl"):
-            pass
+    path = tmp_path / "journal.jsonl"
+    with open_journal(path), pytest.raises(ConfigError, match="another process"), open_journal(path):
+        pass
 
 
 def test_another_model_temperature_or_question_is_asked_anew(server: Server, tmp_path: Path) -> None:
@@ -173,7 +175,9 @@ def test_another_model_temperature_or_question_is_asked_anew(server: Server, tmp
 
 
 def test_the_budget_is_never_passed_and_the_rest_is_left(server: Server, tmp_path: Path) -> None:
-    """Each call may cost up to 50 written tokens at 2 dollars a million and its prompt: about 108e-6 dollars reserved, 140e-6 billed."""
+    """Each call may cost up to 50 written tokens at 2 dollars a million and its prompt: about 108e-6 dollars reserved,
+    140e-6 billed.
+    """
     outcomes, client = ask(server, tmp_path, requests(40), max_cost_usd=10 * CALL_USD, concurrency=4)
     assert client.stopped
     answered = sum(outcome.value is not None for outcome in outcomes)
@@ -213,9 +217,11 @@ def test_hopeless_servers_end_the_run_without_the_key(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     server.faults = [fault] * 9
-    with open_client(Endpoint("openai", "m", server.url), tmp_path / "journal.jsonl", PRICES) as client:
-        with pytest.raises(ApiError, match=text) as caught:
-            client.ask(requests(9), lambda _, text: text)
+    with (
+        open_client(Endpoint("openai", "m", server.url), tmp_path / "journal.jsonl", PRICES) as client,
+        pytest.raises(ApiError, match=text) as caught,
+    ):
+        client.ask(requests(9), lambda _, text: text)
     assert KEY not in str(caught.value)
     assert KEY not in (tmp_path / "journal.jsonl").read_text()
 
@@ -254,15 +260,19 @@ def test_a_missing_key_is_said_before_anything_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
 ) -> None:
     monkeypatch.delenv(name, raising=False)
-    with open_client(Endpoint(kind, "m", None), tmp_path / "journal.jsonl", PRICES) as client:
-        with pytest.raises(ConfigError, match=name):
-            client.ask(requests(), lambda _, text: text)
+    with (
+        open_client(Endpoint(kind, "m", None), tmp_path / "journal.jsonl", PRICES) as client,
+        pytest.raises(ConfigError, match=name),
+    ):
+        client.ask(requests(), lambda _, text: text)
 
 
 def test_nobody_listening_is_said_at_once(tmp_path: Path) -> None:
-    with open_client(Endpoint("local", "m", "http://127.0.0.1:9/v1"), tmp_path / "journal.jsonl", PRICES) as client:
-        with pytest.raises(ApiError, match=r"nothing listens at http://127.0.0.1:9/v1 .*start the server"):
-            client.ask(requests(), lambda _, text: text)
+    with (
+        open_client(Endpoint("local", "m", "http://127.0.0.1:9/v1"), tmp_path / "journal.jsonl", PRICES) as client,
+        pytest.raises(ApiError, match=r"nothing listens at http://127.0.0.1:9/v1 .*start the server"),
+    ):
+        client.ask(requests(), lambda _, text: text)
 
 
 @pytest.mark.parametrize("text", ["gpt-4o", "openai:", "claude:x", "", "openai"])

@@ -42,7 +42,8 @@ def test_listing_history_output_and_choices(repos: Path) -> None:
     env = AutoExplore(repos)
     seen = env.reset(explore_task("app/rules/fees.py"), 0)
     assert seen.text == (
-        "Task: Where is the late fee worked out?\nFolder: /\nFiles: app/, docs/, README.md, setup notes.txt\nCommands: none\nOutput: none"
+        "Task: Where is the late fee worked out?\nFolder: /\nFiles: app/, docs/, README.md, setup notes.txt\n"
+        "Commands: none\nOutput: none"
     )
     assert seen.choices == ("cd app", "cd docs", "cat README.md", "cat setup notes.txt", "id README.md", "id setup notes.txt")
     seen = take(env, "cat README.md").observation
@@ -199,13 +200,21 @@ def test_a_folder_that_becomes_a_link_is_not_followed(repos: Path, tmp_path: Pat
     assert result.info["cost"] == 3
 
 
-HOSTILE = st.one_of(
-    st.sampled_from(
-        ["..", "../..", "/etc/passwd", "/", ".", "", "docs/../../..", "..\\..", "\0", "README.md\0", "~", "$HOME", "`id`", "; ls", "link.txt",
-         "‮txt.exe", "ＲＥＡＤＭＥ.md", "README.md ", " README.md", "readme.md", "'README.md'", '"README.md"', "app/fees.py", "docs", "*"]
+NAMES = [
+    *("..", "../..", "/etc/passwd", "/", ".", "", "docs/../../..", "..\\..", "\0", "README.md\0", "~", "$HOME", "`id`", "; ls"),
+    *(
+        "link.txt",
+        "\u202etxt.exe",
+        "\uff32\uff25\uff21\uff24\uff2d\uff25.md",
+        "README.md ",
+        " README.md",
+        "readme.md",
+        "docs",
+        "*",
     ),
-    st.text(max_size=40),
-)  # fmt: skip
+    *("'README.md'", '"README.md"', "app/fees.py"),
+]
+HOSTILE = st.one_of(st.sampled_from(NAMES), st.text(max_size=40))
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

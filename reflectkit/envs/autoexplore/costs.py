@@ -1,4 +1,5 @@
-"""What a step and an ending cost, in the units of the Reflect-RL paper (arXiv 2402.12621); the env's reward is minus that, scaled.
+"""What a step and an ending cost, in the units of the Reflect-RL paper (arXiv 2402.12621); the env's reward is minus that,
+scaled.
 
 Departs from the published code, whose costs for errors and warnings never fire.
 """

@@ -1,17 +1,18 @@
 """AutoExplore: given a question, walk a repository with cd and cat, and name the file that answers it with id.
 
-Departs from the Reflect-RL code: no sandbox, no copies, no shell; errors cost what they should; a file that the teacher named is an
-accepted answer only on request; a prompt that is too long loses its oldest history, never the task.
+Departs from the Reflect-RL code: no sandbox, no copies, no shell; errors cost what they should; a file that the teacher
+named is an accepted answer only on request; a prompt that is too long loses its oldest history, never the task.
 
 Observation
-    The question, the current folder and what is in it, the commands so far, and the last command's output. Lines of an output are
-    indented, so that a file cannot forge the prompt's own lines. A file over `result_tokens` is shown by its two ends; the
-    whole prompt is kept within `prompt_tokens` (both as counted by `core.text`): first the oldest commands go, then output, then names.
+    The question, the current folder and what is in it, the commands so far, and the last command's output. Lines of an
+    output are indented, so that a file cannot forge the prompt's own lines. A file over `result_tokens` is shown by its two
+    ends; the whole prompt is kept within `prompt_tokens` (both as counted by `core.text`): first the oldest commands go,
+    then output, then names.
 Choices
     `cd ..` (but not at the root), `cd DIR`, `cat FILE` unless it was shown, `id FILE`; at most 252.
 Reward
-    Minus the cost, divided by the horizon. Cost: 1 a step, 2 an error and 1 a warning in its output; at the end, minus the horizon if
-    the file named is right, plus the horizon if it is not, or if none was named in time.
+    Minus the cost, divided by the horizon. Cost: 1 a step, 2 an error and 1 a warning in its output; at the end, minus the
+    horizon if the file named is right, plus the horizon if it is not, or if none was named in time.
 Episode end
     `id`. Success: a total cost below 0.01, which is the right file within the horizon.
 Source
@@ -21,6 +22,7 @@ Source
 from __future__ import annotations
 
 import random
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,10 +34,11 @@ from reflectkit.core.types import Message, Observation, Task
 from reflectkit.envs.autoexplore import costs
 from reflectkit.envs.autoexplore.commands import UP, Output, Walk, offered
 from reflectkit.envs.autoexplore.reflections import write_reflection
-from reflectkit.envs.autoexplore.repo import Repository, open_repository
+from reflectkit.envs.autoexplore.repo import Folder, Repository, open_repository
 
 ALL = "all"
 DEEPEST = 9
+ROUNDING = 32  # tokens; what is shortened is shortened to multiples of it, so that it is worked out once
 HEADINGS = 24  # tokens of the words that every prompt has, and of the mark for commands left out
 FEWEST_NAMES = 40  # tokens of the listing that are kept whatever else there is
 QUESTION_SHARE = 0.5  # of prompt_tokens that a question may take
@@ -44,9 +47,9 @@ QUESTION_SHARE = 0.5  # of prompt_tokens that a question may take
 class AutoExplore:
     """See the module's text for the rules.
 
-    repos_dir: folder of the filtered repositories. horizon: in the cost; the wrapper that cuts an episode off is given the same.
-    leaveout_prob: share of the unrelated files that an episode leaves out at random. accept_teacher_answers: whatever file the
-    task's teacher named is right too. result_tokens, prompt_tokens: what an output and the whole observation may have.
+    repos_dir: folder of the filtered repositories. horizon: in the cost; the wrapper that cuts an episode off is given the
+    same. leaveout_prob: share of the unrelated files that an episode leaves out at random. accept_teacher_answers: whatever
+    file the task's teacher named is right too. result_tokens, prompt_tokens: what an output and the whole observation may have.
     """
 
     name: ClassVar[str] = "auto_explore"
@@ -95,7 +98,9 @@ class AutoExplore:
         self.repository = self._repository(task)
         self.question = " ".join(_text(task, "question").split())
         if count_short(self.question) > self.prompt_tokens * QUESTION_SHARE:
-            raise DataError(task.id, f"takes {count_short(self.question)} of {self.prompt_tokens} --prompt-tokens", field="question")
+            raise DataError(
+                task.id, f"takes {count_short(self.question)} of {self.prompt_tokens} --prompt-tokens", field="question"
+            )
         self.targets = self._targets(task)
         self._walk = Walk(self.repository, self.result_tokens, self._hidden(seed) if self.leaveout_prob else None)
         self._history: list[str] = []
@@ -164,7 +169,7 @@ class AutoExplore:
         )
 
     def _way(self, here: str, shown: int | None = None) -> list[str]:
-        """The commands of the shortest way from folder `here` that end in naming a target. shown: how many files were, by then."""
+        """The commands of the shortest way from folder `here` to naming a target. shown: how many files had been, by then."""
         ways = [_way(here, target, target in self._walk.shown[:shown]) for target in sorted(self.targets)]
         return min(ways, key=len)
 
@@ -187,7 +192,9 @@ class AutoExplore:
         others = task.data.get("teacher_answers", []) if self.accept_teacher_answers else []
         if not isinstance(others, list) or not all(isinstance(name, str) for name in others):
             raise DataError(task.id, "expected a list of file names", field="teacher_answers")
-        return frozenset([target, *(name for name in others if name in self.repository.sizes and offered(self.repository, name))])
+        return frozenset(
+            [target, *(name for name in others if name in self.repository.sizes and offered(self.repository, name))]
+        )
 
     def _hidden(self, seed: int) -> Any:
         def hidden(path: str) -> bool:
@@ -203,9 +210,8 @@ class AutoExplore:
         """The prompt's parts within `prompt_tokens`; see the module's text for what goes first."""
         walk, folder = self._walk, self._walk.folder
         start = f"Task: {self.question}\nFolder: /{walk.here}\n"
-        names = [*(f"{name}/" for name in folder.folders), *folder.files]
-        room = self.prompt_tokens - count_short(start) - HEADINGS - sum(count_short(choice) + 2 for choice in self._choices)
-        listing, used = _listing(names, max(room // 2, FEWEST_NAMES))
+        room = self.prompt_tokens - count_short(start) - HEADINGS - _choice_tokens(self._choices)
+        listing, used = _listing(folder, max(room // 2 // ROUNDING * ROUNDING, FEWEST_NAMES))
         room -= used
         output, used = self._shown_output(room)
         room -= used
@@ -217,11 +223,10 @@ class AutoExplore:
         text = self._output.text.strip("\n")
         if not text:
             return " none", 1
-        if room < self.result_tokens:
-            return _indented(shorten(text, max(room, 0)))
-        key = self._last, self._walk.here, self.result_tokens
+        budget = self.result_tokens if room >= self.result_tokens else max(room, 0) // ROUNDING * ROUNDING
+        key = self._last, self._walk.here, self.result_tokens, budget
         if key not in self.repository.memo:
-            self.repository.memo[key] = _indented(text)
+            self.repository.memo[key] = _indented(text if budget == self.result_tokens else shorten(text, budget))
         shown: tuple[str, int] = self.repository.memo[key]
         return shown
 
@@ -243,9 +248,18 @@ def _indented(text: str) -> tuple[str, int]:
     return shown, count_tokens(shown)
 
 
-def _listing(names: list[str], room: int) -> tuple[str, int]:
+@lru_cache(maxsize=10_000)
+def _choice_tokens(choices: tuple[str, ...]) -> int:
+    """Of the numbered actions: each is a line with a label."""
+    return sum(count_short(choice) + 2 for choice in choices)
+
+
+@lru_cache(maxsize=10_000)
+def _listing(folder: Folder, room: int) -> tuple[str, int]:
     """As many names as fit, and their tokens; how many are not shown is said."""
-    used, shown = 0, []
+    names = [*(f"{name}/" for name in folder.folders), *folder.files]
+    used = 0
+    shown: list[str] = []
     for name in names:
         used += count_short(name) + 1
         if used > room and shown:

@@ -61,7 +61,9 @@ def open_repository(root: Path) -> Repository:
     try:
         facts = os.stat(root)
     except (OSError, ValueError):
-        raise DataError(ascii(str(root))[1:-1], "no such repository; run `reflectkit filter-repo`, or give --repos-dir") from None
+        raise DataError(
+            ascii(str(root))[1:-1], "no such repository; run `reflectkit filter-repo`, or give --repos-dir"
+        ) from None
     if not stat.S_ISDIR(facts.st_mode):
         raise DataError(root, "is a file, expected a repository's folder")
     return _open(str(root), facts.st_ino, facts.st_mtime_ns)

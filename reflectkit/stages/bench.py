@@ -1,0 +1,129 @@
+"""bench: how fast things are here, as figures that can be compared within one run; `bench env` measures an environment alone.
+
+Without `--task-file`, auto_explore is measured on a repository of `--files` files that is written for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reflectkit.core.config import at_least, one_of, option
+from reflectkit.core.console import Progress
+from reflectkit.core.runs import Report, Table, open_run
+from reflectkit.core.seeding import derive, generator
+from reflectkit.core.types import Task
+from reflectkit.data.questions import Question, to_task
+from reflectkit.data.trajectories import read_records
+from reflectkit.envs import env_class
+from reflectkit.stages.common import PlayConfig, at_level
+
+EXAMPLES = (
+    "reflectkit bench env --env auto_explore",
+    "reflectkit bench env --env taxi --steps 200000",
+)
+WHAT = ("env",)
+FILES_IN_A_FOLDER = 20
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Config(PlayConfig):
+    """Settings of bench."""
+
+    what: str = dataclasses.field(metadata={"help": "What to measure: env.", "argument": True}, kw_only=True)
+    steps: int = option(100_000, help="Steps to take in all.")
+    files: int = option(1000, help="Files of the repository that is written for auto_explore.")
+    task_file: Path | None = option(None, help="Problems to play; default: the env's own, or the written repository's.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("what", self.what, WHAT)
+        at_least("steps", self.steps, ROUNDS)
+        at_least("files", self.files, 1)
+
+
+def run(config: Config, progress: Progress) -> Report:
+    """Take random steps in one process on one core, and time the resets and the steps."""
+    with open_run("bench", dataclasses.replace(config, force=True)) as current, _problems(config) as (settled, tasks):
+        env: Any = settled.make(None)
+        rates, resets = [], []
+        with progress.bar(f"{config.env_name}: steps", config.steps) as bar:
+            for number in range(ROUNDS):
+                share = config.steps * (number + 1) // ROUNDS - config.steps * number // ROUNDS
+                rate, times = _round(env, tasks, share, derive(config.seed, "bench", number))
+                rates.append(rate)
+                resets += times
+                bar.advance(share, steps_per_second=rate)
+        figures = {
+            "steps_per_second": statistics.median(rates),
+            "slowest_round": min(rates),
+            "fastest_round": max(rates),
+            "reset_ms": 1000 * statistics.median(resets),
+            "reset_ms_p95": 1000 * sorted(resets)[int(0.95 * len(resets))],
+            "resets": len(resets),
+        }
+        rows = tuple(
+            (name.replace("_", " "), f"{value:,.3f}" if value < 100 else f"{value:,.0f}") for name, value in figures.items()
+        )
+        current.tables.append(Table(f"{config.env_name}: {config.steps} random steps, one process", ("what", "value"), rows))
+        return current.finish(figures)
+
+
+def _round(env: Any, tasks: list[Task], steps: int, seed: int) -> tuple[float, list[float]]:
+    """(steps a second, seconds of each reset). The choices are drawn before the clock starts."""
+    chance = generator(seed)
+    draws = [chance.random() for _ in range(steps)]
+    resets: list[float] = []
+    observation, number = None, 0
+    started = time.perf_counter()
+    for draw in draws:
+        if observation is None:
+            before = time.perf_counter()
+            observation = env.reset(tasks[number % len(tasks)], derive(seed, number))
+            resets.append(time.perf_counter() - before)
+            number += 1
+            taken = 0
+        result = env.step(int(draw * len(observation.choices)))
+        taken += 1
+        observation = None if result.terminated or taken == 15 else result.observation
+    return steps / (time.perf_counter() - started), resets
+
+
+@contextmanager
+def _problems(config: Config) -> Iterator[tuple[Config, list[Task]]]:
+    """The settings to make the env with, and what to play."""
+    known = env_class(config.env)
+    if config.task_file is not None:
+        tasks = [record.task for record in read_records(config.task_file, config.env_name)]
+        yield config, at_level(config.env, tasks, known.levels[-1], config.task_file)
+    elif hasattr(known, "tasks"):
+        yield config, known.tasks(known.levels[-1])
+    else:
+        with tempfile.TemporaryDirectory(prefix="reflectkit-bench-") as folder:
+            yield dataclasses.replace(config, repos_dir=Path(folder)), _written(Path(folder), config.files, config.seed)
+
+
+def _written(folder: Path, files: int, seed: int) -> list[Task]:
+    """A repository of `files` files, twenty a folder, two deep, and a question about each."""
+    chance = generator(seed, "bench repository")
+    vocabulary = [
+        "".join(chance.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(chance.randint(3, 9))) for _ in range(2000)
+    ]
+    tasks = []
+    for number in range(files):
+        place = number // FILES_IN_A_FOLDER
+        path = Path(f"part{place // 8}", f"section{place % 8}", f"{chance.choice(vocabulary)}_{number}.py")
+        lines = [" ".join(chance.choice(vocabulary) for _ in range(8)) for _ in range(chance.randint(10, 120))]
+        target = folder / "written" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text("\n".join(lines), encoding="utf-8")
+        tasks.append(to_task(Question(f"Where does it say {lines[0]}?", path.as_posix(), "written"), []))
+    return tasks
