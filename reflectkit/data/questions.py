@@ -52,6 +52,8 @@ def to_json(question: Question) -> dict[str, Any]:
 
 def read_question(value: object, where: Path | str) -> Question:
     """`value`, from a JSON file, checked; fields that are not a question's are passed over. Raises DataError."""
+    if isinstance(value, Mapping) and isinstance(value.get("filename"), str):
+        value = dict(value) | {"filename": plain_path(value["filename"])}
     return from_json(Question, value, path=where)
 
 
@@ -65,7 +67,7 @@ def from_record(value: object, where: Path | str) -> object:
     """A record in the original's layout as one in ours (`id, env, level, group, data, trajectories`); others as they are."""
     if not isinstance(value, Mapping) or "data" in value or "question" not in value:
         return value
-    question = read_question(dict(value) | {"filename": plain_path(value.get("filename"))}, where)
+    question = read_question(value, where)
     demonstrations = value.get("trajectories") or []
     if not isinstance(demonstrations, list) or not all(isinstance(item, Mapping) for item in demonstrations):
         raise DataError(where, "expected a list of objects", field="trajectories")

@@ -16,7 +16,7 @@ from reflectkit.core.console import Progress
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import read_json_list, write_json
 from reflectkit.core.runs import Report, Table, open_run, write_permission
-from reflectkit.data.questions import Question, normal_path, plain_path, read_question, to_json
+from reflectkit.data.questions import Question, normal_path, read_question, to_json
 from reflectkit.envs.autoexplore.commands import offered, shortest_path
 from reflectkit.envs.autoexplore.env import DEEPEST
 from reflectkit.envs.autoexplore.repo import open_repository
@@ -82,7 +82,7 @@ def _take(value: object, where: str, repos: Path, kept: dict[str, tuple[Question
     """Put one record among the `kept`, or count why not."""
     if not isinstance(value, dict):
         raise DataError(where, f"expected a JSON object, found {type(value).__name__}")
-    question = read_question(value | {"filename": plain_path(value.get("filename"))}, where)
+    question = read_question(value, where)
     asked = " ".join(question.question.split())
     if not asked:
         dropped["empty question"] += 1

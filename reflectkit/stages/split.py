@@ -24,7 +24,7 @@ EXAMPLES = (
     "reflectkit split --env auto_explore --by question --seed 3",
 )
 BY = ("group", "repo", "question")
-UNBALANCED = 0.1  # share of all questions by which a split may miss its own before it is said
+UNBALANCED = 0.05  # share of all questions by which a split may miss its own before it is said
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import random
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -16,18 +21,42 @@ from reflectkit.core.errors import DataError, IllegalActionError, UnknownNameErr
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Observation, Status, Task, Trajectory, from_json, to_json
-from reflectkit.envs import ENVS, env_class, make
+from reflectkit.envs import ENVS, env_class
+from reflectkit.envs import make as make_env
+from reflectkit.envs.autoexplore.repo import open_repository
+from tests.explore import explore_task, write_repository
 
-EVERY = [(name, level) for name in ENVS for level in env_class(name).levels]
+DEPTHS = ("0", "1", "2")  # of the test repository; "all" is no task's own level
+EVERY = [(name, level) for name in ENVS for level in (DEPTHS if name == "auto_explore" else env_class(name).levels)]
+
+
+@cache
+def repos() -> Path:
+    """A folder with one repository, for as long as the tests run."""
+    folder = write_repository(Path(tempfile.mkdtemp(prefix="reflectkit-test-")))
+    (folder / "library" / "app" / "rules" / "loans.py").write_text('"""How long a book may be kept: three weeks."""\n')
+    atexit.register(shutil.rmtree, folder)
+    return folder
+
+
+def make(name: str, horizon: int | None = None) -> Any:
+    return make_env(name, horizon, **({"repos_dir": repos()} if name == "auto_explore" else {}))
+
+
+def listed(name: str, level: str) -> list[Task]:
+    if name != "auto_explore":
+        return env_class(name).tasks(level)
+    paths = sorted(open_repository(repos() / "library").sizes)
+    return [explore_task(path) for path in paths if str(path.count("/")) == level]
 
 
 def some(name: str, level: str, count: int = 12) -> list[Task]:
-    tasks = env_class(name).tasks(level)
+    tasks = listed(name, level)
     return tasks[:: max(1, len(tasks) // count)]
 
 
 def play(name: str, level: str, agent: Any, horizon: int | None = None, seed: int = 7) -> list[Trajectory]:
-    steps = horizon or env_class(name).horizons[level]
+    steps = horizon or env_class(name).horizons.get(level, 15)
     return rollout([Episode(task, seed) for task in some(name, level)], lambda: make(name, steps), agent, width=4)
 
 
@@ -100,7 +129,7 @@ def test_nothing_is_kept_across_a_reset(name: str, level: str) -> None:
 
 @pytest.mark.parametrize(("name", "level"), EVERY)
 def test_task_ids_are_unique_and_levels_right(name: str, level: str) -> None:
-    tasks = env_class(name).tasks(level)
+    tasks = listed(name, level)
     assert len({task.id for task in tasks}) == len(tasks)
     assert {(task.env, task.level) for task in tasks} == {(name, level)}
 
@@ -160,7 +189,7 @@ def test_a_dotted_path_is_an_env() -> None:
     assert make("reflectkit.envs.corridor:Corridor").reset(some("corridor", "long")[0], 0)
 
 
-@pytest.mark.parametrize(("name", "level"), EVERY)
+@pytest.mark.parametrize(("name", "level"), [(name, level) for name, level in EVERY if name != "auto_explore"])
 def test_gymnasium_checker_passes(name: str, level: str) -> None:
     env = gymnasium.make(f"reflectkit/{env_class(name).__name__}-v0", level=level)
     check_env(env.unwrapped, skip_render_check=True)
