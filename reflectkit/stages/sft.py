@@ -43,6 +43,7 @@ class Config(EnvConfig):
     batch_size: int = option(16, help="Rows a gradient step.")
     learning_rate: float = option(2e-3, help="Peak rate; 5 % warm-up, then linear decay to 0.")
     max_length: int = option(256, help="Tokens a row may have; also what the tiny model can read.")
+    prompt_loss: bool = option(False, help="Learn the prompts' words too: for a model that starts from nothing.")
     group_by_length: bool = option(False, help="Batches of rows of about one length: less padding where lengths differ.")
     vocabulary: int = option(640, help="Entries of the tiny model's tokenizer, 256 bytes among them.")
     init_range: float = option(0.04, help="Standard deviation of the tiny model's fresh weights.")
@@ -140,7 +141,7 @@ def _inputs(config: Config, source: Path) -> list[Path]:
 
 
 def _encode(config: Config, source: Path, rows: list[tuple[int, str, str]], player: Player) -> list[dict[str, list[int]]]:
-    """input_ids and labels of each row; the prompt is -100. A reflection ends with the end token; a label is all there is."""
+    """input_ids and labels of each row; the prompt is -100, unless it is learnt too. A reflection ends with the end token; a label is all there is."""
     from reflectkit.models.tokens import completion_ids, prompt_ids
 
     limit = min(config.max_length, player.context)
@@ -161,7 +162,8 @@ def _encode(config: Config, source: Path, rows: list[tuple[int, str, str]], play
                 f" raise --max-length{' and take a model that reads more' if limit == player.context else ''}",
                 line=line,
             )
-        encoded.append({"input_ids": before + after, "labels": [-100] * len(before) + after})
+        unseen = before if config.prompt_loss else [-100] * len(before)
+        encoded.append({"input_ids": before + after, "labels": unseen + after})
     return encoded
 
 

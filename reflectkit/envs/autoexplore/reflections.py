@@ -1,4 +1,8 @@
-"""What a perfect teacher says on a walk: what is asked, what was read and what it says of it, where to look next."""
+"""What a perfect teacher says on a walk: what is asked, which of it the last output says, and where to look next.
+
+The words of the question are gone through one by one, so that the verdict follows from what stands before it: a small model that
+writes such a comment token by token has less to see at once than one that must judge a file in a single step.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,9 @@ from reflectkit.core.text import WORD, keywords, stem
 from reflectkit.envs.autoexplore.commands import UP
 from reflectkit.envs.autoexplore.repo import Folder
 
-NAMED = 4  # words of the question that a comment repeats
+NAMED = 4  # words of the question that a comment goes through
 ASKED = ("The question asks about {words}.", "It is about {words}.")
-FOUND = ("{file} mentions {words}: it answers the question.", "{file} has {words}, so it is the answer.")
-FOUND_SILENT = ("{file} answers the question.", "{file} is the answer.")
+FOUND = ("{file} answers it.", "{file} is the answer.")
 NOT_HERE = ("{file} does not answer it.", "{file} is not the answer.")
 WRONG = ("Reading it was a mistake.", "That was a wrong choice.")
 STRAYED = ("Coming here was a mistake.", "This was the wrong way.")
@@ -29,21 +32,19 @@ def write_reflection(
     read: path of the file that the last command showed, or None. output: its text. following: the best next command.
     mistaken: whether the last command was a mistake.
     """
-    asked = asked_words(question)
+    asked = asked_words(question)[:NAMED]
     name = following.partition(" ")[2]
     parts = []
     if read is None:
         if mistaken:
             parts.append(generator.choice(STRAYED))
-        else:
-            parts.append(generator.choice(ASKED).format(words=", ".join(asked[:NAMED]) or "something"))
+        parts.append(generator.choice(ASKED).format(words=", ".join(asked) or "something"))
     else:
         file = PurePosixPath(read).name
+        held = set(keywords(output))
+        parts.append(", ".join(f"{word} {'yes' if stem(word.lower()) in held else 'no'}" for word in asked) + ".")
         if following == f"id {file}":
-            held = set(keywords(output))
-            shared = [word for word in asked if stem(word.lower()) in held]
-            wording = generator.choice(FOUND if shared else FOUND_SILENT)
-            return wording.format(file=file, words=", ".join(shared[:NAMED]))
+            return " ".join([*parts, generator.choice(FOUND).format(file=file)])
         parts.append(generator.choice(NOT_HERE).format(file=file))
         if mistaken:
             parts.append(generator.choice(WRONG))
@@ -55,6 +56,10 @@ def write_reflection(
 
 
 def asked_words(question: str) -> list[str]:
-    """The words that a question is about, as they stand in it."""
+    """The words that a question is about, as they stand in it.
+
+    >>> asked_words("Where are the late Fees of a loan set?")
+    ['late', 'Fees', 'loan']
+    """
     as_written = {stem(word.lower()): word for word in reversed(WORD.findall(question))}
     return [as_written[word] for word in keywords(question)]
