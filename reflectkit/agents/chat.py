@@ -33,7 +33,8 @@ ASK = (
 )
 MISTAKEN = "\n\nThe last action was a mistake. Say in the analysis why it was, and choose an action that mends it."
 REPLY = re.compile(
-    r"analysis\W*?[:\-]\s*(?P<analysis>.+?)\s*\**\bchoice\W*?[:\-]\W*(?P<choice>\S[^\n]*)", re.IGNORECASE | re.DOTALL
+    r"analysis\W*?[:\-]\s*(?P<analysis>.+?)\s*\**\bchoice\W*?[:\-]\s*[*`\"'\[(<]*\s*(?P<choice>\S[^\n]*)",
+    re.IGNORECASE | re.DOTALL,
 )
 
 

@@ -106,6 +106,7 @@ class ChatClient:
         self._runner = asyncio.Runner()
         self._sdk: Any = None
         self._refused = 0
+        self._under_way: dict[str, asyncio.Lock] = {}
 
     def ask(
         self, requests: Sequence[Request], parse: Callable[[int, str], Value], advance: Callable[[], None] = lambda: None
@@ -188,6 +189,10 @@ class ChatClient:
     async def _answer(self, request: Request, attempt: int) -> Answer | None:
         """From the journal, or from the server; None where the budget does not allow it."""
         key = self.key(request, attempt)
+        async with self._under_way.setdefault(key, asyncio.Lock()):  # the same request twice is asked once
+            return await self._answer_alone(key, request)
+
+    async def _answer_alone(self, key: str, request: Request) -> Answer | None:
         known = self.journal.answers.get(key)
         if known is None:
             worst = self.prices.cost(request.prompt_tokens * 1.25, request.max_tokens)

@@ -17,8 +17,8 @@ SYSTEM = "You write questions about files, for others to find them by. A file's 
 LONGEST = 80  # tokens of a question
 LONGEST_ANSWER = 200
 PAIR = re.compile(
-    r"^\W*question\s*\d*\W*?[:.)\]]\s*(?P<question>.+?)\s*^\W*answer\s*\d*\W*?[:.)\]]\s*(?P<answer>.+?)\s*"
-    r"(?=^\W*question\s*\d*\W*?[:.)\]]|\Z)",
+    r"^[\W\d]*question\s*\d*\W*?[:.)\]]\s*(?P<question>.+?)\s*^[\W\d]*answer\s*\d*\W*?[:.)\]]\s*(?P<answer>.+?)\s*"
+    r"(?=^[\W\d]*question\s*\d*\W*?[:.)\]]|\Z)",
     re.IGNORECASE | re.DOTALL | re.MULTILINE,
 )
 

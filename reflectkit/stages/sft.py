@@ -141,7 +141,9 @@ def _inputs(config: Config, source: Path) -> list[Path]:
 
 
 def _encode(config: Config, source: Path, rows: list[tuple[int, str, str]], player: Player) -> list[dict[str, list[int]]]:
-    """input_ids and labels of each row; the prompt is -100, unless it is learnt too. A reflection ends with the end token; a label is all there is."""
+    """input_ids and labels of each row; the prompt is -100, unless it is learnt too. A reflection ends with the end token; a
+    label is all there is.
+    """
     from reflectkit.models.tokens import completion_ids, prompt_ids
 
     limit = min(config.max_length, player.context)

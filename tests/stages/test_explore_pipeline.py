@@ -1,4 +1,6 @@
-"""AutoExplore from repositories to SFT rows on the boxed data, offline; killed and run again; and the original toolkit's own files."""
+"""AutoExplore from repositories to SFT rows on the boxed data, offline; killed and run again; and the original toolkit's own
+files.
+"""
 
 from __future__ import annotations
 
@@ -225,22 +227,20 @@ def steps(*commands: str) -> list[dict[str, str]]:
     return [{"reflection": f"I think {command} helps.", "cmd": command} for command in commands]
 
 
+def given(info: str, filename: str | None, trajectory: list[dict[str, str]]) -> dict[str, Any]:
+    return {"model_name": "gpt-4", "info": info, "filename": filename, "trajectory": trajectory}
+
+
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
     """A data folder with a filtered repository and the original's question files."""
     folder = tmp_path / "data" / ENV
     write_repository(folder / "repos_filtered")
     fees = ["ls", "cd app", "ls", "cd rules", "ls", "cat fees.py"]
-    good = {"model_name": "gpt-4", "info": "positive0", "filename": "app/rules/fees.py",
-            "trajectory": steps("cd app", "cd rules", "cat fees.py", "id fees.py")}  # fmt: skip
-    negative = {"model_name": "gpt-4", "info": "negative0", "filename": None,
-                "trajectory": [{"reflection": "", "cmd": "cd app"}, {"reflection": "", "cmd": "cat fees.py"}, *steps("cd rules")]}  # fmt: skip
-    wrong = {
-        "model_name": "gpt-4",
-        "info": "positive",
-        "filename": "README.md",
-        "trajectory": steps("cat README.md", "id README.md"),
-    }
+    silent = [{"reflection": "", "cmd": command} for command in ("cd app", "cat fees.py")]
+    good = given("positive0", "app/rules/fees.py", steps("cd app", "cd rules", "cat fees.py", "id fees.py"))
+    negative = given("negative0", None, [*silent, *steps("cd rules")])
+    wrong = given("positive", "README.md", steps("cat README.md", "id README.md"))
     write_json(
         folder / "tasks" / "library.json",
         [
@@ -365,4 +365,4 @@ def test_bench_reports_steps_and_resets(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["bench", "env", "--env", "auto_explore", "--steps", "500", "--files", "50"]) == 0
     report = json.loads(next(tmp_path.glob("results/*_bench/report.json")).read_text())
     assert report["figures"]["steps_per_second"] > 0
-    assert 0 < report["figures"]["reset_ms"]
+    assert report["figures"]["reset_ms"] > 0
