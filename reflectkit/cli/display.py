@@ -24,6 +24,9 @@ from reflectkit.core.console import Bar
 from reflectkit.core.runs import Report
 
 
+WIDEST_NAME = 40  # characters of a table's first column; more of it would squeeze the figures out
+
+
 class RichProgress:
     """Implements `core.console.Progress` on `console`; use it as a context manager."""
 
@@ -80,7 +83,10 @@ def show(console: Console, report: Report) -> None:
     for table in report.tables:
         drawn = Table(title=escape(table.title), title_justify="left", title_style="bold")
         for index, column in enumerate(table.columns):
-            drawn.add_column(column, justify="left" if index == 0 else "right", no_wrap=index == 0)
+            if index == 0:
+                drawn.add_column(column, no_wrap=True, max_width=WIDEST_NAME)
+            else:
+                drawn.add_column(column, justify="right")
         for row in table.rows:
             drawn.add_row(*map(escape, row))
         console.print(drawn)

@@ -131,7 +131,7 @@ def _told(path: str, text: str) -> Iterator[Fact]:
     stem = set(keywords(" ".join(words(PurePosixPath(path).stem))))
     low, high = WORDS_IN_QUESTION
     for fact in _facts(path, text):
-        plain = Fact(fact.kind, " ".join(fact.text.split()).strip(" .:;`*#\"'"), " ".join(fact.answer.split())[:300])
+        plain = Fact(fact.kind, " ".join(fact.text.replace("`", "").split()).strip(" .:;*#\"'"), " ".join(fact.answer.split())[:300])
         telling = {word for word in keywords(plain.text) if not word.isdigit()} - stem
         if low <= len(words(plain.text)) <= high and len(telling) >= low and plain.text.isprintable():
             yield plain
@@ -207,7 +207,7 @@ def _headings(text: str) -> Iterator[Fact]:
             yield Fact("heading", _lowered(marked[1]), _sentence(below))
         elif line.strip() and len(following) >= len(line.strip()) > 3 and re.fullmatch(r"[=\-~^\"'+#*]+", following):
             yield Fact("heading", _lowered(line), _sentence(below))
-        elif match := re.match(r"\s*[-*]\s+(\w[^:.]{12,80})[:.]", line):
+        elif match := re.match(r"\s*[-*]\s+(\w.{12,90}?)[:.](?:\s|$)", line):
             yield Fact("about", _lowered(match[1]), line.strip(" -*"))
 
 
