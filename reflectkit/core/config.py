@@ -34,6 +34,11 @@ class StageConfig:
 
 Config = TypeVar("Config", bound=StageConfig)
 
+DTYPES = ("float32", "bfloat16", "float16")
+QUANTIZE = ("none", "8bit", "4bit")
+TINY = ("tiny", "tiny-hybrid")
+"""Models that are built here and start from nothing."""
+
 
 def flag(name: str) -> str:
     """How a person writes the setting `name`: `save_steps` → `--save-steps`."""

@@ -13,22 +13,28 @@ from typing import Any
 
 import torch
 
+from reflectkit.core.config import DTYPES, QUANTIZE, TINY
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, unknown_name
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, write_json
 from reflectkit.models.hush import hush
 
 ROLE_FILE = "reflectkit.json"
-BUILT_IN = ("tiny",)
 LONGEST_NAME = 4096  # characters of a path
 
 
 @dataclass(frozen=True)
 class Player:
-    """A causal language model with its tokenizer. role: what it was trained for; None where nothing says so."""
+    """A causal language model with its tokenizer.
+
+    role: what it was trained for; None where nothing says so. dtype, quantize: how its weights, or those below its adapter, are
+    loaded; see `load_player`.
+    """
 
     model: Any
     tokenizer: Any
     role: str | None
+    dtype: str = "float32"
+    quantize: str = "none"
 
     @property
     def context(self) -> int:
@@ -42,13 +48,16 @@ class Player:
         return int(next(i for i in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0) if i is not None))
 
 
-def load_player(source: str | Path, role: str | None = None, *, device: str = "auto", dtype: str = "float32") -> Player:
+def load_player(
+    source: str | Path, role: str | None = None, *, device: str = "auto", dtype: str | None = None, quantize: str | None = None
+) -> Player:
     """The model and tokenizer in folder `source`, or of hub id `source`.
 
     Parameters
     ----------
     role: what it is to be used as ("policy" or "reflection"); a folder that says it is the other one is refused.
-    device: "auto" (a GPU where there is one), "cpu", "cuda", … dtype: name of a torch dtype.
+    device: "auto" (a GPU where there is one), "cpu", "cuda", … dtype: name of a torch dtype. quantize: "none", "8bit" or "4bit", by
+    bitsandbytes; only an adapter can then be trained. Both default to what the checkpoint was saved with, or float32 and none.
 
     Raises
     ------
@@ -58,13 +67,17 @@ def load_player(source: str | Path, role: str | None = None, *, device: str = "a
 
     hush()
     folder = Path(source)
-    trained_for = _check_folder(folder, role) if looks_local(source) else None
+    facts = _check_folder(folder, role) if looks_local(source) else {}
+    dtype, quantize = dtype or facts.get("dtype", "float32"), quantize or facts.get("quantize", "none")
     name = str(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", trust_remote_code=False)
     except Exception as error:  # the library raises many types for one fact: there is no usable tokenizer
         raise CheckpointError(f"{name}: no usable tokenizer ({_first_line(error)})") from None
-    options = {"dtype": getattr(torch, dtype), "use_safetensors": True, "trust_remote_code": False}
+    place = pick_device(device)
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype), "use_safetensors": True, "trust_remote_code": False}
+    if quantize != "none":
+        options |= {"quantization_config": _quantization(quantize, dtype), "device_map": {"": place}}
     try:
         if (folder / "adapter_config.json").is_file():
             from peft import PeftModel
@@ -80,8 +93,9 @@ def load_player(source: str | Path, role: str | None = None, *, device: str = "a
         raise
     except Exception as error:  # likewise: truncated, not safetensors, of another shape, …
         raise CheckpointError(f"{name}: cannot load the model ({_first_line(error)})") from None
-    model.to(pick_device(device))
-    return Player(model, tokenizer, trained_for)
+    if quantize == "none":
+        model.to(place)
+    return Player(model, tokenizer, facts.get("role"), dtype, quantize)
 
 
 def save_player(
@@ -98,7 +112,8 @@ def save_player(
     try:
         player.model.save_pretrained(staging, safe_serialization=True)
         player.tokenizer.save_pretrained(staging)
-        write_json(staging / ROLE_FILE, {"role": player.role} | (facts or {}))
+        loading = {"dtype": player.dtype, "quantize": player.quantize}
+        write_json(staging / ROLE_FILE, {"role": player.role} | loading | (facts or {}))
         if beside is not None:
             beside(staging)
     except BaseException:  # a full disk must not stay full
@@ -122,7 +137,7 @@ def looks_local(source: str | Path) -> bool:
         return True
     if text.partition("/")[0] in ("results", "data"):
         return True
-    error = unknown_name("model", text, BUILT_IN, "(or give a folder, or a hub id)")
+    error = unknown_name("model", text, TINY, "(or give a folder, or a hub id)")
     if "did you mean" in str(error):
         raise error
     return False
@@ -138,8 +153,17 @@ def pick_device(name: str) -> torch.device:
         raise ConfigError(f"--device {name}: {_first_line(error)}; use cpu or auto") from None
 
 
-def _check_folder(folder: Path, role: str | None) -> str | None:
-    """The role that `folder` says it was trained for. Raises CheckpointError where it cannot be a model, or not this one."""
+def _quantization(quantize: str, dtype: str) -> Any:
+    """What transformers needs to know to load weights in 8 or 4 bits."""
+    from transformers import BitsAndBytesConfig
+
+    if quantize == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=getattr(torch, dtype))
+
+
+def _check_folder(folder: Path, role: str | None) -> dict[str, str]:
+    """What `folder` says of itself: role, dtype, quantize. Raises CheckpointError where it cannot be a model, or not this one."""
     if not folder.is_dir():
         found = sorted(folder.parent.glob("checkpoint-*")) if folder.parent.is_dir() else []
         near = f"; there is {found[-1]}" if found else "; run `reflectkit sft`, or name another folder"
@@ -153,16 +177,21 @@ def _check_folder(folder: Path, role: str | None) -> str | None:
     if not (folder / ROLE_FILE).is_file():
         if (folder.parent / "config.json").is_file() and inside:
             raise CheckpointError(f"{folder} is a run, not a checkpoint; name one in it, e.g. {inside[-1]}")
-        return None
+        return {}
     try:
-        trained_for = read_json(folder / ROLE_FILE).get("role")
+        facts = read_json(folder / ROLE_FILE)
+        trained_for = facts.get("role")
+        known = {"role": None, "dtype": DTYPES, "quantize": QUANTIZE}
+        told = {name: facts[name] for name, values in known.items() if isinstance(facts.get(name), str)}
+        if any(values and told.get(name, values[0]) not in values for name, values in known.items()):
+            raise AttributeError
     except (DataError, AttributeError):
         raise CheckpointError(f"{folder / ROLE_FILE} is damaged; delete it, or make the checkpoint again") from None
     if role == "reflection" and trained_for not in ("reflection", None):
         raise CheckpointError(f"{folder} is a {trained_for} model, not a reflector; give one made by `sft --role reflection`")
     if role == "policy" and trained_for == "reflection":
         raise CheckpointError(f"{folder} is a reflector, not a policy; give one made by `sft --role policy` or `plain`")
-    return trained_for if isinstance(trained_for, str) else None
+    return told
 
 
 def _first_line(error: BaseException) -> str:

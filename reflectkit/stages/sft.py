@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reflectkit.core.config import above, at_least, one_of, option
+from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, at_least, one_of, option
 from reflectkit.core.console import Bar, Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import write_jsonl
@@ -29,7 +29,6 @@ EXAMPLES = (
     "reflectkit sft --env taxi --role policy --model gpt2-xl --lora-r 16 --learning-rate 2e-4 --dtype bfloat16",
 )
 WHOLE = "whole"  # marks a trainer checkpoint that was written to its end
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Config(EnvConfig):
 
     role: str = option(help="Which player: reflection, policy (acts on comments), or plain (acts without).")
     task_file: Path | None = option(None, help="JSONL rows with prompt and completion; default: the role's file of gen-sft.")
-    model: str = option("tiny", help="tiny (made from scratch here), a model folder, or a Hugging Face id.")
+    model: str = option("tiny", help="tiny or tiny-hybrid (made from nothing here), a model folder, or a Hugging Face id.")
     max_steps: int = option(1500, help="Gradient steps.")
     batch_size: int = option(16, help="Rows a gradient step.")
     learning_rate: float = option(2e-3, help="Peak rate; 5 % warm-up, then linear decay to 0.")
@@ -52,19 +51,23 @@ class Config(EnvConfig):
     save_steps: int = option(250, help="Steps between the checkpoints that a killed run goes on from.")
     device: str = option("auto", help="auto, cpu, cuda, …")
     dtype: str = option("float32", help="float32, bfloat16 or float16.")
+    quantize: str = option("none", help="Load the model's weights in 8bit or 4bit, to train a LoRA adapter on them; or none.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("role", self.role, FILE_OF_ROLE)
         one_of("dtype", self.dtype, DTYPES)
+        one_of("quantize", self.quantize, QUANTIZE)
+        if self.quantize != "none" and not self.lora_r:
+            raise ConfigError(f"--quantize {self.quantize} needs --lora-r: quantised weights cannot be trained themselves")
         for name in ("max_steps", "batch_size", "max_length", "save_steps", "lora_alpha"):
             at_least(name, getattr(self, name), 1)
         at_least("lora_r", self.lora_r, 0)
         at_least("vocabulary", self.vocabulary, 300)
         above("learning_rate", self.learning_rate, 0)
         above("init_range", self.init_range, 0)
-        if self.lora_r and self.model == "tiny":
-            raise ConfigError("--lora-r needs a model that has learnt something; --model tiny starts from nothing")
+        if self.lora_r and self.model in TINY:
+            raise ConfigError(f"--lora-r needs a model that has learnt something; --model {self.model} starts from nothing")
 
 
 def run(config: Config, progress: Progress) -> Report:
@@ -100,22 +103,24 @@ def _player(config: Config, source: Path, rows: list[tuple[int, str, str]]) -> P
     from reflectkit.models.load import Player, load_player, pick_device
 
     hush()
-    if config.model == "tiny":
+    if config.model in TINY:
         from reflectkit.models.tiny import build_model, build_tokenizer
 
         texts = [prompt + completion for _, prompt, completion in rows]
         for beside in _inputs(config, source)[1:]:
             texts += [prompt + completion for _, prompt, completion in read_rows(beside)]
         tokenizer = build_tokenizer(texts, _labels(texts, {completion for _, _, completion in rows}), config.vocabulary)
-        model = build_model(tokenizer, config.max_length, config.seed, config.init_range)
+        model = build_model(tokenizer, config.max_length, config.seed, config.init_range, hybrid=config.model == "tiny-hybrid")
         return Player(model.to(pick_device(config.device)), tokenizer, config.role)
-    loaded = load_player(config.model, device=config.device, dtype=config.dtype)
+    loaded = load_player(config.model, device=config.device, dtype=config.dtype, quantize=config.quantize)
     model = loaded.model
     if config.lora_r:
-        from peft import LoraConfig, get_peft_model
+        from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
+        if config.quantize != "none":
+            model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
         model = get_peft_model(model, LoraConfig(r=config.lora_r, lora_alpha=config.lora_alpha, task_type="CAUSAL_LM"))
-    return Player(model, loaded.tokenizer, config.role)
+    return Player(model, loaded.tokenizer, config.role, config.dtype, config.quantize)
 
 
 def _labels(texts: list[str], used: set[str]) -> list[str]:
@@ -135,7 +140,7 @@ def _inputs(config: Config, source: Path) -> list[Path]:
     With their words in its tokenizer, a tiny policy can start from its weights (`--model REFLECTOR`).
     """
     beside = source.with_name(FILE_OF_ROLE["policy"])
-    if config.model == "tiny":
+    if config.model in TINY:
         return [source, beside] if config.role == "reflection" and beside.is_file() else [source]
     return [source, Path(config.model)] if Path(config.model).is_dir() else [source]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from reflectkit.core.prompts import label, policy_prompt
 from reflectkit.core.types import Observation
@@ -47,12 +47,36 @@ def llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
+def lfm2() -> Lfm2ForCausalLM:
+    """The tiny hybrid's kind: convolutions, which padding on the left must not reach, and attention by turns."""
+    torch.manual_seed(0)
+    config = Lfm2Config(
+        vocab_size=VOCABULARY,
+        max_position_embeddings=64,
+        hidden_size=32,
+        intermediate_size=64,
+        block_auto_adjust_ff_dim=False,
+        num_hidden_layers=4,
+        layer_types=["conv", "full_attention"] * 2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return Lfm2ForCausalLM(config).eval()
+
+
+BUILDERS = [gpt2, llama, lfm2]
+
+
 def prompts(count: int) -> list[list[int]]:
     random = torch.Generator().manual_seed(1)
     return [torch.randint(1, VOCABULARY, (3 + 5 * (row % 7),), generator=random).tolist() for row in range(count)]
 
 
-@pytest.mark.parametrize("build", [gpt2, llama])
+@pytest.mark.parametrize("build", BUILDERS)
 def test_batch_of_one_and_of_32_agree(build) -> None:
     model, rows = build(), prompts(32)
     labels = [[5, 6, 7, 8][: 2 + row % 3] for row in range(32)]
@@ -62,7 +86,7 @@ def test_batch_of_one_and_of_32_agree(build) -> None:
         torch.testing.assert_close(together[index, : len(labels[index])], alone[0], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("build", [gpt2, llama])
+@pytest.mark.parametrize("build", BUILDERS)
 def test_agrees_with_the_models_own_logits(build) -> None:
     model, (row, *_) = build(), prompts(1)
     ours, hidden = choice_logprobs(model, [row], [[9, 4, 77]], pad_id=0, temperature=0.7)
@@ -128,7 +152,7 @@ def test_prompt_and_label_tokenise_as_their_joined_text(policy: Player, observat
         assert prompt_ids(policy.tokenizer, text) + completion_ids(policy.tokenizer, label(3)) == joined
 
 
-@pytest.mark.parametrize("build", [gpt2, llama])
+@pytest.mark.parametrize("build", BUILDERS)
 def test_greedy_decoding_with_cache_agrees_with_generate_and_with_a_batch_of_one(build) -> None:
     model, rows = build(), prompts(6)
     together = decode(model, rows, pad_id=0, stop_ids=frozenset({3}), max_new_tokens=12)

@@ -1,0 +1,78 @@
+"""An adapter on 8- and 4-bit weights: trained, saved, opened again as it was, and played with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from reflectkit.cli.main import main
+from reflectkit.core.console import Quiet
+from reflectkit.core.jsonl import read_json, write_json, write_jsonl
+from reflectkit.core.prompts import label, policy_prompt
+from reflectkit.core.types import Observation
+from reflectkit.models.load import load_player
+from reflectkit.models.scoring import choice_logprobs
+from reflectkit.models.tokens import label_ids, prompt_ids
+from reflectkit.stages import sft
+
+
+@pytest.mark.parametrize("quantize", ["8bit", "4bit"])
+def test_an_adapter_on_quantised_weights(
+    checkpoints: dict[str, Path], observations: list[Observation], tmp_path: Path, quantize: str
+) -> None:
+    rows = [{"prompt": policy_prompt(seen), "completion": label(number % 6)} for number, seen in enumerate(observations)]
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    config = sft.Config(
+        env="taxi",
+        role="plain",
+        task_file=tmp_path / "rows.jsonl",
+        model=str(checkpoints["plain"]),
+        quantize=quantize,
+        lora_r=4,
+        lora_alpha=8,
+        dtype="bfloat16",
+        max_steps=2,
+        batch_size=2,
+        results_dir=tmp_path / "results",
+    )
+    (folder,) = sft.run(config, Quiet()).outputs
+    assert (folder / "adapter_config.json").is_file()
+    told = read_json(folder / "reflectkit.json")
+    assert (told["dtype"], told["quantize"], told["role"]) == ("bfloat16", quantize, "plain")
+    player = load_player(folder, "policy")
+    kinds = {type(module).__name__ for module in player.model.modules()}
+    assert {"8bit": "Linear8bitLt", "4bit": "Linear4bit"}[quantize] in kinds
+    trained = [name for name, weight in player.model.named_parameters() if weight.requires_grad]
+    assert trained
+    assert all("lora" in name for name in trained)
+    logprobs, _ = choice_logprobs(
+        player.model,
+        [prompt_ids(player.tokenizer, row["prompt"]) for row in rows],
+        [label_ids(player.tokenizer, 6)] * len(rows),
+        pad_id=player.pad_id,
+    )
+    torch.testing.assert_close(logprobs.exp().sum(dim=-1), torch.ones(len(rows)), atol=1e-3, rtol=0)
+    (-logprobs[:, 0].mean()).backward()
+    assert any(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in player.model.parameters())
+
+
+def test_quantised_weights_need_an_adapter(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sft", "--env", "taxi", "--role", "plain", "--model", "gpt2-xl", "--quantize", "8bit"]) == 2
+    assert "--lora-r" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("facts", [{"quantize": "3bit"}, {"dtype": "int4"}, [1]])
+def test_a_folder_that_says_nonsense_of_itself_is_refused(
+    checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], facts: object
+) -> None:
+    import shutil
+
+    folder = tmp_path / "player"
+    shutil.copytree(checkpoints["plain"], folder)
+    write_json(folder / "reflectkit.json", facts)
+    write_json(tmp_path / "test.json", [{"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {"state": 4}}])
+    arguments = ["evaluate", "--env", "taxi", "--policy", f"x={folder}", "--task-file", str(tmp_path / "test.json")]
+    assert main([*arguments, "--results-dir", str(tmp_path / "results")]) == 2
+    assert "is damaged" in capsys.readouterr().err
