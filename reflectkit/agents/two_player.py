@@ -41,7 +41,9 @@ class Reflector:
         self.stop_ids = frozenset(stop for stop in stops if stop is not None)
 
     def comment(self, observations: Sequence[Observation], seeds: Sequence[int]) -> list[str]:
-        """One comment for each observation; `seeds` matter only where comments are sampled."""
+        """One comment for each observation, "" for one that leaves no room to write; `seeds` matter only where comments are
+        sampled.
+        """
         prompts = [reflection_prompt(observation) for observation in observations]
         self.asked += len(prompts)
         if self.temperature > 0:
@@ -51,28 +53,30 @@ class Reflector:
         if len(self.memo) + len(new) > MEMO_LIMIT:
             self.memo.clear()
             new = list(dict.fromkeys(prompts))
-        self.memo.update(zip(new, self._decode(new, ()), strict=True))
+        self.memo.update(zip(new, self._decode(new, [0] * len(new)), strict=True))
         return [self.memo[prompt] for prompt in prompts]
 
     def _decode(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str]:
-        comments: list[str] = []
-        for start in range(0, len(prompts), self.batch):
-            part = slice(start, start + self.batch)
-            ids = [prompt_ids(self.player.tokenizer, prompt) for prompt in prompts[part]]
-            room = self.player.context - max(map(len, ids))
-            if room < 1:
-                raise CheckpointError(_too_long("reflector", max(map(len, ids)), self.player.context))
+        """What is written behind each prompt, whoever shares its batch: those with little room left are decoded alone."""
+        ids = [prompt_ids(self.player.tokenizer, prompt) for prompt in prompts]
+        room = [min(self.max_new_tokens, self.player.context - len(row)) for row in ids]
+        roomy = [index for index, left in enumerate(room) if left == self.max_new_tokens]
+        batches = [roomy[start : start + self.batch] for start in range(0, len(roomy), self.batch)]
+        batches += [[index] for index, left in enumerate(room) if 0 < left < self.max_new_tokens]
+        comments = [""] * len(prompts)
+        for batch in batches:
             written = decode(
                 self.player.model,
-                ids,
+                [ids[index] for index in batch],
                 pad_id=self.player.pad_id,
                 stop_ids=self.stop_ids,
-                max_new_tokens=min(self.max_new_tokens, room),
+                max_new_tokens=room[batch[0]],
                 temperature=self.temperature,
-                seeds=seeds[part],
+                seeds=[seeds[index] for index in batch],
             )
             self.tokens += sum(map(len, written))
-            comments += [one_line(self.player.tokenizer.decode(row, skip_special_tokens=True)) for row in written]
+            for index, row in zip(batch, written, strict=True):
+                comments[index] = one_line(self.player.tokenizer.decode(row, skip_special_tokens=True))
         return comments
 
 
@@ -97,19 +101,30 @@ class TwoPlayerAgent:
         self.policy, self.reflector, self.batch, self.critic = policy, reflector, batch, critic
         self.temperature, self.reflect_prob = temperature, reflect_prob
         self.tokens = 0
+        self._has_read = False
         self._scores: dict[tuple[int, tuple[int, ...]], tuple[tuple[float, ...], float | None]] = {}
 
     def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
-        """One decision for each observation; the draw depends on the turn's own seed alone."""
+        """One decision for each observation; the draw depends on the turn's own seed alone.
+
+        An observation that is too long for the policy gets a decision with `overflow`. Raises CheckpointError where all are.
+        """
         comments = self._comments(observations, contexts)
         prompts = [
             tuple(prompt_ids(self.policy.tokenizer, policy_prompt(observation, comment)))
             for observation, comment in zip(observations, comments, strict=True)
         ]
         keys = [(len(observation.choices), prompt) for observation, prompt in zip(observations, prompts, strict=True)]
-        self._score(keys)
+        fitting = [key for key in keys if len(key[1]) <= self.policy.context]
+        self._has_read = self._has_read or bool(fitting)
+        if keys and not self._has_read:
+            raise CheckpointError(_too_long(min(len(prompt) for _, prompt in keys), self.policy.context))
+        self._score(fitting)
         decisions = []
         for key, comment, context in zip(keys, comments, contexts, strict=True):
+            if len(key[1]) > self.policy.context:
+                decisions.append(Decision(0, comment, overflow=_too_long(len(key[1]), self.policy.context)))
+                continue
             row, value = self._scores[key]
             logprobs = torch.tensor(row, dtype=torch.float64)
             probabilities = logprobs.exp()
@@ -145,9 +160,6 @@ class TwoPlayerAgent:
         self.policy.model.eval()
         for start in range(0, len(new), self.batch):
             part = new[start : start + self.batch]
-            longest = max(len(prompt) for _, prompt in part)
-            if longest > self.policy.context:
-                raise CheckpointError(_too_long("policy", longest, self.policy.context))
             labels = [label_ids(self.policy.tokenizer, count) for count, _ in part]
             logprobs_BK, hidden_BD = choice_logprobs(
                 self.policy.model,
@@ -169,5 +181,5 @@ def _draw(probabilities: torch.Tensor, seed: int) -> int:
     return min(int(place), len(probabilities) - 1)
 
 
-def _too_long(who: str, tokens: int, context: int) -> str:
-    return f"the {who}'s prompt is {tokens} tokens, but its model reads {context}; train one with a larger --max-length"
+def _too_long(tokens: int, context: int) -> str:
+    return f"the policy's prompt is {tokens} tokens, but its model reads {context}; train one with a larger --max-length"

@@ -23,7 +23,6 @@ from rich.table import Table
 from reflectkit.core.console import Bar
 from reflectkit.core.runs import Report
 
-
 WIDEST_NAME = 40  # characters of a table's first column; more of it would squeeze the figures out
 
 

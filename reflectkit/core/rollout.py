@@ -51,7 +51,8 @@ def rollout(
     on_end: told of each trajectory as it ends (in order of ending).
 
     A failed engine (EnvironmentFailure) or an agent that could not decide (`Decision.failure`) makes the episode ABORTED
-    with its reason; other errors are raised.
+    with its reason; an observation too long for the agent's model (`Decision.overflow`) makes it TRUNCATED. Other errors are
+    raised.
     """
     trajectories: list[Trajectory | None] = [None] * len(episodes)
     waiting = iter(enumerate(episodes))
@@ -78,8 +79,9 @@ def rollout(
 
     def advance(seat: _Seat, decision: Decision) -> bool:
         """Take one step; True while the episode goes on."""
-        if decision.failure is not None:
-            finish(seat.number, seat.episode, seat.turns, Status.ABORTED, decision.failure)
+        if (reason := decision.failure or decision.overflow) is not None:
+            status = Status.ABORTED if decision.failure else Status.TRUNCATED
+            finish(seat.number, seat.episode, seat.turns, status, reason)
             spare.append(seat.env)
             return False
         try:

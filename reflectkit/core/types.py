@@ -63,8 +63,9 @@ class Decision:
     one. prompt_ids: the tokens the policy read (T). token_ids: the tokens it wrote (one for a choice). logprobs: their
     natural-log probabilities under the sampling distribution, ≤ 0. entropy: of the distribution over the legal actions, in
     nats. value: the critic's expected return-to-go, in the env's unit. note: how a demonstration marks the step ("positive",
-    "mistake", "correction"). failure: why the agent could not decide; the episode is then ABORTED. What is unknown is None;
-    scripted agents leave the token fields empty.
+    "mistake", "correction"). failure: why the agent could not decide; the episode is then ABORTED. overflow: that what it
+    was to read does not fit its model; the episode is then TRUNCATED. What is unknown is None; scripted agents leave the
+    token fields empty.
     """
 
     action: int | str
@@ -76,6 +77,7 @@ class Decision:
     value: float | None = None
     note: str | None = None
     failure: str | None = None
+    overflow: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,9 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One episode. seed: what the env was reset with, 0 ≤ seed < 2**63. reason: why it was ABORTED, else empty."""
+    """One episode. seed: what the env was reset with, 0 ≤ seed < 2**63. reason: why it was ABORTED, or TRUNCATED by its
+    agent.
+    """
 
     task: Task
     seed: int

@@ -131,7 +131,9 @@ def _told(path: str, text: str) -> Iterator[Fact]:
     stem = set(keywords(" ".join(words(PurePosixPath(path).stem))))
     low, high = WORDS_IN_QUESTION
     for fact in _facts(path, text):
-        plain = Fact(fact.kind, " ".join(fact.text.replace("`", "").split()).strip(" .:;*#\"'"), " ".join(fact.answer.split())[:300])
+        plain = Fact(
+            fact.kind, " ".join(fact.text.replace("`", "").split()).strip(" .:;*#\"'"), " ".join(fact.answer.split())[:300]
+        )
         telling = {word for word in keywords(plain.text) if not word.isdigit()} - stem
         if low <= len(words(plain.text)) <= high and len(telling) >= low and plain.text.isprintable():
             yield plain

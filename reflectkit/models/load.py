@@ -56,8 +56,9 @@ def load_player(
     Parameters
     ----------
     role: what it is to be used as ("policy" or "reflection"); a folder that says it is the other one is refused.
-    device: "auto" (a GPU where there is one), "cpu", "cuda", … dtype: name of a torch dtype. quantize: "none", "8bit" or "4bit", by
-    bitsandbytes; only an adapter can then be trained. Both default to what the checkpoint was saved with, or float32 and none.
+    device: "auto" (a GPU where there is one), "cpu", "cuda", … dtype: name of a torch dtype. quantize: "none", "8bit" or
+    "4bit", by bitsandbytes; only an adapter can then be trained. Both default to what the checkpoint was saved with, or
+    float32 and none.
 
     Raises
     ------
@@ -163,7 +164,9 @@ def _quantization(quantize: str, dtype: str) -> Any:
 
 
 def _check_folder(folder: Path, role: str | None) -> dict[str, str]:
-    """What `folder` says of itself: role, dtype, quantize. Raises CheckpointError where it cannot be a model, or not this one."""
+    """What `folder` says of itself: role, dtype, quantize. Raises CheckpointError where it cannot be a model, or not this
+    one.
+    """
     if not folder.is_dir():
         found = sorted(folder.parent.glob("checkpoint-*")) if folder.parent.is_dir() else []
         near = f"; there is {found[-1]}" if found else "; run `reflectkit sft`, or name another folder"

@@ -1,4 +1,5 @@
-"""The embedded models: a GPT-2 or an LFM2 of about 1 M parameters, and a byte-level BPE tokenizer, made from a stage's own rows.
+"""The embedded models: a GPT-2 or an LFM2 of about 1 M parameters, and a byte-level BPE tokenizer, made from a stage's own
+rows.
 
 No hub and no download: the classes are the standard ones, so `AutoModelForCausalLM` and `AutoTokenizer` load what is saved.
 Learned absolute positions suit it: a map printed behind a constant text has each cell at a constant position.
