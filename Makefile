@@ -11,7 +11,13 @@ INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.installed-test
 
 .PHONY: help install demo test check lint format type bench clean
-.PHONY: gen-trajectory split gen-sft sft rlft evaluate plot
+.PHONY: demo-explore filter-repo gen-task filter-task filter-repo gen-task filter-task: $(INSTALLED)
+	$(BIN)/reflectkit $@ $(ARGS)
+filter-repo: ## Copies of repositories with the files to ask about, e.g. ARGS="--repo-dir ~/projects"
+gen-task: ## Questions about them, e.g. ARGS="--teacher openai:gpt-4o-mini --max-cost-usd 2"
+filter-task: ## One clean list of the questions
+
+gen-trajectory split gen-sft sft rlft evaluate plot
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -35,6 +41,9 @@ install: $(INSTALLED) ## Make .venv and install the package
 demo: $(INSTALLED) ## The whole pipeline on DangerousTaxi; FAST=1 for a short one that only shows that it runs
 	$(BIN)/reflectkit run taxi-tiny $(if $(FAST),--fast) $(ARGS)
 
+demo-explore: $(INSTALLED) ## The whole pipeline on the boxed repositories; FAST=1 for a short one
+	$(BIN)/reflectkit run auto-explore-tiny $(if $(FAST),--fast) $(ARGS)
+
 test: $(TEST_INSTALLED) ## Run the tests
 	$(BIN)/python -m pytest $(ARGS)
 
@@ -53,6 +62,12 @@ type: $(TEST_INSTALLED) ## Check the types
 
 bench: $(INSTALLED) ## The README's table: four arms, three seeds
 	$(BIN)/reflectkit run taxi-tiny --seeds 3 --data-dir data/bench --results-dir results/bench $(ARGS)
+
+filter-repo gen-task filter-task: $(INSTALLED)
+	$(BIN)/reflectkit $@ $(ARGS)
+filter-repo: ## Copies of repositories with the files to ask about, e.g. ARGS="--repo-dir ~/projects"
+gen-task: ## Questions about them, e.g. ARGS="--teacher openai:gpt-4o-mini --max-cost-usd 2"
+filter-task: ## One clean list of the questions
 
 gen-trajectory split gen-sft sft rlft evaluate plot: $(INSTALLED)
 	$(BIN)/reflectkit $@ $(if $(filter plot,$@),,--env $(ENV)) $(ARGS)

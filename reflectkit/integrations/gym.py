@@ -1,19 +1,23 @@
 """Each env as a gymnasium env: text observation, discrete actions in the env's order, and a horizon of its own.
 
-`import reflectkit; env = gymnasium.make("reflectkit/Taxi-v0", level="dropoff")`
+`import reflectkit; env = gymnasium.make("reflectkit/Taxi-v0", level="dropoff")`. An env that does not list its own problems
+takes them from a file: `gymnasium.make("reflectkit/AutoExplore-v0", task_file="…/test.json", repos_dir="…/repos_filtered")`.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 from gymnasium import spaces
 
 from reflectkit.core.errors import ConfigError, unknown_name
+from reflectkit.core.prompts import LABELS
 from reflectkit.core.types import Observation
+from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class, make
-from reflectkit.stages.common import DEFAULT_HORIZON
+from reflectkit.stages.common import DEFAULT_HORIZON, at_level
 
 LONGEST = 20_000  # characters of an observation
 PRINTABLE = "".join(map(chr, range(32, 127))) + "\n"
@@ -25,25 +29,40 @@ class TextEnv(gymnasium.Env[str, int]):
     Observation: the text that a policy would see, `spaces.Text`. Action: `spaces.Discrete`, the index of a choice. Reward: the
     env's. Truncation: after `horizon` steps (default: the env's own for the level). `info["choices"]`: the actions' names;
     `info["state"]` and `info["success"]` where the env reports them. `reset(options={"task": number})` picks a problem;
-    without it the seed does.
+    without it the seed does. task_file: records to take the problems from. settings: the env's own.
 
     Raises
     ------
-    UnknownNameError: no such env or level.
+    UnknownNameError: no such env or level. ConfigError, DataError: no problems.
     """
 
     metadata = {"render_modes": ["ansi"]}  # noqa: RUF012  gymnasium's own attribute
 
-    def __init__(self, env: str, level: str = "", horizon: int = 0, render_mode: str | None = None) -> None:
+    def __init__(
+        self,
+        env: str,
+        level: str = "",
+        horizon: int = 0,
+        render_mode: str | None = None,
+        task_file: str | Path | None = None,
+        **settings: Any,
+    ) -> None:
         known = env_class(env)
         self.level = level or known.levels[-1]
         if self.level not in known.levels:
             raise unknown_name(f"level of env '{env}'", self.level, known.levels)
-        self.tasks = known.tasks(self.level)
-        self.inner: Any = make(env, horizon or getattr(known, "horizons", {}).get(self.level, DEFAULT_HORIZON))
+        if task_file is not None:
+            records = read_records(Path(task_file), known.name)
+            self.tasks = at_level(env, [record.task for record in records], self.level, Path(task_file))
+        elif hasattr(known, "tasks"):
+            self.tasks = known.tasks(self.level)
+        else:
+            raise ConfigError(f"env '{env}' does not list its own problems; give task_file=, a file of them")
+        steps = horizon or getattr(known, "horizons", {}).get(self.level, DEFAULT_HORIZON)
+        self.inner: Any = make(env, steps, **settings)
         self.render_mode = render_mode
         self.observation_space = spaces.Text(min_length=0, max_length=LONGEST, charset=PRINTABLE)
-        self.action_space: Any = spaces.Discrete(len(known.choices))
+        self.action_space: Any = spaces.Discrete(len(getattr(known, "choices", LABELS)))
         self._text = ""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:

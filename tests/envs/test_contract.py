@@ -17,7 +17,7 @@ from gymnasium.utils.env_checker import check_env
 
 import reflectkit  # noqa: F401  registers the gymnasium ids
 from reflectkit.agents.scripted import Oracle, RandomAgent
-from reflectkit.core.errors import DataError, IllegalActionError, UnknownNameError
+from reflectkit.core.errors import ConfigError, DataError, IllegalActionError, UnknownNameError
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Observation, Status, Task, Trajectory, from_json, to_json
@@ -197,3 +197,19 @@ def test_gymnasium_checker_passes(name: str, level: str) -> None:
     assert env.observation_space.contains(observation)
     assert len(info["choices"]) == env.action_space.n
     assert env.reset(seed=3)[0] == observation
+
+
+def test_auto_explore_behind_gymnasium(tmp_path: Path) -> None:
+    path = tmp_path / "test.json"
+    path.write_text(json.dumps([task.data for task in listed("auto_explore", "1")]))
+    env = gymnasium.make("reflectkit/AutoExplore-v0", task_file=path, repos_dir=repos())
+    observation, info = env.reset(seed=3, options={"task": 0})
+    assert observation.startswith("Task: ")
+    assert info["choices"][0] == "cd app"
+    for command in ("cd app", "cat fees.py", "id fees.py"):
+        _, reward, terminated, _, info = env.step(info["choices"].index(command))
+    assert terminated
+    assert info["success"]
+    assert reward == 14 / 15
+    with pytest.raises(ConfigError, match="task_file"):
+        gymnasium.make("reflectkit/AutoExplore-v0")
