@@ -10,17 +10,14 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
-from urllib.parse import urlsplit
 
+from reflectkit.agents.endpoints import KEYS, ApiError, Endpoint, connect, secrets
 from reflectkit.agents.journal import Answer, Journal, open_journal
 from reflectkit.agents.prices import Prices
-from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.core.text import count_tokens
 from reflectkit.core.types import Message
 
@@ -30,22 +27,6 @@ MESSAGE_TOKENS = 4  # what a chat format adds to a message
 HOPELESS = 3  # requests refused as malformed before any answer came, after which the settings are wrong, not the requests
 
 Value = TypeVar("Value")
-
-
-class ApiError(ReflectkitError):
-    """The server cannot be used: not reached, no key, no such model, or it keeps failing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where to ask. kind: "openai", "azure" or "local". model: name, or Azure deployment. base_url: of a compatible server."""
-
-    kind: str
-    model: str
-    base_url: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.kind}:{self.model}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +83,7 @@ class ChatClient:
         self.calls = self.replayed = self.prompt_tokens = self.completion_tokens = 0
         self.cost_usd = self._reserved_usd = 0.0
         self.stopped = False
-        self._secrets = _secrets()
+        self._secrets = secrets()
         self._runner = asyncio.Runner()
         self._sdk: Any = None
         self._refused = 0
@@ -219,7 +200,7 @@ class ChatClient:
         import openai
 
         if self._sdk is None:
-            self._sdk = _connect(self.endpoint, self.timeout_s)
+            self._sdk = connect(self.endpoint, self.timeout_s, RETRIES)
         limit = "max_tokens" if self.endpoint.kind == "local" else "max_completion_tokens"
         messages = [{"role": message.role, "content": message.content} for message in request.messages]
         try:
@@ -261,7 +242,6 @@ class ChatClient:
 
 
 GOES_ON = "run the same command again, it goes on from here"
-KEYS = {"openai": "OPENAI_API_KEY", "azure": "AZURE_OPENAI_API_KEY", "local": "LOCAL_API_KEY"}
 
 
 @contextlib.contextmanager
@@ -273,63 +253,6 @@ def open_client(endpoint: Endpoint, journal_path: Path, prices: Prices, **settin
             yield client
         finally:
             client.close()
-
-
-def parse_endpoint(text: str, base_url: str | None) -> Endpoint:
-    """The endpoint of a --teacher: `openai:MODEL`, `azure:DEPLOYMENT` or `local:MODEL`. Raises ConfigError."""
-    kind, _, model = text.partition(":")
-    if kind not in KEYS or not model:
-        raise ConfigError(f"--teacher {text!r}: write oracle, openai:MODEL, azure:DEPLOYMENT or local:MODEL")
-    if base_url is None:
-        return Endpoint(kind, model, "http://localhost:1234/v1" if kind == "local" else None)
-    try:
-        parts = urlsplit(base_url)
-        port_is_fine = parts.port is None or parts.port > 0
-    except ValueError:
-        port_is_fine = False
-    if not port_is_fine or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"--base-url {base_url.rpartition('@')[2]!r}: write one like http://localhost:1234/v1")
-    if parts.username or parts.password or parts.query:
-        raise ConfigError(f"--base-url must not hold a user, key or query; put the key in the environment as {KEYS[kind]}")
-    return Endpoint(kind, model, base_url)
-
-
-def _connect(endpoint: Endpoint, timeout_s: float) -> Any:
-    """The package's client. Raises ConfigError for a missing key, ApiError where nothing listens."""
-    import openai
-
-    options: dict[str, Any] = {"max_retries": RETRIES, "timeout": timeout_s}
-    key = os.environ.get(KEYS[endpoint.kind], "")
-    if endpoint.kind == "local":
-        _knock(str(endpoint.base_url))
-        return openai.AsyncOpenAI(api_key=key or "none", base_url=endpoint.base_url, **options)
-    if not key:
-        raise ConfigError(f"{endpoint} needs a key: export {KEYS[endpoint.kind]}=…")
-    if endpoint.kind == "openai":
-        return openai.AsyncOpenAI(api_key=key, base_url=endpoint.base_url or "https://api.openai.com/v1", **options)
-    address = endpoint.base_url or os.environ.get("AZURE_OPENAI_ENDPOINT", "")
-    if not address:
-        raise ConfigError(
-            f"{endpoint} needs an address: export AZURE_OPENAI_ENDPOINT=https://….openai.azure.com, or give --base-url"
-        )
-    version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
-    return openai.AsyncAzureOpenAI(api_key=key, azure_endpoint=address, api_version=version, **options)
-
-
-def _knock(base_url: str) -> None:
-    """Raises ApiError at once where nothing listens, instead of after all the retries."""
-    parts = urlsplit(base_url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        socket.create_connection((str(parts.hostname), port), timeout=10).close()
-    except OSError as error:
-        raise ApiError(
-            f"nothing listens at {base_url} ({error.strerror or error}); start the server, or give --base-url"
-        ) from None
-
-
-def _secrets() -> tuple[str, ...]:
-    return tuple(value for name in KEYS.values() if len(value := os.environ.get(name, "")) > 3)
 
 
 def _said(error: Any) -> str:

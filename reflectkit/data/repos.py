@@ -21,16 +21,16 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
+from typing import IO
 
 from reflectkit.core.errors import DataError
+from reflectkit.data.archives import MEMBERS, PIECE_BYTES, SUFFIXES, Opener, RefusedError, members, outermost, safe_path
 
 CODE = frozenset({".py", ".c", ".cpp", ".cxx", ".cc", ".h", ".hpp", ".hxx", ".cs", ".java", ".go", ".ipynb"})
 DATA = frozenset({".csv", ".tsv"})
 TEXT = frozenset({".txt", ".md", ".rst", ".json", ".yaml", ".yml"})
 SHELL = frozenset({".sh", ".bash", ".zsh"})
 KINDS = {**dict.fromkeys(CODE | SHELL, "code"), **dict.fromkeys(DATA, "data"), **dict.fromkeys(TEXT, "text")}
-ARCHIVES = (".zip", ".tar.gz", ".tgz")
 
 DROPPED_NAMES = frozenset(
     {"license", "licence", "copying", "makefile", "artwork", "ci", "tests", "test", "examples", "example"}
@@ -38,10 +38,6 @@ DROPPED_NAMES = frozenset(
 """Names, without suffix and in small letters, that say little about what a repository does."""
 MIN_CHARACTERS = 10
 MIN_ASCII = 0.9
-PIECE_BYTES = 1 << 16
-MEMBERS = 200_000  # entries that one repository may have
-EXPANSION = 200  # times its packed size that an archive may unpack to, above FREE_BYTES
-FREE_BYTES = 16 << 20
 DEPTH = 64  # folders inside each other
 
 
@@ -60,10 +56,6 @@ class Filtered:
         """Count `path` under `reason`; the first one is kept as the example."""
         self.dropped[reason] += 1
         self.examples.setdefault(reason, ascii(path)[1:-1][:200])
-
-
-class _RefusedError(Exception):
-    """The repository cannot be taken; the text says why."""
 
 
 def kind_of(filename: str) -> str | None:
@@ -104,7 +96,7 @@ def repositories(folder: Path) -> list[Path]:
 
 def repository_name(path: Path) -> str:
     """What a repository is called: its folder's name, or its archive's without the suffix."""
-    for suffix in ARCHIVES:
+    for suffix in SUFFIXES:
         if path.name.lower().endswith(suffix) and not path.is_dir():
             return path.name[: -len(suffix)]
     return path.name
@@ -125,7 +117,7 @@ def filter_repository(source: Path, target: Path, max_bytes: int, advance: Calla
             for path, open_file in files:
                 advance()
                 _take(path, open_file, staging, max_bytes, result)
-    except _RefusedError as error:
+    except RefusedError as error:
         result = Filtered(result.name, why_not=str(error))
     except (
         zipfile.BadZipFile,
@@ -158,12 +150,10 @@ def _is_repository(entry: os.DirEntry[str]) -> bool:
         return False
     if entry.is_dir(follow_symlinks=False):
         return True
-    return entry.is_file(follow_symlinks=False) and entry.name.lower().endswith(ARCHIVES)
+    return entry.is_file(follow_symlinks=False) and entry.name.lower().endswith(SUFFIXES)
 
 
-_Opener = Callable[[], IO[bytes]]
-_Files = Generator[tuple[PurePosixPath, _Opener], None, None]
-_Members = Generator[tuple[str, bool | None, _Opener], None, None]  # name, whether a plain file (None: a folder), opener
+_Files = Generator[tuple[PurePosixPath, Opener], None, None]
 
 
 def _folder_files(root: Path, result: Filtered) -> _Files:
@@ -180,7 +170,7 @@ def _folder_files(root: Path, result: Filtered) -> _Files:
         for entry in entries:
             seen += 1
             if seen > MEMBERS:
-                raise _RefusedError(f"more than {MEMBERS} files")
+                raise RefusedError(f"more than {MEMBERS} files")
             path = folder / entry.name
             is_folder = entry.is_dir(follow_symlinks=False)
             if entry.is_symlink() or not (is_folder or entry.is_file(follow_symlinks=False)):
@@ -206,13 +196,11 @@ def _open_plain(name: str) -> IO[bytes]:
 
 def _archive_files(source: Path, result: Filtered) -> _Files:
     """Likewise for an archive. Its one outermost folder, if it has one, is the repository."""
-    limit = FREE_BYTES + EXPANSION * source.stat().st_size
-    read_members = _zip_members if source.name.lower().endswith(".zip") else _tar_members
-    prefix = _outermost(read_members(source, limit))
+    prefix = outermost(members(source))
     taken: set[PurePosixPath] = set()
     folders: set[PurePosixPath] = set()
-    for name, is_plain, open_member in read_members(source, limit):
-        path = _safe_path(name)
+    for name, is_plain, open_member in members(source):
+        path = safe_path(name)
         if path is None:
             result.drop("path that leaves the archive", name)
             continue
@@ -238,107 +226,7 @@ def _archive_files(source: Path, result: Filtered) -> _Files:
             yield path, open_member
 
 
-def _safe_path(name: str) -> PurePosixPath | None:
-    """The member's relative path, or None where it is absolute, climbs, or has a drive, a backslash or a NUL."""
-    if not name or name.startswith("/") or "\\" in name or "\0" in name or ":" in name.partition("/")[0]:
-        return None
-    path = PurePosixPath(name)
-    return None if ".." in path.parts or not path.parts else path
-
-
-def _outermost(members: _Members) -> str:
-    """The one folder that everything in an archive lies in, or ""."""
-    tops: set[str] = set()
-    with contextlib.closing(members):
-        for name, is_plain, _ in members:
-            path = _safe_path(name)
-            if path is None:
-                continue
-            if is_plain is not None and len(path.parts) == 1:
-                return ""
-            tops.add(path.parts[0])
-            if len(tops) > 1:
-                return ""
-    return tops.pop() if tops else ""
-
-
-def _zip_members(source: Path, limit: int) -> _Members:
-    with zipfile.ZipFile(source) as archive:
-        members = archive.infolist()
-        if len(members) > MEMBERS:
-            raise _RefusedError(f"more than {MEMBERS} files")
-        meter = _Meter(limit)
-        for member in members:
-            mode = member.external_attr >> 16
-            plain = None if member.is_dir() else not mode or stat.S_ISREG(mode) or not stat.S_IFMT(mode)
-            yield member.filename, plain, lambda member=member: meter.watch(archive.open(member))  # type: ignore[misc]
-
-
-def _tar_members(source: Path, limit: int) -> _Members:
-    """One pass over the stream: a member can be opened only while it is the current one."""
-    import gzip
-
-    meter = _Meter(limit)
-    with gzip.open(source) as unpacked, tarfile.open(fileobj=meter.watch(cast(IO[bytes], unpacked)), mode="r|") as archive:
-        for count, member in enumerate(archive):
-            if count > MEMBERS:
-                raise _RefusedError(f"more than {MEMBERS} files")
-            plain = None if member.isdir() else member.isreg()
-            yield member.name, plain, lambda member=member: _extracted(archive, member)  # type: ignore[misc]
-
-
-def _extracted(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
-    content = archive.extractfile(member)
-    if content is None:
-        raise OSError("not a file")
-    return content
-
-
-class _Meter:
-    """Counts what really comes out of an archive, whatever its headers claim."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit, self.read_bytes = limit, 0
-
-    def watch(self, file: IO[bytes]) -> IO[bytes]:
-        """`file`, whose reads are counted. Reading past the limit raises."""
-        inner = file.read
-
-        def read(size: int = -1) -> bytes:
-            content = inner(min(size, PIECE_BYTES) if size and size > 0 else PIECE_BYTES)
-            self.read_bytes += len(content)
-            if self.read_bytes > self.limit:
-                raise _RefusedError(f"unpacks to more than {self.limit >> 20} MiB, {EXPANSION} times its size: a bomb?")
-            return content
-
-        watched: IO[bytes] = _Watched(file, read)  # type: ignore[assignment]
-        return watched
-
-
-class _Watched:
-    """A file whose `read` is another function; small reads are served whole, as tarfile's stream mode needs."""
-
-    def __init__(self, file: IO[bytes], read: Callable[[int], bytes]) -> None:
-        self._file, self._read = file, read
-
-    def read(self, size: int = -1) -> bytes:
-        parts, missing = [], size
-        while size < 0 or missing > 0:
-            content = self._read(missing if size >= 0 else PIECE_BYTES)
-            if not content:
-                break
-            parts.append(content)
-            missing -= len(content)
-        return b"".join(parts)
-
-    def __enter__(self) -> _Watched:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-
-def _take(path: PurePosixPath, open_file: _Opener, staging: Path, max_bytes: int, result: Filtered) -> None:
+def _take(path: PurePosixPath, open_file: Opener, staging: Path, max_bytes: int, result: Filtered) -> None:
     """Copy one file piece by piece, looking at its content on the way; a file that turns out bad is removed again."""
     target = staging / path
     decoder = codecs.getincrementaldecoder("utf-8")()

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reflectkit.agents.client import ChatClient, Endpoint, Rejected, Request, open_client, parse_endpoint
+from reflectkit.agents.client import ChatClient, Rejected, Request, open_client
+from reflectkit.agents.endpoints import Endpoint, parse_endpoint
 from reflectkit.agents.journal import open_journal
 from reflectkit.agents.prices import Prices, prices_of
 from reflectkit.core.config import StageConfig, above, at_least, option

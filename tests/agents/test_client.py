@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.client import ApiError, ChatClient, Endpoint, Request, open_client, parse_endpoint
+from reflectkit.agents.client import ChatClient, Request, open_client
+from reflectkit.agents.endpoints import ApiError, Endpoint, parse_endpoint
 from reflectkit.agents.journal import open_journal
 from reflectkit.agents.prices import Prices, prices_of
 from reflectkit.core.errors import ConfigError

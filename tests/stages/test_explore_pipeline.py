@@ -4,14 +4,9 @@ files.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import random
 import shutil
-import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -32,6 +27,7 @@ from reflectkit.data.trajectories import demonstration_steps, read_records
 from reflectkit.envs import make
 from reflectkit.stages import filter_repo, filter_task, gen_sft, gen_task, gen_trajectory, split
 from tests.explore import write_repository
+from tests.kill import hashes, run_with_kills
 
 BOXED = Path(__file__).parents[2] / "data" / "auto_explore" / "repos"
 ENV = "auto_explore"
@@ -48,11 +44,6 @@ def prepare(folder: Path, repos: Path = BOXED, seed: int = 0) -> Path:
     split.run(split.Config(env=ENV, **shared), Quiet())
     gen_sft.run(gen_sft.Config(env=ENV, **shared), Quiet())
     return folder / "data" / ENV
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.fixture(scope="module")
@@ -184,21 +175,7 @@ steps:
 
 def test_killed_anywhere_and_run_again_the_bytes_are_the_same(data: Path, tmp_path: Path) -> None:
     (tmp_path / "data.yaml").write_text(RECIPE)
-    chance = random.Random(3)
-    kills = 0
-    while True:
-        command = [sys.executable, "-m", "reflectkit", "run", "data.yaml"]
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        try:
-            process.wait(timeout=chance.uniform(2, 5) if kills < 4 else 600)
-        except subprocess.TimeoutExpired:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            kills += 1
-            continue
-        break
-    assert process.returncode == 0, process.stderr.read() if process.stderr else ""
-    assert kills > 0
+    run_with_kills(["run", "data.yaml"], tmp_path, seed=3, kills=4, earliest_s=2, latest_s=5)
     assert hashes(tmp_path / "data" / ENV) == hashes(data)
 
 

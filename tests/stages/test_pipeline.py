@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -29,6 +27,7 @@ from reflectkit.data.trajectories import read_records
 from reflectkit.envs import make
 from reflectkit.models.load import Player
 from reflectkit.stages import gen_sft, gen_trajectory, split
+from tests.kill import hashes, run_with_kills
 
 DATA_FILES = ("data_reflection_negative.json", "train.json", "validate.json", "test.json", "sft.jsonl", "sft_reflection.jsonl",
               "sft_policy.jsonl", "sft_reflection_positive.jsonl", "sft_policy_positive.jsonl")  # fmt: skip
@@ -53,15 +52,6 @@ steps:
      policy: ["SFT={plain}", "Reflect-RL={reflect-rl}+{reflector}", oracle]}
   - {name: curves, stage: plot, runs: ["Reflect-RL={reflect-rl}", "SFT + RL={sft-rl}"]}
 """
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    """Digest of each file below `folder`."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def prepare(folder: Path, env: str = "taxi", seed: int = 0, **settings: object) -> Path:
@@ -246,25 +236,7 @@ def test_running_again_skips_everything(straight: Path) -> None:
 def test_killed_at_any_moment_and_started_again_it_ends_the_same(straight: Path, tmp_path: Path, seed: int) -> None:
     """kill -9 of the whole command after random times, until it gets through: same data files, same weights."""
     shutil.copy(straight / "toy.yaml", tmp_path)
-    chance = random.Random(seed)
-    kills = 0
-    while True:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "reflectkit", "run", "toy.yaml"],
-            cwd=tmp_path,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        try:
-            process.wait(timeout=chance.uniform(3, 15) if kills < 3 else 600)
-        except subprocess.TimeoutExpired:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            kills += 1
-            continue
-        break
-    assert process.returncode == 0, process.stderr.read() if process.stderr else ""
-    assert kills > 0
+    run_with_kills(["run", "toy.yaml"], tmp_path, seed, kills=3, earliest_s=3, latest_s=15)
     assert hashes(tmp_path / "data") == hashes(straight / "data")
 
     def weights(folder: Path) -> set[str]:

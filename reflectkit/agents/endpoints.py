@@ -1,0 +1,87 @@
+"""Where a chat teacher is asked: OpenAI, Azure, or any server with the same protocol. Keys come from the environment alone."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from reflectkit.core.errors import ConfigError, ReflectkitError
+
+KEYS = {"openai": "OPENAI_API_KEY", "azure": "AZURE_OPENAI_API_KEY", "local": "LOCAL_API_KEY"}
+
+
+class ApiError(ReflectkitError):
+    """The server cannot be used: not reached, no key, no such model, or it keeps failing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to ask. kind: "openai", "azure" or "local". model: name, or Azure deployment. base_url: of a compatible server."""
+
+    kind: str
+    model: str
+    base_url: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.model}"
+
+
+def parse_endpoint(text: str, base_url: str | None) -> Endpoint:
+    """The endpoint of a --teacher: `openai:MODEL`, `azure:DEPLOYMENT` or `local:MODEL`. Raises ConfigError."""
+    kind, _, model = text.partition(":")
+    if kind not in KEYS or not model:
+        raise ConfigError(f"--teacher {text!r}: write oracle, openai:MODEL, azure:DEPLOYMENT or local:MODEL")
+    if base_url is None:
+        return Endpoint(kind, model, "http://localhost:1234/v1" if kind == "local" else None)
+    try:
+        parts = urlsplit(base_url)
+        port_is_fine = parts.port is None or parts.port > 0
+    except ValueError:
+        port_is_fine = False
+    if not port_is_fine or parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"--base-url {base_url.rpartition('@')[2]!r}: write one like http://localhost:1234/v1")
+    if parts.username or parts.password or parts.query:
+        raise ConfigError(f"--base-url must not hold a user, key or query; put the key in the environment as {KEYS[kind]}")
+    return Endpoint(kind, model, base_url)
+
+
+def connect(endpoint: Endpoint, timeout_s: float, retries: int) -> Any:
+    """The package's client. Raises ConfigError for a missing key, ApiError where nothing listens."""
+    import openai
+
+    options: dict[str, Any] = {"max_retries": retries, "timeout": timeout_s}
+    key = os.environ.get(KEYS[endpoint.kind], "")
+    if endpoint.kind == "local":
+        _knock(str(endpoint.base_url))
+        return openai.AsyncOpenAI(api_key=key or "none", base_url=endpoint.base_url, **options)
+    if not key:
+        raise ConfigError(f"{endpoint} needs a key: export {KEYS[endpoint.kind]}=…")
+    if endpoint.kind == "openai":
+        return openai.AsyncOpenAI(api_key=key, base_url=endpoint.base_url or "https://api.openai.com/v1", **options)
+    address = endpoint.base_url or os.environ.get("AZURE_OPENAI_ENDPOINT", "")
+    if not address:
+        raise ConfigError(
+            f"{endpoint} needs an address: export AZURE_OPENAI_ENDPOINT=https://….openai.azure.com, or give --base-url"
+        )
+    version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
+    return openai.AsyncAzureOpenAI(api_key=key, azure_endpoint=address, api_version=version, **options)
+
+
+def _knock(base_url: str) -> None:
+    """Raises ApiError at once where nothing listens, instead of after all the retries."""
+    parts = urlsplit(base_url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((str(parts.hostname), port), timeout=10).close()
+    except OSError as error:
+        raise ApiError(
+            f"nothing listens at {base_url} ({error.strerror or error}); start the server, or give --base-url"
+        ) from None
+
+
+def secrets() -> tuple[str, ...]:
+    """The keys that are set, which no text may hold."""
+    return tuple(value for name in KEYS.values() if len(value := os.environ.get(name, "")) > 3)
