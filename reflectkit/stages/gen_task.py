@@ -102,8 +102,10 @@ def run(config: Config, progress: Progress) -> Report:
         stop = figures.pop("stop")
         if stop:
             stop()
+        if not outputs and figures.get("rejected"):
+            raise DataError(target / "rejected.jsonl", f"{config.teacher} wrote no usable question about any file; try another model")
         if not outputs:
-            raise DataError(repos, "no question could be asked about any file; are they long enough (50 tokens)?")
+            raise DataError(repos, f"no question can be asked about any file: {passed or 'they say too little'}; see --min-tokens")
         figures |= {
             "questions": sum(map(len, asked.values())),
             "files": sum(map(len, files_of.values())),
