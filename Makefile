@@ -11,13 +11,7 @@ INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.installed-test
 
 .PHONY: help install demo test check lint format type bench clean
-.PHONY: demo-explore filter-repo gen-task filter-task filter-repo gen-task filter-task: $(INSTALLED)
-	$(BIN)/reflectkit $@ $(ARGS)
-filter-repo: ## Copies of repositories with the files to ask about, e.g. ARGS="--repo-dir ~/projects"
-gen-task: ## Questions about them, e.g. ARGS="--teacher openai:gpt-4o-mini --max-cost-usd 2"
-filter-task: ## One clean list of the questions
-
-gen-trajectory split gen-sft sft rlft evaluate plot
+.PHONY: demo-explore filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'

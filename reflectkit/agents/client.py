@@ -23,6 +23,8 @@ from reflectkit.core.types import Message
 
 ASKED_AGAIN = 2  # times, after an answer that is of no use
 RETRIES = 6  # of the transport, for one request
+THINKING_MODELS = ("o1", "o3", "o4", "gpt-5")
+THINKING_TOKENS = 4000  # that such a model may write before its answer, on the bill and within its limit
 MESSAGE_TOKENS = 4  # what a chat format adds to a message
 HOPELESS = 3  # requests refused as malformed before any answer came, after which the settings are wrong, not the requests
 
@@ -63,7 +65,7 @@ class Outcome(Generic[Value]):
 class ChatClient:
     """Asks many requests at once. calls: made to the server; replayed: taken from the journal; cost_usd: of both together.
 
-    stopped: whether the budget ended the asking. Use `open_client`.
+    stopped: whether the budget, which counts all that the journal paid for, ended the asking. Use `open_client`.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class ChatClient:
         self.cost_usd = self._reserved_usd = 0.0
         self.stopped = False
         self._secrets = secrets()
+        self._paid_usd = sum(prices.cost(known.prompt_tokens, known.completion_tokens) for known in journal.answers.values())
+        self._thinking = THINKING_TOKENS if endpoint.model.startswith(THINKING_MODELS) else 0
         self._runner = asyncio.Runner()
         self._sdk: Any = None
         self._refused = 0
@@ -176,8 +180,8 @@ class ChatClient:
     async def _answer_alone(self, key: str, request: Request) -> Answer | None:
         known = self.journal.answers.get(key)
         if known is None:
-            worst = self.prices.cost(request.prompt_tokens * 1.25, request.max_tokens)
-            if self.max_cost_usd is not None and self.cost_usd + self._reserved_usd + worst > self.max_cost_usd:
+            worst = self.prices.cost(request.prompt_tokens * 1.25, request.max_tokens + self._thinking)
+            if self.max_cost_usd is not None and self._paid_usd + self._reserved_usd + worst > self.max_cost_usd:
                 self.stopped = True
                 return None
             self._reserved_usd += worst
@@ -187,6 +191,7 @@ class ChatClient:
                 self._reserved_usd -= worst
             if known.finish_reason != "unanswered":
                 self.journal.add(key, self.endpoint.model, known)
+                self._paid_usd += self.prices.cost(known.prompt_tokens, known.completion_tokens)
                 self.calls += 1
         else:
             self.replayed += 1
@@ -205,7 +210,10 @@ class ChatClient:
         messages = [{"role": message.role, "content": message.content} for message in request.messages]
         try:
             completion = await self._sdk.chat.completions.create(
-                model=self.endpoint.model, messages=messages, temperature=self.temperature, **{limit: request.max_tokens}
+                model=self.endpoint.model,
+                messages=messages,
+                temperature=self.temperature,
+                **{limit: request.max_tokens + self._thinking},
             )
         except openai.BadRequestError as error:
             if error.code == "content_filter" or "content_filter" in str(error.body):

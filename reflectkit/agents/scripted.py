@@ -76,6 +76,20 @@ class Replay:
         return [Decision(observation.choices.index(step["cmd"]), step["reflection"], note=step["note"])]
 
 
+class Marker:
+    """Takes given actions again, and keeps in `notes` what the env says of the last one before each."""
+
+    def __init__(self, actions: Sequence[int]) -> None:
+        self.actions = actions
+        self.notes: list[str] = []
+
+    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
+        """The next action, for the one episode in play."""
+        (context,) = contexts
+        self.notes.append(getattr(context.env, "note", str)())
+        return [Decision(self.actions[len(self.notes) - 1])]
+
+
 def require_oracle(env: Env) -> Any:
     """`env`, if it has an oracle. Raises ConfigError naming what it lacks."""
     lacking = [name for name in ("oracle", "mistakes", "note", "reflection") if not hasattr(env, name)]

@@ -48,7 +48,7 @@ def _function(name: str, module: Any) -> Callable[..., None]:
         from reflectkit.cli.display import RichProgress, show
 
         config = from_mapping(module.Config, values, name)
-        console = Console()
+        console = Console(emoji=False)
         with RichProgress(console) as progress:
             report = module.run(config, progress)
         show(console, report)

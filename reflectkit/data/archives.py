@@ -62,7 +62,7 @@ def _zip_members(source: Path, limit: int) -> Members:
         meter = _Meter(limit)
         for member in members:
             mode = member.external_attr >> 16
-            plain = None if member.is_dir() else not mode or stat.S_ISREG(mode) or not stat.S_IFMT(mode)
+            plain = None if member.filename.endswith("/") else not mode or stat.S_ISREG(mode) or not stat.S_IFMT(mode)
             yield member.filename, plain, lambda member=member: meter.watch(archive.open(member))  # type: ignore[misc]
 
 
@@ -75,7 +75,7 @@ def _tar_members(source: Path, limit: int) -> Members:
         for count, member in enumerate(archive):
             if count > MEMBERS:
                 raise RefusedError(f"more than {MEMBERS} files")
-            plain = None if member.isdir() else member.isreg()
+            plain = None if member.isdir() else member.isreg() and not member.issparse()  # holes are a bomb too
             yield member.name, plain, lambda member=member: _extracted(archive, member)  # type: ignore[misc]
 
 

@@ -13,6 +13,7 @@ import itertools
 import json
 import random
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from reflectkit.data.repos import DATA, kind_of
 
 MODEL = "oracle"
 WORDS_IN_QUESTION = (2, 24)
+LONGEST_LINE = 300  # characters of a line that may be a definition
 MOST_YAML = 1 << 18  # characters; larger settings are not parsed
 SENTENCE = re.compile(r"(.+?[.!?:])(?:\s|$)", re.DOTALL)
 DEFINITION = re.compile(
@@ -160,7 +162,9 @@ def _facts(path: str, text: str) -> Iterator[Fact]:
 
 def _python(text: str) -> Iterator[Fact]:
     try:
-        tree = ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of another's escape sequences
+            tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         yield from _code(text)
         return
@@ -185,7 +189,7 @@ def _code(text: str) -> Iterator[Fact]:
         if bare.startswith(("//", "/*", "*", "#")) and not bare.startswith(("#include", "#define", "#if", "#endif", "#else")):
             comment.append(re.sub(r"</?\w+>", "", bare).strip("/*#! ").strip())
             continue
-        found = DEFINITION.match(line)
+        found = DEFINITION.match(line) if len(line) <= LONGEST_LINE else None
         said = _sentence(" ".join(part for part in comment if part and not part.startswith("@")))
         if said and first and bare:
             yield Fact("about", _lowered(said), said)
@@ -238,7 +242,13 @@ def _table(text: str, separator: str) -> Iterator[Fact]:
 
 def _settings(text: str, suffix: str) -> Iterator[Fact]:
     try:
-        value = json.loads(text) if suffix == ".json" else yaml.safe_load(text) if len(text) < MOST_YAML else None
+        value = (
+            json.loads(text)
+            if suffix == ".json"
+            else yaml.load(text, Loader=yaml.BaseLoader)
+            if len(text) < MOST_YAML
+            else None
+        )
     except (ValueError, yaml.YAMLError, RecursionError):
         return
     yield from _keys(value, ())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import errno
+import gzip
 import lzma
 import os
 import shutil
@@ -121,6 +122,7 @@ def filter_repository(source: Path, target: Path, max_bytes: int, advance: Calla
         result = Filtered(result.name, why_not=str(error))
     except (
         zipfile.BadZipFile,
+        gzip.BadGzipFile,
         tarfile.TarError,
         zlib.error,
         lzma.LZMAError,
@@ -136,7 +138,9 @@ def filter_repository(source: Path, target: Path, max_bytes: int, advance: Calla
         for folder, _, _ in os.walk(staging, topdown=False):
             with contextlib.suppress(OSError):  # only empty folders can be removed
                 os.rmdir(folder)
-        if target.exists():
+        if target.is_symlink() or target.is_file():
+            target.unlink()
+        elif target.exists():
             shutil.rmtree(target)
         staging.rename(target)
     else:
@@ -241,6 +245,9 @@ def _take(path: PurePosixPath, open_file: Opener, staging: Path, max_bytes: int,
                     fault = "too large"
                     break
                 text = decoder.decode(piece)
+                if "\0" in text:
+                    fault = "binary"
+                    break
                 characters += len(text)
                 ascii_characters += len(text.encode("ascii", "ignore"))
                 copy.write(piece)

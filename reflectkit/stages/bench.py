@@ -53,7 +53,7 @@ class Config(PlayConfig):
 def run(config: Config, progress: Progress) -> Report:
     """Take random steps in one process on one core, and time the resets and the steps."""
     with open_run("bench", dataclasses.replace(config, force=True)) as current, _problems(config) as (settled, tasks):
-        env: Any = settled.make(None)
+        env: Any = settled.maker(env_class(config.env).levels[-1])()
         rates, resets = [], []
         with progress.bar(f"{config.env_name}: steps", config.steps) as bar:
             for number in range(ROUNDS):
@@ -90,10 +90,8 @@ def _round(env: Any, tasks: list[Task], steps: int, seed: int) -> tuple[float, l
             observation = env.reset(tasks[number % len(tasks)], derive(seed, number))
             resets.append(time.perf_counter() - before)
             number += 1
-            taken = 0
         result = env.step(int(draw * len(observation.choices)))
-        taken += 1
-        observation = None if result.terminated or taken == 15 else result.observation
+        observation = None if result.terminated or result.truncated else result.observation
     return steps / (time.perf_counter() - started), resets
 
 

@@ -43,12 +43,18 @@ def run(config: Config, progress: Progress) -> Report:
     """Write `repos_filtered/<name>/` for each repository. Raises DataError where none is left."""
     found = repositories(config.repo_dir)
     target = config.repos_folder
-    if target.resolve() == config.repo_dir.resolve():
-        raise DataError(config.repo_dir, "is where the filtered copies go; give the folder of the originals")
+    here, there = config.repo_dir.resolve(), target.resolve()
+    if here.is_relative_to(there) or there.is_relative_to(here):
+        raise DataError(
+            config.repo_dir, f"holds, or lies in, {target}, where the filtered copies go; give the originals' folder"
+        )
     write_permission(target)
     with open_run("filter-repo", config, [*found]) as current:
         if current.done:
             return current.done
+        links = sorted(entry.name for entry in os.scandir(config.repo_dir) if entry.is_symlink())
+        if links:
+            progress.news(f"links are not followed: {', '.join(map(ascii, links[:5]))} in {config.repo_dir} left out")
         results: list[Filtered] = []
         with progress.bar("Filtering repositories", len(found)) as bar:
             for path in found:

@@ -13,13 +13,13 @@ from typing import Any
 
 from reflectkit.core.config import option
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import DataError
+from reflectkit.core.errors import DataError, IllegalActionError
 from reflectkit.core.jsonl import read_json_list, write_json
 from reflectkit.core.runs import Report, Table, open_run, write_permission
 from reflectkit.data.questions import Question, normal_path, read_question, to_json
-from reflectkit.envs.autoexplore.commands import offered, shortest_path
+from reflectkit.envs.autoexplore.commands import Walk, offered, shortest_path
 from reflectkit.envs.autoexplore.env import DEEPEST
-from reflectkit.envs.autoexplore.repo import open_repository
+from reflectkit.envs.autoexplore.repo import Repository, open_repository
 from reflectkit.stages.common import EnvConfig, explore_only
 
 EXAMPLES = (
@@ -82,8 +82,13 @@ def _take(value: object, where: str, repos: Path, kept: dict[str, tuple[Question
     """Put one record among the `kept`, or count why not."""
     if not isinstance(value, dict):
         raise DataError(where, f"expected a JSON object, found {type(value).__name__}")
+    empty = {name: "" for name in ("question", "answer", "model") if value.get(name, "") is None}
+    value = value | empty | ({"optimal_path": []} if value.get("optimal_path", []) is None else {})
     question = read_question(value, where)
     asked = " ".join(question.question.split())
+    if not (asked + question.answer).isascii() and _has_surrogates(asked + question.answer):
+        dropped["text that is no Unicode"] += 1
+        return
     if not asked:
         dropped["empty question"] += 1
         return
@@ -100,7 +105,9 @@ def _take(value: object, where: str, repos: Path, kept: dict[str, tuple[Question
     if not offered(repository, question.filename) or question.filename.count("/") > DEEPEST:
         dropped["file that commands cannot reach"] += 1
         return
-    way = normal_path(question.optimal_path) or tuple(shortest_path(question.filename))
+    way = normal_path(question.optimal_path)
+    if not _leads(repository, way, question.filename):
+        way = tuple(shortest_path(question.filename))
     clean = replace(question, question=asked, optimal_path=way, n_level=question.filename.count("/"))
     trajectories = value.get("trajectories") or []
     if not isinstance(trajectories, list):
@@ -110,6 +117,20 @@ def _take(value: object, where: str, repos: Path, kept: dict[str, tuple[Question
     merged = kept.setdefault(clean.id, (clean, []))[1]
     for trajectory in trajectories:
         merged.append(_renumbered(trajectory, merged, where))
+
+
+def _leads(repository: Repository, way: tuple[str, ...], filename: str) -> bool:
+    """Whether these commands, one after the other, end in naming `filename`."""
+    walk = Walk(repository, budget=1)
+    try:
+        answers = [walk.run(command) for command in way]
+    except IllegalActionError:
+        return False
+    return bool(answers) and answers[-1] == filename
+
+
+def _has_surrogates(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _renumbered(trajectory: Any, before: list[Any], where: str) -> Any:

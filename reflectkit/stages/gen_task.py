@@ -25,7 +25,7 @@ from reflectkit.data.repos import kind_of
 from reflectkit.envs.autoexplore.commands import offered, shortest_path
 from reflectkit.envs.autoexplore.repo import Repository, open_repository
 from reflectkit.stages.common import EnvConfig, explore_only
-from reflectkit.stages.teaching import ORACLE, TeacherConfig, foreseen, settle, stop_if_spent
+from reflectkit.stages.teaching import ORACLE, TeacherConfig, foreseen, free, settle, stop_if_spent
 
 EXAMPLES = (
     "reflectkit gen-task --teacher oracle",
@@ -77,7 +77,9 @@ def run(config: Config, progress: Progress) -> Report:
     if not names:
         raise DataError(repos, "holds no repository; run `reflectkit filter-repo` first")
     target, journal = config.env_folder / "tasks", config.env_folder / "journal.jsonl"
-    if config.dry_run and config.teacher != ORACLE:
+    if config.dry_run and config.teacher == ORACLE:
+        return Report("gen-task", config.env_folder, *free())
+    if config.dry_run:
         files = [file for name in names for file in _files(open_repository(repos / name), name, config, {})]
         requests = [_request(file, config.per_file) for file in files]
         figures, table = foreseen(config, requests, TOKENS_A_QUESTION * config.per_file, journal)
@@ -89,23 +91,27 @@ def run(config: Config, progress: Progress) -> Report:
         passed: dict[str, int] = {}
         files_of = {name: _files(open_repository(repos / name), name, config, passed) for name in names}
         asked, figures = _ask(config, files_of, journal, target, progress)
-        if config.dry_run:
-            figures |= {"usd": 0.0}
         outputs, rows = [], []
         for name, questions in asked.items():
             path = target / f"{name}.json"
             if questions:
                 write_json(path, [to_json(question) for question in questions])
                 outputs.append(path)
+            else:
+                path.unlink(missing_ok=True)  # an earlier run's, which filter-task would take up
             levels = [str(sum(question.n_level == level for question in questions)) for level in range(config.max_level + 1)]
             rows.append((name, str(len(files_of[name])), str(len(questions)), *levels))
         stop = figures.pop("stop")
         if stop:
             stop()
         if not outputs and figures.get("rejected"):
-            raise DataError(target / "rejected.jsonl", f"{config.teacher} wrote no usable question about any file; try another model")
+            raise DataError(
+                target / "rejected.jsonl", f"{config.teacher} wrote no usable question about any file; try another model"
+            )
         if not outputs:
-            raise DataError(repos, f"no question can be asked about any file: {passed or 'they say too little'}; see --min-tokens")
+            raise DataError(
+                repos, f"no question can be asked about any file: {passed or 'they say too little'}; see --min-tokens"
+            )
         figures |= {
             "questions": sum(map(len, asked.values())),
             "files": sum(map(len, files_of.values())),

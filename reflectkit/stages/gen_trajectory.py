@@ -8,13 +8,13 @@ mistake each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from reflectkit.agents.chat import ChatTeacher, Recovery, teaching_request
 from reflectkit.agents.client import Rejected
-from reflectkit.agents.scripted import Demonstrator
+from reflectkit.agents.scripted import Demonstrator, Marker
 from reflectkit.core.config import at_least, fraction, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
@@ -27,7 +27,7 @@ from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.trajectories import Demonstration, Record, from_trajectory, read_records, record_to_json
 from reflectkit.envs import env_class
 from reflectkit.stages.common import RECORDS, PlayConfig, check_level
-from reflectkit.stages.teaching import ORACLE, TeacherConfig, foreseen, settle, stop_if_spent
+from reflectkit.stages.teaching import ORACLE, TeacherConfig, foreseen, free, settle, stop_if_spent
 
 DEMONSTRATIONS = 57  # of which a 7:2:1 split trains on 40
 EXAMPLES = (
@@ -76,14 +76,17 @@ def run(config: Config, progress: Progress) -> Report:
     known = env_class(config.env)
     level = config.level or known.levels[-1]
     source = (config.task_file or config.folder / "data.json") if config.explores else None
-    tasks = _problems(config, level, source)
+    known_records = _problems(config, level, source)
+    tasks = [record.task for record in known_records]
     count = _count(config, level, len(tasks))
     chosen = sorted(generator(config.seed, "chosen").sample(range(len(tasks)), count))
     negatives = (2 if config.explores else 0) if config.negatives is None else config.negatives
     wanted = [("positive", 0, tasks[index]) for index in chosen]
     wanted += [("negative", number, tasks[index]) for index in chosen for number in range(negatives)]
     journal = config.env_folder / "journal.jsonl"
-    if config.dry_run and config.teacher != ORACLE:
+    if config.dry_run and config.teacher == ORACLE:
+        return Report("gen-trajectory", config.env_folder, *free())
+    if config.dry_run:
         return _dry_run(config, level, wanted, journal, progress)
     write_permission(config.folder)
     with open_run("gen-trajectory", config, [*([source] if source else []), *config.worlds(tasks)]) as current:
@@ -97,23 +100,27 @@ def run(config: Config, progress: Progress) -> Report:
             with config.asking(journal) as client:
                 played = _play(config, level, wanted, ChatTeacher(client), progress)
                 asking = settle(config, client, _rejected(played), config.folder / "rejected.jsonl", progress)
-        made = _demonstrations(config, wanted, played)
+        made = {record.task.id: list(record.trajectories) for record in known_records if record.trajectories}
+        given = sum(map(len, made.values()))
+        _add_demonstrations(config, level, wanted, played, made)
         records = [Record(task, tuple(made.get(task.id, ()))) for task in tasks]
         write_json(path, [record_to_json(record) for record in records])
         if asking:
             stop_if_spent(config, client, f"{sum(map(len, made.values()))} demonstrations are in {path}")
+        if given:
+            progress.news(f"{given} demonstrations of {source} are kept beside the new ones")
         figures = _figures(wanted, played, made, len(tasks)) | asking
         current.tables.append(figures_table(f"Demonstrations in {path}", "count", figures))
         return current.finish(figures, [path])
 
 
-def _problems(config: Config, level: str, source: Path | None) -> list[Task]:
+def _problems(config: Config, level: str, source: Path | None) -> list[Record]:
+    """The problems, with the demonstrations that a file of them already holds."""
     known = env_class(config.env)
     if source is None:
-        listed: list[Task] = known.tasks(level)
-        return listed
-    tasks = [record.task for record in read_records(source, config.env_name)]
-    kept = [task for task in tasks if not hasattr(known, "at_level") or known.at_level(task, level) is not None]
+        return [Record(task, ()) for task in known.tasks(level)]
+    records = read_records(source, config.env_name)
+    kept = [record for record in records if not hasattr(known, "at_level") or known.at_level(record.task, level) is not None]
     if not kept:
         raise DataError(source, f"holds no task of level '{level}'")
     return kept
@@ -151,24 +158,41 @@ def _seed(config: Config, kind: str, number: int, task: Task) -> int:
     return derive(config.seed, *path)
 
 
-def _demonstrations(
-    config: Config, wanted: Sequence[tuple[str, int, Task]], played: Sequence[Trajectory]
-) -> dict[str, list[Demonstration]]:
-    """What is kept, by task: whole episodes; of the negative ones those that made their mistake and mended it, no two alike."""
-    made: dict[str, list[Demonstration]] = {}
+def _add_demonstrations(
+    config: Config,
+    level: str,
+    wanted: Sequence[tuple[str, int, Task]],
+    played: Sequence[Trajectory],
+    made: dict[str, list[Demonstration]],
+) -> None:
+    """Put into `made`, by task, what is kept: whole episodes; of the negative ones those that mend their mistake, no two
+    alike.
+    """
     for (kind, _, task), trajectory in zip(wanted, played, strict=True):
-        notes = [turn.decision.note for turn in trajectory.turns]
         if trajectory.status is Status.ABORTED or (config.explores and not trajectory.turns[-1].info.get("answer")):
             continue
+        if config.teacher != ORACLE:
+            trajectory = _marked(config, level, trajectory)
+        notes = [turn.decision.note for turn in trajectory.turns]
         before = made.setdefault(task.id, [])
-        if kind == "negative" and not (trajectory.success and "mistake" in notes):
+        if kind == "negative" and not (trajectory.success and "mistake" in notes and "correction" in notes):
             continue
-        name = config.model_name
-        entry = from_trajectory(trajectory, name, f"{kind}{sum(item.info.startswith(kind) for item in before)}")
+        entry = from_trajectory(trajectory, config.model_name, f"{kind}{sum(item.info.startswith(kind) for item in before)}")
         if kind == "negative" and any(_commands(entry) == _commands(other) for other in before):
             continue  # too few files for another mistake
         before.append(entry)
-    return made
+
+
+def _marked(config: Config, level: str, trajectory: Trajectory) -> Trajectory:
+    """A chat teacher's episode with its own wrong moves marked as mistakes, by what the env says of each."""
+    marker = Marker([int(turn.decision.action) for turn in trajectory.turns])
+    rollout([Episode(trajectory.task, trajectory.seed)], config.maker(level), marker, width=1)
+    notes = [*marker.notes[1:], "good" if trajectory.success else "mistake"]
+    turns = [
+        replace(turn, decision=replace(turn.decision, note="mistake")) if note == "mistake" else turn
+        for turn, note in zip(trajectory.turns, notes, strict=True)
+    ]
+    return replace(trajectory, turns=tuple(turns))
 
 
 def _commands(demonstration: Demonstration) -> list[str]:

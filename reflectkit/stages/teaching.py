@@ -33,9 +33,7 @@ class TeacherConfig(StageConfig):
     base_url: str | None = option(None, help="Of a server that speaks OpenAI's protocol; for local: http://localhost:1234/v1.")
     concurrency: int = option(8, help="Requests at once.")
     timeout_s: float = option(120.0, help="Seconds to wait for an answer before it is asked for again.")
-    max_cost_usd: float | None = option(
-        None, help="Stop cleanly before this much is spent, counting what the journal paid for."
-    )
+    max_cost_usd: float | None = option(None, help="Stop cleanly before this much is spent, counting all the journal paid for.")
     price_in: float | None = option(None, help="US dollars for a million prompt tokens, for models that we have no price of.")
     price_out: float | None = option(None, help="Likewise for a million written tokens.")
     dry_run: bool = option(False, help="Say how many calls and tokens it would take, and the price, and ask nothing.")
@@ -75,6 +73,13 @@ class TeacherConfig(StageConfig):
         settings = {"concurrency": self.concurrency, "max_cost_usd": self.max_cost_usd, "timeout_s": self.timeout_s}
         with open_client(self.endpoint, journal, self.prices, **settings) as client:
             yield client
+
+
+def free() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]]:
+    """Figures, outputs and tables of a dry run of the oracle, which asks nobody."""
+    rows = (("calls", "0"), ("prompt tokens", "0"), ("completion tokens", "0"), ("US dollars", "0"))
+    figures = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "usd": 0.0}
+    return figures, (), (Table("What the oracle would take", ("what", "expected"), rows),)
 
 
 def foreseen(config: TeacherConfig, requests: Sequence[Request], written: int, journal: Path) -> tuple[dict[str, Any], Table]:

@@ -218,18 +218,20 @@ def old(tmp_path: Path) -> Path:
     good = given("positive0", "app/rules/fees.py", steps("cd app", "cd rules", "cat fees.py", "id fees.py"))
     negative = given("negative0", None, [*silent, *steps("cd rules")])
     wrong = given("positive", "README.md", steps("cat README.md", "id README.md"))
-    write_json(
-        folder / "tasks" / "library.json",
-        [
-            original("What is the late fee?", "app/rules/fees.py", fees, [good], commands=["ls"], reason="because"),
-            original("What is the late fee?", "app/rules/fees.py", fees, [negative, wrong]),
-            original("How is it set up?", "setup notes.txt", ["ls", 'cat "setup notes.txt"'], []),
-            original("  ", "README.md", ["cat README.md"]),
-            original("Where did it go?", "gone.md", ["cat gone.md"]),
-            original("Which repository?", "README.md", ["cat README.md"], root="elsewhere"),
-            original("Who leaves?", "../../secret.md", ["cat secret.md"]),
-        ],
-    )
+    records = [
+        original("What is the late fee?", "app/rules/fees.py", fees, [good], commands=["ls"], reason="because"),
+        original("What is the late fee?", "app/rules/fees.py", fees, [negative, wrong]),
+        original("How is it set up?", "setup notes.txt", ["ls", 'cat "setup notes.txt"'], []),
+        original("  ", "README.md", ["cat README.md"]),
+        original("Where did it go?", "gone.md", ["cat gone.md"]),
+        original("Which repository?", "README.md", ["cat README.md"], root="elsewhere"),
+        original("Who leaves?", "../../secret.md", ["cat secret.md"]),
+        original("Who is lost?", "docs/guide.md", ["cd ..", "rm -rf /", "cat /etc/passwd"]) | {"answer": None},
+        original("Nothing?", "README.md", ["cat README.md"]) | {"question": None},
+        original("Half a \ud800 pair?", "README.md", ["cat README.md"]),
+    ]
+    (folder / "tasks").mkdir()
+    (folder / "tasks" / "library.json").write_text(json.dumps(records))
     return tmp_path
 
 
@@ -240,11 +242,12 @@ def test_the_originals_files_go_through(old: Path, capsys: pytest.CaptureFixture
     assert [(record["question"], record["optimal_path"]) for record in kept] == [
         ("What is the late fee?", ["cd app", "cd rules", "cat fees.py", "id fees.py"]),
         ("How is it set up?", ["cat setup notes.txt", "id setup notes.txt"]),
+        ("Who is lost?", ["cd docs", "cat guide.md", "id guide.md"]),
     ]
     assert [item["info"] for item in kept[0]["trajectories"]] == ["positive0", "negative0", "positive1"]
     assert "commands" not in kept[0]
     shown = capsys.readouterr().out
-    for reason in ("empty question", "vanished file", "no such repository", "there twice"):
+    for reason in ("empty question", "vanished file", "no such repository", "there twice", "text that is no Unicode"):
         assert reason in shown
 
     shutil.copy("data/auto_explore/tasks_filtered/data.json", "data/auto_explore/tasks_filtered/train.json")

@@ -192,7 +192,7 @@ def put_folder(path: Path) -> Path:
 
 
 def test_bombs_are_refused_whole_and_the_others_are_kept(tmp_path: Path) -> None:
-    zeros = bytes(64 << 20)
+    zeros = b"0" * (64 << 20)
     zip_of(tmp_path / "in" / "bomb.zip", {f"{n}.txt": zeros[: 4 << 20] for n in range(12)})
     tar_of(tmp_path / "in" / "tarbomb.tar.gz", {"huge.txt": zeros, "b.txt": GOOD})
     put(tmp_path / "in" / "fine" / "a.py")
@@ -258,10 +258,45 @@ def test_whatever_an_archive_calls_its_members_all_stays_inside(
         for name in dict.fromkeys(names):
             try:
                 archive.writestr(name + ".py", GOOD)
-            except (ValueError, UnicodeEncodeError):
+            except (ValueError, UnicodeEncodeError, IndexError):
                 continue
     before = set(folder.rglob("*"))
     result = filter_repository(folder / "x.zip", folder / "out" / "x", 1 << 20)
     made = set(folder.rglob("*")) - before
     assert all(path.is_relative_to(folder / "out") for path in made)
     assert result.kept == sum(path.is_file() for path in made)
+
+
+def test_what_is_not_gzip_or_full_of_holes_is_left_out_and_the_run_goes_on(tmp_path: Path) -> None:
+    put(tmp_path / "in" / "notgz.tar.gz", b"hello")
+    with tarfile.open(tmp_path / "in" / "holes.tar.gz", "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        for number in range(40):
+            entry = tarfile.TarInfo(f"{number}.txt")
+            entry.pax_headers = {
+                "GNU.sparse.major": "0",
+                "GNU.sparse.minor": "1",
+                "GNU.sparse.size": "5000000",
+                "GNU.sparse.map": "0,0",
+            }
+            archive.addfile(entry)
+    put(tmp_path / "in" / "fine" / "a.py")
+    put(tmp_path / "in" / "fine" / "nul.txt", b"some words\0 and more of them")
+    report = run(tmp_path)
+    assert kept(tmp_path) == {"fine/a.py"}
+    assert set(report.figures["left_out"]) == {"notgz", "holes"}
+    assert report.figures["dropped"]["binary"] == 1
+
+
+def test_copies_do_not_feed_on_themselves_or_follow_a_link(tmp_path: Path) -> None:
+    put(tmp_path / "in" / "shop" / "a.py")
+    with pytest.raises(DataError, match="filtered copies go"):
+        filter_repo.run(
+            filter_repo.Config(repo_dir=tmp_path, data_dir=tmp_path / "data", results_dir=tmp_path / "results"), Quiet()
+        )
+    target = tmp_path / "data" / "auto_explore" / "repos_filtered"
+    put(tmp_path / "outside" / "mine.txt")
+    target.mkdir(parents=True)
+    os.symlink(tmp_path / "outside", target / "shop")
+    run(tmp_path)
+    assert (tmp_path / "outside" / "mine.txt").exists()
+    assert kept(tmp_path) == {"shop/a.py"}

@@ -301,3 +301,80 @@ def test_a_teacher_that_never_answers_right_aborts_episodes_and_the_run_goes_on(
     assert all("step 0" in row["item"] and "I do not know" in row["reason"] for row in rejected)
     report = json.loads(next(Path("results").glob("*_gen-trajectory/report.json")).read_text())
     assert report["figures"]["aborted"] == 5 - made
+
+
+def test_a_wrong_move_of_the_teacher_is_no_row_for_those_who_act(server: Server, place: Path) -> None:
+    """Asked to mend a mistake, it makes another one first: that is marked, and only the move that mends both is learnt."""
+    (place / "repos_filtered" / "library" / "docs" / "extra.md").write_text("Too short to ask about.\n")
+    assert main(["gen-task", *teacher(server)]) == 0
+    assert main(["filter-task"]) == 0
+
+    def strays(body: dict[str, Any]) -> str:
+        content = body["messages"][-1]["content"]
+        others = re.findall(r"^ (\S+) cat extra\.md$", content, re.MULTILINE)
+        wrong = "was a mistake" in content and "cat hours.csv" in content.partition("Output:")[0] and others
+        return f"Analysis: Not this.\nChoice: {others[0]}" if wrong else writes(body)
+
+    server.answer = strays
+    assert main(["gen-trajectory", "--env", ENV, *teacher(server), "--negatives", "4"]) == 0
+    records = read_json(place / "tasks_filtered" / "data_reflection_negative.json")
+    notes = [
+        [(step["cmd"], step["note"]) for step in item["trajectory"]] for record in records for item in record["trajectories"]
+    ]
+    twice = [steps for steps in notes if ("cat hours.csv", "mistake") in steps and ("cat extra.md", "mistake") in steps]
+    assert twice
+    for steps in twice:
+        assert [note for _, note in steps].count("correction") == 1
+    assert not [
+        steps for steps in notes if ("cat extra.md", "correction") in steps and ("id extra.md", "positive") not in steps
+    ]
+
+
+def test_the_same_command_again_does_not_pass_the_budget(server: Server, place: Path) -> None:
+    arguments = [
+        "gen-task",
+        *teacher(server),
+        "--price-in",
+        "1",
+        "--price-out",
+        "2",
+        "--max-cost-usd",
+        "0.0019",
+        "--concurrency",
+        "4",
+    ]
+    for _ in range(4):
+        main(arguments)
+    assert server.answered * 140e-6 <= 0.0019
+
+
+def test_demonstrations_that_a_file_holds_already_are_kept(place: Path) -> None:
+    (place / "repos_filtered" / "library" / "good.md").write_text(f"# Lending a book to a stranger\n\n{PROSE}\n")
+    assert main(["gen-task"]) == 0
+    assert main(["filter-task"]) == 0
+    path = place / "tasks_filtered" / "data.json"
+    records = read_json(path)
+    paid = {"model_name": "gpt-4", "info": "positive0", "filename": records[0]["filename"],
+            "trajectory": [{"reflection": "paid text", "cmd": command} for command in records[0]["optimal_path"]]}  # fmt: skip
+    records[0]["trajectories"] = [paid]
+    path.write_text(json.dumps(records))
+    assert main(["gen-trajectory", "--env", ENV]) == 0
+    made = read_json(place / "tasks_filtered" / "data_reflection_negative.json")[0]["trajectories"]
+    assert made[0]["trajectory"][0]["reflection"] == "paid text"
+    assert [item["info"] for item in made][:2] == ["positive0", "positive1"]
+
+
+def test_an_oracles_dry_run_writes_nothing(place: Path) -> None:
+    before = {path for path in Path().rglob("*") if path.is_file()}
+    assert main(["gen-task", "--dry-run"]) == 0
+    assert {path for path in Path().rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "text", ["x: !!bool foo", "a b: !!int ''", "a b: !!timestamp foo", "apples kept: 0x" + "f" * 5000, "a: &x [*x]"]
+)
+def test_odd_settings_files_do_not_stop_the_oracle(place: Path, text: str) -> None:
+    (place / "repos_filtered" / "library" / "good.md").write_text(f"# Lending a book to a stranger\n\n{PROSE}\n")
+    (place / "repos_filtered" / "library" / "odd.yaml").write_text(text + "\n# " + PROSE)
+    (place / "repos_filtered" / "library" / "long.c").write_text("static " * 20_000)
+    assert main(["gen-task"]) == 0
