@@ -65,7 +65,8 @@ class Outcome(Generic[Value]):
 class ChatClient:
     """Asks many requests at once. calls: made to the server; replayed: taken from the journal; cost_usd: of both together.
 
-    stopped: whether the budget, which counts all that the journal paid for, ended the asking. Use `open_client`.
+    thinking_tokens: that the model may write unseen, a call. stopped: whether the budget, which counts all that the journal
+    paid for, ended the asking. Use `open_client`.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class ChatClient:
         self.stopped = False
         self._secrets = secrets()
         self._paid_usd = sum(prices.cost(known.prompt_tokens, known.completion_tokens) for known in journal.answers.values())
-        self._thinking = THINKING_TOKENS if endpoint.model.startswith(THINKING_MODELS) else 0
+        self.thinking_tokens = THINKING_TOKENS if endpoint.model.startswith(THINKING_MODELS) else 0
         self._runner = asyncio.Runner()
         self._sdk: Any = None
         self._refused = 0
@@ -180,7 +181,7 @@ class ChatClient:
     async def _answer_alone(self, key: str, request: Request) -> Answer | None:
         known = self.journal.answers.get(key)
         if known is None:
-            worst = self.prices.cost(request.prompt_tokens * 1.25, request.max_tokens + self._thinking)
+            worst = self.prices.cost(request.prompt_tokens * 1.25, request.max_tokens + self.thinking_tokens)
             if self.max_cost_usd is not None and self._paid_usd + self._reserved_usd + worst > self.max_cost_usd:
                 self.stopped = True
                 return None
@@ -213,7 +214,7 @@ class ChatClient:
                 model=self.endpoint.model,
                 messages=messages,
                 temperature=self.temperature,
-                **{limit: request.max_tokens + self._thinking},
+                **{limit: request.max_tokens + self.thinking_tokens},
             )
         except openai.BadRequestError as error:
             if error.code == "content_filter" or "content_filter" in str(error.body):

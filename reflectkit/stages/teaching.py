@@ -98,6 +98,8 @@ def foreseen(config: TeacherConfig, requests: Sequence[Request], written: int, j
     }
     price = "unknown; give --price-in and --price-out" if figures["usd"] is None else f"{figures['usd']:.4f}"
     rows = [(name.replace("_", " "), str(value)) for name, value in figures.items() if name != "usd"]
+    if client.thinking_tokens:
+        rows.append(("thinking", f"up to {client.thinking_tokens} written tokens a call on top, at their price"))
     return figures, Table(f"What {config.endpoint} would take, about", ("what", "expected"), (*rows, ("US dollars", price)))
 
 
