@@ -97,13 +97,13 @@ def run(config: Config, progress: Progress) -> Report:
             if questions:
                 write_json(path, [to_json(question) for question in questions])
                 outputs.append(path)
-            else:
-                path.unlink(missing_ok=True)  # an earlier run's, which filter-task would take up
             levels = [str(sum(question.n_level == level for question in questions)) for level in range(config.max_level + 1)]
             rows.append((name, str(len(files_of[name])), str(len(questions)), *levels))
         stop = figures.pop("stop")
         if stop:
             stop()
+        for name in (name for name, questions in asked.items() if not questions):
+            (target / f"{name}.json").unlink(missing_ok=True)  # an earlier run's, which filter-task would take up
         if not outputs and figures.get("rejected"):
             raise DataError(
                 target / "rejected.jsonl", f"{config.teacher} wrote no usable question about any file; try another model"

@@ -378,3 +378,12 @@ def test_odd_settings_files_do_not_stop_the_oracle(place: Path, text: str) -> No
     (place / "repos_filtered" / "library" / "odd.yaml").write_text(text + "\n# " + PROSE)
     (place / "repos_filtered" / "library" / "long.c").write_text("static " * 20_000)
     assert main(["gen-task"]) == 0
+
+
+def test_a_spent_budget_leaves_an_earlier_runs_questions_alone(server: Server, place: Path) -> None:
+    (place / "tasks").mkdir()
+    (place / "tasks" / "library.json").write_text("[1]")
+    asking = ["gen-task", *teacher(server), "--price-in", "1", "--price-out", "2"]
+    assert main([*asking, "--max-cost-usd", "0.0001"]) == 2
+    assert (place / "tasks" / "library.json").read_text() == "[1]"
+    assert not server.requests
