@@ -1,4 +1,4 @@
-"""The two players: a frozen reflector comments on what is seen, a policy acts on the comment.
+"""The two players: a frozen reflector comments on what is seen, a policy acts on the comment, by a choice or in its own words.
 
 Without a reflector the policy acts on the observation alone (the plain arm). Greedy comments are a function of their prompt
 and are memoised for good; the policy's scores are memoised until its weights change (`forget_scores`).
@@ -6,6 +6,10 @@ and are memoised for good; the policy's scores are memoised until its weights ch
 
 from __future__ import annotations
 
+import bisect
+import hashlib
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +20,7 @@ from reflectkit.core.prompts import one_line, policy_prompt, reflection_prompt
 from reflectkit.core.protocols import Context
 from reflectkit.core.seeding import derive, uniform
 from reflectkit.core.types import Decision, Observation
-from reflectkit.models.decoding import decode
+from reflectkit.models.decoding import Written, decode
 from reflectkit.models.load import Player
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.models.tokens import completion_ids, label_ids, prompt_ids
@@ -28,17 +32,20 @@ class Reflector:
     """A frozen model that writes one line about an observation.
 
     temperature: 0 decodes greedily, and memoises. max_new_tokens: the paper's 100. batch: prompts decoded at once.
-    hits, asked: how many comments came from the memo, and how many were asked for.
+    hits, asked: how many comments came from the memo, and how many were asked for. memo: comments by their prompt's key.
     """
 
     def __init__(self, player: Player, *, temperature: float = 0.0, max_new_tokens: int = 100, batch: int = 64) -> None:
         self.player, self.temperature, self.max_new_tokens, self.batch = player, temperature, max_new_tokens, batch
         self.memo: dict[str, str] = {}
         self.hits = self.asked = self.tokens = 0
-        player.model.eval().requires_grad_(False)
+        player.model.eval()
+        if player.adapter is None:  # a shared base has nothing to freeze, and the policy's adapter in it
+            player.model.requires_grad_(False)
         newline = completion_ids(player.tokenizer, "\n")
         stops = [player.tokenizer.eos_token_id, newline[0] if len(newline) == 1 else None]
         self.stop_ids = frozenset(stop for stop in stops if stop is not None)
+        self._new: dict[str, str] = {}
 
     def comment(self, observations: Sequence[Observation], seeds: Sequence[int]) -> list[str]:
         """One comment for each observation, "" for one that leaves no room to write; `seeds` matter only where comments are
@@ -48,13 +55,21 @@ class Reflector:
         self.asked += len(prompts)
         if self.temperature > 0:
             return self._decode(prompts, seeds)
-        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self.memo]
+        keys = [hashlib.blake2b(prompt.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest() for prompt in prompts]
+        new = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self.memo}
         self.hits += len(prompts) - len(new)
         if len(self.memo) + len(new) > MEMO_LIMIT:
             self.memo.clear()
-            new = list(dict.fromkeys(prompts))
-        self.memo.update(zip(new, self._decode(new, [0] * len(new)), strict=True))
-        return [self.memo[prompt] for prompt in prompts]
+            new = dict(zip(keys, prompts, strict=True))
+        made = dict(zip(new, self._decode(list(new.values()), [0] * len(new)), strict=True))
+        self.memo.update(made)
+        self._new.update(made)
+        return [self.memo[key] for key in keys]
+
+    def new_comments(self) -> dict[str, str]:
+        """What was added to the memo since this was last asked."""
+        new, self._new = self._new, {}
+        return new
 
     def _decode(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str]:
         """What is written behind each prompt, whoever shares its batch: those with little room left are decoded alone."""
@@ -64,6 +79,7 @@ class Reflector:
         batches = [roomy[start : start + self.batch] for start in range(0, len(roomy), self.batch)]
         batches += [[index] for index, left in enumerate(room) if 0 < left < self.max_new_tokens]
         comments = [""] * len(prompts)
+        self.player.activate()
         for batch in batches:
             written = decode(
                 self.player.model,
@@ -74,18 +90,19 @@ class Reflector:
                 temperature=self.temperature,
                 seeds=[seeds[index] for index in batch],
             )
-            self.tokens += sum(map(len, written))
+            self.tokens += sum(len(row.text_ids) for row in written)
             for index, row in zip(batch, written, strict=True):
-                comments[index] = one_line(self.player.tokenizer.decode(row, skip_special_tokens=True))
+                comments[index] = one_line(self.player.tokenizer.decode(row.text_ids, skip_special_tokens=True))
         return comments
 
 
 class TwoPlayerAgent:
-    """Scores the legal labels behind each prompt and picks one.
+    """Scores the legal labels behind each prompt and picks one; where there are no choices, writes one line.
 
     reflector: None for the plain arm. temperature: of the sampling; 0 takes the likeliest action. reflect_prob: share of
-    decisions that see their comment; the rest act without. critic: a module from the last hidden state (B, D) to values (B, 1),
-    recorded with each decision; None records none. tokens: how many prompt tokens the policy has read.
+    decisions that see their comment; the rest act without. critic: from last hidden states (B, D) and their prompts to values
+    (B), recorded with each decision; None records none. max_new_tokens: of a line. tokens: how many the policy has read and
+    written.
     """
 
     def __init__(
@@ -97,11 +114,18 @@ class TwoPlayerAgent:
         reflect_prob: float = 1.0,
         batch: int = 64,
         critic: Any = None,
+        max_new_tokens: int = 64,
     ) -> None:
         self.policy, self.reflector, self.batch, self.critic = policy, reflector, batch, critic
+        self.max_new_tokens = max_new_tokens
+        newline = completion_ids(policy.tokenizer, "\n")
+        self._stops = frozenset(
+            [policy.tokenizer.eos_token_id, *newline] if len(newline) == 1 else [policy.tokenizer.eos_token_id]
+        )
         self.temperature, self.reflect_prob = temperature, reflect_prob
         self.tokens = 0
         self._has_read = False
+        self._tokenised: dict[str, tuple[int, ...]] = {}
         self._scores: dict[tuple[int, tuple[int, ...]], tuple[tuple[float, ...], float | None]] = {}
 
     def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
@@ -110,26 +134,33 @@ class TwoPlayerAgent:
         An observation that is too long for the policy gets a decision with `overflow`. Raises CheckpointError where all are.
         """
         comments = self._comments(observations, contexts)
-        prompts = [
-            tuple(prompt_ids(self.policy.tokenizer, policy_prompt(observation, comment)))
-            for observation, comment in zip(observations, comments, strict=True)
-        ]
-        keys = [(len(observation.choices), prompt) for observation, prompt in zip(observations, prompts, strict=True)]
-        fitting = [key for key in keys if len(key[1]) <= self.policy.context]
-        self._has_read = self._has_read or bool(fitting)
+        texts = [policy_prompt(observation, comment) for observation, comment in zip(observations, comments, strict=True)]
+        keys = [(len(observation.choices), self._ids(text)) for observation, text in zip(observations, texts, strict=True)]
+        room = [self.policy.context - len(prompt) - (0 if count else 1) for count, prompt in keys]
+        self._has_read = self._has_read or any(left >= 0 for left in room)
         if keys and not self._has_read:
             raise CheckpointError(_too_long(min(len(prompt) for _, prompt in keys), self.policy.context))
-        self._score(fitting)
+        self.policy.model.eval()
+        self.policy.activate()
+        self._score([key for key, left in zip(keys, room, strict=True) if left >= 0 and key[0]])
+        lines = [index for index, (count, _) in enumerate(keys) if not count and room[index] >= 0]
+        written = self._write([keys[index][1] for index in lines], [contexts[index].seed for index in lines])
+        said = dict(zip(lines, written, strict=True))
         decisions = []
-        for key, comment, context in zip(keys, comments, contexts, strict=True):
-            if len(key[1]) > self.policy.context:
+        for index, (key, comment, context) in enumerate(zip(keys, comments, contexts, strict=True)):
+            if room[index] < 0:
                 decisions.append(Decision(0, comment, overflow=_too_long(len(key[1]), self.policy.context)))
                 continue
+            if index in said:
+                line, value = said[index]
+                text = one_line(self.policy.tokenizer.decode(line.text_ids, skip_special_tokens=True))
+                decisions.append(Decision(text, comment, key[1], tuple(line.token_ids), tuple(line.logprobs), None, value))
+                continue
             row, value = self._scores[key]
-            logprobs = torch.tensor(row, dtype=torch.float64)
-            probabilities = logprobs.exp()
-            action = int(probabilities.argmax()) if self.temperature == 0 else _draw(probabilities, context.seed)
-            entropy = float(-(probabilities * logprobs.clamp(min=-1e4)).sum())
+            probabilities = [math.exp(logprob) for logprob in row]
+            greedy = max(range(len(row)), key=row.__getitem__)
+            action = greedy if self.temperature == 0 else _draw(probabilities, context.seed)
+            entropy = -math.fsum(share * logprob for share, logprob in zip(probabilities, row, strict=True) if share > 0)
             token = label_ids(self.policy.tokenizer, key[0])[action]
             decisions.append(Decision(action, comment, key[1], (token,), (row[action],), entropy, value))
         return decisions
@@ -137,6 +168,39 @@ class TwoPlayerAgent:
     def forget_scores(self) -> None:
         """To be called when the policy's weights have changed."""
         self._scores.clear()
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        """The prompt's tokens; an episode's prompts come again in others, so they are kept."""
+        if text not in self._tokenised:
+            if len(self._tokenised) > MEMO_LIMIT // 10:
+                self._tokenised.clear()
+            self._tokenised[text] = tuple(prompt_ids(self.policy.tokenizer, text))
+        return self._tokenised[text]
+
+    def _write(self, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int]) -> list[tuple[Written, float | None]]:
+        """A line behind each prompt, with the critic's value of the prompt. A full context cuts a line short."""
+        results: list[tuple[Written, float | None]] = []
+        for start in range(0, len(prompts), self.batch):
+            part = prompts[start : start + self.batch]
+            room = min(self.max_new_tokens, self.policy.context - max(map(len, part)))
+            written = decode(
+                self.policy.model,
+                part,
+                pad_id=self.policy.pad_id,
+                stop_ids=self._stops,
+                max_new_tokens=room,
+                temperature=self.temperature,
+                seeds=[derive(seed, "text") for seed in seeds[start : start + self.batch]],
+            )
+            self.tokens += sum(map(len, part)) + sum(len(row.token_ids) for row in written)
+            values: list[float | None] = [None] * len(part)
+            if self.critic is not None:
+                with torch.no_grad():
+                    any_label = [(0,)] * len(part)  # the hidden state is wanted, not a choice
+                    _, hidden_BD = choice_logprobs(self.policy.model, part, any_label, pad_id=self.policy.pad_id)
+                    values = self.critic(hidden_BD, part).tolist()
+            results += zip(written, values, strict=True)
+        return results
 
     def _comments(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[str | None]:
         comments: list[str | None] = [None] * len(observations)
@@ -157,7 +221,6 @@ class TwoPlayerAgent:
         if len(self._scores) > MEMO_LIMIT:
             self._scores.clear()
         new = [key for key in dict.fromkeys(keys) if key not in self._scores]
-        self.policy.model.eval()
         for start in range(0, len(new), self.batch):
             part = new[start : start + self.batch]
             labels = [label_ids(self.policy.tokenizer, count) for count, _ in part]
@@ -169,16 +232,19 @@ class TwoPlayerAgent:
                 temperature=self.temperature or 1.0,
             )
             self.tokens += sum(len(prompt) for _, prompt in part)
-            values = [None] * len(part) if self.critic is None else self.critic(hidden_BD.float()).squeeze(-1).tolist()
-            for key, row, value in zip(part, logprobs_BK.double().tolist(), values, strict=True):
+            values = [None] * len(part) if self.critic is None else self.critic(hidden_BD, [p for _, p in part]).tolist()
+            for key, row, value in zip(part, logprobs_BK.tolist(), values, strict=True):
+                if math.isnan(row[0]):
+                    raise CheckpointError(
+                        "the policy's scores are not numbers: its weights are spoilt; load an earlier checkpoint"
+                    )
                 self._scores[key] = tuple(row[: key[0]]), value
 
 
-def _draw(probabilities: torch.Tensor, seed: int) -> int:
+def _draw(probabilities: Sequence[float], seed: int) -> int:
     """The action at the seed's own place in the cumulative distribution."""
-    cumulative = probabilities.cumsum(dim=0)
-    place: Any = torch.searchsorted(cumulative, uniform(seed, "action") * cumulative[-1:], right=True)
-    return min(int(place), len(probabilities) - 1)
+    cumulative = list(itertools.accumulate(probabilities))
+    return min(bisect.bisect_right(cumulative, uniform(seed, "action") * cumulative[-1]), len(probabilities) - 1)
 
 
 def _too_long(tokens: int, context: int) -> str:

@@ -37,8 +37,12 @@ def reflection_completion(reflection: str) -> str:
 
 
 def policy_prompt(observation: Observation, reflection: str | None = None) -> str:
-    """What the policy model reads; it answers with a label. None: no reflection (the plain arm, or a dropped comment)."""
+    """What the policy model reads; it answers with a label, or in its own words where there are no choices. None: no reflection
+    (the plain arm, or a dropped comment).
+    """
     comment = "" if reflection is None else f"{REFLECTION_MARKER} {one_line(reflection)}\n"
+    if not observation.choices:
+        return f"{observation.text}\n{comment}{ACTION_MARKER}"
     actions = "\n".join(f"{label(index)} {choice}" for index, choice in enumerate(observation.choices))
     return f"{observation.text}\n{comment}Actions:\n{actions}\n{ACTION_MARKER}"
 

@@ -17,10 +17,16 @@ from reflectkit.core.types import Decision, Observation, Status, Task, Trajector
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One episode to play. seed: of everything random in it, 0 ≤ seed < 2**63."""
+    """One episode to play.
+
+    seed: of everything random in it, 0 ≤ seed < 2**63. group: what it will be compared with. start: seed of the env's reset,
+    which the episodes of a group share; None takes it from `seed`.
+    """
 
     task: Task
     seed: int
+    group: str = ""
+    start: int | None = None
 
 
 @dataclass(slots=True)
@@ -61,7 +67,7 @@ def rollout(
 
     def finish(number: int, episode: Episode, turns: list[Turn], status: Status, reason: str = "") -> None:
         success = status is not Status.ABORTED and bool(turns) and turns[-1].info.get("success") is True
-        ended = Trajectory(episode.task, episode.seed, tuple(turns), status, success, reason)
+        ended = Trajectory(episode.task, episode.seed, tuple(turns), status, success, reason, episode.group)
         trajectories[number] = ended
         if on_end is not None:
             on_end(ended)
@@ -71,7 +77,7 @@ def rollout(
             number, episode = entry
             env = spare.pop() if spare else make_env()
             try:
-                observation = env.reset(episode.task, derive(episode.seed, "env"))
+                observation = env.reset(episode.task, derive(episode.seed, "env") if episode.start is None else episode.start)
             except EnvironmentFailure as error:
                 finish(number, episode, [], Status.ABORTED, str(error))
                 continue  # the failed env is dropped, not reused

@@ -94,7 +94,7 @@ def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = ()) -> It
     ------
     DataError: an input is missing. ConfigError: the results folder cannot be written, or another process holds the run.
     """
-    settings = _settings(config)
+    settings = plain_settings(config)
     identity = {"stage": stage, "settings": settings, "inputs": {str(path): digest(path) for path in inputs}}
     folder = None if config.force else _find(config.results_dir, stage, identity)
     if folder is None:
@@ -151,7 +151,8 @@ def _file_digest(path: Path) -> str:
     return sha256(path) if facts.st_size <= HASHED_WHOLE else f"{facts.st_size} bytes, {facts.st_mtime_ns} ns"
 
 
-def _settings(config: StageConfig) -> dict[str, Any]:
+def plain_settings(config: StageConfig) -> dict[str, Any]:
+    """The settings that make a run what it is, as JSON values."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     kept = {name: value for name, value in values.items() if name not in NOT_IDENTITY}
     return {name: _plain(value) for name, value in sorted(kept.items())}

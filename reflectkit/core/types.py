@@ -100,8 +100,8 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One episode. seed: what the env was reset with, 0 ≤ seed < 2**63. reason: why it was ABORTED, or TRUNCATED by its
-    agent.
+    """One episode. seed: of everything random in it, 0 ≤ seed < 2**63. reason: why it was ABORTED, or TRUNCATED by its
+    agent. group: what it is compared with: episodes of one group began alike. Empty where nothing is compared.
     """
 
     task: Task
@@ -110,6 +110,7 @@ class Trajectory:
     status: Status
     success: bool
     reason: str = ""
+    group: str = ""
 
     @property
     def total_return(self) -> float:
@@ -122,19 +123,21 @@ class Sample:
     """One training row of T tokens.
 
     tokens: ids. loss_mask: 1 where the policy wrote the token, else 0. logprobs: as sampled, 0 where masked.
-    choices: the ids of the legal labels (K) where the row's one trained token is a choice, else empty.
-    return_to_go: discounted sum of the rewards from the decision on, in the env's unit. value: what the critic expected it to
-    be when the decision was made; None without a critic. group_id: episodes with the same
-    id are of the same task.
+    advantages: how much better than expected the decision went that wrote the token, 0 where masked. returns: what the critic
+    is to expect of that decision, in the env's unit, 0 where masked. values: what it did expect when the decision was made;
+    empty without a critic. choices: the ids of the legal labels (K) where the row's one trained token is a choice, else empty.
+    group_id: the episode's group. replayed: whether an earlier policy sampled it.
     """
 
     tokens: tuple[int, ...]
     loss_mask: tuple[int, ...]
     logprobs: tuple[float, ...]
+    advantages: tuple[float, ...]
+    returns: tuple[float, ...]
+    values: tuple[float, ...]
     choices: tuple[int, ...]
-    return_to_go: float
-    value: float | None
     group_id: str
+    replayed: bool = False
 
 
 Noun = TypeVar("Noun")

@@ -5,9 +5,10 @@ Only safetensors are read and written, and no code that comes with a model is ru
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, write_json
 from reflectkit.models.hush import hush
 
 ROLE_FILE = "reflectkit.json"
+POLICY_ADAPTER = "default"  # peft's own name for the first adapter of a model
 LONGEST_NAME = 4096  # characters of a path
 
 
@@ -27,7 +29,7 @@ class Player:
     """A causal language model with its tokenizer.
 
     role: what it was trained for; None where nothing says so. dtype, quantize: how its weights, or those below its adapter, are
-    loaded; see `load_player`.
+    loaded; see `load_player`. adapter: its LoRA adapter's name, where several players share one base.
     """
 
     model: Any
@@ -35,6 +37,12 @@ class Player:
     role: str | None
     dtype: str = "float32"
     quantize: str = "none"
+    adapter: str | None = None
+
+    def activate(self) -> None:
+        """Make the shared model this player's; to be called before each use of it."""
+        if self.adapter is not None and self.model.active_adapter != self.adapter:
+            self.model.set_adapter(self.adapter)
 
     @property
     def context(self) -> int:
@@ -64,17 +72,13 @@ def load_player(
     ------
     CheckpointError: no such folder, no tokenizer, damaged weights, the wrong role, or an id that cannot be fetched.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    hush()
     folder = Path(source)
     facts = _check_folder(folder, role) if looks_local(source) else {}
     dtype, quantize = dtype or facts.get("dtype", "float32"), quantize or facts.get("quantize", "none")
     name = str(source)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", trust_remote_code=False)
-    except Exception as error:  # the library raises many types for one fact: there is no usable tokenizer
-        raise CheckpointError(f"{name}: no usable tokenizer ({_first_line(error)})") from None
+    tokenizer = load_tokenizer(source)
     place = pick_device(device)
     options: dict[str, Any] = {"dtype": getattr(torch, dtype), "use_safetensors": True, "trust_remote_code": False}
     if quantize != "none":
@@ -99,6 +103,128 @@ def load_player(
     return Player(model, tokenizer, facts.get("role"), dtype, quantize)
 
 
+def load_tokenizer(source: str | Path) -> Any:
+    """The tokenizer of folder or hub id `source`. Raises CheckpointError."""
+    from transformers import AutoTokenizer
+
+    hush()
+    if looks_local(source):
+        _check_folder(Path(source), None)
+    try:
+        return AutoTokenizer.from_pretrained(str(source), padding_side="left", trust_remote_code=False)
+    except Exception as error:  # the library raises many types for one fact: there is no usable tokenizer
+        raise CheckpointError(f"{source}: no usable tokenizer ({_first_line(error)})") from None
+
+
+def context_of(source: str | Path) -> int | None:
+    """How many tokens the model `source` reads, from its config alone; None where that does not say so."""
+    from transformers import AutoConfig
+
+    adapter = Path(source) / "adapter_config.json"
+    name = read_json(adapter).get("base_model_name_or_path") if adapter.is_file() else str(source)
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False).get_text_config()
+    except Exception as error:  # likewise
+        raise CheckpointError(f"{source}: no usable config ({_first_line(error)})") from None
+    return getattr(config, "max_position_embeddings", None)
+
+
+def with_adapter(player: Player, rank: int, alpha: int, seed: int) -> Player:
+    """`player` with a fresh LoRA adapter, which alone is trained (arXiv 2106.09685). Raises ConfigError where it has one.
+
+    seed: of its weights.
+    """
+    from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
+
+    if isinstance(player.model, PeftModel):
+        raise ConfigError("the model already has a LoRA adapter, which is trained further; leave out --lora-r")
+    model = player.model
+    if player.quantize != "none":
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed % 2**63)
+        adapted = get_peft_model(model, LoraConfig(r=rank, lora_alpha=alpha, task_type="CAUSAL_LM"))
+    return replace(player, model=adapted)
+
+
+def load_pair(policy: str | Path, reflector: str | Path, *, device: str = "auto") -> tuple[Player, Player]:
+    """(policy, reflector): two LoRA adapters on one base, in half the memory of two models.
+
+    Raises
+    ------
+    CheckpointError: one of them is no adapter, or they are not of one base loaded in one way.
+    """
+    told = {}
+    for name, role in ((policy, "policy"), (reflector, "reflection")):
+        folder = Path(name)
+        facts = _check_folder(folder, role) if looks_local(name) else {}
+        if not (folder / "adapter_config.json").is_file():
+            raise CheckpointError(f"{name} is no LoRA adapter, so it cannot share a base; leave out --share-base")
+        base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+        told[role] = (base, facts.get("dtype", "float32"), facts.get("quantize", "none"))
+    if told["policy"] != told["reflection"]:
+        one, other = ", ".join(map(str, told["policy"])), ", ".join(map(str, told["reflection"]))
+        raise CheckpointError(f"the two adapters do not share a base: {policy} is on {one}; {reflector} on {other}")
+    actor = replace(load_player(policy, "policy", device=device), adapter=POLICY_ADAPTER)
+    actor.model.load_adapter(str(reflector), adapter_name="reflection")
+    return actor, replace(actor, role="reflection", adapter="reflection")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The policy as it was at the start, frozen, for a KL penalty. copy: a model of its own; None: the player's base alone, or
+    its adapter called `adapter`, so that there is no second copy.
+    """
+
+    player: Player
+    copy: Any = None
+    adapter: str | None = None
+
+    @contextlib.contextmanager
+    def model(self) -> Iterator[Any]:
+        """The starting policy, for as long as the context is open."""
+        if self.copy is not None:
+            yield self.copy
+        elif self.adapter is None:
+            with self.player.model.disable_adapter():
+                yield self.player.model
+        else:
+            self.player.model.set_adapter(self.adapter)
+            try:
+                yield self.player.model
+            finally:
+                self.player.model.set_adapter(POLICY_ADAPTER)
+
+
+def starting_policy(player: Player, source: str | Path, fresh_adapter: bool, device: str = "auto") -> Reference:
+    """The policy that training began with: `source`, or what lies below an adapter that was fresh then.
+
+    Raises CheckpointError where `source` cannot be loaded.
+    """
+    if fresh_adapter:
+        return Reference(player)
+    if (Path(source) / "adapter_config.json").is_file():
+        player.model.load_adapter(str(source), adapter_name="reference")
+        player.model.set_adapter(POLICY_ADAPTER)
+        return Reference(player, adapter="reference")
+    start = load_player(source, "policy", device=device, dtype=player.dtype, quantize=player.quantize)
+    return Reference(player, copy=start.model.eval().requires_grad_(False))
+
+
+def checkpoint_gradients(model: Any) -> None:
+    """Keep only each layer's input for the backward pass and compute the rest again: less memory, about a third more time.
+
+    The layers are told that they train, which they ask before they checkpoint; what is inside them, dropout above all, is not.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    bare = model.get_base_model() if hasattr(model, "get_base_model") else model
+    bare.activation_checkpointing_enable({"use_reentrant": False})
+    for module in bare.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
+
+
 def save_player(
     folder: Path, player: Player, facts: dict[str, Any] | None = None, beside: Callable[[Path], None] | None = None
 ) -> None:
@@ -111,7 +237,8 @@ def save_player(
         shutil.rmtree(staging)
     staging.mkdir(parents=True)
     try:
-        player.model.save_pretrained(staging, safe_serialization=True)
+        only = {"selected_adapters": [player.adapter or POLICY_ADAPTER]} if hasattr(player.model, "peft_config") else {}
+        player.model.save_pretrained(staging, safe_serialization=True, **only)
         player.tokenizer.save_pretrained(staging)
         loading = {"dtype": player.dtype, "quantize": player.quantize}
         write_json(staging / ROLE_FILE, {"role": player.role} | loading | (facts or {}))
@@ -175,6 +302,8 @@ def _check_folder(folder: Path, role: str | None) -> dict[str, str]:
     if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
         near = f"; name a checkpoint in it, e.g. {inside[-1]}" if inside else "; it has no config.json"
         raise CheckpointError(f"{folder} is not a model folder{near}")
+    if (folder / "adapter_config.json").is_file() and not (folder / "adapter_model.safetensors").is_file():
+        raise CheckpointError(f"{folder} has no adapter_model.safetensors; other formats are not read, since they can run code")
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise CheckpointError(f"{folder} has no tokenizer (tokenizer.json); copy the one that the model was trained with")
     if not (folder / ROLE_FILE).is_file():

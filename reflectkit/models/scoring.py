@@ -1,7 +1,9 @@
-"""The one function that scores enumerated actions: called by the agent that samples and by the learner that differentiates.
+"""Log-probabilities of what a model may say: called by the agent that samples and by the learner that differentiates.
 
-One forward pass over the prompt; only the last position's hidden state meets only the label rows of the LM head; the
-log-softmax is over the legal labels alone. Departs from the Reflect-RL code, which took it over 252 labels, legal or not.
+A choice is one forward pass over the prompt; only the last position's hidden state meets only the label rows of the LM head,
+and the log-softmax is over the legal labels alone. Text is scored where it was written, and nowhere else meets the head. Rows
+are padded on the right, where a causal model never looks. Departs from the Reflect-RL code, whose softmax was over 252
+labels, legal or not.
 """
 
 from __future__ import annotations
@@ -12,11 +14,44 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
-from reflectkit.models.tokens import left_pad, position_ids
+from reflectkit.models.tokens import position_ids
 
 PLAIN_HEAD_BLOCKERS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "logit_softcapping")
 """Config entries with which a model changes its logits behind the head; such a model's own forward computes them."""
+SHORTEST_PREFIX = 8  # tokens; a shorter common beginning is not worth a pass of its own
+
+
+class Scorer(nn.Module):
+    """A model's hidden states and logits at chosen positions, as the one `forward` that everything goes through.
+
+    So what shards the model (FSDP, DeepSpeed) wraps this, and sees every use of its weights. critic: a module that is to be
+    wrapped with the model; it is reached through the attribute.
+    """
+
+    scores_tokens = True
+
+    def __init__(self, model: Any, critic: nn.Module | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.critic = critic
+
+    def forward(
+        self, input_ids_BT: torch.Tensor, row_N: torch.Tensor, place_N: torch.Tensor, label_ids_NK: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(hidden_ND, logits) at place_N of rows row_N; logits of the labels (N, K), or of the whole vocabulary (N, V)."""
+        if _plain(self.model):  # no mask: what stands right of a position never reaches it
+            hidden_ND = trunk_of(self.model)(input_ids=input_ids_BT, use_cache=False).last_hidden_state[row_N, place_N]
+            return hidden_ND, _head_logits(self.model, hidden_ND, label_ids_NK)
+        places_U, index_N = torch.unique(place_N, return_inverse=True)
+        output = unwrapped(self.model)(
+            input_ids=input_ids_BT, use_cache=False, logits_to_keep=places_U, output_hidden_states=True
+        )
+        logits_NV = output.logits[row_N, index_N]
+        hidden_ND = output.hidden_states[-1][row_N, place_N]
+        return hidden_ND, logits_NV if label_ids_NK is None else logits_NV.gather(1, label_ids_NK)
 
 
 def choice_logprobs(
@@ -31,23 +66,73 @@ def choice_logprobs(
 
     Parameters
     ----------
-    prompts: token ids of B prompts, of any lengths. labels: ids of each prompt's legal labels, K at most.
-    temperature: divides the logits, > 0.
+    model: a model or its Scorer. prompts: token ids of B prompts, of any lengths. labels: ids of each prompt's legal labels,
+    K at most. temperature: divides the logits, > 0.
 
     Returns
     -------
     logprobs_BK: normalised over each row's own labels; -inf where a row has fewer than K. hidden_BD: the last position's
-    hidden state, for a critic. Gradients flow unless the caller forbids them.
+    hidden state, for a critic. Gradients flow unless the caller forbids them; where they do not, what all prompts begin with is
+    read once.
     """
     device = next(model.parameters()).device
-    input_ids_BT, attention_mask_BT = left_pad(prompts, pad_id, device)
     width = max(map(len, labels))
     label_ids_BK = torch.tensor([[*row, *[row[0]] * (width - len(row))] for row in labels], device=device)
     legal_BK = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in labels], device=device)
-
-    hidden_BD, logits_BK = _last_position(model, input_ids_BT, attention_mask_BT, label_ids_BK)
+    shared_BD = None if torch.is_grad_enabled() or is_scorer(model) else _last_hidden(model, prompts, pad_id)
+    if shared_BD is not None:
+        hidden_BD, logits_BK = shared_BD, _head_logits(model, shared_BD, label_ids_BK)
+    else:
+        scorer = model if is_scorer(model) else Scorer(model)
+        row_B = torch.arange(len(prompts), device=device)
+        place_B = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
+        hidden_BD, logits_BK = scorer(right_pad(prompts, pad_id, device), row_B, place_B, label_ids_BK)
     logits_BK = logits_BK.float().masked_fill(~legal_BK, float("-inf"))
     return torch.log_softmax(logits_BK / temperature, dim=-1), hidden_BD
+
+
+def token_logprobs(
+    model: Any,
+    rows: Sequence[Sequence[int]],
+    masks: Sequence[Sequence[int]],
+    *,
+    pad_id: int,
+    temperature: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probabilities of the tokens that each row's mask marks with 1, each given all before it.
+
+    Returns
+    -------
+    logprobs_N: of the N marked tokens, row by row. logprobs_NV: over the vocabulary at the same places, for an entropy.
+    hidden_ND: of the position before each marked token. Raises ValueError where a row's first token is marked.
+    """
+    device = next(model.parameters()).device
+    marked = [(row, place) for row, mask in enumerate(masks) for place, one in enumerate(mask) if one]
+    if any(place == 0 for _, place in marked):
+        raise ValueError("a row's first token has nothing before it, and cannot be scored")
+    scorer = model if is_scorer(model) else Scorer(model)
+    row_N = torch.tensor([row for row, _ in marked], device=device)
+    place_N = torch.tensor([place - 1 for _, place in marked], device=device)
+    hidden_ND, logits_NV = scorer(right_pad(rows, pad_id, device), row_N, place_N)
+    logprobs_NV = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
+    tokens_N1 = torch.tensor([[rows[row][place]] for row, place in marked], device=device)
+    return logprobs_NV.gather(1, tokens_N1).squeeze(1), logprobs_NV, hidden_ND
+
+
+def is_scorer(model: Any) -> bool:
+    """Whether `model` is a Scorer, wrapped or not."""
+    return bool(getattr(model, "scores_tokens", False))
+
+
+def unwrapped(model: Any) -> Any:
+    """The Hugging Face model below a LoRA wrapper (whose layers stay in place), or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def trunk_of(model: Any) -> Any:
+    """The model below its LM head."""
+    bare = unwrapped(model)
+    return getattr(bare, bare.base_model_prefix)
 
 
 def forward_arguments(model: Any, attention_mask_BT: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -58,27 +143,60 @@ def forward_arguments(model: Any, attention_mask_BT: torch.Tensor) -> dict[str, 
     return arguments
 
 
-def unwrapped(model: Any) -> Any:
-    """The Hugging Face model below a LoRA wrapper (whose layers stay in place), or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+def right_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> torch.Tensor:
+    """`rows` as one tensor (B, T), filled on the right."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
 
 
-def _last_position(
-    model: Any, input_ids_BT: torch.Tensor, attention_mask_BT: torch.Tensor, label_ids_BK: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    bare = unwrapped(model)
-    head = bare.get_output_embeddings()
-    arguments = forward_arguments(model, attention_mask_BT)
-    config = bare.config.get_text_config()
-    if not any(getattr(config, name, None) not in (None, 1, 1.0) for name in PLAIN_HEAD_BLOCKERS):
-        trunk = getattr(bare, bare.base_model_prefix)
-        hidden_BD = trunk(input_ids=input_ids_BT, use_cache=False, **arguments).last_hidden_state[:, -1]
-        if type(head) is nn.Linear:
-            rows_BKD = head.weight[label_ids_BK]
-            logits_BK = torch.einsum("bd,bkd->bk", hidden_BD.to(rows_BKD.dtype), rows_BKD)
-            if head.bias is not None:
-                logits_BK = logits_BK + head.bias[label_ids_BK]
-            return hidden_BD, logits_BK
-        return hidden_BD, head(hidden_BD).gather(1, label_ids_BK)  # a LoRA or quantised head computes its own rows
-    output = bare(input_ids=input_ids_BT, use_cache=False, logits_to_keep=1, output_hidden_states=True, **arguments)
-    return output.hidden_states[-1][:, -1], output.logits[:, -1].gather(1, label_ids_BK)
+def behind_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
+    """(a key-value cache of what all `rows` begin with, one copy a row; how many tokens that is); (None, 0) where it is too
+    short to be worth it, or the model keeps other things than keys and values. At least one token of each row is left to read.
+    """
+    length = _common_prefix(rows)
+    if length < SHORTEST_PREFIX or len(rows) < 2 or not _plain(model):
+        return None, 0
+    device = next(model.parameters()).device
+    prefix = torch.tensor([rows[0][:length]], device=device)
+    cache = trunk_of(model)(input_ids=prefix, use_cache=True).past_key_values
+    if not isinstance(cache, DynamicCache) or any(type(layer) is not DynamicLayer for layer in cache.layers):
+        return None, 0
+    cache.batch_repeat_interleave(len(rows))
+    return cache, length
+
+
+def _last_hidden(model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor | None:
+    """hidden_BD of the prompts' last positions, their common beginning read once; None where that saves nothing."""
+    cache, length = behind_prefix(model, prompts)
+    if cache is None:
+        return None
+    rest = [prompt[length:] for prompt in prompts]
+    input_ids_BT = right_pad(rest, pad_id, next(model.parameters()).device)
+    hidden_BTD = trunk_of(model)(input_ids=input_ids_BT, past_key_values=cache, use_cache=True).last_hidden_state
+    places = [len(row) - 1 for row in rest]
+    return hidden_BTD[torch.arange(len(rest), device=hidden_BTD.device), torch.tensor(places, device=hidden_BTD.device)]
+
+
+def _common_prefix(rows: Sequence[Sequence[int]]) -> int:
+    """How many tokens all `rows` begin with, at least one of each left over."""
+    keys = [tuple(row) for row in rows]
+    first, last = min(keys), max(keys)  # what these two share, all do
+    shared = next((place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    return min(shared, min(map(len, rows)) - 1)
+
+
+def _plain(model: Any) -> bool:
+    """Whether the logits are the head's, and nothing behind it."""
+    config = unwrapped(model).config.get_text_config()
+    return not any(getattr(config, name, None) not in (None, 1, 1.0) for name in PLAIN_HEAD_BLOCKERS)
+
+
+def _head_logits(model: Any, hidden_ND: torch.Tensor, label_ids_NK: torch.Tensor | None) -> torch.Tensor:
+    """Logits of the labels (N, K), or of the whole vocabulary (N, V)."""
+    head = unwrapped(model).get_output_embeddings()
+    if label_ids_NK is not None and type(head) is nn.Linear and head.weight.shape[-1] == hidden_ND.shape[-1]:
+        rows_NKD = head.weight[label_ids_NK]
+        logits_NK = torch.einsum("nd,nkd->nk", hidden_ND.to(rows_NKD.dtype), rows_NKD)
+        return logits_NK if head.bias is None else logits_NK + head.bias[label_ids_NK]
+    logits_NV = head(hidden_ND)  # a LoRA, quantised or sharded head computes its own rows
+    return logits_NV if label_ids_NK is None else logits_NV.gather(1, label_ids_NK)

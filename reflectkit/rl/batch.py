@@ -1,35 +1,87 @@
 """Trajectories to training rows, by the tokens that were sampled; nothing is decoded and tokenised again.
 
-Single-prompt envs rebuild the prompt at each step, so each turn is a row of its own. ABORTED episodes give no rows.
+A choice is a row of its own. Text goes by one rule: while a turn's prompt extends the tokens held so far it is appended to
+the row, the env's tokens masked; where the prompt is rebuilt, a new row begins. ABORTED episodes give no rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from reflectkit.core.types import Sample, Status, Trajectory
-from reflectkit.rl.returns import returns_to_go
+from reflectkit.core.types import Sample, Status, Trajectory, Turn
 
 
-def rows(trajectories: Sequence[Trajectory], labels_of: dict[int, tuple[int, ...]], gamma: float) -> list[Sample]:
-    """One row a decision. labels_of: ids of the first K labels, by K. gamma: the discount, 0 … 1."""
-    samples = []
-    for trajectory in trajectories:
+def trainable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Those that may be learnt from: not ABORTED, and with at least one decision."""
+    return [trajectory for trajectory in trajectories if trajectory.status is not Status.ABORTED and trajectory.turns]
+
+
+def rows(
+    trajectories: Sequence[Trajectory],
+    advantages: Sequence[Sequence[float]],
+    returns: Sequence[Sequence[float]],
+    labels_of: Mapping[int, tuple[int, ...]],
+    values: Sequence[Sequence[float]] | None = None,
+    replayed: bool = False,
+) -> list[Sample]:
+    """The rows of `trajectories`, whose decisions have these advantages, returns and, with a critic, values.
+
+    labels_of: ids of the first K labels, by K.
+    """
+    samples: list[Sample] = []
+    for number, trajectory in enumerate(trajectories):
         if trajectory.status is Status.ABORTED:
             continue
-        returns = returns_to_go([turn.reward for turn in trajectory.turns], gamma)
-        for turn, value in zip(trajectory.turns, returns, strict=True):
-            decision = turn.decision
-            masked = len(decision.prompt_ids)
-            samples.append(
-                Sample(
-                    tokens=decision.prompt_ids + decision.token_ids,
-                    loss_mask=(0,) * masked + (1,) * len(decision.token_ids),
-                    logprobs=(0.0,) * masked + decision.logprobs,
-                    choices=labels_of[len(turn.observation.choices)],
-                    return_to_go=value,
-                    value=decision.value,
-                    group_id=trajectory.task.id,
-                )
-            )
+        held: _Row | None = None
+        for step, turn in enumerate(trajectory.turns):
+            if held is None or turn.observation.choices or not held.goes_on(turn):
+                if held is not None:
+                    samples.append(held.sample(trajectory.group, replayed))
+                held = _Row(labels_of[len(turn.observation.choices)] if turn.observation.choices else ())
+            value = None if values is None else values[number][step]
+            held.add(turn, advantages[number][step], returns[number][step], value)
+        if held is not None:
+            samples.append(held.sample(trajectory.group, replayed))
     return samples
+
+
+class _Row:
+    """A row in the making."""
+
+    def __init__(self, choices: tuple[int, ...]) -> None:
+        self.choices = choices
+        self.tokens: list[int] = []
+        self.mask: list[int] = []
+        self.columns: tuple[list[float], ...] = ([], [], [], [])  # logprobs, advantages, returns, values
+        self.valued = True
+
+    def goes_on(self, turn: Turn) -> bool:
+        """Whether `turn`'s prompt begins with the tokens held so far."""
+        return not self.choices and list(turn.decision.prompt_ids[: len(self.tokens)]) == self.tokens
+
+    def add(self, turn: Turn, advantage: float, target: float, value: float | None) -> None:
+        """Append what is new of the prompt, masked, and the decision's tokens."""
+        decision = turn.decision
+        new = decision.prompt_ids[len(self.tokens) :]
+        written = len(decision.token_ids)
+        self.valued = self.valued and value is not None
+        self.tokens += [*new, *decision.token_ids]
+        self.mask += [0] * len(new) + [1] * written
+        numbers = (decision.logprobs, [advantage] * written, [target] * written, [value or 0.0] * written)
+        for column, part in zip(self.columns, numbers, strict=True):
+            column += [0.0] * len(new) + list(part)
+
+    def sample(self, group: str, replayed: bool) -> Sample:
+        """The finished row."""
+        logprobs, advantages, returns, values = map(tuple, self.columns)
+        return Sample(
+            tokens=tuple(self.tokens),
+            loss_mask=tuple(self.mask),
+            logprobs=logprobs,
+            advantages=advantages,
+            returns=returns,
+            values=values if self.valued else (),
+            choices=self.choices,
+            group_id=group,
+            replayed=replayed,
+        )

@@ -1,11 +1,14 @@
-"""A training checkpoint: the policy as a model folder, and beside it what the learner needs to go on as if never stopped.
+"""A training checkpoint: the policy as a model folder, and beside it what training needs to go on as if never stopped.
 
-Chance needs no saving: every stream is derived from the seed and the step. Written to a temporary folder and renamed.
+Chance needs no saving: every stream is derived from the seed and the step, and dropout is off. Written to a temporary folder
+and renamed; only JSON and safetensors, so that opening one runs no code.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,52 +17,106 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from reflectkit.core.errors import CheckpointError, DataError
-from reflectkit.core.jsonl import read_json, write_json
+from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_jsonl
+from reflectkit.core.types import Trajectory, from_json, to_json
 from reflectkit.models.load import save_player
-from reflectkit.rl.learner import Learner
+from reflectkit.rl.loop import Trainer
 
-STATE, TENSORS = "training_state.json", "training_state.safetensors"
+STATE, TENSORS, REPLAY, MEMO = "training_state.json", "training_state.safetensors", "replay.jsonl", "reflector_memo.json"
+KEPT = 2
 
 
-def save(folder: Path, step: int, learner: Learner, facts: dict[str, Any]) -> Path:
-    """Write `folder/checkpoint-<step>` whole, `facts` (JSON values) beside the role. Returns its path."""
+class OtherSettingsError(CheckpointError):
+    """A checkpoint of a run with other settings."""
+
+
+def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
+    """Write `folder/checkpoint-<step>` whole, and remove all but the last two. Returns its path.
+
+    settings: what the run was told; a checkpoint is only taken up under the same. facts: JSON values kept beside the role.
+    """
+    learner, curriculum = trainer.learner, trainer.curriculum
+    state = {
+        "step": trainer.step,
+        "settings": dict(settings),
+        "curriculum": {"level": curriculum.level, "rates": curriculum.rates},
+        "counters": trainer.counters,
+        "max_tokens": learner.max_tokens,
+    }
 
     def beside(staging: Path) -> None:
-        tensors = {f"critic.{name}": value for name, value in learner.critic.state_dict().items()}
-        for index, state in learner.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
-        save_file({name: value.contiguous() for name, value in tensors.items()}, staging / TENSORS)
-        write_json(staging / STATE, {"step": step})
+        tensors: dict[str, torch.Tensor] = {}
+        if learner.critic is not None:
+            tensors |= {f"critic.{name}": value for name, value in learner.critic.state_dict().items()}
+        for index, values in learner.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
+        save_file({name: value.contiguous().clone() for name, value in tensors.items()}, staging / TENSORS)
+        write_jsonl(staging / REPLAY, [to_json(trajectory) for trajectory in trainer.replay])
+        write_json(staging / MEMO, trainer.agent.reflector.memo if trainer.agent.reflector else {})
+        write_json(staging / STATE, state)
 
-    target = folder / f"checkpoint-{step}"
-    save_player(target, learner.player, facts | {"step": step}, beside=beside)
+    target = folder / f"checkpoint-{trainer.step}"
+    save_player(target, learner.player, {**facts, "step": trainer.step}, beside=beside)
+    for old in found(folder)[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
     return target
 
 
-def restore(checkpoint: Path, learner: Learner) -> int:
-    """Load critic and optimizer of `checkpoint` into `learner` (whose model was loaded from it); returns the steps done.
+def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any]) -> None:
+    """Bring `trainer`, whose policy was loaded from `checkpoint`, to where it stood.
 
     Raises
     ------
-    CheckpointError: the state is missing, damaged, or of other shapes.
+    CheckpointError: the state is missing, damaged or of other shapes. OtherSettingsError: it is of a run with other settings.
     """
     try:
-        step = int(read_json(checkpoint / STATE)["step"])
-        tensors = load_file(checkpoint / TENSORS)
-        learner.critic.load_state_dict(
-            {name.partition(".")[2]: tensors[name] for name in tensors if name.startswith("critic.")}
-        )
-        state: dict[int, dict[str, torch.Tensor]] = {}
-        for name, value in tensors.items():
-            if match := re.fullmatch(r"optimizer\.(\d+)\.(\w+)", name):
-                state.setdefault(int(match[1]), {})[match[2]] = value
-        learner.optimizer.load_state_dict(learner.optimizer.state_dict() | {"state": state})
-    except (DataError, SafetensorError, OSError, KeyError, ValueError, RuntimeError, TypeError) as error:
+        state = read_json(checkpoint / STATE)
+        check_settings(checkpoint, state["settings"], settings)
+        _restore_tensors(checkpoint, trainer)
+        trainer.step = int(state["step"])
+        trainer.counters = {name: int(value) for name, value in state["counters"].items()}
+        trainer.curriculum.level = int(state["curriculum"]["level"])
+        trainer.curriculum.rates = [float(rate) for rate in state["curriculum"]["rates"]]
+        trainer.learner.max_tokens = int(state["max_tokens"])
+        path = checkpoint / REPLAY
+        if path.stat().st_size:
+            trainer.replay.add(from_json(Trajectory, row, path=path, line=line) for line, row in read_jsonl(path))
+        memo = read_json(checkpoint / MEMO)
+        if trainer.agent.reflector is not None:
+            trainer.agent.reflector.memo = {str(key): str(value) for key, value in memo.items()}
+    except CheckpointError:
+        raise
+    except (DataError, SafetensorError, OSError, KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{checkpoint}: the training state is damaged ({error}); delete this folder") from None
-    return step
 
 
-def latest(folder: Path) -> Path | None:
-    """The checkpoint with the highest step in `folder`; None without one. What is there is whole: writes are renames."""
-    found = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+def check_settings(checkpoint: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raises OtherSettingsError, naming what differs, where the two are not the same."""
+    differing = [
+        f"{name} is {there.get(name, 'not set')} there and {here.get(name, 'not set')} here"
+        for name in sorted({*there, *here})
+        if there.get(name) != here.get(name)
+    ]
+    if differing:
+        raise OtherSettingsError(
+            f"{checkpoint} was made with other settings: {'; '.join(differing)}; give the same, or start anew with --load-dir"
+        )
+
+
+def found(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, by step. What is there was whole when written: writes are renames."""
+    there = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return sorted(there, key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def _restore_tensors(checkpoint: Path, trainer: Trainer) -> None:
+    learner = trainer.learner
+    tensors = load_file(checkpoint / TENSORS)
+    critic = {name.removeprefix("critic."): value for name, value in tensors.items() if name.startswith("critic.")}
+    if learner.critic is not None:
+        learner.critic.load_state_dict(critic)
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for name, value in tensors.items():
+        if match := re.fullmatch(r"optimizer\.(\d+)\.(\w+)", name):
+            state.setdefault(int(match[1]), {})[match[2]] = value
+    learner.optimizer.load_state_dict(learner.optimizer.state_dict() | {"state": state})

@@ -1,73 +1,96 @@
-"""One update of the policy from rows that it sampled itself.
+"""One update of the policy from rows whose advantages are known: minibatches, losses, gradients, the step.
 
-Rows with the same prompt share one forward pass: an exact saving, since a prompt's distribution is one and the same.
-Dropout stays off, so that the first pass repeats the sampler's numbers and the ratio starts at exactly 1.
+Dropout stays off, so that the first pass repeats the sampler's numbers and the ratio starts at exactly 1. Every process
+holds all rows and scores its share; gradients are added up, so the step is the same however many processes there are.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from reflectkit.core.errors import ReflectkitError
 from reflectkit.core.types import Sample
-from reflectkit.models.load import Player
-from reflectkit.models.scoring import choice_logprobs
-from reflectkit.rl.losses import entropy, policy_gradient_loss, value_loss
-from reflectkit.rl.returns import advantages
+from reflectkit.models.load import Player, Reference, checkpoint_gradients
+from reflectkit.rl import losses
+from reflectkit.rl.critic import Critic
+from reflectkit.rl.logprobs import Scored, Unit, packed, score, units
+from reflectkit.rl.processes import Processes
+
+MEANS = ("token", "row")
 
 
 class DivergedError(ReflectkitError):
-    """A loss or gradient became NaN or infinite."""
+    """A loss or gradient became NaN or infinite. samples: the minibatch in which it happened."""
+
+    def __init__(self, message: str, samples: Sequence[Sample] = ()) -> None:
+        super().__init__(message)
+        self.samples = list(samples)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to learn. learning_rate: Adam's. critic_rate: of the value head. clip: of the ratio. entropy: the bonus' weight.
+    """How to learn.
 
-    max_grad_norm: gradients are scaled down to it. epochs: passes over each batch. minibatch: rows a gradient step.
-    baseline, scale: see `returns.advantages`. temperature: the sampler's.
+    learning_rate: Adam's. critic_rate: of the critic. surrogate: PPO's clipped ratio, instead of REINFORCE's weighted
+    log-probs. clip: how far the ratio may count; REINFORCE's weights are at most 1 + clip. entropy: the bonus' weight.
+    kl: weight of the divergence from the starting policy. max_grad_norm: gradients are scaled down to it. epochs: passes
+    over each batch. minibatch: rows a gradient step, over all processes. target_kl: an update ends early past this estimate of
+    its own KL; 0 never. value_clip: see `losses.value_loss`. mean: over all trained "token"s, or over the tokens of each "row",
+    then rows. temperature: the sampler's. max_tokens: of a micro-batch, padding counted. gradient_checkpointing: see
+    `models.load.checkpoint_gradients`.
     """
 
     learning_rate: float
     critic_rate: float = 5e-3
+    surrogate: bool = True
     clip: float = 0.2
     entropy: float = 0.01
+    kl: float = 0.0
     max_grad_norm: float = 0.3
     epochs: int = 1
     minibatch: int = 512
-    baseline: str = "critic"
-    scale: bool = True
+    target_kl: float = 0.0
+    value_clip: float = 0.0
+    mean: str = "token"
     temperature: float = 1.0
+    max_tokens: int = 16384
+    gradient_checkpointing: bool = False
 
 
 class Learner:
-    """Holds the policy, its optimizer and the critic (a linear head on the policy's last hidden state, detached)."""
+    """Holds the policy, its optimizer, the critic (None without one) and the starting policy (None where it is not needed).
 
-    def __init__(self, player: Player, settings: Settings, micro_batch: int = 64) -> None:
-        self.player, self.settings, self.micro_batch = player, settings, micro_batch
-        device = next(player.model.parameters()).device
-        width = player.model.config.get_text_config().hidden_size
-        self.critic = nn.Linear(width, 1).to(device)
-        nn.init.zeros_(self.critic.weight)
-        nn.init.zeros_(self.critic.bias)
+    processes: who works together. notify: told a line of text where something had to be changed.
+    """
+
+    def __init__(
+        self,
+        player: Player,
+        settings: Settings,
+        critic: Critic | None = None,
+        reference: Reference | None = None,
+        processes: Processes | None = None,
+        notify: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.player, self.settings, self.critic, self.reference = player, settings, critic, reference
+        self.processes, self.notify = processes or Processes(), notify
+        self.max_tokens = settings.max_tokens
+        player.activate()
         self.weights = [weight for weight in player.model.parameters() if weight.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": self.weights, "lr": settings.learning_rate},
-                {"params": list(self.critic.parameters()), "lr": settings.critic_rate},
-            ],
-            weight_decay=0.0,
-        )
+        self.groups = [(self.weights, settings.learning_rate)]
+        if critic is not None:
+            self.groups.append((list(critic.parameters()), settings.critic_rate))
+        groups = [{"params": weights, "lr": rate} for weights, rate in self.groups]
+        self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
 
     def update(self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0) -> dict[str, float]:
-        """Learn from `samples`; `generator` shuffles them into minibatches. Returns the mean of each figure.
+        """Learn from `samples`; `generator` shuffles them into minibatches. Returns the mean of each figure over the steps.
 
         rate: what the learning rates are multiplied with at this point of the schedule, 0 … 1.
 
@@ -78,84 +101,171 @@ class Learner:
         if not samples:
             return {}
         self.player.model.eval()
-        rates = (self.settings.learning_rate, self.settings.critic_rate)
-        for group, full in zip(self.optimizer.param_groups, rates, strict=True):
+        self.player.activate()
+        if self.settings.gradient_checkpointing:
+            checkpoint_gradients(self.player.model)
+        for group, (_, full) in zip(self.optimizer.param_groups, self.groups, strict=True):
             group["lr"] = full * rate
-        returns = [sample.return_to_go for sample in samples]
-        values = [sample.value for sample in samples if sample.value is not None]
-        if self.settings.baseline == "critic" and len(values) < len(samples):
-            raise ValueError("baseline 'critic' needs rows whose decisions carry the critic's value")
-        gains = advantages(returns, values, self.settings.baseline, self.settings.scale)
         sums: dict[str, float] = {}
-        alike = list(_by_prompt(samples).values())
+        alike = [list(unit.rows) for unit in units(samples, range(len(samples)))]
         pieces = math.ceil(len(samples) / self.settings.minibatch)
         steps = 0
         for _ in range(self.settings.epochs):
             generator.shuffle(alike)
             order = [row for rows in alike for row in rows]  # rows of one prompt stay together, for one forward pass
             for piece in range(pieces):
-                chosen = order[piece * len(order) // pieces : (piece + 1) * len(order) // pieces]
-                figures = self._step([samples[i] for i in chosen], [gains[i] for i in chosen], [returns[i] for i in chosen])
+                figures = self._step(samples, order[piece * len(order) // pieces : (piece + 1) * len(order) // pieces])
                 steps += 1
                 for name, value in figures.items():
                     sums[name] = sums.get(name, 0.0) + value
-        return {name: total / steps for name, total in sums.items()}
+            if 0 < self.settings.target_kl < figures["kl"]:
+                break
+        return {name: total / steps for name, total in sums.items()} | {"gradient_steps": steps}
 
-    def _step(self, samples: Sequence[Sample], gains: Sequence[float], returns: Sequence[float]) -> dict[str, float]:
-        settings, total = self.settings, len(samples)
-        device = next(self.player.model.parameters()).device
-        self.optimizer.zero_grad(set_to_none=True)
-        figures = {"loss": 0.0, "entropy": 0.0, "value_loss": 0.0, "kl": 0.0, "ratio_deviation": 0.0}
-        for rows, logprobs_UK, hidden_UD, prompt_of_row in self._forward(samples):
-            logprobs_BK = logprobs_UK[prompt_of_row]
-            action_B = torch.tensor([samples[i].choices.index(samples[i].tokens[-1]) for i in rows], device=device)
-            old_B = torch.tensor([samples[i].logprobs[-1] for i in rows], device=device)
-            gain_B = torch.tensor([gains[i] for i in rows], device=device)
-            return_B = torch.tensor([returns[i] for i in rows], device=device)
-            new_B = logprobs_BK.gather(1, action_B[:, None]).squeeze(1)
-            spread_B = entropy(logprobs_BK)
-            weight = len(rows) / total
-            policy_loss = policy_gradient_loss(new_B, old_B, gain_B, settings.clip) * weight
-            bonus = settings.entropy * spread_B.mean() * weight
-            critic_loss = value_loss(self.critic(hidden_UD.detach().float()).squeeze(-1)[prompt_of_row], return_B) * weight
-            (policy_loss - bonus + critic_loss).backward()
-            with torch.no_grad():
-                change_B = new_B - old_B
-                figures["loss"] += float(policy_loss)
-                figures["entropy"] += float(spread_B.mean()) * weight
-                figures["value_loss"] += float(critic_loss)
-                figures["kl"] += float((torch.exp(change_B) - 1 - change_B).mean()) * weight  # Schulman's k3, ≥ 0
-                figures["ratio_deviation"] = max(figures["ratio_deviation"], float(change_B.abs().max()))
-        norm = float(nn.utils.clip_grad_norm_(self.weights, settings.max_grad_norm))
-        figures["gradient_norm"] = norm
-        if not all(math.isfinite(value) for value in figures.values()):
-            raise DivergedError(
-                f"the update diverged ({figures}); lower --learning-rate and run again from the last checkpoint"
-            )
+    @torch.no_grad()
+    def values(self, prompts: Sequence[Sequence[int]]) -> list[float]:
+        """What the critic expects behind each prompt, in the env's unit."""
+        from reflectkit.models.scoring import Scorer, right_pad  # no label matters here: the hidden state is all
+
+        assert self.critic is not None
+        self.player.activate()
+        found: dict[int, float] = {}
+        for micro in packed([Unit(tuple(prompt), (), (row,)) for row, prompt in enumerate(prompts)], self.max_tokens):
+            tokens = [unit.tokens for unit in micro]
+            device = next(self.player.model.parameters()).device
+            rows = torch.arange(len(micro), device=device)
+            ends = torch.tensor([len(row) - 1 for row in tokens], device=device)
+            label = torch.zeros(len(micro), 1, dtype=torch.long, device=device)
+            hidden_ND, _ = Scorer(self.player.model)(right_pad(tokens, self.player.pad_id, device), rows, ends, label)
+            found |= zip([unit.rows[0] for unit in micro], self.critic(hidden_ND, tokens).tolist(), strict=True)
+        return [found[row] for row in range(len(prompts))]
+
+    def _step(self, samples: Sequence[Sample], numbers: Sequence[int]) -> dict[str, float]:
+        """One gradient step on the samples with these `numbers`."""
+        parts = sorted(units(samples, numbers), key=lambda unit: -len(unit.tokens))
+        mine = self.processes.share(parts)
+        tokens = sum(sum(samples[number].loss_mask) for number in numbers)
+        while True:
+            self.optimizer.zero_grad(set_to_none=True)
+            figures = self._accumulate(samples, mine, len(numbers), tokens)
+            everyone = self.processes.gather(figures)
+            if all(found is not None for found in everyone):
+                break
+            self._halve(parts)
+        merged = {name: sum(found[name] for found in everyone) for name in everyone[0]}
+        merged["ratio_deviation"] = max(found["ratio_deviation"] for found in everyone)
+        trained = [weight for weights, _ in self.groups for weight in weights]
+        self.processes.add_gradients(trained)
+        merged["gradient_norm"] = float(nn.utils.clip_grad_norm_(self.weights, self.settings.max_grad_norm))
+        if not all(math.isfinite(value) for value in merged.values()):
+            told = ", ".join(f"{name} {value:.4g}" for name, value in merged.items())
+            raise DivergedError(f"the update diverged ({told}); lower --learning-rate", [samples[n] for n in numbers])
         self.optimizer.step()
+        return merged
+
+    def _accumulate(self, samples: Sequence[Sample], parts: Sequence[Unit], rows: int, tokens: int) -> dict[str, float] | None:
+        """Gradients of `parts`, of a minibatch of `rows` rows and `tokens` trained tokens; None where memory ran out."""
+        figures = dict.fromkeys(("loss", "entropy", "value_loss", "kl", "kl_to_start", "ratio_deviation"), 0.0)
+        try:
+            for micro in packed(parts, self.max_tokens):
+                scored = score(self.player.model, samples, micro, self.player.pad_id, self.settings.temperature)
+                loss, found = self._loss(samples, scored, rows, tokens)
+                loss.backward()
+                figures = {name: value + found[name] for name, value in figures.items()} | {
+                    "ratio_deviation": max(figures["ratio_deviation"], found["ratio_deviation"])
+                }
+        except RuntimeError as error:
+            if not _out_of_memory(error):
+                raise
+            return None
         return figures
 
-    def _forward(self, samples: Sequence[Sample]) -> Any:
-        """(row numbers, logprobs_UK, hidden_UD, index into U of each row) for micro-batches of U distinct prompts."""
-        members = _by_prompt(samples)
-        distinct = list(members)
-        for start in range(0, len(distinct), self.micro_batch):
-            part = distinct[start : start + self.micro_batch]
-            logprobs_UK, hidden_UD = choice_logprobs(
-                self.player.model,
-                [prompt for prompt, _ in part],
-                [choices for _, choices in part],
-                pad_id=self.player.pad_id,
-                temperature=self.settings.temperature,
+    def _loss(self, samples: Sequence[Sample], scored: Scored, rows: int, tokens: int) -> tuple[torch.Tensor, dict[str, float]]:
+        """The micro-batch's part of the minibatch's loss, and of its figures."""
+        settings, device = self.settings, scored.logprob_N.device
+        places = list(zip(scored.row_N, scored.place_N, strict=True))
+
+        def column(name: str) -> torch.Tensor:
+            return torch.tensor([getattr(samples[row], name)[place] for row, place in places], device=device)
+
+        old_N, gain_N = column("logprobs"), column("advantages")
+        share = [1 / tokens if settings.mean == "token" else 1 / (rows * sum(samples[row].loss_mask)) for row, _ in places]
+        share_N = torch.tensor(share, device=device)
+        change_N = scored.logprob_N - old_N
+        starts, decision_N = _decisions(samples, places)
+        if settings.surrogate:
+            loss_N = losses.clipped_surrogate(scored.logprob_N, old_N, gain_N, settings.clip)
+        else:
+            index_N = torch.tensor(decision_N, device=device)
+            ratio_D = torch.zeros(len(starts), device=device).index_add(0, index_N, change_N.detach())
+            loss_N = losses.reinforce(scored.logprob_N, gain_N, ratio_D[index_N], 1 + settings.clip)
+        policy_loss = (loss_N * share_N).sum()
+        spread = (scored.entropy_N * share_N).sum()
+        loss = policy_loss - settings.entropy * spread
+        figures = {
+            "loss": float(policy_loss.detach()),
+            "entropy": float(spread.detach()),
+            "value_loss": 0.0,
+            "kl_to_start": 0.0,
+        }
+        if self.reference is not None:
+            distance = (losses.kl_estimate(scored.logprob_N, self._reference(samples, scored)) * share_N).sum()
+            loss = loss + settings.kl * distance
+            figures["kl_to_start"] = float(distance.detach())
+        if self.critic is not None:
+            value_D = self.critic(scored.hidden_ND[starts], [samples[places[n][0]].tokens[: places[n][1]] for n in starts])
+            error_D = losses.value_loss(value_D, column("returns")[starts], column("values")[starts], settings.value_clip)
+            weight_D = torch.zeros(len(starts), device=device).index_add(0, torch.tensor(decision_N, device=device), share_N)
+            critic_loss = (error_D * weight_D).sum()
+            loss = loss + critic_loss
+            figures["value_loss"] = float(critic_loss.detach())
+        with torch.no_grad():
+            figures["kl"] = float(((torch.exp(change_N) - 1 - change_N) * share_N).sum())  # of the sampler from the policy
+            fresh = [index for index, (row, _) in enumerate(places) if not samples[row].replayed]
+            figures["ratio_deviation"] = float(change_N[fresh].abs().max()) if fresh else 0.0
+        return loss, figures
+
+    @torch.no_grad()
+    def _reference(self, samples: Sequence[Sample], scored: Scored) -> torch.Tensor:
+        """Log-probs of the same tokens under the starting policy, in the order of `scored`."""
+        assert self.reference is not None
+        found: dict[tuple[int, int], float] = {}
+        with self.reference.model() as model:
+            for micro in packed(units(samples, list(dict.fromkeys(scored.row_N))), self.max_tokens):
+                before = score(model, samples, micro, self.player.pad_id, self.settings.temperature)
+                found |= zip(zip(before.row_N, before.place_N, strict=True), before.logprob_N.tolist(), strict=True)
+        places = zip(scored.row_N, scored.place_N, strict=True)
+        return torch.tensor([found[place] for place in places], device=scored.logprob_N.device)
+
+    def _halve(self, parts: Sequence[Unit]) -> None:
+        """Take half as much at once from now on. Raises ReflectkitError where a single unit is too much."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        widest = max(len(unit.tokens) for unit in parts)
+        if self.max_tokens <= widest:
+            raise ReflectkitError(
+                f"out of memory with a single row of {widest} tokens; use --gradient-checkpointing, --lora-r, a smaller model"
             )
-            rows = [number for key in part for number in members[key]]
-            prompt_of_row = [index for index, key in enumerate(part) for _ in members[key]]
-            yield rows, logprobs_UK, hidden_UD, prompt_of_row
+        before, self.max_tokens = self.max_tokens, max(widest, self.max_tokens // 2)
+        self.notify(
+            f"out of memory: micro-batches have {self.max_tokens} tokens from here on, not {before}; the update is repeated"
+            " (--max-tokens-per-batch)"
+        )
 
 
-def _by_prompt(samples: Sequence[Sample]) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:
-    """Row numbers by prompt and legal labels, in order of first appearance."""
-    members: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    for number, sample in enumerate(samples):
-        members.setdefault((sample.tokens[:-1], sample.choices), []).append(number)
-    return members
+def _decisions(samples: Sequence[Sample], places: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """(index of each decision's first token, number of the decision of each token) for tokens at `places`, in order."""
+    starts: list[int] = []
+    numbers: list[int] = []
+    for index, (row, place) in enumerate(places):
+        sample = samples[row]
+        goes_on = index > 0 and places[index - 1] == (row, place - 1) and sample.returns[place] == sample.returns[place - 1]
+        if not goes_on:
+            starts.append(index)
+        numbers.append(len(starts) - 1)
+    return starts, numbers
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,74 +1,179 @@
-"""The online loop: draw problems, let the two players play them, learn from the rows, and say how it went."""
+"""The online loop: draw problems, let the two players play them, judge, learn from the rows, and say how it went."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from reflectkit.agents.two_player import TwoPlayerAgent
+from reflectkit.core.errors import EnvironmentFailure
 from reflectkit.core.protocols import Env
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.seeding import derive, generator
-from reflectkit.core.types import Status, Task, Trajectory
+from reflectkit.core.types import Sample, Status, Task, Trajectory
 from reflectkit.models.tokens import label_ids
 from reflectkit.rl import batch
-from reflectkit.rl.curriculum import draw, level_at
+from reflectkit.rl.credit import Judgement, Rule, judge
+from reflectkit.rl.curriculum import Curriculum, draw
 from reflectkit.rl.learner import Learner
+from reflectkit.rl.processes import Processes
+from reflectkit.rl.replay import Replay
+
+
+@dataclass(frozen=True)
+class Level:
+    """One stage of the curriculum. make: a fresh env, its horizon included."""
+
+    name: str
+    tasks: Sequence[Task]
+    make: Callable[[], Env]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to play. tasks, makers: problems and env makers by level. levels: in curriculum order, equal steps each.
+    """What to play and how to judge it.
 
-    steps: updates in all. episodes: played for each update. gamma: the discount. width: episodes side by side.
-    decay: whether learning rates fall in a line to 0 at the last step, so that the last policy stands still.
+    levels: in curriculum order. steps: updates in all. episodes: played for each update, by all processes together. repeats:
+    how many of them begin alike, and are a group. rule: see `credit.Rule`. width: episodes side by side in a process. decay:
+    whether learning rates fall in a line to 0 at the last step, so that the last policy stands still.
     """
 
-    tasks: Mapping[str, Sequence[Task]]
-    makers: Mapping[str, Callable[[], Env]]
-    levels: Sequence[str]
+    levels: Sequence[Level]
     steps: int
     episodes: int
-    gamma: float
+    rule: Rule
     seed: int
     width: int
+    repeats: int = 1
     decay: bool = True
 
 
-def train_step(step: int, plan: Plan, agent: TwoPlayerAgent, learner: Learner) -> dict[str, object]:
-    """Play and learn once; `step` counts from 0. Returns the step's figures, JSON values, as `metrics.jsonl` holds them."""
-    started = time.perf_counter()
-    tokens_before = _tokens(agent)
-    reflector = agent.reflector
-    hits, asked = (reflector.hits, reflector.asked) if reflector else (0, 0)
-    level = level_at(step, plan.steps, plan.levels)
-    tasks = draw(plan.tasks[level], step, plan.episodes, plan.seed)
-    episodes = [Episode(task, derive(plan.seed, "rollout", step, number)) for number, task in enumerate(tasks)]
-    played = rollout(episodes, plan.makers[level], agent, width=plan.width)
-    played_s = time.perf_counter() - started
+class Trainer:
+    """Training in progress. step: updates done. counters: episodes, decisions and ABORTED episodes so far."""
 
-    tokenizer = agent.policy.tokenizer
-    counts = {len(turn.observation.choices) for trajectory in played for turn in trajectory.turns}
-    samples = batch.rows(played, {count: label_ids(tokenizer, count) for count in counts}, plan.gamma)
-    rate = 1 - step / plan.steps if plan.decay else 1.0
-    figures = learner.update(samples, generator(plan.seed, "update", step), rate)
-    agent.forget_scores()
-    seconds = time.perf_counter() - started
-    newly_asked = (reflector.asked - asked) if reflector else 0
-    return {
-        "step": step + 1,
-        "level": level,
-        "episodes": (step + 1) * plan.episodes,
-        **summary(played),
-        **figures,
-        "reflector_cache_hits": (reflector.hits - hits) / newly_asked if reflector and newly_asked else None,
-        "rows": len(samples),
-        "tokens_per_second": round((_tokens(agent) - tokens_before + sum(len(s.tokens) for s in samples)) / seconds, 1),
-        "episodes_per_second": round(len(played) / seconds, 3),
-        "rollout_seconds": round(played_s, 3),
-        "update_seconds": round(seconds - played_s, 3),
-    }
+    def __init__(
+        self,
+        plan: Plan,
+        agent: TwoPlayerAgent,
+        learner: Learner,
+        *,
+        replay_size: int = 0,
+        threshold: float | None = None,
+        processes: Processes | None = None,
+    ) -> None:
+        self.plan, self.agent, self.learner = plan, agent, learner
+        self.processes = processes or Processes()
+        self.replay = Replay(replay_size)
+        self.curriculum = Curriculum(len(plan.levels), plan.steps, threshold)
+        self.step = 0
+        self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
+
+    def advance(self) -> dict[str, object]:
+        """Play and learn once. Returns the step's figures, JSON values, as `metrics.jsonl` holds them.
+
+        Raises
+        ------
+        EnvironmentFailure: every episode was ABORTED. DivergedError: see `Learner.update`.
+        """
+        started = time.perf_counter()
+        before = self._counts()
+        if self.curriculum.begin(self.step):
+            self.replay.clear()
+        level = self.plan.levels[self.curriculum.level]
+        played = self._play(level)
+        self._share_comments()
+        counts = [there - earlier for there, earlier in zip(self._counts(), before, strict=True)]
+        tokens, asked, hits = (sum(column) for column in zip(*self.processes.gather(counts), strict=True))
+        played_s = time.perf_counter() - started
+
+        fresh, old = batch.trainable(played), list(self.replay)
+        if played and all(trajectory.status is Status.ABORTED for trajectory in played):
+            raise EnvironmentFailure(f"all {len(played)} episodes of update {self.step + 1} were aborted: {played[0].reason}")
+        samples, judgement = self._rows(fresh, old)
+        rate = 1 - self.step / self.plan.steps if self.plan.decay else 1.0
+        figures = self.learner.update(samples, generator(self.plan.seed, "update", self.step), rate)
+        self.agent.forget_scores()
+        self.replay.add(fresh)
+        overall = summary(played)
+        self.curriculum.end(overall["success_rate"])
+        self.step += 1
+        self.counters["episodes"] += len(played)
+        self.counters["decisions"] += sum(len(trajectory.turns) for trajectory in played)
+        self.counters["aborted"] += sum(trajectory.status is Status.ABORTED for trajectory in played)
+        seconds = time.perf_counter() - started
+        groups = len({trajectory.group for trajectory in fresh})
+        return {
+            "step": self.step,
+            "level": level.name,
+            "episodes": self.counters["episodes"],
+            **overall,
+            **figures,
+            "reflector_cache_hits": hits / asked if asked else None,
+            "rows": len(samples),
+            "replayed_episodes": len(old),
+            "groups_without_spread": len(judgement.flat) / groups if groups and self.plan.rule.algorithm == "grpo" else None,
+            "tokens_per_second": round((tokens + sum(len(s.tokens) for s in samples)) / seconds, 1),
+            "episodes_per_second": round(len(played) / seconds, 3),
+            "rollout_seconds": round(played_s, 3),
+            "update_seconds": round(seconds - played_s, 3),
+        }
+
+    def _play(self, level: Level) -> list[Trajectory]:
+        """This step's episodes, played by all processes, in their order."""
+        plan = self.plan
+        tasks = draw(level.tasks, self.step, plan.episodes // plan.repeats, plan.seed)
+        episodes = [
+            Episode(
+                task,
+                derive(plan.seed, "rollout", self.step, number * plan.repeats + repeat),
+                group=f"{self.step}/{number}",
+                start=derive(plan.seed, "start", self.step, number) if plan.repeats > 1 else None,
+            )
+            for number, task in enumerate(tasks)
+            for repeat in range(plan.repeats)
+        ]
+        mine = rollout(self.processes.share(episodes), level.make, self.agent, width=plan.width)
+        return self.processes.together(mine)
+
+    def _share_comments(self) -> None:
+        """Every process learns the comments that the others had made; so the memo is one and the same everywhere."""
+        reflector = self.agent.reflector
+        if reflector is None:
+            return
+        for new in self.processes.gather(reflector.new_comments()):
+            for key, comment in new.items():
+                reflector.memo.setdefault(key, comment)
+
+    def _rows(self, fresh: Sequence[Trajectory], old: Sequence[Trajectory]) -> tuple[list[Sample], Judgement]:
+        """Training rows of fresh and replayed episodes, those of groups without spread left out."""
+        values: list[list[float]] | None = None
+        if self.learner.critic is not None:
+            values = [[turn.decision.value or 0.0 for turn in trajectory.turns] for trajectory in fresh]
+            now = iter(self.learner.values([turn.decision.prompt_ids for trajectory in old for turn in trajectory.turns]))
+            values += [[next(now) for _ in trajectory.turns] for trajectory in old]
+        judgement = judge(fresh, old, values or [], self.plan.rule)
+        counts = {len(turn.observation.choices) for trajectory in (*fresh, *old) for turn in trajectory.turns} - {0}
+        labels_of = {count: label_ids(self.agent.policy.tokenizer, count) for count in counts}
+        samples: list[Sample] = []
+        for part, first, replayed in ((fresh, 0, False), (old, len(fresh), True)):
+            kept = [number for number, trajectory in enumerate(part) if trajectory.group not in judgement.flat]
+            samples += batch.rows(
+                [part[number] for number in kept],
+                [judgement.advantages[first + number] for number in kept],
+                [judgement.returns[first + number] for number in kept],
+                labels_of,
+                [values[first + number] for number in kept] if values is not None else None,
+                replayed,
+            )
+        return samples, judgement
+
+    def _counts(self) -> tuple[int, int, int]:
+        """Tokens read and written, comments asked for, and those that the memo had, in this process so far."""
+        reflector = self.agent.reflector
+        if reflector is None:
+            return self.agent.tokens, 0, 0
+        return self.agent.tokens + reflector.tokens, reflector.asked, reflector.hits
 
 
 def summary(played: Sequence[Trajectory]) -> dict[str, float]:
@@ -81,7 +186,3 @@ def summary(played: Sequence[Trajectory]) -> dict[str, float]:
         "episode_steps": sum(len(trajectory.turns) for trajectory in counted) / share,
         "aborted": 1 - len(counted) / max(1, len(played)),
     }
-
-
-def _tokens(agent: TwoPlayerAgent) -> int:
-    return agent.tokens + (agent.reflector.tokens if agent.reflector else 0)

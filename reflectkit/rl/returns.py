@@ -1,8 +1,16 @@
-"""Returns, baselines and advantages as pure functions."""
+"""Returns, baselines and advantages as pure functions of plain numbers.
+
+Departs from the Reflect-RL code: a group without spread, from which nothing can be learnt, is found and counted instead of
+divided by zero; the end of an episode, also by the horizon, is worth nothing more, since the horizon is part of the task.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+
+SPREAD = 1e-8  # below it numbers count as equal
 
 
 def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
@@ -19,27 +27,74 @@ def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
     return returns
 
 
-def advantages(returns: Sequence[float], values: Sequence[float] | None, baseline: str, scale: bool) -> list[float]:
-    """How much better each decision went than expected, in return units (or in standard deviations, with `scale`).
+def generalised_advantages(rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float) -> list[float]:
+    """A_t = delta_t + gamma * lam * A_{t+1}, with delta_t = r_t + gamma * V_{t+1} - V_t (GAE, arXiv 1506.02438, eq. 16).
 
-    Parameters
-    ----------
-    returns: G of B decisions. values: the critic's V of the same decisions, needed by baseline "critic" alone.
-    baseline: "none" keeps G; "batch" subtracts the mean of all B; "critic" subtracts V.
-    scale: divide by the standard deviation of the B advantages (left alone where they are all equal).
+    values: what the critic expected at each step of one episode. lam: 1 compares the return with the value, 0 looks one step
+    ahead.
+
+    >>> generalised_advantages([1.0, 2.0], [0.5, 1.0], 1.0, 0.0)
+    [1.5, 1.0]
     """
-    if not returns:
-        return []
-    if baseline == "none":
-        expected: Sequence[float] = [0.0] * len(returns)
-    elif baseline == "batch":
-        expected = [sum(returns) / len(returns)] * len(returns)
-    else:
-        assert values is not None
-        expected = values
-    result = [achieved - hoped for achieved, hoped in zip(returns, expected, strict=True)]
-    if not scale:
-        return result
-    mean = sum(result) / len(result)
-    deviation = (sum((value - mean) ** 2 for value in result) / len(result)) ** 0.5
-    return [value / deviation for value in result] if deviation > 1e-8 else result
+    advantages = [0.0] * len(rewards)
+    following = next_value = 0.0
+    for index in range(len(rewards) - 1, -1, -1):
+        delta = rewards[index] + gamma * next_value - values[index]
+        following = delta + gamma * lam * following
+        advantages[index], next_value = following, values[index]
+    return advantages
+
+
+def less_the_others(returns: Sequence[Sequence[float]], groups: Sequence[Hashable]) -> list[list[float]]:
+    """Each return-to-go less the mean of the group's *other* episodes at the same step, where ended episodes stand at 0.
+
+    At the first step that is RLOO (arXiv 2402.14740, eq. 6). An episode alone in its group is compared with 0.
+
+    >>> less_the_others([[1.0, 1.0], [2.0], [6.0, 5.0]], ["a", "a", "a"])
+    [[-3.0, -1.5], [-1.5], [4.5, 4.5]]
+    """
+    members = _members(groups)
+    result = []
+    for row, group in zip(returns, groups, strict=True):
+        rows = [returns[index] for index in members[group]]
+        others = max(1, len(rows) - 1)
+        sums = [math.fsum(other[step] for other in rows if step < len(other)) for step in range(len(row))]
+        result.append([value - (total - value) / others for value, total in zip(row, sums, strict=True)])
+    return result
+
+
+def group_relative(scores: Sequence[float], groups: Sequence[Hashable], scale: bool) -> tuple[list[float], frozenset[Hashable]]:
+    """Each score less its group's mean, in its group's standard deviations with `scale` (GRPO, arXiv 2402.03300, section 4.1).
+
+    Without `scale` as in Dr. GRPO (arXiv 2503.20783). Deviations are of the sample (n - 1). Returns the advantages, all 0 in a
+    group without spread, and which groups those are; a group of one is one of them.
+
+    >>> group_relative([1.0, 3.0, 5.0, 5.0], ["a", "a", "b", "b"], scale=False)
+    ([-1.0, 1.0, 0.0, 0.0], frozenset({'b'}))
+    """
+    result = [0.0] * len(scores)
+    flat = set()
+    for group, indices in _members(groups).items():
+        mean = math.fsum(scores[index] for index in indices) / len(indices)
+        squares = math.fsum((scores[index] - mean) ** 2 for index in indices)
+        spread = math.sqrt(squares / max(1, len(indices) - 1))
+        if spread <= SPREAD:
+            flat.add(group)
+            continue
+        for index in indices:
+            result[index] = (scores[index] - mean) / (spread if scale else 1.0)
+    return result, frozenset(flat)
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation of `values` (all of them, n); 1 where they are all equal, or there are none."""
+    mean = math.fsum(values) / max(1, len(values))
+    found = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(1, len(values)))
+    return found if found > SPREAD else 1.0
+
+
+def _members(groups: Sequence[Hashable]) -> dict[Hashable, list[int]]:
+    members: dict[Hashable, list[int]] = defaultdict(list)
+    for index, group in enumerate(groups):
+        members[group].append(index)
+    return members

@@ -1,162 +1,400 @@
-"""rlft: online policy gradient, in which a frozen reflector comments on each step before the policy acts.
+"""rlft: online RL, in which a frozen reflector comments on each step before the policy acts: REINFORCE, PPO or GRPO.
 
-Without a reflector it is the "SFT + RL" arm. Killed and started again, it goes on from its last checkpoint.
+Without a reflector it is the "SFT + RL" arm. Killed and started again, it goes on from its last checkpoint. Started by
+torchrun or `accelerate launch`, its processes play and learn together, to the same result.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from reflectkit.core.config import above, at_least, fraction, one_of, option
-from reflectkit.core.console import Progress
-from reflectkit.core.jsonl import read_jsonl, write_jsonl
-from reflectkit.core.runs import Report, figures_table, open_run
+from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, at_least, flag, fraction, one_of, option
+from reflectkit.core.console import Progress, Quiet
+from reflectkit.core.errors import CheckpointError, ConfigError, DataError, ReflectkitError
+from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_jsonl
+from reflectkit.core.prompts import policy_prompt
+from reflectkit.core.runs import Report, Run, digest, figures_table, open_run, plain_settings
+from reflectkit.core.types import Task, to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
-from reflectkit.stages.common import PlayConfig, at_level, check_level
+from reflectkit.stages.algorithm import AlgorithmConfig
+from reflectkit.stages.common import at_level, check_level
 
 if TYPE_CHECKING:
-    from reflectkit.agents.two_player import TwoPlayerAgent
-    from reflectkit.rl.learner import Learner
-    from reflectkit.rl.loop import Plan
+    from reflectkit.models.load import Player
+    from reflectkit.rl.learner import DivergedError
+    from reflectkit.rl.loop import Level, Trainer
+    from reflectkit.rl.processes import Processes
 
 EXAMPLES = (
     "reflectkit rlft --env taxi --load-dir results/6_sft/checkpoint-250 --reflect-load-dir results/4_sft/checkpoint-700",
-    "reflectkit rlft --env taxi --load-dir results/7_sft/checkpoint-600 --curriculum pickup --curriculum full",
+    "reflectkit rlft --env taxi --load-dir results/7_sft/checkpoint-600 --algo ppo --curriculum pickup --curriculum full",
+    "reflectkit rlft --env auto_explore --model gpt2-xl --lora-r 16 --quantize 8bit --algo grpo --group-size 8",
+    "torchrun --nproc_per_node 2 -m reflectkit rlft --env taxi --load-dir results/7_sft/checkpoint-600",
 )
-BASELINES = ("none", "batch", "critic")
+TRACKERS = ("tensorboard", "wandb", "trackio")
+LOOKED_AT = 8  # problems of each level whose prompts are tried before anything is loaded
+MAY_DIFFER = ("resume_from", "save_steps", "device", "report_to", "max_tokens_per_batch", "gradient_checkpointing", "data_dir")
+"""Settings that a run may change when it goes on from another's checkpoint."""
 
 
 @dataclass(frozen=True)
-class Config(PlayConfig):
+class Config(AlgorithmConfig):
     """Settings of rlft."""
 
-    load_dir: Path = option(help="Checkpoint of the policy to train.")
+    load_dir: Path | None = option(None, help="Checkpoint of the policy to train; or --model.")
+    model: str = option("", help="A model that was not fine-tuned, by folder or Hugging Face id, instead of --load-dir.")
     reflect_load_dir: Path | None = option(None, help="Checkpoint of the frozen reflector; none: the SFT + RL arm.")
+    share_base: bool = option(False, help="Policy and reflector are LoRA adapters on one base, which is loaded once.")
+    resume_from: Path | None = option(
+        None, help="Checkpoint of another rlft run to go on from, its settings otherwise the same."
+    )
     task_file: Path | None = option(None, help="Problems to train on; default: train.json in the env's data folder.")
-    curriculum: tuple[str, ...] = option((), help="Levels with equal steps, in order (repeat the flag); default: the last.")
     max_steps: int = option(60, help="Updates.")
-    episodes: int = option(128, help="Episodes played for each update.")
+    episodes: int = option(128, help="Episodes played for each update, by all processes together.")
     learning_rate: float = option(2.5e-4, help="Adam's rate, at its highest.")
     schedule: str = option("linear", help="Of the rate: linear (falls to 0 at the last update) or constant.")
-    baseline: str = option("critic", help="What a return is compared with: none, batch (mean), critic (a linear value head).")
-    gamma: float = option(0.95, help="Discount of the return-to-go; the paper has 1.")
-    entropy: float = option(0.02, help="Weight of the entropy bonus, over the legal actions.")
     max_grad_norm: float = option(0.3, help="Gradients are scaled down to this norm.")
-    clip: float = option(0.2, help="How far the ratio to the sampling policy may count.")
-    epochs: int = option(1, help="Passes over each batch; 1 is REINFORCE's.")
-    minibatch: int = option(512, help="Rows a gradient step.")
-    temperature: float = option(2.0, help="Of the policy's sampling, in play and in the loss.")
+    temperature: float = option(1.0, help="Of the policy's sampling, in play and in the loss.")
     reflect_prob: float = option(1.0, help="Share of the steps that see their comment.")
     reflect_temperature: float = option(0.0, help="Of the comments; 0 decodes greedily and memoises.")
-    save_steps: int = option(20, help="Updates between checkpoints.")
+    max_new_tokens: int = option(64, help="Tokens of an answer, in an environment without enumerated actions.")
+    lora_r: int = option(0, help="Rank of a fresh LoRA adapter; 0 trains all weights, or the adapter that is there.")
+    lora_alpha: int = option(16, help="Scale of the LoRA adapter.")
+    dtype: str = option("", help="float32, bfloat16 or float16; default: as the checkpoint was saved, or float32.")
+    quantize: str = option("", help="Weights below the adapter in 8bit or 4bit, or none; default: as the checkpoint says.")
+    gradient_checkpointing: bool = option(False, help="Less memory for about a third more time.")
+    max_tokens_per_batch: int = option(16384, help="Tokens of a forward pass, padding counted; halved where memory runs out.")
+    save_steps: int = option(20, help="Updates between checkpoints; the last two are kept.")
+    report_to: tuple[str, ...] = option((), help="Also log to tensorboard, wandb or trackio (repeat the flag).")
     device: str = option("auto", help="auto, cpu, cuda, …")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("max_steps", "episodes", "epochs", "minibatch", "save_steps"):
+        for name in ("max_steps", "episodes", "save_steps", "max_new_tokens", "max_tokens_per_batch", "lora_alpha"):
             at_least(name, getattr(self, name), 1)
-        for name in ("learning_rate", "temperature", "max_grad_norm", "clip"):
+        for name in ("learning_rate", "temperature", "max_grad_norm"):
             above(name, getattr(self, name), 0)
-        for name in ("entropy", "reflect_temperature"):
-            at_least(name, getattr(self, name), 0)
-        fraction("gamma", self.gamma)
+        at_least("reflect_temperature", self.reflect_temperature, 0)
+        at_least("lora_r", self.lora_r, 0)
         fraction("reflect_prob", self.reflect_prob)
-        one_of("baseline", self.baseline, BASELINES)
         one_of("schedule", self.schedule, ("linear", "constant"))
+        one_of("dtype", self.dtype or DTYPES[0], DTYPES)
+        one_of("quantize", self.quantize or QUANTIZE[0], QUANTIZE)
         for level in self.curriculum:
             check_level(self.env, level)
+        for name in self.report_to:
+            one_of("report_to", name, TRACKERS)
+        if bool(self.load_dir) == bool(self.model):
+            raise ConfigError("give the policy to train: --load-dir CHECKPOINT, or --model FOLDER_OR_ID, and not both")
+        if self.model in TINY:
+            raise ConfigError(f"--model {self.model} has no weights yet; make them with `reflectkit sft --model {self.model}`")
+        if self.episodes % self.repeats:
+            near = max(1, round(self.episodes / self.repeats)) * self.repeats
+            raise ConfigError(f"--episodes {self.episodes} is no multiple of the group size {self.repeats}; take {near}")
+        if self.share_base and (self.reflect_load_dir is None or self.load_dir is None or self.lora_r):
+            raise ConfigError(
+                "--share-base needs --load-dir and --reflect-load-dir, two LoRA adapters of one base, and no --lora-r"
+            )
+        if self.critic_trunk == "separate" and (self.lora_r or self.quantize not in ("", "none")):
+            raise ConfigError(
+                "--critic-trunk separate trains a whole copy of the trunk, but --lora-r an adapter; take detached"
+            )
+        if self.max_steps * self.episodes >= 2**53:
+            raise ConfigError(f"--max-steps {self.max_steps} updates of {self.episodes} episodes are more than can be counted")
+
+    @property
+    def start(self) -> Path | str:
+        """Where the policy comes from."""
+        return self.load_dir or self.model
+
+    @property
+    def stages(self) -> list[tuple[str, ...]]:
+        """The curriculum: the levels of each of its stages."""
+        levels: list[tuple[str, ...]] = [(level,) for level in self.curriculum] or [(env_class(self.env).levels[-1],)]
+        return [levels[0] + levels[1], *levels[2:]] if self.merge_first_two else levels
 
 
 def run(config: Config, progress: Progress) -> Report:
-    """Train and write `metrics.jsonl` and `checkpoint-<step>/`. Raises CheckpointError, DataError, DivergedError."""
+    """Train and write `metrics.jsonl` and `checkpoint-<step>/`.
+
+    Raises CheckpointError, DataError, DivergedError, and ConfigError where the model cannot read the prompts.
+    """
     source = config.task_file or config.folder / "train.json"
-    records = read_records(source, config.env_name)
-    models = [config.load_dir, *([config.reflect_load_dir] if config.reflect_load_dir else [])]
-    with open_run("rlft", config, [source, *models, *config.worlds(record.task for record in records)]) as current:
+    tasks = [record.task for record in read_records(source, config.env_name)]
+    levels = _levels(config, tasks, source)
+    models = [path for path in (config.load_dir, config.reflect_load_dir, config.resume_from) if path]
+    if Path(config.model).is_dir() and config.model:
+        models.append(Path(config.model))
+    _try_prompts(config, levels)
+    processes = _processes(config)
+    progress = progress if processes.first else Quiet()
+    with _together("rlft", config, [source, *models, *config.worlds(tasks)], processes) as current:
         if current.done:
             return current.done
-        from reflectkit.rl.loop import Plan
-
-        levels = config.curriculum or (env_class(config.env).levels[-1],)
-        tasks = [record.task for record in records]
-        plan = Plan(
-            {level: at_level(config.env, tasks, level, source) for level in levels},
-            {level: config.maker(level) for level in levels},
-            levels, config.max_steps, config.episodes, config.gamma, config.seed, config.width, config.schedule == "linear",
-        )  # fmt: skip
-        agent, learner, done = _players(config, current.folder)
-        progress.news(f"rlft: {len(tasks)} problems of {source} → {current.folder}")
-        target = _loop(config, plan, agent, learner, done, current.folder, progress)
+        told = plain_settings(config) | {"problems": digest(source)}
+        trainer = _resumed(config, levels, current.folder, told, processes, progress)
+        progress.news(f"rlft ({config.algo}): {len(tasks)} problems of {source} → {current.folder}")
+        try:
+            target = _loop(config, trainer, current.folder, told, progress)
+        except ReflectkitError as error:
+            raise _kept(error, current.folder, trainer) from None
         history = [row for _, row in read_jsonl(current.folder / "metrics.jsonl")]
         last = history[-max(1, len(history) // 10) :]
         figures = {
             "steps": config.max_steps,
-            "episodes": config.max_steps * config.episodes,
+            "episodes": trainer.counters["episodes"],
             "success_rate": sum(row["success_rate"] for row in last) / len(last),
             "return": sum(row["return"] for row in last) / len(last),
         }
         current.tables.append(figures_table(f"RL in {target} (rates: last tenth, training problems)", "value", figures))
+        if not processes.first:
+            return Report("rlft", current.folder, figures, (target,))
         return current.finish(figures, [target, current.folder / "metrics.jsonl"])
 
 
-def _players(config: Config, folder: Path) -> tuple[TwoPlayerAgent, Learner, int]:
-    """The agent, its learner, and how many updates an earlier, killed process has done."""
-    from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-    from reflectkit.models.load import load_player
-    from reflectkit.rl import checkpoint
-    from reflectkit.rl.learner import Learner, Settings
+def _levels(config: Config, tasks: list[Task], source: Path) -> list[Level]:
+    """The curriculum's stages with their problems."""
+    from reflectkit.rl.loop import Level
 
-    resumed = checkpoint.latest(folder)
-    policy = load_player(resumed or config.load_dir, "policy", device=config.device)
-    reflector = None
-    if config.reflect_load_dir is not None:
-        player = load_player(config.reflect_load_dir, "reflection", device=config.device)
-        reflector = Reflector(player, temperature=config.reflect_temperature)
+    levels = []
+    for names in config.stages:
+        problems = {task.id: task for name in names for task in at_level(config.env, tasks, name, source)}
+        levels.append(Level("+".join(names), list(problems.values()), config.maker(names[-1])))
+    return levels
+
+
+def _try_prompts(config: Config, levels: list[Level]) -> None:
+    """Raises ConfigError or CheckpointError where the policy's tokenizer or context does not do for these problems.
+
+    Only its tokenizer and its config are opened, no weights.
+    """
+    from reflectkit.models.load import context_of, load_tokenizer
+    from reflectkit.models.tokens import label_ids, prompt_ids
+
+    tokenizer, context = load_tokenizer(config.start), context_of(config.start)
+    for level in levels:
+        env = level.make()
+        for task in level.tasks[:LOOKED_AT]:
+            observation = env.reset(task, config.seed)
+            if observation.choices:
+                label_ids(tokenizer, len(observation.choices))
+            tokens = len(prompt_ids(tokenizer, policy_prompt(observation)))
+            if context is not None and tokens > context:
+                raise ConfigError(
+                    f"the first prompt of task '{task.id}' is {tokens} tokens, and {config.start} reads {context};"
+                    " take a model that reads more, or train one with a larger --max-length"
+                )
+
+
+def _processes(config: Config) -> Processes:
+    """The processes that were started together, or this one alone."""
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedType
+
+    from reflectkit.models.hush import hush
+    from reflectkit.rl.processes import Processes
+
+    hush()
+    for name in config.report_to:
+        _need_tracker(name)
+    accelerator = Accelerator(
+        cpu=config.device == "cpu", log_with=list(config.report_to) or None, project_dir=str(config.results_dir)
+    )
+    known = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+    if accelerator.distributed_type not in known:
+        raise ConfigError(f"rlft cannot run under {accelerator.distributed_type}; see README for what it can")
+    return Processes(accelerator)
+
+
+def _need_tracker(name: str) -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("torch.utils.tensorboard" if name == "tensorboard" else name) is None or (
+        name == "tensorboard" and importlib.util.find_spec("tensorboard") is None
+    ):
+        raise ConfigError(f"--report-to {name}: the package is not installed; pip install {name}")
+
+
+@contextlib.contextmanager
+def _together(stage: str, config: Config, inputs: list[Path], processes: Processes) -> Iterator[Run]:
+    """The run, opened and held by the first process; the others get to know it."""
+    with contextlib.ExitStack() as stack:
+        mine = stack.enter_context(open_run(stage, config, inputs)) if processes.first else None
+        folder, done = processes.gather((mine.folder, mine.done) if mine else None)[0]
+        yield mine or Run(stage, folder, done)
+        processes.wait()
+
+
+def _resumed(
+    config: Config, levels: list[Level], folder: Path, told: Mapping[str, Any], processes: Processes, progress: Progress
+) -> Trainer:
+    """Training as an earlier, killed process left it, or at its beginning. A damaged checkpoint gives way to the one before."""
+    from reflectkit.rl import checkpoint
+
+    there = checkpoint.found(folder)
+    for place in reversed(there):
+        try:
+            trainer = _trainer(config, levels, place, processes, progress)
+            checkpoint.restore(place, trainer, told)
+            return trainer
+        except checkpoint.OtherSettingsError:
+            raise
+        except CheckpointError as error:
+            progress.news(f"{error}; going on from the one before")
+    if config.resume_from is not None:
+        state = _state_of(config.resume_from)
+        free = (
+            *MAY_DIFFER,
+            *(("max_steps",) if config.schedule == "constant" and (len(levels) < 2 or config.advance_at) else ()),
+        )
+        checkpoint.check_settings(
+            config.resume_from,
+            {name: value for name, value in state.items() if name not in free},
+            {name: value for name, value in told.items() if name not in free},
+        )
+        trainer = _trainer(config, levels, config.resume_from, processes, progress)
+        checkpoint.restore(config.resume_from, trainer, state)
+        if trainer.step >= config.max_steps:
+            raise ConfigError(f"{config.resume_from} has {trainer.step} updates behind it; raise --max-steps above that")
+        return trainer
+    return _trainer(config, levels, None, processes, progress)
+
+
+def _state_of(place: Path) -> dict[str, Any]:
+    """The settings that the checkpoint `place` was made with."""
+    from reflectkit.rl import checkpoint
+
+    if not (place / checkpoint.STATE).is_file():
+        raise CheckpointError(f"{place} is no checkpoint of rlft; name one, e.g. results/8_rlft/checkpoint-60")
+    try:
+        return dict(read_json(place / checkpoint.STATE)["settings"])
+    except (DataError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{place}: the training state is damaged ({error})") from None
+
+
+def _trainer(config: Config, levels: list[Level], place: Path | None, processes: Processes, progress: Progress) -> Trainer:
+    """Players, learner and plan; the policy is that of the checkpoint `place`, or the one to start from."""
+    from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+    from reflectkit.models.load import load_pair, load_player, starting_policy, with_adapter
+    from reflectkit.rl.credit import Rule
+    from reflectkit.rl.critic import Critic
+    from reflectkit.rl.learner import Learner, Settings
+    from reflectkit.rl.loop import Plan, Trainer
+
+    device = str(processes.accelerator.device) if config.device == "auto" else config.device
+    reflecting: Player | None = None
+    if config.share_base and config.reflect_load_dir is not None:
+        policy, reflecting = load_pair(place or config.start, config.reflect_load_dir, device=device)
+    else:
+        policy = load_player(
+            place or config.start, "policy", device=device, dtype=config.dtype or None, quantize=config.quantize or None
+        )
+        if config.lora_r and place is None:
+            policy = with_adapter(policy, config.lora_r, config.lora_alpha, config.seed)
+        if config.reflect_load_dir is not None:
+            reflecting = load_player(config.reflect_load_dir, "reflection", device=device)
+    if policy.quantize != "none" and not hasattr(policy.model, "peft_config"):
+        raise ConfigError(f"the policy's weights are in {policy.quantize}, which cannot be trained; add --lora-r 16")
     settings = Settings(
         learning_rate=config.learning_rate,
+        critic_rate=config.critic_rate,
+        surrogate=config.algo != "reinforce",
         clip=config.clip,
         entropy=config.entropy,
+        kl=config.kl,
         max_grad_norm=config.max_grad_norm,
         epochs=config.epochs,
         minibatch=config.minibatch,
-        baseline=config.baseline,
+        target_kl=config.target_kl,
+        value_clip=config.value_clip,
+        mean=config.loss_mean,
         temperature=config.temperature,
+        max_tokens=config.max_tokens_per_batch,
+        gradient_checkpointing=config.gradient_checkpointing,
     )
-    learner = Learner(policy, settings)
-    done = checkpoint.restore(resumed, learner) if resumed else 0
+    critic = Critic(policy, config.critic_head, config.critic_trunk, config.seed) if config.critic_head else None
+    reference = starting_policy(policy, config.start, bool(config.lora_r), device) if config.kl else None
+    learner = Learner(policy, settings, critic, reference, processes, progress.news)
     agent = TwoPlayerAgent(
         policy,
-        reflector,
+        Reflector(reflecting, temperature=config.reflect_temperature) if reflecting else None,
         temperature=config.temperature,
         reflect_prob=config.reflect_prob,
-        critic=learner.critic if config.baseline == "critic" else None,
+        critic=critic,
+        max_new_tokens=config.max_new_tokens,
     )
-    return agent, learner, done
+    rule = Rule(
+        config.algo, config.gamma, config.baseline, config.gae_lambda, config.advantages, config.step_groups, config.normalize
+    )
+    plan = Plan(
+        levels, config.max_steps, config.episodes, rule, config.seed, config.width, config.repeats, config.schedule == "linear"
+    )
+    return Trainer(
+        plan, agent, learner, replay_size=config.replay_size, threshold=config.advance_at or None, processes=processes
+    )
 
 
-def _loop(
-    config: Config, plan: Plan, agent: TwoPlayerAgent, learner: Learner, done: int, folder: Path, progress: Progress
-) -> Path:
-    """Updates `done` … max_steps-1; metrics and checkpoints are written as they come. Returns the last checkpoint."""
+def _loop(config: Config, trainer: Trainer, folder: Path, told: Mapping[str, Any], progress: Progress) -> Path:
+    """The updates that are left; metrics and checkpoints are written as they come. Returns the last checkpoint."""
     from reflectkit.rl import checkpoint
-    from reflectkit.rl.loop import train_step
 
-    metrics = folder / "metrics.jsonl"
-    history = [row for _, row in read_jsonl(metrics)] if done else []
-    history = [row for row in history if row["step"] <= done]
+    processes, metrics = trainer.processes, folder / "metrics.jsonl"
+    history = [row for _, row in read_jsonl(metrics)] if metrics.is_file() and metrics.stat().st_size else []
+    history = [row for row in history if row["step"] <= trainer.step]
     facts = {"env": config.env, "reflector": str(config.reflect_load_dir) if config.reflect_load_dir else None}
-    target = folder / f"checkpoint-{done}"
+    target = folder / f"checkpoint-{trainer.step}"
     title = "Reflect-RL" if config.reflect_load_dir else "SFT + RL"
-    with progress.bar(title, config.max_steps, done) as bar:
-        for step in range(done, config.max_steps):
-            figures = train_step(step, plan, agent, learner)
+    if config.report_to:
+        shown = {name: value for name, value in told.items() if isinstance(value, str | int | float)}
+        processes.accelerator.init_trackers("reflectkit", config=shown)
+    with progress.bar(title, config.max_steps, trainer.step) as bar:
+        while trainer.step < config.max_steps:
+            figures = trainer.advance()
             history.append(figures)
-            write_jsonl(metrics, history)
-            if (step + 1) % config.save_steps == 0 or step + 1 == config.max_steps:
-                target = checkpoint.save(folder, step + 1, learner, facts)
+            due = trainer.step % config.save_steps == 0 or trainer.step == config.max_steps
+            if processes.first:
+                write_jsonl(metrics, history)
+                if due:
+                    checkpoint.save(folder, trainer, told, facts)
+            if due:
+                target = folder / f"checkpoint-{trainer.step}"
+                processes.wait()
+            if config.report_to:
+                numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
+                processes.accelerator.log(numbers, step=trainer.step)
             recent = [row["success_rate"] for row in history[-10:]]
             bar.advance(1, success=sum(recent) / len(recent), entropy=float(str(figures.get("entropy", "nan"))))
+    if config.report_to:
+        processes.accelerator.end_training()
     return target
+
+
+def _kept(error: ReflectkitError, folder: Path, trainer: Trainer) -> ReflectkitError:
+    """`error`; where an update diverged, its rows are written to a file first, which the error then names."""
+    from reflectkit.rl.learner import DivergedError
+
+    if not isinstance(error, DivergedError):
+        return error
+    path = folder / f"diverged-{trainer.step + 1}.jsonl"
+    if trainer.processes.first:
+        write_jsonl(path, _readable(error, trainer))
+    return DivergedError(f"{error} (the rows are in {path}; the same command goes on from the last checkpoint)")
+
+
+def _readable(error: DivergedError, trainer: Trainer) -> Iterator[dict[str, Any]]:
+    """The rows with their text; what is no number is written as text, since JSON has no word for it."""
+    for sample in error.samples:
+        row = to_json(sample) | {"text": trainer.agent.policy.tokenizer.decode(sample.tokens)}
+        yield {
+            name: [value if not isinstance(value, float) or math.isfinite(value) else str(value) for value in column]
+            if isinstance(column, list)
+            else column
+            for name, column in row.items()
+        }

@@ -7,7 +7,7 @@ A killed run goes on from its last whole checkpoint.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +100,7 @@ def run(config: Config, progress: Progress) -> Report:
 def _player(config: Config, source: Path, rows: list[tuple[int, str, str]]) -> Player:
     """The model to train. Raises CheckpointError."""
     from reflectkit.models.hush import hush
-    from reflectkit.models.load import Player, load_player, pick_device
+    from reflectkit.models.load import Player, load_player, pick_device, with_adapter
 
     hush()
     if config.model in TINY:
@@ -113,14 +113,9 @@ def _player(config: Config, source: Path, rows: list[tuple[int, str, str]]) -> P
         model = build_model(tokenizer, config.max_length, config.seed, config.init_range, hybrid=config.model == "tiny-hybrid")
         return Player(model.to(pick_device(config.device)), tokenizer, config.role)
     loaded = load_player(config.model, device=config.device, dtype=config.dtype, quantize=config.quantize)
-    model = loaded.model
     if config.lora_r:
-        from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
-
-        if config.quantize != "none":
-            model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-        model = get_peft_model(model, LoraConfig(r=config.lora_r, lora_alpha=config.lora_alpha, task_type="CAUSAL_LM"))
-    return Player(model, loaded.tokenizer, config.role, config.dtype, config.quantize)
+        loaded = with_adapter(loaded, config.lora_r, config.lora_alpha, config.seed)
+    return replace(loaded, role=config.role)
 
 
 def _labels(texts: list[str], used: set[str]) -> list[str]:

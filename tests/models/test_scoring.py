@@ -10,7 +10,7 @@ from reflectkit.core.prompts import label, policy_prompt
 from reflectkit.core.types import Observation
 from reflectkit.models.decoding import decode
 from reflectkit.models.load import Player
-from reflectkit.models.scoring import choice_logprobs
+from reflectkit.models.scoring import behind_prefix, choice_logprobs, token_logprobs
 from reflectkit.models.tokens import completion_ids, label_ids, left_pad, position_ids, prompt_ids
 
 VOCABULARY = 101
@@ -157,7 +157,9 @@ def test_greedy_decoding_with_cache_agrees_with_generate_and_with_a_batch_of_one
     model, rows = build(), prompts(6)
     together = decode(model, rows, pad_id=0, stop_ids=frozenset({3}), max_new_tokens=12)
     for row, written in zip(rows, together, strict=True):
-        assert decode(model, [row], pad_id=0, stop_ids=frozenset({3}), max_new_tokens=12) == [written]
+        (alone,) = decode(model, [row], pad_id=0, stop_ids=frozenset({3}), max_new_tokens=12)
+        assert (alone.token_ids, alone.stopped) == (written.token_ids, written.stopped)
+        assert alone.logprobs == pytest.approx(written.logprobs, abs=1e-5)
         generated = model.generate(
             torch.tensor([row]),
             attention_mask=torch.ones(1, len(row), dtype=torch.long),
@@ -166,12 +168,62 @@ def test_greedy_decoding_with_cache_agrees_with_generate_and_with_a_batch_of_one
             eos_token_id=3,
             pad_token_id=0,
         )[0, len(row) :].tolist()
-        assert written == [token for token in generated if token != 3]
+        assert written.text_ids == [token for token in generated if token != 3]
 
 
 def test_sampled_decoding_depends_on_each_rows_own_seed_alone() -> None:
     model, rows = gpt2(), prompts(4)
     options = {"pad_id": 0, "stop_ids": frozenset(), "max_new_tokens": 8, "temperature": 1.0}
     together = decode(model, rows, seeds=[1, 2, 3, 4], **options)
-    assert decode(model, rows[2:3], seeds=[3], **options) == together[2:3]
-    assert decode(model, rows[2:3], seeds=[5], **options) != together[2:3]
+    assert decode(model, rows[2:3], seeds=[3], **options)[0].token_ids == together[2].token_ids
+    assert decode(model, rows[2:3], seeds=[5], **options)[0].token_ids != together[2].token_ids
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_a_common_beginning_read_once_changes_nothing(build) -> None:
+    model = build()
+    rows = [[*range(10, 30), *row] for row in prompts(6)]
+    cache, shared = behind_prefix(model, rows)
+    assert shared == (0 if build is lfm2 else 20)  # convolutions keep other things than keys and values
+    with torch.no_grad():
+        together, hidden = choice_logprobs(model, rows, [[5, 6, 7]] * 6, pad_id=0)
+    for index, row in enumerate(rows):
+        alone, state = choice_logprobs(model, [row], [[5, 6, 7]], pad_id=0)
+        torch.testing.assert_close(together[index], alone[0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(hidden[index], state[0], atol=1e-4, rtol=0)
+    written = decode(model, rows, pad_id=0, stop_ids=frozenset({3}), max_new_tokens=6)
+    for row, line in zip(rows, written, strict=True):
+        assert decode(model, [row], pad_id=0, stop_ids=frozenset({3}), max_new_tokens=6)[0].token_ids == line.token_ids
+    assert behind_prefix(model, [rows[0], rows[0]])[1] in (0, len(rows[0]) - 1)  # one token is left to read
+    assert behind_prefix(model, prompts(3)) == (None, 0)
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+def test_token_logprobs_are_the_models_own(build) -> None:
+    model, rows = build(), [row + [7, 8, 9] for row in prompts(3)]
+    masks = [[0] * (len(row) - 3) + [1, 0, 1] for row in rows]
+    ours, all_of_them, hidden = token_logprobs(model, rows, masks, pad_id=0, temperature=0.8)
+    expected = []
+    for row, mask in zip(rows, masks, strict=True):
+        logprobs = torch.log_softmax(model(torch.tensor([row])).logits[0] / 0.8, dim=-1)
+        expected += [logprobs[place - 1, row[place]] for place, one in enumerate(mask) if one]
+    torch.testing.assert_close(ours, torch.stack(expected), atol=1e-5, rtol=0)
+    assert all_of_them.shape == (6, VOCABULARY)
+    assert hidden.shape == (6, 32)
+    with pytest.raises(ValueError, match="first token"):
+        token_logprobs(model, [[1, 2]], [[1, 1]], pad_id=0)
+
+
+def test_a_model_that_changes_its_logits_behind_the_head_is_scored_by_its_own_forward() -> None:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, final_logit_softcapping=2.0, initializer_range=0.3,
+    )  # fmt: skip
+    model, rows = Gemma2ForCausalLM(config).eval(), prompts(5)
+    ours, _ = choice_logprobs(model, rows, [[9, 4, 77]] * 5, pad_id=0)
+    for index, row in enumerate(rows):
+        logits = model(torch.tensor([row])).logits[0, -1, [9, 4, 77]]
+        torch.testing.assert_close(ours[index], torch.log_softmax(logits, dim=-1), atol=1e-5, rtol=0)

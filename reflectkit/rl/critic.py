@@ -1,0 +1,55 @@
+"""The critic: what the policy's position is worth, read off its hidden state or by a trunk of the critic's own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from reflectkit.models.load import Player
+from reflectkit.models.scoring import right_pad, trunk_of
+
+HEADS = ("linear", "mlp")
+TRUNKS = ("detached", "shared", "separate")
+
+
+class Critic(nn.Module):
+    """A value for each decision. Starts by expecting nothing: its last layer is 0.
+
+    head: "linear", or "mlp" (one hidden layer). trunk: "detached" reads the policy's last hidden state and leaves the policy
+    alone; "shared" lets its errors change the policy's trunk too; "separate" trains a copy of the trunk. seed: of an mlp's
+    first layer.
+    """
+
+    def __init__(self, player: Player, head: str = "linear", trunk: str = "detached", seed: int = 0) -> None:
+        super().__init__()
+        width = player.model.config.get_text_config().hidden_size
+        self.trunk = trunk
+        self.pad_id = player.pad_id
+        last = nn.Linear(width, 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed % 2**63)
+            self.head = last if head == "linear" else nn.Sequential(nn.Linear(width, width), nn.Tanh(), last)
+        self.own_trunk = copy.deepcopy(trunk_of(player.model)).requires_grad_(True) if trunk == "separate" else None
+        self.to(next(player.model.parameters()).device)
+
+    def forward(self, hidden_ND: torch.Tensor, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """values_N, in the env's unit, at the ends of N prompts whose last hidden states are hidden_ND."""
+        if self.own_trunk is not None:
+            hidden_ND = self._read(self.own_trunk, prompts)
+        elif self.trunk == "detached":
+            hidden_ND = hidden_ND.detach()
+        values_N: torch.Tensor = self.head(hidden_ND.to(next(self.head.parameters()).dtype)).squeeze(-1)
+        return values_N
+
+    def _read(self, trunk: Any, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        device = next(trunk.parameters()).device
+        hidden_NTD = trunk(input_ids=right_pad(prompts, self.pad_id, device), use_cache=False).last_hidden_state
+        ends = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
+        last_ND: torch.Tensor = hidden_NTD[torch.arange(len(prompts), device=device), ends]
+        return last_ND

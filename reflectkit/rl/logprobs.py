@@ -1,0 +1,89 @@
+"""Rows to micro-batches, and micro-batches to log-probs of their trained tokens, with gradients.
+
+Choices with the same prompt share one forward pass: an exact saving, since a prompt's distribution is one and the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from reflectkit.core.types import Sample
+from reflectkit.models.scoring import choice_logprobs, token_logprobs
+from reflectkit.rl.losses import entropy
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is read once: the tokens of a text row, or a prompt that several choices share. rows: the numbers of its samples."""
+
+    tokens: tuple[int, ...]
+    choices: tuple[int, ...]
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Of N trained tokens: row_N, which sample each is of; place_N, where in it; logprob_N and entropy_N, with gradients;
+    hidden_ND, the state before each.
+    """
+
+    row_N: list[int]
+    place_N: list[int]
+    logprob_N: torch.Tensor
+    entropy_N: torch.Tensor
+    hidden_ND: torch.Tensor
+
+
+def units(samples: Sequence[Sample], numbers: Sequence[int]) -> list[Unit]:
+    """The units of the samples with these `numbers`, in order of first appearance."""
+    members: dict[tuple[Any, ...], list[int]] = {}
+    for number in numbers:
+        sample = samples[number]
+        key = (sample.tokens[:-1], sample.choices) if sample.choices else (sample.tokens, (), number)
+        members.setdefault(key, []).append(number)
+    return [Unit(key[0], key[1], tuple(rows)) for key, rows in members.items()]
+
+
+def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
+    """`parts` in micro-batches of alike lengths and at most `max_tokens` tokens, padding counted; a longer unit stands
+    alone.
+    """
+    batches: list[list[Unit]] = []
+    for unit in sorted(parts, key=lambda unit: -len(unit.tokens)):
+        last = batches[-1] if batches else []
+        alike = last and bool(last[0].choices) == bool(unit.choices)
+        if alike and len(last[0].tokens) * (len(last) + 1) <= max_tokens:
+            last.append(unit)
+        else:
+            batches.append([unit])
+    return batches
+
+
+def score(model: Any, samples: Sequence[Sample], micro: Sequence[Unit], pad_id: int, temperature: float) -> Scored:
+    """Score the trained tokens of a micro-batch, all of it choices or all of it text. model: a model or its Scorer."""
+    if micro[0].choices:
+        logprobs_UK, hidden_UD = choice_logprobs(
+            model, [unit.tokens for unit in micro], [unit.choices for unit in micro], pad_id=pad_id, temperature=temperature
+        )
+        row_N = [row for unit in micro for row in unit.rows]
+        unit_N = torch.tensor([index for index, unit in enumerate(micro) for _ in unit.rows], device=logprobs_UK.device)
+        action_N = torch.tensor([samples[row].choices.index(samples[row].tokens[-1]) for row in row_N], device=unit_N.device)
+        return Scored(
+            row_N,
+            [len(samples[row].tokens) - 1 for row in row_N],
+            logprobs_UK[unit_N, action_N],
+            entropy(logprobs_UK)[unit_N],
+            hidden_UD[unit_N],
+        )
+    row_of = [unit.rows[0] for unit in micro]
+    masks = [samples[row].loss_mask for row in row_of]
+    logprob_N, logprobs_NV, hidden_ND = token_logprobs(
+        model, [unit.tokens for unit in micro], masks, pad_id=pad_id, temperature=temperature
+    )
+    marked = [(row, place) for row, mask in zip(row_of, masks, strict=True) for place, one in enumerate(mask) if one]
+    rows, places = [row for row, _ in marked], [place for _, place in marked]
+    return Scored(rows, places, logprob_N, entropy(logprobs_NV), hidden_ND)

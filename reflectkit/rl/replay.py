@@ -1,0 +1,32 @@
+"""The last successful episodes, to learn from again. What an earlier policy sampled stays marked as such."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from reflectkit.core.types import Status, Trajectory
+
+
+class Replay:
+    """Holds the last `size` successful episodes, oldest first; 0 holds none."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._episodes: deque[Trajectory] = deque(maxlen=size)
+
+    def add(self, played: Iterable[Trajectory]) -> None:
+        """Keep those of `played` that succeeded; ABORTED ones never did."""
+        self._episodes.extend(
+            trajectory for trajectory in played if trajectory.success and trajectory.status is not Status.ABORTED
+        )
+
+    def clear(self) -> None:
+        """Forget all, as at the beginning of a level."""
+        self._episodes.clear()
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        return iter(self._episodes)
+
+    def __len__(self) -> int:
+        return len(self._episodes)

@@ -1,0 +1,230 @@
+"""Returns, advantages and losses against numbers derived by hand, and gradients against finite differences."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from reflectkit.core.types import Decision, Message, Observation, Status, Task, Trajectory, Turn
+from reflectkit.rl.credit import Rule, judge
+from reflectkit.rl.losses import clipped_surrogate, entropy, kl_estimate, reinforce, value_loss
+from reflectkit.rl.returns import generalised_advantages, group_relative, less_the_others, returns_to_go
+
+
+def test_returns_by_hand() -> None:
+    # 0.9: 1 + 0.9 (0 + 0.9 * 10) = 9.1;  0 + 0.9 * 10 = 9;  10
+    assert returns_to_go([1, 0, 10], 0.9) == pytest.approx([9.1, 9.0, 10.0])
+    assert returns_to_go([1, 0, 10], 1.0) == [11, 10, 10]
+    assert returns_to_go([1, 0, 10], 0.0) == [1, 0, 10]
+    assert returns_to_go([], 1.0) == []
+
+
+def test_generalised_advantages_by_hand() -> None:
+    # gamma 0.5, values 2, 1, 4: deltas 1 + 0.5 - 2 = -0.5;  0 + 2 - 1 = 1;  10 - 4 = 6
+    # lambda 0.5, so gamma * lambda = 0.25: 6;  1 + 0.25 * 6 = 2.5;  -0.5 + 0.25 * 2.5 = 0.125
+    assert generalised_advantages([1, 0, 10], [2, 1, 4], 0.5, 0.5) == pytest.approx([0.125, 2.5, 6])
+    # lambda 1 is the return less the value: G = 1 + 0.5 * 5 = 3.5;  5;  10
+    assert generalised_advantages([1, 0, 10], [2, 1, 4], 0.5, 1.0) == pytest.approx([1.5, 4, 6])
+
+
+def test_leave_one_out_by_hand() -> None:
+    # first steps 1, 2, 6: others' means 4, 3.5, 1.5; second steps 1, (ended: 0), 5: others' means 2.5 and 0.5
+    assert less_the_others([[1, 1], [2], [6, 5]], "aaa") == [[-3, -1.5], [-1.5], [4.5, 4.5]]
+    assert less_the_others([[3.0]], ["alone"]) == [[3.0]]
+
+
+def test_group_relative_by_hand() -> None:
+    # a: 1, 3 have mean 2 and sample deviation sqrt(2); b has no spread; c is alone
+    advantages, flat = group_relative([1, 5, 3, 5, 7], ["a", "b", "a", "b", "c"], scale=True)
+    assert advantages == pytest.approx([-1 / math.sqrt(2), 0, 1 / math.sqrt(2), 0, 0])
+    assert flat == {"b", "c"}
+    assert group_relative([1, 5, 3, 5], ["a", "b", "a", "b"], scale=False)[0] == [-1, 0, 1, 0]
+
+
+def episode(rewards: list[float], group: str = "g", texts: str = "") -> Trajectory:
+    """An episode of these rewards; `texts` has a letter a step, what was seen."""
+    seen = texts or "abcdefgh"[: len(rewards)]
+    turns = [
+        Turn(Observation((Message("user", text),), ("x", "y")), Decision(0, None, (1, 2), (3,), (-0.5,)), reward)
+        for text, reward in zip(seen, rewards, strict=True)
+    ]
+    return Trajectory(Task("t", "e", "l", "g", {}), 0, tuple(turns), Status.COMPLETED, rewards[-1] > 0, "", group)
+
+
+def test_reinforce_advantages_by_hand() -> None:
+    played = [episode([0.0, 1.0]), episode([3.0])]  # returns 1, 1 and 3
+    none = Rule("reinforce", baseline="none", scale=False)
+    assert judge(played, [], [], none).advantages == [[1, 1], [3]]
+    batch = Rule("reinforce", baseline="batch", scale=False)  # less the mean 5/3
+    assert judge(played, [], [], batch).advantages[1] == pytest.approx([4 / 3])
+    # deviations: sqrt((2 * (2/3)^2 + (4/3)^2) / 3) = sqrt(8/9)
+    assert judge(played, [], [], Rule("reinforce")).advantages[1] == pytest.approx([4 / 3 / math.sqrt(8 / 9)])
+    assert judge([episode([5.0]), episode([5.0])], [], [], Rule("reinforce")).advantages == [[0], [0]]
+
+
+def test_replayed_successes_do_not_move_the_baseline() -> None:
+    fresh, old = [episode([0.0]), episode([2.0])], [episode([7.0])]  # mean 1, deviation 1
+    assert judge(fresh, old, [], Rule("reinforce")).advantages == [[-1], [1], [6]]
+
+
+def test_ppo_advantages_and_targets_by_hand() -> None:
+    rule = Rule("ppo", gamma=0.5, lam=0.5, scale=False)
+    judged = judge([episode([1, 0, 10])], [], [[2, 1, 4]], rule)
+    assert judged.advantages[0] == pytest.approx([0.125, 2.5, 6])
+    assert judged.returns[0] == pytest.approx([2.125, 3.5, 10])  # what the critic is to expect: advantage and value
+
+
+def test_grpo_an_episode_a_step_and_a_state() -> None:
+    played = [episode([1.0, 1.0], "g"), episode([0.0], "g"), episode([4.0], "flat"), episode([4.0], "flat")]
+    whole = judge(played, [], [], Rule("grpo", scale=False))
+    assert whole.advantages == [[1, 1], [-1], [0], [0]]  # 2 and 0 have mean 1
+    assert whole.flat == {"flat"}
+    steps = judge(played, [], [], Rule("grpo", advantages="step", scale=False))
+    assert steps.advantages == [[1, 0], [-1], [0], [0]]  # returns 2, 1, 0 of all the group's steps have mean 1
+    # seen "ab" and "a": the steps that saw "a" have returns 2 and 0; the one that saw "b" stands alone
+    state = judge(played, [], [], Rule("grpo", state_weight=0.5, scale=False))
+    assert state.advantages == [[1.5, 1], [-1.5], [0], [0]]
+
+
+def test_the_same_state_saves_a_group_without_spread() -> None:
+    # both episodes bring 1, but from "a" one had 1 still to come and the other 0
+    played = [episode([0.0, 1.0], texts="ab"), episode([1.0, 0.0], texts="ca")]
+    assert judge(played, [], [], Rule("grpo")).flat == {"g"}
+    judged = judge(played, [], [], Rule("grpo", state_weight=1.0, scale=False))
+    assert judged.flat == frozenset()
+    assert judged.advantages == [[0.5, 0], [0, -0.5]]
+
+
+def test_losses_by_hand() -> None:
+    # ratios 1, 1.5, 0.5 with advantages 2, 1, -1 and clip 0.2: -min(2, 2), -min(1.5, 1.2), -min(-0.5, -0.8)
+    new, old = torch.log(torch.tensor([0.5, 0.3, 0.2])), torch.log(torch.tensor([0.5, 0.2, 0.4]))
+    gains = torch.tensor([2.0, 1.0, -1.0])
+    assert clipped_surrogate(new, old, gains, 0.2).tolist() == pytest.approx([-2, -1.2, 0.8])
+    # weights 1, min(1.5, 1.2), 0.5
+    assert reinforce(new, gains, new - old, 1.2).tolist() == pytest.approx(
+        [-2 * math.log(0.5), -1.2 * math.log(0.3), 0.5 * math.log(0.2)]
+    )
+    # r = 0.25 / 0.5 = 0.5: 0.5 - log 0.5 - 1
+    assert kl_estimate(torch.log(torch.tensor([0.5])), torch.log(torch.tensor([0.25]))).item() == pytest.approx(
+        0.5 + math.log(2) - 1
+    )
+    logprobs = torch.tensor([[math.log(0.5), math.log(0.5), -math.inf], [math.log(0.25), math.log(0.25), math.log(0.5)]])
+    assert entropy(logprobs).tolist() == pytest.approx([math.log(2), 1.5 * math.log(2)])
+    value, target, before = torch.tensor([1.0, 3.0]), torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
+    assert value_loss(value, target, before, 0.0).tolist() == [0.5, 2.0]
+    # within 0.5 of 1 and 0: 1 and 0.5, errors 1 and 0.25; the larger of 4 and 0.25
+    assert value_loss(value, target, before, 0.5).tolist() == [0.5, 2.0]
+    assert value_loss(torch.tensor([1.0]), torch.tensor([1.0]), torch.tensor([3.0]), 0.5).item() == pytest.approx(0.5 * 1.5**2)
+
+
+def test_the_kl_estimate_is_unbiased() -> None:
+    policy, reference = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.4, 0.4, 0.2])
+    expected = (policy * kl_estimate(policy.log(), reference.log())).sum()
+    assert expected.item() == pytest.approx((policy * (policy / reference).log()).sum().item())
+
+
+REWARD, GAMMA, LAMBDA = (-0.1, 1.0), 0.9, 0.8
+"""The three-state chain: right in 0 costs 0.1 and leads to 1, right in 1 brings 1 and leads to 2, the end; left ends with nothing."""
+PATHS = ((0,), (1, 0), (1, 1))
+
+
+def rewards(path: tuple[int, ...]) -> list[float]:
+    return [REWARD[0] if path[0] else 0.0, REWARD[1] if path == (1, 1) else 0.0][: len(path)]
+
+
+def chances(theta: torch.Tensor) -> torch.Tensor:
+    """Probability of each path under a softmax policy a state."""
+    logprobs = torch.log_softmax(theta, -1)
+    return torch.stack([torch.exp(sum(logprobs[state, action] for state, action in enumerate(path))) for path in PATHS])
+
+
+def numeric(function: Callable[[torch.Tensor], torch.Tensor], theta: torch.Tensor) -> torch.Tensor:
+    """Central differences."""
+    result = torch.zeros_like(theta)
+    for index in range(theta.numel()):
+        step = torch.zeros_like(theta)
+        step.view(-1)[index] = 1e-6
+        result.view(-1)[index] = (function(theta + step) - function(theta - step)) / 2e-6
+    return result
+
+
+THETA = torch.tensor([[0.2, -0.1], [0.4, 0.3]], dtype=torch.float64)
+
+
+def expected_return(theta: torch.Tensor) -> torch.Tensor:
+    totals = torch.tensor([sum(rewards(path)) for path in PATHS], dtype=torch.float64)
+    return (chances(theta) * totals).sum()
+
+
+@pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])
+def test_expected_gradients_are_those_of_the_return(algorithm: str) -> None:
+    """Undiscounted, with any baseline that knows only the state, the expected gradient is that of the expected return."""
+    values = [0.3, 0.6]  # the critic's, of states 0 and 1; what they are must not matter
+    analytic = torch.zeros_like(THETA)
+    for path in PATHS:
+        theta = THETA.clone().requires_grad_()
+        logprob = torch.stack([torch.log_softmax(theta, -1)[state, action] for state, action in enumerate(path)])
+        if algorithm == "reinforce":
+            gain = torch.tensor(returns_to_go(rewards(path), 1.0), dtype=torch.float64)
+            loss = reinforce(logprob, gain, torch.zeros(len(path), dtype=torch.float64), 1.2)
+        else:
+            found = generalised_advantages(rewards(path), values[: len(path)], 1.0, 1.0)
+            loss = clipped_surrogate(logprob, logprob.detach(), torch.tensor(found, dtype=torch.float64), 0.2)
+        loss.sum().backward()
+        analytic -= theta.grad * torch.exp(logprob.detach().sum())
+    torch.testing.assert_close(analytic, numeric(expected_return, THETA), atol=1e-9, rtol=1e-6)
+
+
+def test_expected_leave_one_out_gradient_is_that_of_the_return() -> None:
+    """Over every pair of paths: the other episode's return, step by step, is a baseline that does not bias."""
+    weights = chances(THETA)
+    analytic = torch.zeros_like(THETA)
+    for (one, first), (other, second) in itertools.product(enumerate(PATHS), enumerate(PATHS)):
+        returns = [returns_to_go(rewards(path), 1.0) for path in (first, second)]
+        theta = THETA.clone().requires_grad_()
+        for path, gains in zip((first, second), less_the_others(returns, ["g", "g"]), strict=True):
+            logprob = torch.stack([torch.log_softmax(theta, -1)[state, action] for state, action in enumerate(path)])
+            reinforce(logprob, torch.tensor(gains), torch.zeros(len(path)), 1.2).sum().backward()
+        analytic -= theta.grad * weights[one] * weights[other] / 2
+    torch.testing.assert_close(analytic, numeric(expected_return, THETA), atol=1e-9, rtol=1e-6)
+
+
+@pytest.mark.parametrize("clip", [0.2, 10.0])
+def test_gradients_of_the_whole_objective_against_finite_differences(clip: float) -> None:
+    """PPO's and GRPO's: clipped ratio, entropy bonus and KL penalty, away from the sampling policy, over all paths of the chain."""
+    old, start = THETA + torch.tensor([[0.3, -0.2], [0.0, 0.1]]), THETA * 0.5
+    gains, _ = group_relative([sum(rewards(path)) for path in PATHS], "ggg", scale=True)
+
+    def objective(theta: torch.Tensor) -> torch.Tensor:
+        now, then, before = (torch.log_softmax(values, -1) for values in (theta, old, start))
+        total = torch.zeros((), dtype=torch.float64)
+        for path, gain in zip(PATHS, gains, strict=True):
+            states = torch.arange(len(path))
+            taken = torch.tensor(path)
+            logprob, sampled, reference = (table[states, taken] for table in (now, then, before))
+            surrogate = clipped_surrogate(logprob, sampled, torch.full((len(path),), gain, dtype=torch.float64), clip)
+            total = total + (surrogate + 0.3 * kl_estimate(logprob, reference) - 0.1 * entropy(now[states])).sum()
+        return total
+
+    theta = THETA.clone().requires_grad_()
+    objective(theta).backward()
+    torch.testing.assert_close(theta.grad, numeric(objective, THETA), atol=1e-8, rtol=1e-6)
+
+
+def test_replayed_rows_corrected_by_their_weight_give_the_fresh_gradient() -> None:
+    """Rows that another policy sampled, weighted, have the expected gradient of rows of today's policy."""
+    old = THETA + torch.tensor([[0.1, -0.1], [0.05, 0.0]])
+    fresh, replayed = torch.zeros_like(THETA), torch.zeros_like(THETA)
+    for sampler, total in ((THETA, fresh), (old, replayed)):
+        for action in (0, 1):  # one decision, in state 0
+            theta = THETA.clone().requires_grad_()
+            logprob = torch.log_softmax(theta, -1)[0, action][None]
+            sampled = torch.log_softmax(sampler, -1)[0, action][None]
+            gain = torch.tensor([1.5 if action else -0.5], dtype=torch.float64)
+            reinforce(logprob, gain, logprob.detach() - sampled, 1.2).sum().backward()
+            total += theta.grad * torch.exp(sampled.detach()).sum()
+    torch.testing.assert_close(fresh, replayed, atol=1e-9, rtol=1e-6)
