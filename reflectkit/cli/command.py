@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -48,7 +49,7 @@ def _function(name: str, module: Any) -> Callable[..., None]:
         from reflectkit.cli.display import RichProgress, show
 
         config = from_mapping(module.Config, values, name)
-        console = Console(emoji=False)
+        console = Console(emoji=False, quiet=process_number() > 0)
         with RichProgress(console) as progress:
             report = module.run(config, progress)
         show(console, report)
@@ -56,6 +57,12 @@ def _function(name: str, module: Any) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__name__ = name.replace("-", "_")
     return command
+
+
+def process_number() -> int:
+    """This process' number among those that torchrun or `accelerate launch` started; 0 alone."""
+    number = os.environ.get("RANK", "0")
+    return int(number) if number.isdecimal() else 0
 
 
 def _order(item: Any) -> int:

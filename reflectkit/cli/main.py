@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from reflectkit import __version__
-from reflectkit.cli.command import add_stage
+from reflectkit.cli.command import add_stage, process_number
 from reflectkit.core.errors import ReflectkitError
 from reflectkit.envs import ENVS, env_class
 from reflectkit.stages import STAGES
@@ -106,7 +106,8 @@ def _explain(error: Exception) -> int:
 
 
 def _say(text: str, code: int) -> int:
-    print(f"reflectkit: {' '.join(text.split())}", file=sys.stderr)
+    who = f" (process {process_number()})" if process_number() else ""
+    print(f"reflectkit{who}: {' '.join(text.split())}", file=sys.stderr)
     return code
 
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from reflectkit.core.errors import CheckpointError, DataError
-from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_jsonl
+from reflectkit.core.jsonl import read_json, read_jsonl, sha256, write_json, write_jsonl
 from reflectkit.core.types import Trajectory, from_json, to_json
 from reflectkit.models.load import save_player
 from reflectkit.rl.loop import Trainer
@@ -53,7 +53,7 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         save_file({name: value.contiguous().clone() for name, value in tensors.items()}, staging / TENSORS)
         write_jsonl(staging / REPLAY, [to_json(trajectory) for trajectory in trainer.replay])
         write_json(staging / MEMO, trainer.agent.reflector.memo if trainer.agent.reflector else {})
-        write_json(staging / STATE, state)
+        write_json(staging / STATE, state | {"files": {name: sha256(staging / name) for name in (TENSORS, REPLAY, MEMO)}})
 
     target = folder / f"checkpoint-{trainer.step}"
     save_player(target, learner.player, {**facts, "step": trainer.step}, beside=beside)
@@ -72,6 +72,9 @@ def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any]) -> 
     try:
         state = read_json(checkpoint / STATE)
         check_settings(checkpoint, state["settings"], settings)
+        for name, known in state["files"].items():
+            if sha256(checkpoint / name) != known:
+                raise CheckpointError(f"{checkpoint}: {name} is not what was written; delete this folder")
         _restore_tensors(checkpoint, trainer)
         trainer.step = int(state["step"])
         trainer.counters = {name: int(value) for name, value in state["counters"].items()}

@@ -220,9 +220,10 @@ class Learner:
             loss = loss + critic_loss
             figures["value_loss"] = float(critic_loss.detach())
         with torch.no_grad():
-            figures["kl"] = float(((torch.exp(change_N) - 1 - change_N) * share_N).sum())  # of the sampler from the policy
             fresh = [index for index, (row, _) in enumerate(places) if not samples[row].replayed]
-            figures["ratio_deviation"] = float(change_N[fresh].abs().max()) if fresh else 0.0
+            moved_N = change_N[fresh]
+            figures["kl"] = float(((torch.exp(moved_N) - 1 - moved_N) * share_N[fresh]).sum())  # of the sampler from the policy
+            figures["ratio_deviation"] = float(moved_N.abs().max()) if fresh else 0.0
         return loss, figures
 
     @torch.no_grad()

@@ -288,7 +288,7 @@ def _trainer(config: Config, levels: list[Level], place: Path | None, processes:
     from reflectkit.rl.learner import Learner, Settings
     from reflectkit.rl.loop import Plan, Trainer
 
-    device = str(processes.accelerator.device) if config.device == "auto" else config.device
+    device = str(processes.accelerator.device) if config.device == "auto" or processes.count > 1 else config.device
     reflecting: Player | None = None
     if config.share_base and config.reflect_load_dir is not None:
         policy, reflecting = load_pair(place or config.start, config.reflect_load_dir, device=device)

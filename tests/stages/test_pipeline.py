@@ -319,7 +319,7 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int
         (["gen-sft", "--env", "taxi", "--comments", "both"], "needs --reflect-load-dir"),
         (["gen-sft", "--env", "taxi", "--comments", "boths"], "did you mean 'both'"),
         (["rlft", "--env", "taxi", "--load-dir", "nowhere"], "no such file"),
-        (["rlft", "--env", "taxi", "--load-dir", "x", "--baseline", "critics"], "did you mean 'critic'"),
+        (["rlft", "--env", "taxi", "--load-dir", "x", "--baseline", "batchs"], "did you mean 'batch'"),
         (["evaluate", "--env", "taxi", "--policy", "SFT"], "NAME=CHECKPOINT"),
         (["evaluate", "--env", "taxi", "--policy", "a=x", "--policy", "a=y"], "given twice"),
         (["plot", "--runs", "a=nowhere"], "no such file"),
