@@ -40,9 +40,8 @@ class Curriculum:
         due = self.level
         if self.threshold is None:
             due = level_at(step, self.steps, self.levels)
-        elif self.level < self.levels - 1 and len(self.rates) >= WINDOW:
-            if sum(self.rates[-WINDOW:]) / WINDOW >= self.threshold:
-                due = self.level + 1
+        elif len(self.rates) >= WINDOW and sum(self.rates[-WINDOW:]) / WINDOW >= self.threshold:
+            due = min(self.level + 1, self.levels - 1)
         if due == self.level:
             return False
         self.level, self.rates = due, []

@@ -209,7 +209,7 @@ class Learner:
             "kl_to_start": 0.0,
         }
         if self.reference is not None:
-            distance = (losses.kl_estimate(scored.logprob_N, self._reference(samples, scored)) * share_N).sum()
+            distance = (losses.kl_estimate(scored.logprob_N, old_N, self._reference(samples, scored)) * share_N).sum()
             loss = loss + settings.kl * distance
             figures["kl_to_start"] = float(distance.detach())
         if self.critic is not None:

@@ -30,10 +30,13 @@ def clipped_surrogate(
     return -torch.min(ratio_N * advantage_N, clipped_N * advantage_N)
 
 
-def kl_estimate(logprob_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
-    """r - 1 - log r with r = reference / π: an unbiased estimate of KL(π, reference), never negative (GRPO, eq. 4)."""
+def kl_estimate(logprob_N: torch.Tensor, old_logprob_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
+    """w (r - 1 - log r), r = reference / π (GRPO, eq. 4): never negative; its mean over samples is KL(π, reference).
+
+    w = π / sampler makes the gradient that of the KL too (DeepSeek-V3.2, arXiv 2512.02556), also where it is 1.
+    """
     difference_N = reference_N - logprob_N
-    return torch.exp(difference_N) - difference_N - 1
+    return torch.exp(logprob_N - old_logprob_N) * (torch.exp(difference_N) - difference_N - 1)
 
 
 def entropy(logprobs_BK: torch.Tensor) -> torch.Tensor:

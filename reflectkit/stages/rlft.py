@@ -7,17 +7,16 @@ torchrun or `accelerate launch`, its processes play and learn together, to the s
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, at_least, flag, fraction, one_of, option
+from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, at_least, fraction, one_of, option
 from reflectkit.core.console import Progress, Quiet
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, ReflectkitError
-from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_jsonl
+from reflectkit.core.jsonl import read_json, read_jsonl, write_jsonl
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.runs import Report, Run, digest, figures_table, open_run, plain_settings
 from reflectkit.core.types import Task, to_json

@@ -183,7 +183,7 @@ def test_sampled_decoding_depends_on_each_rows_own_seed_alone() -> None:
 def test_a_common_beginning_read_once_changes_nothing(build) -> None:
     model = build()
     rows = [[*range(10, 30), *row] for row in prompts(6)]
-    cache, shared = behind_prefix(model, rows)
+    _, shared = behind_prefix(model, rows)
     assert shared == (0 if build is lfm2 else 20)  # convolutions keep other things than keys and values
     with torch.no_grad():
         together, hidden = choice_logprobs(model, rows, [[5, 6, 7]] * 6, pad_id=0)
@@ -200,7 +200,7 @@ def test_a_common_beginning_read_once_changes_nothing(build) -> None:
 
 @pytest.mark.parametrize("build", BUILDERS)
 def test_token_logprobs_are_the_models_own(build) -> None:
-    model, rows = build(), [row + [7, 8, 9] for row in prompts(3)]
+    model, rows = build(), [[*row, 7, 8, 9] for row in prompts(3)]
     masks = [[0] * (len(row) - 3) + [1, 0, 1] for row in rows]
     ours, all_of_them, hidden = token_logprobs(model, rows, masks, pad_id=0, temperature=0.8)
     expected = []

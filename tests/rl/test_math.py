@@ -108,10 +108,9 @@ def test_losses_by_hand() -> None:
     assert reinforce(new, gains, new - old, 1.2).tolist() == pytest.approx(
         [-2 * math.log(0.5), -1.2 * math.log(0.3), 0.5 * math.log(0.2)]
     )
-    # r = 0.25 / 0.5 = 0.5: 0.5 - log 0.5 - 1
-    assert kl_estimate(torch.log(torch.tensor([0.5])), torch.log(torch.tensor([0.25]))).item() == pytest.approx(
-        0.5 + math.log(2) - 1
-    )
+    # w = 0.5 / 0.4, r = 0.25 / 0.5: 1.25 (0.5 - log 0.5 - 1)
+    now, then, start = (torch.log(torch.tensor([share])) for share in (0.5, 0.4, 0.25))
+    assert kl_estimate(now, then, start).item() == pytest.approx(1.25 * (0.5 + math.log(2) - 1))
     logprobs = torch.tensor([[math.log(0.5), math.log(0.5), -math.inf], [math.log(0.25), math.log(0.25), math.log(0.5)]])
     assert entropy(logprobs).tolist() == pytest.approx([math.log(2), 1.5 * math.log(2)])
     value, target, before = torch.tensor([1.0, 3.0]), torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
@@ -121,14 +120,21 @@ def test_losses_by_hand() -> None:
     assert value_loss(torch.tensor([1.0]), torch.tensor([1.0]), torch.tensor([3.0]), 0.5).item() == pytest.approx(0.5 * 1.5**2)
 
 
-def test_the_kl_estimate_is_unbiased() -> None:
-    policy, reference = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.4, 0.4, 0.2])
-    expected = (policy * kl_estimate(policy.log(), reference.log())).sum()
-    assert expected.item() == pytest.approx((policy * (policy / reference).log()).sum().item())
+def test_the_kl_estimate_and_its_gradient_are_unbiased() -> None:
+    """Over the choices of any sampler, the estimate is the KL, and its gradient the KL's."""
+    sampler, reference = torch.tensor([0.3, 0.3, 0.4]), torch.tensor([0.4, 0.4, 0.2])
+    found, exact = (torch.tensor([0.5, -0.2, 0.1], requires_grad=True) for _ in range(2))
+    estimate = (sampler * kl_estimate(torch.log_softmax(found, -1), sampler.log(), reference.log())).sum()
+    logprobs = torch.log_softmax(exact, -1)
+    divergence = (logprobs.exp() * (logprobs - reference.log())).sum()
+    estimate.backward()
+    divergence.backward()
+    assert estimate.item() == pytest.approx(divergence.item(), abs=1e-6)
+    torch.testing.assert_close(found.grad, exact.grad)
 
 
-REWARD, GAMMA, LAMBDA = (-0.1, 1.0), 0.9, 0.8
-"""The three-state chain: right in 0 costs 0.1 and leads to 1, right in 1 brings 1 and leads to 2, the end; left ends with nothing."""
+REWARD = (-0.1, 1.0)
+"""The three-state chain: right in 0 costs 0.1 and leads to 1, right in 1 brings 1 and ends it in 2; left ends it at 0."""
 PATHS = ((0,), (1, 0), (1, 1))
 
 
@@ -195,7 +201,7 @@ def test_expected_leave_one_out_gradient_is_that_of_the_return() -> None:
 
 @pytest.mark.parametrize("clip", [0.2, 10.0])
 def test_gradients_of_the_whole_objective_against_finite_differences(clip: float) -> None:
-    """PPO's and GRPO's: clipped ratio, entropy bonus and KL penalty, away from the sampling policy, over all paths of the chain."""
+    """PPO's and GRPO's: clipped ratio, entropy bonus and KL penalty, away from the sampling policy, over all paths."""
     old, start = THETA + torch.tensor([[0.3, -0.2], [0.0, 0.1]]), THETA * 0.5
     gains, _ = group_relative([sum(rewards(path)) for path in PATHS], "ggg", scale=True)
 
@@ -207,7 +213,7 @@ def test_gradients_of_the_whole_objective_against_finite_differences(clip: float
             taken = torch.tensor(path)
             logprob, sampled, reference = (table[states, taken] for table in (now, then, before))
             surrogate = clipped_surrogate(logprob, sampled, torch.full((len(path),), gain, dtype=torch.float64), clip)
-            total = total + (surrogate + 0.3 * kl_estimate(logprob, reference) - 0.1 * entropy(now[states])).sum()
+            total = total + (surrogate + 0.3 * kl_estimate(logprob, sampled, reference) - 0.1 * entropy(now[states])).sum()
         return total
 
     theta = THETA.clone().requires_grad_()
