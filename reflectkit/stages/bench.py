@@ -1,6 +1,7 @@
-"""bench: how fast things are here, as figures that can be compared within one run; `bench env` measures an environment alone.
+"""bench: how fast things are here, as figures that can be compared within one run.
 
-Without `--task-file`, auto_explore is measured on a repository of `--files` files that is written for it.
+`bench env` measures an environment alone; `bench rl` measures rollouts and updates, beside bare passes of the same model
+over the same tokens. Without `--task-file`, auto_explore is measured on a repository of `--files` files that is written for it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from reflectkit.core.config import at_least, one_of, option
 from reflectkit.core.console import Progress
-from reflectkit.core.runs import Report, Table, open_run
+from reflectkit.core.runs import Report, Table, figures_table, open_run
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Task
 from reflectkit.data.questions import Question, to_task
@@ -28,8 +29,10 @@ from reflectkit.stages.common import PlayConfig, at_level
 EXAMPLES = (
     "reflectkit bench env --env auto_explore",
     "reflectkit bench env --env taxi --steps 200000",
+    "reflectkit bench rl --env taxi",
 )
-WHAT = ("env",)
+WHAT = ("env", "rl")
+SIZES = ("tiny", "gpt2-small")
 FILES_IN_A_FOLDER = 20
 ROUNDS = 5
 
@@ -38,8 +41,11 @@ ROUNDS = 5
 class Config(PlayConfig):
     """Settings of bench."""
 
-    what: str = dataclasses.field(metadata={"help": "What to measure: env.", "argument": True}, kw_only=True)
-    steps: int = option(100_000, help="Steps to take in all.")
+    what: str = dataclasses.field(metadata={"help": "What to measure: env or rl.", "argument": True}, kw_only=True)
+    steps: int = option(100_000, help="env: steps to take in all.")
+    size: tuple[str, ...] = option(SIZES, help="rl: models to measure: tiny, gpt2-small (124 M parameters; repeat the flag).")
+    episodes: int = option(128, help="rl: episodes a round.")
+    rounds: int = option(5, help="rl: rounds of which the median counts; gpt2-small gets half of them.")
     files: int = option(1000, help="Files of the repository that is written for auto_explore.")
     task_file: Path | None = option(None, help="Problems to play; default: the env's own, or the written repository's.")
 
@@ -48,9 +54,36 @@ class Config(PlayConfig):
         one_of("what", self.what, WHAT)
         at_least("steps", self.steps, ROUNDS)
         at_least("files", self.files, 1)
+        at_least("episodes", self.episodes, 1)
+        at_least("rounds", self.rounds, 1)
+        for name in self.size:
+            one_of("size", name, SIZES)
 
 
 def run(config: Config, progress: Progress) -> Report:
+    """Measure, and write the figures to `report.json`."""
+    return _learning(config, progress) if config.what == "rl" else _environment(config, progress)
+
+
+def _learning(config: Config, progress: Progress) -> Report:
+    """Rollouts and updates of models with random weights, on as many threads as torch takes."""
+    from reflectkit.models.hush import hush
+    from reflectkit.stages.bench_rl import measure
+
+    hush()
+    with open_run("bench", dataclasses.replace(config, force=True)) as current, _problems(config) as (settled, tasks):
+        make = settled.maker(env_class(config.env).levels[-1])
+        figures: dict[str, Any] = {}
+        for size in config.size:
+            rounds, episodes = (config.rounds, config.episodes) if size == "tiny" else (-(-config.rounds // 2), 32)
+            with progress.bar(f"{config.env_name}: {size}", rounds + 1) as bar:
+                found = measure(size, tasks, make, episodes, rounds, config.seed, bar)
+            figures |= {f"{size}_{name}": value for name, value in found.items()}
+            current.tables.append(figures_table(f"RL in {config.env_name}, {size}, batches of 32", "value", found))
+        return current.finish(figures)
+
+
+def _environment(config: Config, progress: Progress) -> Report:
     """Take random steps in one process on one core, and time the resets and the steps."""
     with open_run("bench", dataclasses.replace(config, force=True)) as current, _problems(config) as (settled, tasks):
         env: Any = settled.maker(env_class(config.env).levels[-1])()
