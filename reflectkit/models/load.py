@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from reflectkit.core.config import DTYPES, QUANTIZE, TINY
+from reflectkit.core.config import DTYPES, PACKAGED, QUANTIZE, TINY
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, unknown_name
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, write_json
 from reflectkit.models.hush import hush
@@ -265,7 +265,7 @@ def looks_local(source: str | Path) -> bool:
         return True
     if text.partition("/")[0] in ("results", "data"):
         return True
-    error = unknown_name("model", text, TINY, "(or give a folder, or a hub id)")
+    error = unknown_name("model", text, (*TINY, *PACKAGED), "(or give a folder, or a hub id)")
     if "did you mean" in str(error):
         raise error
     return False

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import StageConfig, at_least, flag, fraction, option
+from reflectkit.core.config import PACKAGED, StageConfig, at_least, flag, fraction, option
+from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.protocols import Env
 from reflectkit.core.types import Task
@@ -107,6 +108,20 @@ class PlayConfig(WorldConfig):
         """Makes fresh envs with the horizon for `level`."""
         steps = self.horizon or getattr(env_class(self.env), "horizons", {}).get(level, DEFAULT_HORIZON)
         return lambda: self.make(steps)
+
+
+def model_source(name: str, data_dir: Path, progress: Progress) -> str:
+    """`name`, or where a packaged model of that name lies, after it was converted into `data_dir`. Raises CheckpointError."""
+    if name not in PACKAGED:
+        return name
+    folder = data_dir / "models" / name
+    if not (folder / "config.json").is_file():
+        from reflectkit.models.packaged import convert
+
+        with progress.bar(f"{name}: converting into {folder}, once", 1) as bar:
+            convert(name, folder)
+            bar.advance()
+    return str(folder)
 
 
 def check_level(env: str, level: str) -> None:

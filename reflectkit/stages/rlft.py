@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from reflectkit.core.types import Task, to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
 from reflectkit.stages.algorithm import AlgorithmConfig
-from reflectkit.stages.common import at_level, check_level
+from reflectkit.stages.common import at_level, check_level, model_source
 
 if TYPE_CHECKING:
     from reflectkit.models.load import Player
@@ -48,7 +48,9 @@ class Config(AlgorithmConfig):
     """Settings of rlft."""
 
     load_dir: Path | None = option(None, help="Checkpoint of the policy to train; or --model.")
-    model: str = option("", help="A model that was not fine-tuned, by folder or Hugging Face id, instead of --load-dir.")
+    model: str = option(
+        "", help="A model that was not fine-tuned: smollm2-135m, a folder, a Hugging Face id; instead of --load-dir."
+    )
     reflect_load_dir: Path | None = option(None, help="Checkpoint of the frozen reflector; none: the SFT + RL arm.")
     share_base: bool = option(False, help="Policy and reflector are LoRA adapters on one base, which is loaded once.")
     resume_from: Path | None = option(
@@ -128,6 +130,7 @@ def run(config: Config, progress: Progress) -> Report:
     source = config.task_file or config.folder / "train.json"
     tasks = [record.task for record in read_records(source, config.env_name)]
     levels = _levels(config, tasks, source)
+    config = replace(config, model=model_source(config.model, config.data_dir, progress))
     models = [path for path in (config.load_dir, config.reflect_load_dir, config.resume_from) if path]
     if Path(config.model).is_dir() and config.model:
         models.append(Path(config.model))

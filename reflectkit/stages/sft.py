@@ -18,7 +18,7 @@ from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.prompts import LABELS
 from reflectkit.core.runs import Report, figures_table, open_run
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
-from reflectkit.stages.common import EnvConfig
+from reflectkit.stages.common import EnvConfig, model_source
 
 if TYPE_CHECKING:
     from reflectkit.models.load import Player
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "reflectkit sft --env taxi --role reflection --max-steps 700",
     "reflectkit sft --env taxi --role policy --model results/4_sft/checkpoint-700 --task-file data/taxi/both/sft_policy.jsonl",
+    "reflectkit sft --env taxi --role plain --model smollm2-135m --lora-r 16 --learning-rate 5e-4 --max-length 512",
     "reflectkit sft --env taxi --role policy --model gpt2-xl --lora-r 16 --learning-rate 2e-4 --dtype bfloat16",
 )
 WHOLE = "whole"  # marks a trainer checkpoint that was written to its end
@@ -37,7 +38,7 @@ class Config(EnvConfig):
 
     role: str = option(help="Which player: reflection, policy (acts on comments), or plain (acts without).")
     task_file: Path | None = option(None, help="JSONL rows with prompt and completion; default: the role's file of gen-sft.")
-    model: str = option("tiny", help="tiny or tiny-hybrid (made from nothing here), a model folder, or a Hugging Face id.")
+    model: str = option("tiny", help="tiny or tiny-hybrid (from nothing), smollm2-135m, a model folder, or a Hugging Face id.")
     max_steps: int = option(1500, help="Gradient steps.")
     batch_size: int = option(16, help="Rows a gradient step.")
     learning_rate: float = option(2e-3, help="Peak rate; 5 % warm-up, then linear decay to 0.")
@@ -74,6 +75,7 @@ def run(config: Config, progress: Progress) -> Report:
     """Train and write `checkpoint-<max_steps>/`. Raises DataError for a row that does not fit, CheckpointError."""
     source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
     rows = read_rows(source)
+    config = replace(config, model=model_source(config.model, config.data_dir, progress))
     with open_run("sft", config, _inputs(config, source)) as current:
         if current.done:
             return current.done

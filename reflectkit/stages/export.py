@@ -1,0 +1,128 @@
+"""export: write a checkpoint as a plain Hugging Face folder, its LoRA adapter merged, with a model card.
+
+The folder opens with `AutoModelForCausalLM.from_pretrained`, and with reflectkit's own commands.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reflectkit.core.config import DTYPES, StageConfig, one_of, option
+from reflectkit.core.console import Progress
+from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.jsonl import read_json
+from reflectkit.core.prompts import ACTION_MARKER, REFLECTION_MARKER
+from reflectkit.core.runs import Report, figures_table, open_run
+from reflectkit.version import VERSION
+
+EXAMPLES = (
+    "reflectkit export --load-dir results/8_rlft/checkpoint-60 --out-dir taxi-policy",
+    "reflectkit export --load-dir results/8_rlft/checkpoint-60 --out-dir taxi-policy --dtype bfloat16 --license apache-2.0",
+)
+READS = {
+    "reflection": f"an observation and `{REFLECTION_MARKER}`; it answers with one line about it",
+    "policy": f"an observation, a reflection model's comment, numbered actions and `{ACTION_MARKER}`; it answers with a number",
+    "plain": f"an observation, numbered actions and `{ACTION_MARKER}`; it answers with a number",
+}
+
+
+@dataclass(frozen=True)
+class Config(StageConfig):
+    """Settings of export."""
+
+    load_dir: Path = option(help="Checkpoint of sft or rlft.")
+    out_dir: Path = option(help="Folder to write; it must not exist, or be an earlier export (with --force).")
+    dtype: str = option("float32", help="float32, bfloat16 or float16.")
+    license: str = option("", help="Licence identifier for the card, e.g. apache-2.0; the base model's licence binds you.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("dtype", self.dtype, DTYPES)
+
+
+def run(config: Config, progress: Progress) -> Report:
+    """Write the folder. Raises CheckpointError, and ConfigError where something else lies in its place."""
+    from reflectkit.models.export import base_of, export, told_by
+
+    with open_run("export", config, [config.load_dir]) as current:
+        if current.done:
+            return current.done
+        target = config.out_dir
+        if target.exists() and not (config.force and (target / "reflectkit.json").is_file()):
+            raise ConfigError(f"{target} is there already; name another --out-dir (or --force, over an earlier export)")
+        with progress.bar(f"export {config.load_dir}", 1) as bar:
+            told = told_by(config.load_dir)
+            base = base_of(config.load_dir)
+            facts = {name: told[name] for name in ("env", "step", "reflector", "model") if told.get(name) is not None}
+            player = export(config.load_dir, target, config.dtype, card(config, told, base), facts | {"base": base})
+            bar.advance()
+        parameters = sum(weight.numel() for weight in player.model.parameters())
+        figures = {"role": player.role, "parameters": parameters, "dtype": config.dtype, "merged": base is not None}
+        current.tables.append(figures_table(f"Exported to {target}", "value", figures))
+        return current.finish(figures, [target])
+
+
+def card(config: Config, told: dict[str, Any], base: str | None) -> str:
+    """The model card: what it is, how it was made and how it did, how it is used."""
+    role, run_dir = told.get("role") or "policy", config.load_dir.parent
+    settings = _known(run_dir / "config.json", "settings")
+    figures = _known(run_dir / "report.json", "figures")
+    header = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["reflectkit", "reinforcement-learning"],
+    }
+    if config.license:
+        header["license"] = config.license
+    origin = base or told.get("model")
+    if isinstance(origin, str) and origin.count("/") == 1 and not Path(origin).exists():
+        header["base_model"] = origin
+    lines = [
+        "---",
+        *(f"{name}: {json.dumps(value)}" for name, value in header.items()),
+        "---",
+        "",
+        f"# {config.out_dir.name}",
+        "",
+        f"A {role} model for the environment `{told.get('env', 'unknown')}`, trained with reflectkit {VERSION}."
+        f" It reads {READS.get(role, READS['policy'])}.",
+        "",
+        "## Made from",
+        "",
+        f"- checkpoint: `{config.load_dir}`",
+        f"- base: `{origin or 'its own weights'}`{', its LoRA adapter merged' if base else ''}",
+    ]
+    if told.get("reflector"):
+        lines.append(f"- comments by: `{told['reflector']}`")
+    lines += ["", "## How it did in training", "", "| figure | value |", "|---|---|"]
+    lines += [f"| {name.replace('_', ' ')} | {_short(value)} |" for name, value in figures.items()] or ["| none recorded | |"]
+    lines += ["", "Rates are of training problems, while sampling; `reflectkit evaluate` measures held-out ones.", ""]
+    lines += ["## Settings", "", "```json", json.dumps(settings, indent=1, ensure_ascii=False), "```", ""]
+    lines += [
+        "## Use",
+        "",
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f'model = AutoModelForCausalLM.from_pretrained("{config.out_dir.name}")',
+        f'tokenizer = AutoTokenizer.from_pretrained("{config.out_dir.name}")',
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _known(path: Path, part: str) -> dict[str, Any]:
+    """A part of a run's file; empty where there is none."""
+    try:
+        found = read_json(path)[part]
+    except (DataError, KeyError, TypeError):
+        return {}
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
