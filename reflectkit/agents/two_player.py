@@ -102,7 +102,8 @@ class TwoPlayerAgent:
     reflector: None for the plain arm. temperature: of the sampling; 0 takes the likeliest action. reflect_prob: share of
     decisions that see their comment; the rest act without. critic: from last hidden states (B, D) and their prompts to values
     (B), recorded with each decision; None records none. max_new_tokens: of a line. tokens: how many the policy has read and
-    written.
+    written. scorer, team: of a policy that is spread over processes: its Scorer, and the `Processes` that see the same
+    observations and score them together.
     """
 
     def __init__(
@@ -115,7 +116,10 @@ class TwoPlayerAgent:
         batch: int = 64,
         critic: Any = None,
         max_new_tokens: int = 64,
+        scorer: Any = None,
+        team: Any = None,
     ) -> None:
+        self.scorer, self.team = scorer or policy.model, team
         self.policy, self.reflector, self.batch, self.critic = policy, reflector, batch, critic
         self.max_new_tokens = max_new_tokens
         newline = completion_ids(policy.tokenizer, "\n")
@@ -179,6 +183,10 @@ class TwoPlayerAgent:
 
     def _write(self, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int]) -> list[tuple[Written, float | None]]:
         """A line behind each prompt, with the critic's value of the prompt. A full context cuts a line short."""
+        if prompts and self.team:
+            raise CheckpointError(
+                "a policy that is spread over processes chooses among enumerated actions only; use multi_gpu.yaml"
+            )
         results: list[tuple[Written, float | None]] = []
         for start in range(0, len(prompts), self.batch):
             part = prompts[start : start + self.batch]
@@ -221,11 +229,14 @@ class TwoPlayerAgent:
         if len(self._scores) > MEMO_LIMIT:
             self._scores.clear()
         new = [key for key in dict.fromkeys(keys) if key not in self._scores]
-        for start in range(0, len(new), self.batch):
-            part = new[start : start + self.batch]
+        crowd = self.team.count if self.team else 1
+        for start in range(0, len(new), self.batch * crowd):
+            everyones = new[start : start + self.batch * crowd]
+            share = self.team.share(everyones) if self.team else everyones
+            part = share or everyones[:1]  # all must make the pass
             labels = [label_ids(self.policy.tokenizer, count) for count, _ in part]
             logprobs_BK, hidden_BD = choice_logprobs(
-                self.policy.model,
+                self.scorer,
                 [prompt for _, prompt in part],
                 labels,
                 pad_id=self.policy.pad_id,
@@ -233,7 +244,8 @@ class TwoPlayerAgent:
             )
             self.tokens += sum(len(prompt) for _, prompt in part)
             values = [None] * len(part) if self.critic is None else self.critic(hidden_BD, [p for _, p in part]).tolist()
-            for key, row, value in zip(part, logprobs_BK.tolist(), values, strict=True):
+            found = list(zip(logprobs_BK.tolist(), values, strict=True))[: len(share)]
+            for key, (row, value) in zip(everyones, self.team.together(found) if self.team else found, strict=True):
                 if math.isnan(row[0]):
                     raise CheckpointError(
                         "the policy's scores are not numbers: its weights are spoilt; load an earlier checkpoint"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -226,11 +226,16 @@ def checkpoint_gradients(model: Any) -> None:
 
 
 def save_player(
-    folder: Path, player: Player, facts: dict[str, Any] | None = None, beside: Callable[[Path], None] | None = None
+    folder: Path,
+    player: Player,
+    facts: dict[str, Any] | None = None,
+    beside: Callable[[Path], None] | None = None,
+    weights: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Write model, tokenizer and role to `folder` in one step: it appears whole or not at all.
 
-    facts: JSON values kept beside the role. beside: writes more files into the folder that it is given.
+    facts: JSON values kept beside the role. beside: writes more files into the folder that it is given. weights: the
+    model's, where it does not hold them itself.
     """
     staging = folder.parent / f"{TEMPORARY_PREFIX}{folder.name}"
     if staging.exists():
@@ -238,7 +243,8 @@ def save_player(
     staging.mkdir(parents=True)
     try:
         only = {"selected_adapters": [player.adapter or POLICY_ADAPTER]} if hasattr(player.model, "peft_config") else {}
-        player.model.save_pretrained(staging, safe_serialization=True, **only)
+        held = {} if weights is None else {"state_dict": dict(weights)}
+        player.model.save_pretrained(staging, safe_serialization=True, **only, **held)
         player.tokenizer.save_pretrained(staging)
         loading = {"dtype": player.dtype, "quantize": player.quantize}
         write_json(staging / ROLE_FILE, {"role": player.role} | loading | (facts or {}))

@@ -27,16 +27,15 @@ SHORTEST_PREFIX = 8  # tokens; a shorter common beginning is not worth a pass of
 class Scorer(nn.Module):
     """A model's hidden states and logits at chosen positions, as the one `forward` that everything goes through.
 
-    So what shards the model (FSDP, DeepSpeed) wraps this, and sees every use of its weights. critic: a module that is to be
-    wrapped with the model; it is reached through the attribute.
+    So what shards the model (FSDP) wraps this, and sees every use of its weights.
     """
 
     scores_tokens = True
 
-    def __init__(self, model: Any, critic: nn.Module | None = None) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self.critic = critic
+        self._no_split_modules = getattr(unwrapped(model), "_no_split_modules", None)  # the layers that FSDP wraps one by one
 
     def forward(
         self, input_ids_BT: torch.Tensor, row_N: torch.Tensor, place_N: torch.Tensor, label_ids_NK: torch.Tensor | None = None

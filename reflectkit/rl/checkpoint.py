@@ -31,7 +31,8 @@ class OtherSettingsError(CheckpointError):
 
 
 def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
-    """Write `folder/checkpoint-<step>` whole, and remove all but the last two. Returns its path.
+    """Write `folder/checkpoint-<step>` whole, and remove all but the last two. Returns its path. All processes call; one
+    writes.
 
     settings: what the run was told; a checkpoint is only taken up under the same. facts: JSON values kept beside the role.
     """
@@ -44,19 +45,22 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         "max_tokens": learner.max_tokens,
     }
 
+    weights, optimizer = learner.model_state(), learner.optimizer_state()
+    target = folder / f"checkpoint-{trainer.step}"
+    if not trainer.processes.first:
+        return target
+
     def beside(staging: Path) -> None:
         tensors: dict[str, torch.Tensor] = {}
         if learner.critic is not None:
             tensors |= {f"critic.{name}": value for name, value in learner.critic.state_dict().items()}
-        for index, values in learner.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
+        tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
         save_file({name: value.contiguous().clone() for name, value in tensors.items()}, staging / TENSORS)
         write_jsonl(staging / REPLAY, [to_json(trajectory) for trajectory in trainer.replay])
         write_json(staging / MEMO, trainer.agent.reflector.memo if trainer.agent.reflector else {})
         write_json(staging / STATE, state | {"files": {name: sha256(staging / name) for name in (TENSORS, REPLAY, MEMO)}})
 
-    target = folder / f"checkpoint-{trainer.step}"
-    save_player(target, learner.player, {**facts, "step": trainer.step}, beside=beside)
+    save_player(target, learner.player, {**facts, "step": trainer.step}, beside, weights)
     for old in found(folder)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     return target
@@ -118,8 +122,5 @@ def _restore_tensors(checkpoint: Path, trainer: Trainer) -> None:
     critic = {name.removeprefix("critic."): value for name, value in tensors.items() if name.startswith("critic.")}
     if learner.critic is not None:
         learner.critic.load_state_dict(critic)
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    for name, value in tensors.items():
-        if match := re.fullmatch(r"optimizer\.(\d+)\.(\w+)", name):
-            state.setdefault(int(match[1]), {})[match[2]] = value
-    learner.optimizer.load_state_dict(learner.optimizer.state_dict() | {"state": state})
+    prefix = "optimizer."
+    learner.load_optimizer_state({name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)})

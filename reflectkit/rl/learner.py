@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 from reflectkit.core.errors import ReflectkitError
 from reflectkit.core.types import Sample
 from reflectkit.models.load import Player, Reference, checkpoint_gradients
+from reflectkit.models.scoring import Scorer, right_pad
 from reflectkit.rl import losses
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.logprobs import Scored, Unit, packed, score, units
@@ -83,11 +91,17 @@ class Learner:
         self.max_tokens = settings.max_tokens
         player.activate()
         self.weights = [weight for weight in player.model.parameters() if weight.requires_grad]
-        self.groups = [(self.weights, settings.learning_rate)]
-        if critic is not None:
-            self.groups.append((list(critic.parameters()), settings.critic_rate))
-        groups = [{"params": weights, "lr": rate} for weights, rate in self.groups]
-        self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+        self.names = [name for name, weight in player.model.named_parameters() if weight.requires_grad]
+        self.critic_weights = list(critic.parameters()) if critic is not None else []
+        self.scorer: Any = Scorer(player.model)
+        self.optimizer: Any = torch.optim.AdamW(self.weights, lr=settings.learning_rate, weight_decay=0.0)
+        self.critic_optimizer = torch.optim.AdamW(
+            self.critic_weights or [torch.zeros(1)], settings.critic_rate, weight_decay=0.0
+        )
+        if self.processes.sharded:
+            self.scorer, self.optimizer = self.processes.accelerator.prepare(self.scorer, self.optimizer)
+            parts = dict(self.scorer.named_parameters())
+            self.weights = [parts[f"model.{name}"] for name in self.names]
 
     def update(self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0) -> dict[str, float]:
         """Learn from `samples`; `generator` shuffles them into minibatches. Returns the mean of each figure over the steps.
@@ -104,8 +118,12 @@ class Learner:
         self.player.activate()
         if self.settings.gradient_checkpointing:
             checkpoint_gradients(self.player.model)
-        for group, (_, full) in zip(self.optimizer.param_groups, self.groups, strict=True):
-            group["lr"] = full * rate
+        for optimizer, full in (
+            (self.optimizer, self.settings.learning_rate),
+            (self.critic_optimizer, self.settings.critic_rate),
+        ):
+            for group in optimizer.param_groups:
+                group["lr"] = full * rate
         sums: dict[str, float] = {}
         alike = [list(unit.rows) for unit in units(samples, range(len(samples)))]
         pieces = math.ceil(len(samples) / self.settings.minibatch)
@@ -125,8 +143,6 @@ class Learner:
     @torch.no_grad()
     def values(self, prompts: Sequence[Sequence[int]]) -> list[float]:
         """What the critic expects behind each prompt, in the env's unit."""
-        from reflectkit.models.scoring import Scorer, right_pad  # no label matters here: the hidden state is all
-
         assert self.critic is not None
         self.player.activate()
         found: dict[int, float] = {}
@@ -135,48 +151,121 @@ class Learner:
             device = next(self.player.model.parameters()).device
             rows = torch.arange(len(micro), device=device)
             ends = torch.tensor([len(row) - 1 for row in tokens], device=device)
-            label = torch.zeros(len(micro), 1, dtype=torch.long, device=device)
-            hidden_ND, _ = Scorer(self.player.model)(right_pad(tokens, self.player.pad_id, device), rows, ends, label)
+            label = torch.zeros(len(micro), 1, dtype=torch.long, device=device)  # no label matters: the hidden state is all
+            hidden_ND, _ = self.scorer(right_pad(tokens, self.player.pad_id, device), rows, ends, label)
             found |= zip([unit.rows[0] for unit in micro], self.critic(hidden_ND, tokens).tolist(), strict=True)
         return [found[row] for row in range(len(prompts))]
+
+    def optimizer_state(self) -> dict[str, torch.Tensor]:
+        """Both optimizers' tensors by `<number of the weight>.<name>`, whole also where they are sharded; the critic's come
+        last.
+
+        To be called by all processes.
+        """
+        if self.processes.sharded:
+            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+            named: Any = get_optimizer_state_dict(self.scorer, self.optimizer.optimizer, options=options)
+            named = named.get("state", {})  # empty but in the first process, which writes
+            state = {number: named.get(f"model.{name}", {}) for number, name in enumerate(self.names)}
+        else:
+            state = self.optimizer.state_dict()["state"]
+        critic = self.critic_optimizer.state_dict()["state"] if self.critic is not None else {}
+        whole = {**state, **{len(self.names) + number: values for number, values in critic.items()}}
+        return {f"{number}.{name}": value for number, values in whole.items() for name, value in values.items()}
+
+    def load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take up what `optimizer_state` gave, sharded or not. Raises KeyError or ValueError for tensors of another model."""
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for key, value in tensors.items():
+            number, _, name = key.partition(".")
+            state.setdefault(int(number), {})[name] = value
+        first = len(self.names)
+        critic = {number - first: values for number, values in state.items() if number >= first}
+        state = {number: values for number, values in state.items() if number < first}
+        if self.critic is not None:
+            self.critic_optimizer.load_state_dict(self.critic_optimizer.state_dict() | {"state": critic})
+        if not self.processes.sharded:
+            self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
+            return
+        inner, options = self.optimizer.optimizer, StateDictOptions(full_state_dict=True)
+        groups = get_optimizer_state_dict(self.scorer, inner, options=options)["param_groups"]
+        named: Any = {f"model.{self.names[number]}": values for number, values in state.items()}
+        set_optimizer_state_dict(self.scorer, inner, {"state": named, "param_groups": groups}, options=options)
+
+    def model_state(self) -> dict[str, torch.Tensor] | None:
+        """The policy's weights, whole, where they are sharded; None where the model holds them. To be called by all
+        processes.
+        """
+        if not self.processes.sharded:
+            return None
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        whole: Any = get_model_state_dict(self.scorer, options=options)
+        once = {name for name, _ in self.player.model.named_parameters()}  # tied weights have two names in a state
+        return {name: value for key, value in whole.items() if (name := key.removeprefix("model.")) in once}
 
     def _step(self, samples: Sequence[Sample], numbers: Sequence[int]) -> dict[str, float]:
         """One gradient step on the samples with these `numbers`."""
         parts = sorted(units(samples, numbers), key=lambda unit: -len(unit.tokens))
-        mine = self.processes.share(parts)
         tokens = sum(sum(samples[number].loss_mask) for number in numbers)
         while True:
-            self.optimizer.zero_grad(set_to_none=True)
-            figures = self._accumulate(samples, mine, len(numbers), tokens)
+            self._forget_gradients()
+            figures = self._accumulate(samples, self._micro_batches(parts), len(numbers), tokens)
             everyone = self.processes.gather(figures)
             if all(found is not None for found in everyone):
                 break
             self._halve(parts)
         merged = {name: sum(found[name] for found in everyone) for name in everyone[0]}
         merged["ratio_deviation"] = max(found["ratio_deviation"] for found in everyone)
-        trained = [weight for weights, _ in self.groups for weight in weights]
-        self.processes.add_gradients(trained)
-        merged["gradient_norm"] = float(nn.utils.clip_grad_norm_(self.weights, self.settings.max_grad_norm))
+        self.processes.add_gradients(self.critic_weights if self.processes.sharded else [*self.weights, *self.critic_weights])
+        norm = nn.utils.clip_grad_norm_(self.weights, self.settings.max_grad_norm)
+        merged["gradient_norm"] = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         if not all(math.isfinite(value) for value in merged.values()):
             told = ", ".join(f"{name} {value:.4g}" for name, value in merged.items())
             raise DivergedError(f"the update diverged ({told}); lower --learning-rate", [samples[n] for n in numbers])
         self.optimizer.step()
+        if self.critic is not None:
+            self.critic_optimizer.step()
         return merged
 
-    def _accumulate(self, samples: Sequence[Sample], parts: Sequence[Unit], rows: int, tokens: int) -> dict[str, float] | None:
-        """Gradients of `parts`, of a minibatch of `rows` rows and `tokens` trained tokens; None where memory ran out."""
+    def _forget_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.critic_optimizer.zero_grad(set_to_none=True)
+
+    def _micro_batches(self, parts: Sequence[Unit]) -> list[tuple[list[Unit], float]]:
+        """This process' micro-batches of `parts`, and how much each counts.
+
+        Where the policy is sharded, all processes must make as many passes: one that has fewer makes up with some that count
+        for nothing.
+        """
+        mine = packed(self.processes.share(parts), self.max_tokens)
+        if not self.processes.sharded:
+            return [(micro, 1.0) for micro in mine]
+        most = max(len(packed(parts[rank :: self.processes.count], self.max_tokens)) for rank in range(self.processes.count))
+        return [(micro, 1.0) for micro in mine] + [(list(parts[:1]), 0.0)] * (most - len(mine))
+
+    def _accumulate(
+        self, samples: Sequence[Sample], micros: Sequence[tuple[list[Unit], float]], rows: int, tokens: int
+    ) -> dict[str, float] | None:
+        """Gradients of `micros`, of a minibatch of `rows` rows and `tokens` trained tokens; None where memory ran out."""
         figures = dict.fromkeys(("loss", "entropy", "value_loss", "kl", "kl_to_start", "ratio_deviation"), 0.0)
         try:
-            for micro in packed(parts, self.max_tokens):
-                scored = score(self.player.model, samples, micro, self.player.pad_id, self.settings.temperature)
+            for micro, counts in micros:
+                scored = score(self.scorer, samples, micro, self.player.pad_id, self.settings.temperature)
                 loss, found = self._loss(samples, scored, rows, tokens)
-                loss.backward()
-                figures = {name: value + found[name] for name, value in figures.items()} | {
+                # what shards the policy averages its gradients over the processes; a sum is wanted
+                (loss * counts * (self.processes.count if self.processes.sharded else 1)).backward()
+                figures = {name: value + counts * found[name] for name, value in figures.items()} | {
                     "ratio_deviation": max(figures["ratio_deviation"], found["ratio_deviation"])
                 }
+            if self.processes.sharded:
+                for weight in self.critic_weights:
+                    if weight.grad is not None:
+                        weight.grad /= self.processes.count
         except RuntimeError as error:
             if not _out_of_memory(error):
                 raise
+            if self.processes.sharded:  # the others wait inside a pass, and cannot be told
+                raise ReflectkitError("out of memory; lower --max-tokens-per-batch, and run the same command again") from None
             return None
         return figures
 
@@ -231,7 +320,8 @@ class Learner:
         """Log-probs of the same tokens under the starting policy, in the order of `scored`."""
         assert self.reference is not None
         found: dict[tuple[int, int], float] = {}
-        with self.reference.model() as model:
+        with self.reference.model() as start:
+            model = self.scorer if start is self.player.model else start
             for micro in packed(units(samples, list(dict.fromkeys(scored.row_N))), self.max_tokens):
                 before = score(model, samples, micro, self.player.pad_id, self.settings.temperature)
                 found |= zip(zip(before.row_N, before.place_N, strict=True), before.logprob_N.tolist(), strict=True)
@@ -240,7 +330,7 @@ class Learner:
 
     def _halve(self, parts: Sequence[Unit]) -> None:
         """Take half as much at once from now on. Raises ReflectkitError where a single unit is too much."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         widest = max(len(unit.tokens) for unit in parts)

@@ -133,6 +133,8 @@ class Trainer:
             for number, task in enumerate(tasks)
             for repeat in range(plan.repeats)
         ]
+        if self.processes.sharded:  # all play all episodes in step, and share the scoring instead
+            return rollout(episodes, level.make, self.agent, width=plan.width)
         mine = rollout(self.processes.share(episodes), level.make, self.agent, width=plan.width)
         return self.processes.together(mine)
 

@@ -1,4 +1,4 @@
-"""The processes that train together, each with a whole copy of the policy: who I am, and what all of us know.
+"""The processes that train together, each with a whole copy of the policy or with a part: who I am, and what all of us know.
 
 Started by torchrun or `accelerate launch`; alone otherwise. Every process holds the whole batch and takes its share of the
 work, so that what is learnt does not depend on how many there are.
@@ -19,6 +19,11 @@ class Processes:
         self.accelerator = accelerator
         self.rank: int = accelerator.process_index if accelerator else 0
         self.count: int = accelerator.num_processes if accelerator else 1
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each process holds a part of the policy (FSDP), so that every forward pass needs all of them."""
+        return self.accelerator is not None and str(self.accelerator.distributed_type).endswith("FSDP")
 
     @property
     def first(self) -> bool:

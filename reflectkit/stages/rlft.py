@@ -197,6 +197,7 @@ def _try_prompts(config: Config, levels: list[Level]) -> None:
 
 def _processes(config: Config) -> Processes:
     """The processes that were started together, or this one alone."""
+    import torch
     from accelerate import Accelerator
     from accelerate.utils import DistributedType
 
@@ -207,11 +208,14 @@ def _processes(config: Config) -> Processes:
     for name in config.report_to:
         _need_tracker(name)
     accelerator = Accelerator(
-        cpu=config.device == "cpu", log_with=list(config.report_to) or None, project_dir=str(config.results_dir)
+        cpu=config.device == "cpu"
+        or not torch.cuda.is_available(),  # else processes on a CPU would not find each other log_with=list(config.report_to) or None, project_dir=str(config.results_dir)
     )
-    known = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+    known = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.FSDP)
     if accelerator.distributed_type not in known:
-        raise ConfigError(f"rlft cannot run under {accelerator.distributed_type}; see README for what it can")
+        raise ConfigError(f"rlft cannot run under {accelerator.distributed_type}; see configs/ for what it can")
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise ConfigError("rlft shards with FSDP2 only: set fsdp_version: 2, as in configs/fsdp2.yaml")
     return Processes(accelerator)
 
 
@@ -331,6 +335,8 @@ def _trainer(config: Config, levels: list[Level], place: Path | None, processes:
         reflect_prob=config.reflect_prob,
         critic=critic,
         max_new_tokens=config.max_new_tokens,
+        scorer=learner.scorer if processes.sharded else None,
+        team=processes if processes.sharded else None,
     )
     rule = Rule(
         config.algo, config.gamma, config.baseline, config.gae_lambda, config.advantages, config.step_groups, config.normalize
@@ -363,10 +369,8 @@ def _loop(config: Config, trainer: Trainer, folder: Path, told: Mapping[str, Any
             due = trainer.step % config.save_steps == 0 or trainer.step == config.max_steps
             if processes.first:
                 write_jsonl(metrics, history)
-                if due:
-                    checkpoint.save(folder, trainer, told, facts)
             if due:
-                target = folder / f"checkpoint-{trainer.step}"
+                target = checkpoint.save(folder, trainer, told, facts)
                 processes.wait()
             if config.report_to:
                 numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}

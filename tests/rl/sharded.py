@@ -1,0 +1,89 @@
+"""Run by torchrun: trains the corridor with the policy sharded by FSDP2 over gloo, or whole, and saves the end. Arguments:
+kind, folder.
+
+accelerate shards on GPUs alone, so its `prepare` is stood in for; all else is what `rlft` does.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import fully_shard
+
+from reflectkit.agents.two_player import TwoPlayerAgent
+from reflectkit.envs import make
+from reflectkit.envs.corridor import Corridor
+from reflectkit.models.load import Player, load_player
+from reflectkit.rl import checkpoint
+from reflectkit.rl.credit import Rule
+from reflectkit.rl.critic import Critic
+from reflectkit.rl.learner import Learner, Settings
+from reflectkit.rl.loop import Level, Plan, Trainer
+from reflectkit.rl.processes import Processes
+
+
+class Wrapped:
+    """An optimizer behind `optimizer`, as accelerate's."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+
+class Gloo:
+    """What `Processes` needs of accelerate's Accelerator, on a CPU."""
+
+    distributed_type = "FSDP"
+
+    def __init__(self) -> None:
+        self.process_index, self.num_processes = torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+    def prepare(self, scorer: Any, optimizer: Any) -> tuple[Any, Any]:
+        rate = optimizer.param_groups[0]["lr"]
+        for module in scorer.modules():
+            if type(module).__name__ in scorer._no_split_modules:
+                fully_shard(module)
+        fully_shard(scorer)
+        return scorer, Wrapped(torch.optim.AdamW(scorer.parameters(), lr=rate, weight_decay=0.0))
+
+
+def trainer_of(source: Path, processes: Processes) -> Trainer:
+    player: Player = load_player(source, "policy", device="cpu")
+    critic = Critic(player)
+    settings = Settings(learning_rate=1e-3, minibatch=40, max_tokens=400, max_grad_norm=1.0)
+    learner = Learner(player, settings, critic, processes=processes)
+    spread = {"scorer": learner.scorer, "team": processes} if processes.sharded else {}
+    agent = TwoPlayerAgent(player, critic=critic, **spread)
+    level = Level("long", Corridor.tasks("long"), lambda: make("corridor", 16))
+    plan = Plan([level], 4, 12, Rule("ppo"), seed=0, width=12)
+    return Trainer(plan, agent, learner, replay_size=3, processes=processes)
+
+
+def main(kind: str, folder: Path) -> None:
+    """Two updates, a checkpoint, a fresh start from it, and two more."""
+    torch.set_num_threads(1)
+    if kind == "sharded":
+        torch.distributed.init_process_group("gloo")
+    processes = Processes(Gloo()) if kind == "sharded" else Processes()
+    trainer = trainer_of(folder / "policy", processes)
+    for _ in range(2):
+        trainer.advance()
+    half = checkpoint.save(folder / kind, trainer, {}, {})
+    processes.wait()
+    trainer = trainer_of(half, processes)
+    checkpoint.restore(half, trainer, {})
+    for _ in range(2):
+        trainer.advance()
+    checkpoint.save(folder / kind, trainer, {}, {})
+    processes.wait()
+    if kind == "sharded":
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
