@@ -208,8 +208,9 @@ def _processes(config: Config) -> Processes:
     for name in config.report_to:
         _need_tracker(name)
     accelerator = Accelerator(
-        cpu=config.device == "cpu"
-        or not torch.cuda.is_available(),  # else processes on a CPU would not find each other log_with=list(config.report_to) or None, project_dir=str(config.results_dir)
+        cpu=config.device == "cpu" or not torch.cuda.is_available(),
+        log_with=list(config.report_to) or None,
+        project_dir=str(config.results_dir),
     )
     known = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.FSDP)
     if accelerator.distributed_type not in known:

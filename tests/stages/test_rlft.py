@@ -382,7 +382,8 @@ def test_a_sharded_policy_learns_what_a_whole_one_does(ground: Path, tmp_path: P
     for kind, launcher in (("whole", []), ("sharded", torchrun)):
         done = subprocess.run(
             [sys.executable, *launcher, "-m", "tests.rl.sharded", kind, str(tmp_path)],
-            cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
     whole, sharded = tmp_path / "whole", tmp_path / "sharded"
