@@ -362,6 +362,7 @@ def _loop(config: Config, trainer: Trainer, folder: Path, told: Mapping[str, Any
     title = "Reflect-RL" if config.reflect_load_dir else "SFT + RL"
     if config.report_to:
         shown = {name: value for name, value in told.items() if isinstance(value, str | int | float)}
+        processes.accelerator.project_configuration.logging_dir = str(folder)
         processes.accelerator.init_trackers("reflectkit", config=shown)
     with progress.bar(title, config.max_steps, trainer.step) as bar:
         while trainer.step < config.max_steps:
