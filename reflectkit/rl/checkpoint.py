@@ -45,7 +45,7 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         "max_tokens": learner.max_tokens,
     }
 
-    weights, optimizer = learner.model_state(), learner.optimizer_state()
+    weights, optimizer = learner.shards.model_state(), learner.optimizer_state()
     target = folder / f"checkpoint-{trainer.step}"
     if not trainer.processes.first:
         return target

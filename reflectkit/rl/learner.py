@@ -10,25 +10,18 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
 
 from reflectkit.core.errors import ReflectkitError
 from reflectkit.core.types import Sample
 from reflectkit.models.load import Player, Reference, checkpoint_gradients
-from reflectkit.models.scoring import Scorer, right_pad
+from reflectkit.models.scoring import right_pad
 from reflectkit.rl import losses
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.logprobs import Scored, Unit, packed, score, units
 from reflectkit.rl.processes import Processes
+from reflectkit.rl.shards import flat, nested, shards_of
 
 MEANS = ("token", "row")
 
@@ -90,18 +83,12 @@ class Learner:
         self.processes, self.notify = processes or Processes(), notify
         self.max_tokens = settings.max_tokens
         player.activate()
-        self.weights = [weight for weight in player.model.parameters() if weight.requires_grad]
-        self.names = [name for name, weight in player.model.named_parameters() if weight.requires_grad]
+        self.shards = shards_of(player.model, settings.learning_rate, settings.max_grad_norm, self.processes)
+        self.scorer = self.shards.scorer
         self.critic_weights = list(critic.parameters()) if critic is not None else []
-        self.scorer: Any = Scorer(player.model)
-        self.optimizer: Any = torch.optim.AdamW(self.weights, lr=settings.learning_rate, weight_decay=0.0)
         self.critic_optimizer = torch.optim.AdamW(
             self.critic_weights or [torch.zeros(1)], settings.critic_rate, weight_decay=0.0
         )
-        if self.processes.sharded:
-            self.scorer, self.optimizer = self.processes.accelerator.prepare(self.scorer, self.optimizer)
-            parts = dict(self.scorer.named_parameters())
-            self.weights = [parts[f"model.{name}"] for name in self.names]
 
     def update(self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0) -> dict[str, float]:
         """Learn from `samples`; `generator` shuffles them into minibatches. Returns the mean of each figure over the steps.
@@ -118,12 +105,9 @@ class Learner:
         self.player.activate()
         if self.settings.gradient_checkpointing:
             checkpoint_gradients(self.player.model)
-        for optimizer, full in (
-            (self.optimizer, self.settings.learning_rate),
-            (self.critic_optimizer, self.settings.critic_rate),
-        ):
-            for group in optimizer.param_groups:
-                group["lr"] = full * rate
+        self.shards.schedule(rate)
+        for group in self.critic_optimizer.param_groups:
+            group["lr"] = self.settings.critic_rate * rate
         sums: dict[str, float] = {}
         alike = [list(unit.rows) for unit in units(samples, range(len(samples)))]
         pieces = math.ceil(len(samples) / self.settings.minibatch)
@@ -157,51 +141,18 @@ class Learner:
         return [found[row] for row in range(len(prompts))]
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
-        """Both optimizers' tensors by `<number of the weight>.<name>`, whole also where they are sharded; the critic's come
-        last.
-
-        To be called by all processes.
-        """
-        if self.processes.sharded:
-            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-            named: Any = get_optimizer_state_dict(self.scorer, self.optimizer.optimizer, options=options)
-            named = named.get("state", {})  # empty but in the first process, which writes
-            state = {number: named.get(f"model.{name}", {}) for number, name in enumerate(self.names)}
-        else:
-            state = self.optimizer.state_dict()["state"]
+        """Both optimizers' tensors, as `<policy or critic>.<key>`. To be called by all processes."""
+        state = {f"policy.{key}": value for key, value in self.shards.tensors().items()}
         critic = self.critic_optimizer.state_dict()["state"] if self.critic is not None else {}
-        whole = {**state, **{len(self.names) + number: values for number, values in critic.items()}}
-        return {f"{number}.{name}": value for number, values in whole.items() for name, value in values.items()}
+        return state | {f"critic.{key}": value for key, value in flat(critic).items()}
 
     def load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take up what `optimizer_state` gave, sharded or not. Raises KeyError or ValueError for tensors of another model."""
-        state: dict[int, dict[str, torch.Tensor]] = {}
-        for key, value in tensors.items():
-            number, _, name = key.partition(".")
-            state.setdefault(int(number), {})[name] = value
-        first = len(self.names)
-        critic = {number - first: values for number, values in state.items() if number >= first}
-        state = {number: values for number, values in state.items() if number < first}
+        """Take up what `optimizer_state` gave. Raises KeyError or ValueError for tensors of another model."""
+        mine = {key.removeprefix("policy."): value for key, value in tensors.items() if key.startswith("policy.")}
+        critic = {key.removeprefix("critic."): value for key, value in tensors.items() if key.startswith("critic.")}
         if self.critic is not None:
-            self.critic_optimizer.load_state_dict(self.critic_optimizer.state_dict() | {"state": critic})
-        if not self.processes.sharded:
-            self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
-            return
-        inner, options = self.optimizer.optimizer, StateDictOptions(full_state_dict=True)
-        groups = get_optimizer_state_dict(self.scorer, inner, options=options)["param_groups"]
-        named: Any = {f"model.{self.names[number]}": values for number, values in state.items()}
-        set_optimizer_state_dict(self.scorer, inner, {"state": named, "param_groups": groups}, options=options)
-
-    def model_state(self) -> dict[str, torch.Tensor] | None:
-        """The policy's weights, whole, where they are sharded; None where the model holds them. To be called by all
-        processes.
-        """
-        if not self.processes.sharded:
-            return None
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        whole: Any = get_model_state_dict(self.scorer, options=options)
-        once = {name for name, _ in self.player.model.named_parameters()}  # tied weights have two names in a state
-        return {name: value for key, value in whole.items() if (name := key.removeprefix("model.")) in once}
+            self.critic_optimizer.load_state_dict(self.critic_optimizer.state_dict() | {"state": nested(critic)})
+        self.shards.load(mine)
 
     def _step(self, samples: Sequence[Sample], numbers: Sequence[int]) -> dict[str, float]:
         """One gradient step on the samples with these `numbers`."""
@@ -216,19 +167,17 @@ class Learner:
             self._halve(parts)
         merged = {name: sum(found[name] for found in everyone) for name in everyone[0]}
         merged["ratio_deviation"] = max(found["ratio_deviation"] for found in everyone)
-        self.processes.add_gradients(self.critic_weights if self.processes.sharded else [*self.weights, *self.critic_weights])
-        norm = nn.utils.clip_grad_norm_(self.weights, self.settings.max_grad_norm)
-        merged["gradient_norm"] = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-        if not all(math.isfinite(value) for value in merged.values()):
-            told = ", ".join(f"{name} {value:.4g}" for name, value in merged.items())
-            raise DivergedError(f"the update diverged ({told}); lower --learning-rate", [samples[n] for n in numbers])
-        self.optimizer.step()
+        here = [samples[number] for number in numbers]
+        _check_finite(merged, here)
+        merged["gradient_norm"] = self.shards.step()
+        _check_finite(merged, here)
         if self.critic is not None:
+            self.processes.add_gradients(self.critic_weights)
             self.critic_optimizer.step()
         return merged
 
     def _forget_gradients(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+        self.shards.forget()
         self.critic_optimizer.zero_grad(set_to_none=True)
 
     def _micro_batches(self, parts: Sequence[Unit]) -> list[tuple[list[Unit], float]]:
@@ -249,18 +198,16 @@ class Learner:
         """Gradients of `micros`, of a minibatch of `rows` rows and `tokens` trained tokens; None where memory ran out."""
         figures = dict.fromkeys(("loss", "entropy", "value_loss", "kl", "kl_to_start", "ratio_deviation"), 0.0)
         try:
-            for micro, counts in micros:
+            for number, (micro, counts) in enumerate(micros):
                 scored = score(self.scorer, samples, micro, self.player.pad_id, self.settings.temperature)
                 loss, found = self._loss(samples, scored, rows, tokens)
-                # what shards the policy averages its gradients over the processes; a sum is wanted
-                (loss * counts * (self.processes.count if self.processes.sharded else 1)).backward()
+                self.shards.backward(loss * counts * self.shards.loss_scale, last=number == len(micros) - 1)
                 figures = {name: value + counts * found[name] for name, value in figures.items()} | {
                     "ratio_deviation": max(figures["ratio_deviation"], found["ratio_deviation"])
                 }
-            if self.processes.sharded:
-                for weight in self.critic_weights:
-                    if weight.grad is not None:
-                        weight.grad /= self.processes.count
+            for weight in self.critic_weights:
+                if weight.grad is not None:
+                    weight.grad /= self.shards.loss_scale
         except RuntimeError as error:
             if not _out_of_memory(error):
                 raise
@@ -343,6 +290,12 @@ class Learner:
             f"out of memory: micro-batches have {self.max_tokens} tokens from here on, not {before}; the update is repeated"
             " (--max-tokens-per-batch)"
         )
+
+
+def _check_finite(figures: Mapping[str, float], samples: Sequence[Sample]) -> None:
+    if not all(math.isfinite(value) for value in figures.values()):
+        told = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        raise DivergedError(f"the update diverged ({told}); lower --learning-rate", samples)
 
 
 def _decisions(samples: Sequence[Sample], places: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:

@@ -21,9 +21,14 @@ class Processes:
         self.count: int = accelerator.num_processes if accelerator else 1
 
     @property
+    def kind(self) -> str:
+        """accelerate's name of how they work together, as "MULTI_GPU"."""
+        return str(self.accelerator.distributed_type).rpartition(".")[2] if self.accelerator else "NO"
+
+    @property
     def sharded(self) -> bool:
-        """Whether each process holds a part of the policy (FSDP), so that every forward pass needs all of them."""
-        return self.accelerator is not None and str(self.accelerator.distributed_type).endswith("FSDP")
+        """Whether each process holds a part of the policy (FSDP, ZeRO), so that every forward pass needs all of them."""
+        return self.kind in ("FSDP", "DEEPSPEED")
 
     @property
     def first(self) -> bool:

@@ -210,4 +210,4 @@ def _bare_backward(learner: Learner, samples: Sequence[Sample]) -> None:
                 input_ids=input_ids, attention_mask=mask, position_ids=position_ids(mask), use_cache=False, logits_to_keep=1
             )
             output.logits.sum().backward()
-    learner.optimizer.zero_grad()
+    learner.shards.forget()

@@ -212,12 +212,15 @@ def _processes(config: Config) -> Processes:
         log_with=list(config.report_to) or None,
         project_dir=str(config.results_dir),
     )
-    known = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.FSDP)
-    if accelerator.distributed_type not in known:
+    known = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED")
+    if accelerator.distributed_type not in map(DistributedType, known):
         raise ConfigError(f"rlft cannot run under {accelerator.distributed_type}; see configs/ for what it can")
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise ConfigError("rlft shards with FSDP2 only: set fsdp_version: 2, as in configs/fsdp2.yaml")
-    return Processes(accelerator)
+    processes = Processes(accelerator)
+    if processes.sharded and config.share_base:
+        raise ConfigError("--share-base needs the base whole in each process; leave it out, or use configs/multi_gpu.yaml")
+    return processes
 
 
 def _need_tracker(name: str) -> None:

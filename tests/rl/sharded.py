@@ -1,5 +1,5 @@
-"""Run by torchrun: trains the corridor with the policy sharded by FSDP2 over gloo, or whole, and saves the end. Arguments:
-kind, folder.
+"""Run by torchrun: trains the corridor with the policy sharded over gloo, or whole, and saves the end. Arguments: kind
+(sharded: FSDP2; zero2, zero3: DeepSpeed; whole), folder.
 
 accelerate shards on GPUs alone, so its `prepare` is stood in for; all else is what `rlft` does.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -52,6 +53,24 @@ class Gloo:
         return scorer, Wrapped(torch.optim.AdamW(scorer.parameters(), lr=rate, weight_decay=0.0))
 
 
+class GlooZero(Gloo):
+    """The same, with DeepSpeed behind `prepare`."""
+
+    distributed_type = "DEEPSPEED"
+
+    def __init__(self, stage: int) -> None:
+        super().__init__()
+        zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
+        self.deepspeed_plugin = SimpleNamespace(deepspeed_config={"zero_optimization": zero})
+
+    def prepare(self, scorer: Any, optimizer: Any) -> tuple[Any, Any]:
+        import deepspeed
+
+        settings = {**self.deepspeed_plugin.deepspeed_config, "zero_allow_untested_optimizer": True}
+        engine, zero, _, _ = deepspeed.initialize(model=scorer, optimizer=optimizer, config=settings)
+        return engine, Wrapped(zero)
+
+
 def trainer_of(source: Path, processes: Processes) -> Trainer:
     player: Player = load_player(source, "policy", device="cpu")
     critic = Critic(player)
@@ -69,7 +88,12 @@ def main(kind: str, folder: Path) -> None:
     torch.set_num_threads(1)
     if kind == "sharded":
         torch.distributed.init_process_group("gloo")
-    processes = Processes(Gloo()) if kind == "sharded" else Processes()
+    elif kind != "whole":
+        import deepspeed
+
+        deepspeed.init_distributed("gloo")
+    kinds = {"whole": lambda: None, "sharded": Gloo, "zero2": lambda: GlooZero(2), "zero3": lambda: GlooZero(3)}
+    processes = Processes(kinds[kind]())
     trainer = trainer_of(folder / "policy", processes)
     for _ in range(2):
         trainer.advance()
@@ -81,7 +105,7 @@ def main(kind: str, folder: Path) -> None:
         trainer.advance()
     checkpoint.save(folder / kind, trainer, {}, {})
     processes.wait()
-    if kind == "sharded":
+    if kind != "whole":
         torch.distributed.destroy_process_group()
 
 

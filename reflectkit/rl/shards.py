@@ -1,0 +1,225 @@
+"""Where the policy's weights, gradients and Adam's state lie: whole in every process, or in parts (FSDP2, DeepSpeed's ZeRO).
+
+One face for the learner: it runs the scorer, gives losses to `backward`, and asks for a `step`. Loading what `tensors` gave
+continues exactly. ZeRO: Rajbhandari et al. 2020; the optimizer's parts are kept as they lie, without DeepSpeed's pickles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from typing_extensions import override
+
+from reflectkit.core.errors import ReflectkitError
+from reflectkit.models.scoring import Scorer
+from reflectkit.rl.processes import Processes
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Whole:
+    """Every process has all of it; gradients are summed once a step.
+
+    model: whose trainable weights learn. rate: AdamW's, full. max_norm: gradients are scaled down to it.
+    """
+
+    def __init__(self, model: nn.Module, rate: float, max_norm: float, processes: Processes) -> None:
+        self.model, self.rate, self.max_norm, self.processes = model, rate, max_norm, processes
+        self.weights = [weight for weight in model.parameters() if weight.requires_grad]
+        self.names = [name for name, weight in model.named_parameters() if weight.requires_grad]
+        self.scorer: Any = Scorer(model)
+        self.optimizer: Any = torch.optim.AdamW(self.weights, lr=rate, weight_decay=0.0)
+
+    @property
+    def loss_scale(self) -> int:
+        """What a loss must be multiplied with, so that the processes' gradients add up."""
+        return 1
+
+    def schedule(self, rate: float) -> None:
+        """Set the learning rate to `rate` of its full value."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate * rate
+
+    def forget(self) -> None:
+        """Drop the gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        """Add `loss`' gradients; last: whether a step follows."""
+        loss.backward()
+
+    def step(self) -> float:
+        """Learn; returns the gradient's norm before it was scaled. Where that is not finite, nothing was learnt."""
+        self.processes.add_gradients(self.weights)
+        return self._clip_and_step()
+
+    def _clip_and_step(self) -> float:
+        norm: Any = nn.utils.clip_grad_norm_(self.weights, self.max_norm)
+        found = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        if math.isfinite(found):
+            self.optimizer.step()
+        return found
+
+    def tensors(self) -> Tensors:
+        """The optimizer's, as `<number of the weight>.<name>`. Called by all processes; what the first one gets counts."""
+        return flat(self.optimizer.state_dict()["state"])
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take up what `tensors` gave. Raises KeyError or ValueError for another model's."""
+        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": nested(tensors)})
+
+    def model_state(self) -> Tensors | None:
+        """The policy's weights, whole, where no process holds them; None where the model does. Called by all processes."""
+        return None
+
+
+class Fsdp2(Whole):
+    """Every process has a part of everything, as DTensors."""
+
+    def __init__(self, model: nn.Module, rate: float, max_norm: float, processes: Processes) -> None:
+        super().__init__(model, rate, max_norm, processes)
+        self.scorer, self.optimizer = processes.accelerator.prepare(self.scorer, self.optimizer)
+        parts = dict(self.scorer.named_parameters())
+        self.weights = [parts[f"model.{name}"] for name in self.names]
+
+    @property
+    @override
+    def loss_scale(self) -> int:
+        return self.processes.count  # gradients are averaged
+
+    @override
+    def step(self) -> float:
+        return self._clip_and_step()
+
+    @override
+    def tensors(self) -> Tensors:
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        named: Any = get_optimizer_state_dict(self.scorer, self.optimizer.optimizer, options=options)
+        named = named.get("state", {})  # empty but in the first process, which writes
+        return flat({number: named.get(f"model.{name}", {}) for number, name in enumerate(self.names)})
+
+    @override
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        inner, options = self.optimizer.optimizer, StateDictOptions(full_state_dict=True)
+        groups = get_optimizer_state_dict(self.scorer, inner, options=options)["param_groups"]
+        named: Any = {f"model.{self.names[number]}": values for number, values in nested(tensors).items()}
+        set_optimizer_state_dict(self.scorer, inner, {"state": named, "param_groups": groups}, options=options)
+
+    @override
+    def model_state(self) -> Tensors | None:
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        whole: Any = get_model_state_dict(self.scorer, options=options)
+        once = {name for name, _ in self.model.named_parameters()}  # tied weights have two names in a state
+        return {name: value for key, value in whole.items() if (name := key.removeprefix("model.")) in once}
+
+
+class Zero(Whole):
+    """DeepSpeed's ZeRO: stage 2 parts gradients and Adam's state, stage 3 the weights too."""
+
+    def __init__(self, model: nn.Module, rate: float, max_norm: float, processes: Processes) -> None:
+        super().__init__(model, rate, max_norm, processes)
+        settings = processes.accelerator.deepspeed_plugin.deepspeed_config
+        settings |= {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "gradient_clipping": max_norm}
+        settings["bf16"] = {"enabled": self.weights[0].dtype is torch.bfloat16}
+        self.scorer, self.optimizer = processes.accelerator.prepare(self.scorer, self.optimizer)
+        self.zero = self.optimizer.optimizer
+        self._state.clear()  # stage 3 makes one empty step, which would count
+
+    @property
+    @override
+    def loss_scale(self) -> int:
+        return self.processes.count
+
+    @property
+    def _state(self) -> dict[torch.Tensor, Tensors]:
+        state: dict[torch.Tensor, Tensors] = self.zero.optimizer.state
+        return state
+
+    @property
+    def _parts(self) -> list[torch.Tensor]:
+        """This process' flat parts of the trained weights, in 32 bits: what Adam sees."""
+        three = getattr(self.zero, "fp32_partitioned_groups_flat", None)
+        return list(three if three is not None else self.zero.single_partition_of_fp32_groups)
+
+    @override
+    def forget(self) -> None:
+        pass  # a step leaves none behind
+
+    @override
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        self.scorer.set_gradient_accumulation_boundary(is_boundary=last)
+        self.scorer.backward(loss)
+
+    @override
+    def step(self) -> float:
+        self.scorer.step()
+        return float(self.scorer.get_global_grad_norm())
+
+    @override
+    def tensors(self) -> Tensors:
+        """Of all processes' parts, as `<process>.<part>.<name>`: they fit the same number of processes only."""
+        mine = {
+            f"{self.processes.rank}.{number}.{name}": value.detach().cpu()
+            for number, part in enumerate(self._parts)
+            for name, value in {"weights": part, **self._state.get(part, {})}.items()
+        }
+        return {key: value for theirs in self.processes.gather(mine) for key, value in theirs.items()}
+
+    @override
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        ranks = {key.partition(".")[0] for key in tensors}
+        mine = {key.partition(".")[2]: value for key, value in tensors.items() if key.startswith(f"{self.processes.rank}.")}
+        found = nested(mine)
+        same = [found[number]["weights"].shape == part.shape for number, part in enumerate(self._parts) if number in found]
+        if len(ranks) != self.processes.count or len(same) != len(self._parts) or not all(same):
+            raise ReflectkitError(
+                f"the checkpoint was made by {len(ranks)} processes under ZeRO, and continues with as many and the same "
+                "configuration only; --resume-from starts anew from its weights"
+            )
+        for number, part in enumerate(self._parts):
+            values = {name: value.to(part.device) for name, value in found[number].items()}
+            part.data.copy_(values.pop("weights"))
+            self._state[part] = {name: value.cpu() if name == "step" else value for name, value in values.items()}
+
+    @override
+    def model_state(self) -> Tensors | None:
+        if not hasattr(self.weights[0], "ds_id"):
+            return None
+        import deepspeed
+
+        whole = {}
+        for name, weight in self.model.named_parameters():
+            with deepspeed.zero.GatheredParameters([weight]):
+                if self.processes.first:
+                    whole[name] = weight.detach().to("cpu", copy=True)
+        return whole
+
+
+def shards_of(model: nn.Module, rate: float, max_norm: float, processes: Processes) -> Whole:
+    """As the processes were started."""
+    kind = {"FSDP": Fsdp2, "DEEPSPEED": Zero}.get(processes.kind, Whole)
+    return kind(model, rate, max_norm, processes)
+
+
+def flat(state: Mapping[int, Mapping[str, torch.Tensor]]) -> Tensors:
+    """An optimizer's state under `<number of the weight>.<name>`."""
+    return {f"{number}.{name}": value for number, values in state.items() for name, value in values.items()}
+
+
+def nested(tensors: Mapping[str, torch.Tensor]) -> dict[int, Tensors]:
+    """The opposite of `flat`."""
+    state: dict[int, Tensors] = {}
+    for key, value in tensors.items():
+        number, _, name = key.partition(".")
+        state.setdefault(int(number), {})[name] = value
+    return state
