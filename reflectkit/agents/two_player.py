@@ -75,9 +75,7 @@ class Reflector:
         """What is written behind each prompt, whoever shares its batch: those with little room left are decoded alone."""
         ids = [prompt_ids(self.player.tokenizer, prompt) for prompt in prompts]
         room = [min(self.max_new_tokens, self.player.context - len(row)) for row in ids]
-        roomy = [index for index, left in enumerate(room) if left == self.max_new_tokens]
-        batches = [roomy[start : start + self.batch] for start in range(0, len(roomy), self.batch)]
-        batches += [[index] for index, left in enumerate(room) if 0 < left < self.max_new_tokens]
+        batches = _by_room(room, self.max_new_tokens, self.batch)
         comments = [""] * len(prompts)
         self.player.activate()
         for batch in batches:
@@ -187,18 +185,18 @@ class TwoPlayerAgent:
             raise CheckpointError(
                 "a policy that is spread over processes chooses among enumerated actions only; use multi_gpu.yaml"
             )
-        results: list[tuple[Written, float | None]] = []
-        for start in range(0, len(prompts), self.batch):
-            part = prompts[start : start + self.batch]
-            room = min(self.max_new_tokens, self.policy.context - max(map(len, part)))
+        results: dict[int, tuple[Written, float | None]] = {}
+        room = [min(self.max_new_tokens, self.policy.context - len(prompt)) for prompt in prompts]
+        for batch in _by_room(room, self.max_new_tokens, self.batch):
+            part = [prompts[index] for index in batch]
             written = decode(
                 self.policy.model,
                 part,
                 pad_id=self.policy.pad_id,
                 stop_ids=self._stops,
-                max_new_tokens=room,
+                max_new_tokens=room[batch[0]],
                 temperature=self.temperature,
-                seeds=[derive(seed, "text") for seed in seeds[start : start + self.batch]],
+                seeds=[derive(seeds[index], "text") for index in batch],
             )
             self.tokens += sum(map(len, part)) + sum(len(row.token_ids) for row in written)
             values: list[float | None] = [None] * len(part)
@@ -207,8 +205,8 @@ class TwoPlayerAgent:
                     any_label = [(0,)] * len(part)  # the hidden state is wanted, not a choice
                     _, hidden_BD = choice_logprobs(self.policy.model, part, any_label, pad_id=self.policy.pad_id)
                     values = self.critic(hidden_BD, part).tolist()
-            results += zip(written, values, strict=True)
-        return results
+            results |= zip(batch, zip(written, values, strict=True), strict=True)
+        return [results[index] for index in range(len(prompts))]
 
     def _comments(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[str | None]:
         comments: list[str | None] = [None] * len(observations)
@@ -251,6 +249,13 @@ class TwoPlayerAgent:
                         "the policy's scores are not numbers: its weights are spoilt; load an earlier checkpoint"
                     )
                 self._scores[key] = tuple(row[: key[0]]), value
+
+
+def _by_room(room: Sequence[int], wanted: int, batch: int) -> list[list[int]]:
+    """Indices in batches: those with room for all that is wanted together, each with less alone, those with none not at all."""
+    roomy = [index for index, left in enumerate(room) if left == wanted]
+    batches = [roomy[start : start + batch] for start in range(0, len(roomy), batch)]
+    return batches + [[index] for index, left in enumerate(room) if 0 < left < wanted]
 
 
 def _draw(probabilities: Sequence[float], seed: int) -> int:

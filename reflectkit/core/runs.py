@@ -27,9 +27,12 @@ from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, sha256, sweep, wr
 from reflectkit.core.types import to_json
 
 NOT_IDENTITY = frozenset(
-    {"force", "results_dir", "width", "concurrency", "max_cost_usd", "price_in", "price_out", "dry_run", "timeout_s"}
-)
-"""Settings that do not change what a run makes."""
+    {
+        "force", "results_dir", "width", "concurrency", "max_cost_usd", "price_in", "price_out", "dry_run", "timeout_s",
+        "max_tokens_per_batch",
+    }
+)  # fmt: skip
+"""Settings that do not change what a run makes, but for the order in which floats are added up."""
 
 RECORDED_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "gymnasium")
 STAGING_PREFIX = f"{TEMPORARY_PREFIX}run-"

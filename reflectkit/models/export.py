@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import read_json, write_text
 from reflectkit.models.load import ROLE_FILE, Player, load_player, save_player
 
@@ -24,13 +25,10 @@ def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str
     return whole
 
 
-def base_of(source: Path) -> str | None:
-    """The model below the adapter in `source`, as its config names it; None without an adapter."""
-    path = source / "adapter_config.json"
-    return str(read_json(path).get("base_model_name_or_path")) if path.is_file() else None
-
-
 def told_by(source: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself: role, env, reflector, …; empty where it says nothing."""
-    path = source / ROLE_FILE
-    return dict(read_json(path)) if path.is_file() else {}
+    """What a model folder says of itself: role, env, reflector, …; empty where it says nothing that can be read."""
+    try:
+        found = read_json(source / ROLE_FILE)
+    except DataError:
+        return {}
+    return dict(found) if isinstance(found, dict) else {}

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from reflectkit.core.config import DTYPES, PACKAGED, QUANTIZE, TINY
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, unknown_name
@@ -87,13 +88,14 @@ def load_player(
         if (folder / "adapter_config.json").is_file():
             from peft import PeftModel
 
-            base_name = read_json(folder / "adapter_config.json")["base_model_name_or_path"]
-            base = AutoModelForCausalLM.from_pretrained(base_name, **options)
+            base_name = base_of(folder)
+            base, report = AutoModelForCausalLM.from_pretrained(base_name, output_loading_info=True, **options)
+            _refuse_missing(str(base_name), report["missing_keys"])
             model: Any = PeftModel.from_pretrained(base, name, is_trainable=True)
+            _refuse_missing(name, _adapter_keys(model) - _written_keys(folder))
         else:
             model, report = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
-            if missing := sorted(report["missing_keys"]):
-                raise CheckpointError(f"{name}: the weights lack {len(missing)} tensors, e.g. {missing[0]}; make it again")
+            _refuse_missing(name, report["missing_keys"])
     except CheckpointError:
         raise
     except Exception as error:  # likewise: truncated, not safetensors, of another shape, …
@@ -120,8 +122,7 @@ def context_of(source: str | Path) -> int | None:
     """How many tokens the model `source` reads, from its config alone; None where that does not say so."""
     from transformers import AutoConfig
 
-    adapter = Path(source) / "adapter_config.json"
-    name = read_json(adapter).get("base_model_name_or_path") if adapter.is_file() else str(source)
+    name = base_of(Path(source)) or str(source)
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False).get_text_config()
     except Exception as error:  # likewise
@@ -134,21 +135,30 @@ def with_adapter(player: Player, rank: int, alpha: int, seed: int) -> Player:
 
     seed: of its weights.
     """
-    from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
     if isinstance(player.model, PeftModel):
         raise ConfigError("the model already has a LoRA adapter, which is trained further; leave out --lora-r")
-    model = player.model
-    if player.quantize != "none":
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    known = player.model.config.model_type in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    place = None if known else "all-linear"
     with torch.random.fork_rng():
         torch.manual_seed(seed % 2**63)
-        adapted = get_peft_model(model, LoraConfig(r=rank, lora_alpha=alpha, task_type="CAUSAL_LM"))
+        adapted = get_peft_model(
+            player.model, LoraConfig(r=rank, lora_alpha=alpha, target_modules=place, task_type="CAUSAL_LM")
+        )
     return replace(player, model=adapted)
 
 
-def load_pair(policy: str | Path, reflector: str | Path, *, device: str = "auto") -> tuple[Player, Player]:
-    """(policy, reflector): two LoRA adapters on one base, in half the memory of two models.
+def load_pair(
+    policy: str | Path,
+    reflector: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str | None = None,
+    quantize: str | None = None,
+) -> tuple[Player, Player]:
+    """(policy, reflector): two LoRA adapters on one base, in half the memory of two models; see `load_player`.
 
     Raises
     ------
@@ -160,13 +170,13 @@ def load_pair(policy: str | Path, reflector: str | Path, *, device: str = "auto"
         facts = _check_folder(folder, role) if looks_local(name) else {}
         if not (folder / "adapter_config.json").is_file():
             raise CheckpointError(f"{name} is no LoRA adapter, so it cannot share a base; leave out --share-base")
-        base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
-        told[role] = (base, facts.get("dtype", "float32"), facts.get("quantize", "none"))
+        told[role] = (base_of(folder), facts.get("dtype", "float32"), facts.get("quantize", "none"))
     if told["policy"] != told["reflection"]:
         one, other = ", ".join(map(str, told["policy"])), ", ".join(map(str, told["reflection"]))
         raise CheckpointError(f"the two adapters do not share a base: {policy} is on {one}; {reflector} on {other}")
-    actor = replace(load_player(policy, "policy", device=device), adapter=POLICY_ADAPTER)
-    actor.model.load_adapter(str(reflector), adapter_name="reflection")
+    loaded = load_player(policy, "policy", device=device, dtype=dtype, quantize=quantize)
+    actor = replace(loaded, adapter=POLICY_ADAPTER)
+    _add_adapter(actor.model, reflector, "reflection")
     return actor, replace(actor, role="reflection", adapter="reflection")
 
 
@@ -204,11 +214,52 @@ def starting_policy(player: Player, source: str | Path, fresh_adapter: bool, dev
     if fresh_adapter:
         return Reference(player)
     if (Path(source) / "adapter_config.json").is_file():
-        player.model.load_adapter(str(source), adapter_name="reference")
+        _add_adapter(player.model, source, "reference")
         player.model.set_adapter(POLICY_ADAPTER)
         return Reference(player, adapter="reference")
     start = load_player(source, "policy", device=device, dtype=player.dtype, quantize=player.quantize)
     return Reference(player, copy=start.model.eval().requires_grad_(False))
+
+
+def base_of(folder: Path) -> str | None:
+    """The model below the adapter in `folder`, as its config names it; None without an adapter. Raises CheckpointError."""
+    path = folder / "adapter_config.json"
+    if not path.is_file():
+        return None
+    try:
+        name = read_json(path)["base_model_name_or_path"]
+        if not isinstance(name, str):
+            raise TypeError("it names no base model")
+    except (DataError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged ({_first_line(error)}); make the checkpoint again") from None
+    return name
+
+
+def _add_adapter(model: Any, folder: str | Path, name: str) -> None:
+    """One more adapter on `model`, called `name`. Raises CheckpointError."""
+    try:
+        model.load_adapter(str(folder), adapter_name=name)
+        _refuse_missing(str(folder), _adapter_keys(model, name) - _written_keys(Path(folder)))
+    except CheckpointError:
+        raise
+    except Exception as error:  # truncated, of another shape, …
+        raise CheckpointError(f"{folder}: cannot load the adapter ({_first_line(error)})") from None
+
+
+def _adapter_keys(model: Any, name: str = POLICY_ADAPTER) -> set[str]:
+    from peft import get_peft_model_state_dict
+
+    return set(get_peft_model_state_dict(model, adapter_name=name))
+
+
+def _written_keys(folder: Path) -> set[str]:
+    with safe_open(folder / "adapter_model.safetensors", framework="pt") as file:
+        return set(file.keys())
+
+
+def _refuse_missing(name: str, missing: Collection[str]) -> None:
+    if missing:
+        raise CheckpointError(f"{name}: the weights lack {len(missing)} tensors, e.g. {min(missing)}; make it again")
 
 
 def checkpoint_gradients(model: Any) -> None:

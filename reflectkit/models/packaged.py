@@ -35,6 +35,8 @@ def convert(name: str, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     hush()
+    if folder.exists():
+        raise CheckpointError(f"{folder} is there, but holds no model; delete it")
     staging = folder.parent / f"{TEMPORARY_PREFIX}{folder.name}"
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)

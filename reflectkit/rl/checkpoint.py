@@ -58,10 +58,12 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         save_file({name: value.contiguous().clone() for name, value in tensors.items()}, staging / TENSORS)
         write_jsonl(staging / REPLAY, [to_json(trajectory) for trajectory in trainer.replay])
         write_json(staging / MEMO, trainer.agent.reflector.memo if trainer.agent.reflector else {})
-        write_json(staging / STATE, state | {"files": {name: sha256(staging / name) for name in (TENSORS, REPLAY, MEMO)}})
+        files = sorted(path.name for path in staging.iterdir() if path.is_file())
+        write_json(staging / STATE, state | {"files": {name: sha256(staging / name) for name in files}})
 
     save_player(target, learner.player, {**facts, "step": trainer.step}, beside, weights)
-    for old in found(folder)[:-KEPT]:
+    behind = [path for path in found(folder) if _step_of(path) <= trainer.step]  # later ones are damaged: this run began below
+    for old in behind[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
@@ -84,7 +86,7 @@ def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any]) -> 
         trainer.counters = {name: int(value) for name, value in state["counters"].items()}
         trainer.curriculum.level = int(state["curriculum"]["level"])
         trainer.curriculum.rates = [float(rate) for rate in state["curriculum"]["rates"]]
-        trainer.learner.max_tokens = int(state["max_tokens"])
+        trainer.learner.max_tokens = min(trainer.learner.max_tokens, int(state["max_tokens"]))
         path = checkpoint / REPLAY
         if path.stat().st_size:
             trainer.replay.add(from_json(Trajectory, row, path=path, line=line) for line, row in read_jsonl(path))
@@ -113,7 +115,11 @@ def check_settings(checkpoint: Path, there: Mapping[str, Any], here: Mapping[str
 def found(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, by step. What is there was whole when written: writes are renames."""
     there = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    return sorted(there, key=lambda path: int(path.name.rpartition("-")[2]))
+    return sorted(there, key=_step_of)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _restore_tensors(checkpoint: Path, trainer: Trainer) -> None:

@@ -87,7 +87,7 @@ def _against_baseline(fresh: Sequence[Trajectory], returns: list[list[float]], r
 def _grouped(fresh: Sequence[Trajectory], returns: list[list[float]], rule: Rule) -> Judgement:
     groups = [trajectory.group for trajectory in fresh]
     if rule.advantages == "episode":
-        gains, flat = group_relative([trajectory.total_return for trajectory in fresh], groups, rule.scale)
+        gains, flat = group_relative([row[0] if row else 0.0 for row in returns], groups, rule.scale)
         advantages = [[gain] * len(trajectory.turns) for gain, trajectory in zip(gains, fresh, strict=True)]
     else:  # a group is all steps of all its episodes, as in Mem-alpha
         flat_returns = [value for row in returns for value in row]
@@ -96,7 +96,7 @@ def _grouped(fresh: Sequence[Trajectory], returns: list[list[float]], rule: Rule
         advantages = _cut(gains, returns)
     if rule.state_weight > 0:
         standing = [
-            (group, turn.observation.text, turn.observation.choices)
+            (group, turn.observation.text, tuple(sorted(turn.observation.choices)))  # their order may be shuffled
             for group, trajectory in zip(groups, fresh, strict=True)
             for turn in trajectory.turns
         ]

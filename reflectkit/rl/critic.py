@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from reflectkit.core.errors import ConfigError
 from reflectkit.models.load import Player
 from reflectkit.models.scoring import right_pad, trunk_of
 
@@ -27,6 +28,10 @@ class Critic(nn.Module):
     def __init__(self, player: Player, head: str = "linear", trunk: str = "detached", seed: int = 0) -> None:
         super().__init__()
         width = player.model.config.get_text_config().hidden_size
+        if trunk == "separate" and (hasattr(player.model, "peft_config") or player.quantize != "none"):
+            raise ConfigError(
+                "--critic-trunk separate trains a whole copy of the trunk, but the policy is an adapter; take detached"
+            )
         self.trunk = trunk
         self.pad_id = player.pad_id
         last = nn.Linear(width, 1)

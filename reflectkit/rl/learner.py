@@ -41,10 +41,10 @@ class Settings:
     learning_rate: Adam's. critic_rate: of the critic. surrogate: PPO's clipped ratio, instead of REINFORCE's weighted
     log-probs. clip: how far the ratio may count; REINFORCE's weights are at most 1 + clip. entropy: the bonus' weight.
     kl: weight of the divergence from the starting policy. max_grad_norm: gradients are scaled down to it. epochs: passes
-    over each batch. minibatch: rows a gradient step, over all processes. target_kl: an update ends early past this estimate of
-    its own KL; 0 never. value_clip: see `losses.value_loss`. mean: over all trained "token"s, or over the tokens of each "row",
-    then rows. temperature: the sampler's. max_tokens: of a micro-batch, padding counted. gradient_checkpointing: see
-    `models.load.checkpoint_gradients`.
+    over each batch. minibatch: rows a gradient step, over all processes. target_kl: an update ends before the first step whose
+    minibatch is further than this from its sampler; 0 never. value_clip: see `losses.value_loss`. mean: over all trained
+    "token"s, or over the tokens of each "row", then rows. temperature: the sampler's. max_tokens: of a micro-batch, padding
+    counted. gradient_checkpointing: see `models.load.checkpoint_gradients`.
     """
 
     learning_rate: float
@@ -116,12 +116,13 @@ class Learner:
             generator.shuffle(alike)
             order = [row for rows in alike for row in rows]  # rows of one prompt stay together, for one forward pass
             for piece in range(pieces):
-                figures = self._step(samples, order[piece * len(order) // pieces : (piece + 1) * len(order) // pieces])
+                part = order[piece * len(order) // pieces : (piece + 1) * len(order) // pieces]
+                figures = self._step(samples, part, may_stop=steps > 0)
+                if figures is None:
+                    return {name: total / steps for name, total in sums.items()} | {"gradient_steps": steps}
                 steps += 1
                 for name, value in figures.items():
                     sums[name] = sums.get(name, 0.0) + value
-            if 0 < self.settings.target_kl < figures["kl"]:
-                break
         return {name: total / steps for name, total in sums.items()} | {"gradient_steps": steps}
 
     @torch.no_grad()
@@ -154,13 +155,12 @@ class Learner:
             self.critic_optimizer.load_state_dict(self.critic_optimizer.state_dict() | {"state": nested(critic)})
         self.shards.load(mine)
 
-    def _step(self, samples: Sequence[Sample], numbers: Sequence[int]) -> dict[str, float]:
-        """One gradient step on the samples with these `numbers`."""
+    def _step(self, samples: Sequence[Sample], numbers: Sequence[int], may_stop: bool) -> dict[str, float] | None:
+        """One gradient step on the samples with these `numbers`; None, and no step, where the policy has moved too far."""
         parts = sorted(units(samples, numbers), key=lambda unit: -len(unit.tokens))
-        tokens = sum(sum(samples[number].loss_mask) for number in numbers)
         while True:
             self._forget_gradients()
-            figures = self._accumulate(samples, self._micro_batches(parts), len(numbers), tokens)
+            figures = self._accumulate(samples, self._micro_batches(parts), numbers)
             everyone = self.processes.gather(figures)
             if all(found is not None for found in everyone):
                 break
@@ -169,6 +169,8 @@ class Learner:
         merged["ratio_deviation"] = max(found["ratio_deviation"] for found in everyone)
         here = [samples[number] for number in numbers]
         _check_finite(merged, here)
+        if may_stop and 0 < self.settings.target_kl < merged["kl"]:
+            return None
         merged["gradient_norm"] = self.shards.step()
         _check_finite(merged, here)
         if self.critic is not None:
@@ -193,14 +195,17 @@ class Learner:
         return [(micro, 1.0) for micro in mine] + [(list(parts[:1]), 0.0)] * (most - len(mine))
 
     def _accumulate(
-        self, samples: Sequence[Sample], micros: Sequence[tuple[list[Unit], float]], rows: int, tokens: int
+        self, samples: Sequence[Sample], micros: Sequence[tuple[list[Unit], float]], numbers: Sequence[int]
     ) -> dict[str, float] | None:
-        """Gradients of `micros`, of a minibatch of `rows` rows and `tokens` trained tokens; None where memory ran out."""
+        """Gradients of `micros`, of the minibatch of the samples with these `numbers`; None where memory ran out."""
+        trained = {number: sum(samples[number].loss_mask) for number in numbers}
+        tokens = sum(trained.values())
+        fresh = sum(count for number, count in trained.items() if not samples[number].replayed)
         figures = dict.fromkeys(("loss", "entropy", "value_loss", "kl", "kl_to_start", "ratio_deviation"), 0.0)
         try:
             for number, (micro, counts) in enumerate(micros):
                 scored = score(self.scorer, samples, micro, self.player.pad_id, self.settings.temperature)
-                loss, found = self._loss(samples, scored, rows, tokens)
+                loss, found = self._loss(samples, scored, len(numbers), tokens, fresh)
                 self.shards.backward(loss * counts * self.shards.loss_scale, last=number == len(micros) - 1)
                 figures = {name: value + counts * found[name] for name, value in figures.items()} | {
                     "ratio_deviation": max(figures["ratio_deviation"], found["ratio_deviation"])
@@ -212,12 +217,14 @@ class Learner:
             if not _out_of_memory(error):
                 raise
             if self.processes.sharded:  # the others wait inside a pass, and cannot be told
-                raise ReflectkitError("out of memory; lower --max-tokens-per-batch, and run the same command again") from None
+                raise ReflectkitError("out of memory; run the same command again with a lower --max-tokens-per-batch") from None
             return None
         return figures
 
-    def _loss(self, samples: Sequence[Sample], scored: Scored, rows: int, tokens: int) -> tuple[torch.Tensor, dict[str, float]]:
-        """The micro-batch's part of the minibatch's loss, and of its figures."""
+    def _loss(
+        self, samples: Sequence[Sample], scored: Scored, rows: int, tokens: int, fresh_tokens: int
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """The micro-batch's part of the loss, and of the figures, of a minibatch of `rows` rows and `tokens` trained tokens."""
         settings, device = self.settings, scored.logprob_N.device
         places = list(zip(scored.row_N, scored.place_N, strict=True))
 
@@ -228,9 +235,10 @@ class Learner:
         share = [1 / tokens if settings.mean == "token" else 1 / (rows * sum(samples[row].loss_mask)) for row, _ in places]
         share_N = torch.tensor(share, device=device)
         change_N = scored.logprob_N - old_N
+        replayed_N = torch.tensor([samples[row].replayed for row, _ in places], device=device)
         starts, decision_N = _decisions(samples, places)
         if settings.surrogate:
-            loss_N = losses.clipped_surrogate(scored.logprob_N, old_N, gain_N, settings.clip)
+            loss_N = losses.clipped_surrogate(scored.logprob_N, old_N, gain_N, settings.clip, replayed_N)
         else:
             index_N = torch.tensor(decision_N, device=device)
             ratio_D = torch.zeros(len(starts), device=device).index_add(0, index_N, change_N.detach())
@@ -245,7 +253,8 @@ class Learner:
             "kl_to_start": 0.0,
         }
         if self.reference is not None:
-            distance = (losses.kl_estimate(scored.logprob_N, old_N, self._reference(samples, scored)) * share_N).sum()
+            distance_N = losses.kl_estimate(scored.logprob_N, old_N, self._reference(samples, scored))
+            distance = (distance_N * share_N).masked_fill(replayed_N, 0.0).sum()  # an expectation over today's policy
             loss = loss + settings.kl * distance
             figures["kl_to_start"] = float(distance.detach())
         if self.critic is not None:
@@ -256,10 +265,11 @@ class Learner:
             loss = loss + critic_loss
             figures["value_loss"] = float(critic_loss.detach())
         with torch.no_grad():
-            fresh = [index for index, (row, _) in enumerate(places) if not samples[row].replayed]
-            moved_N = change_N[fresh]
-            figures["kl"] = float(((torch.exp(moved_N) - 1 - moved_N) * share_N[fresh]).sum())  # of the sampler from the policy
-            figures["ratio_deviation"] = float(moved_N.abs().max()) if fresh else 0.0
+            moved_N = change_N[~replayed_N]
+            figures["kl"] = float((torch.exp(moved_N) - 1 - moved_N).sum()) / max(
+                1, fresh_tokens
+            )  # of the sampler from the policy
+            figures["ratio_deviation"] = float(moved_N.abs().max()) if len(moved_N) else 0.0
         return loss, figures
 
     @torch.no_grad()
@@ -295,7 +305,7 @@ class Learner:
 def _check_finite(figures: Mapping[str, float], samples: Sequence[Sample]) -> None:
     if not all(math.isfinite(value) for value in figures.values()):
         told = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-        raise DivergedError(f"the update diverged ({told}); lower --learning-rate", samples)
+        raise DivergedError(f"the update diverged ({told})", samples)
 
 
 def _decisions(samples: Sequence[Sample], places: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:

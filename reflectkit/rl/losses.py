@@ -19,13 +19,20 @@ def reinforce(logprob_N: torch.Tensor, advantage_N: torch.Tensor, log_ratio_N: t
 
 
 def clipped_surrogate(
-    logprob_N: torch.Tensor, old_logprob_N: torch.Tensor, advantage_N: torch.Tensor, clip: float
+    logprob_N: torch.Tensor,
+    old_logprob_N: torch.Tensor,
+    advantage_N: torch.Tensor,
+    clip: float,
+    replayed_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """PPO's loss (arXiv 1707.06347, eq. 7), and GRPO's: the ratio counts within 1 ± clip where that lowers the objective.
 
-    Where the ratio is 1 its gradient is REINFORCE's. For a replayed row the ratio is the clipped importance weight.
+    Where the ratio is 1 its gradient is REINFORCE's. replayed_N: whether a row is an older policy's; its ratio, the importance
+    weight, is at most 1 + clip whatever the advantage's sign, for eq. 7 bounds it on one side only.
     """
     ratio_N = torch.exp(logprob_N - old_logprob_N)  # 1 at the first pass over fresh rows
+    if replayed_N is not None:
+        ratio_N = torch.where(replayed_N, ratio_N.clamp(max=1 + clip), ratio_N)
     clipped_N = torch.clamp(ratio_N, 1 - clip, 1 + clip)
     return -torch.min(ratio_N * advantage_N, clipped_N * advantage_N)
 

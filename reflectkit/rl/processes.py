@@ -6,7 +6,8 @@ work, so that what is learnt does not depend on how many there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -63,12 +64,23 @@ class Processes:
         for weight in held:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-        for dtype in {weight.dtype for weight in held}:
+        for dtype in dict.fromkeys(weight.dtype for weight in held):  # in the same order everywhere
             gradients = [weight.grad for weight in held if weight.dtype is dtype and weight.grad is not None]
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             torch.distributed.all_reduce(flat)
             for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
                 gradient.copy_(part.view_as(gradient))
+
+    @contextlib.contextmanager
+    def first_then_rest(self) -> Iterator[None]:
+        """The first process goes through the block alone, then the others: what it makes, they find."""
+        if not self.first:
+            self.wait()
+        try:
+            yield
+        finally:
+            if self.first:
+                self.wait()
 
     def wait(self) -> None:
         """Until all are here."""

@@ -45,19 +45,24 @@ class Config(StageConfig):
 
 def run(config: Config, progress: Progress) -> Report:
     """Write the folder. Raises CheckpointError, and ConfigError where something else lies in its place."""
-    from reflectkit.models.export import base_of, export, told_by
+    from reflectkit.models.export import export, told_by
+    from reflectkit.models.load import base_of
 
     with open_run("export", config, [config.load_dir]) as current:
         if current.done:
             return current.done
         target = config.out_dir
-        if target.exists() and not (config.force and (target / "reflectkit.json").is_file()):
-            raise ConfigError(f"{target} is there already; name another --out-dir (or --force, over an earlier export)")
+        earlier = told_by(target).get("exported_from")
+        if target.exists() and earlier is None:
+            raise ConfigError(f"{target} is there already, and is no export; name another --out-dir")
+        if earlier not in (None, str(config.load_dir)) and not config.force:
+            raise ConfigError(f"{target} is there already, from {earlier}; name another --out-dir (or --force)")
         with progress.bar(f"export {config.load_dir}", 1) as bar:
             told = told_by(config.load_dir)
             base = base_of(config.load_dir)
             facts = {name: told[name] for name in ("env", "step", "reflector", "model") if told.get(name) is not None}
-            player = export(config.load_dir, target, config.dtype, card(config, told, base), facts | {"base": base})
+            facts |= {"base": base, "exported_from": str(config.load_dir)}
+            player = export(config.load_dir, target, config.dtype, card(config, told, base), facts)
             bar.advance()
         parameters = sum(weight.numel() for weight in player.model.parameters())
         figures = {"role": player.role, "parameters": parameters, "dtype": config.dtype, "merged": base is not None}

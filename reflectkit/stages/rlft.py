@@ -39,7 +39,7 @@ EXAMPLES = (
 )
 TRACKERS = ("tensorboard", "wandb", "trackio")
 LOOKED_AT = 8  # problems of each level whose prompts are tried before anything is loaded
-MAY_DIFFER = ("resume_from", "save_steps", "device", "report_to", "max_tokens_per_batch", "gradient_checkpointing", "data_dir")
+MAY_DIFFER = ("resume_from", "learning_rate", "save_steps", "device", "report_to", "gradient_checkpointing", "data_dir")
 """Settings that a run may change when it goes on from another's checkpoint."""
 
 
@@ -107,6 +107,8 @@ class Config(AlgorithmConfig):
             raise ConfigError(
                 "--critic-trunk separate trains a whole copy of the trunk, but --lora-r an adapter; take detached"
             )
+        if self.reflect_prob != 1 and self.reflect_load_dir is None:
+            raise ConfigError(f"--reflect-prob {self.reflect_prob} needs a reflector; give --reflect-load-dir, or leave it out")
         if self.max_steps * self.episodes >= 2**53:
             raise ConfigError(f"--max-steps {self.max_steps} updates of {self.episodes} episodes are more than can be counted")
 
@@ -130,13 +132,14 @@ def run(config: Config, progress: Progress) -> Report:
     source = config.task_file or config.folder / "train.json"
     tasks = [record.task for record in read_records(source, config.env_name)]
     levels = _levels(config, tasks, source)
-    config = replace(config, model=model_source(config.model, config.data_dir, progress))
+    processes = _processes(config)
+    progress = progress if processes.first else Quiet()
+    with processes.first_then_rest():
+        config = replace(config, model=model_source(config.model, config.data_dir, progress))
     models = [path for path in (config.load_dir, config.reflect_load_dir, config.resume_from) if path]
     if Path(config.model).is_dir() and config.model:
         models.append(Path(config.model))
     _try_prompts(config, levels)
-    processes = _processes(config)
-    progress = progress if processes.first else Quiet()
     with _together("rlft", config, [source, *models, *config.worlds(tasks)], processes) as current:
         if current.done:
             return current.done
@@ -220,6 +223,10 @@ def _processes(config: Config) -> Processes:
     processes = Processes(accelerator)
     if processes.sharded and config.share_base:
         raise ConfigError("--share-base needs the base whole in each process; leave it out, or use configs/multi_gpu.yaml")
+    if processes.kind == "DEEPSPEED" and config.target_kl:
+        raise ConfigError(
+            "--target-kl cannot take back gradients that DeepSpeed holds; leave it out, or use configs/fsdp2.yaml"
+        )
     return processes
 
 
@@ -301,7 +308,13 @@ def _trainer(config: Config, levels: list[Level], place: Path | None, processes:
     device = str(processes.accelerator.device) if config.device == "auto" or processes.count > 1 else config.device
     reflecting: Player | None = None
     if config.share_base and config.reflect_load_dir is not None:
-        policy, reflecting = load_pair(place or config.start, config.reflect_load_dir, device=device)
+        policy, reflecting = load_pair(
+            place or config.start,
+            config.reflect_load_dir,
+            device=device,
+            dtype=config.dtype or None,
+            quantize=config.quantize or None,
+        )
     else:
         policy = load_player(
             place or config.start, "policy", device=device, dtype=config.dtype or None, quantize=config.quantize or None
@@ -389,6 +402,7 @@ def _loop(config: Config, trainer: Trainer, folder: Path, told: Mapping[str, Any
 
 def _kept(error: ReflectkitError, folder: Path, trainer: Trainer) -> ReflectkitError:
     """`error`; where an update diverged, its rows are written to a file first, which the error then names."""
+    from reflectkit.rl import checkpoint
     from reflectkit.rl.learner import DivergedError
 
     if not isinstance(error, DivergedError):
@@ -396,7 +410,9 @@ def _kept(error: ReflectkitError, folder: Path, trainer: Trainer) -> ReflectkitE
     path = folder / f"diverged-{trainer.step + 1}.jsonl"
     if trainer.processes.first:
         write_jsonl(path, _readable(error, trainer))
-    return DivergedError(f"{error} (the rows are in {path}; the same command goes on from the last checkpoint)")
+    last = checkpoint.found(folder)
+    mend = f"go on with --resume-from {last[-1]} and a lower --learning-rate" if last else "lower --learning-rate"
+    return DivergedError(f"{error}; {mend} (the rows are in {path})")
 
 
 def _readable(error: DivergedError, trainer: Trainer) -> Iterator[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -90,6 +91,19 @@ def test_grpo_an_episode_a_step_and_a_state() -> None:
     assert state.advantages == [[1.5, 1], [-1.5], [0], [0]]
 
 
+def test_a_state_is_the_same_in_whatever_order_its_actions_stand() -> None:
+    first, second = episode([0.0, 1.0], texts="ab"), episode([0.0, 0.0], texts="cb")
+    swapped = replace(second.turns[1], observation=replace(second.turns[1].observation, choices=("y", "x")))
+    second = replace(second, turns=(second.turns[0], swapped))
+    judged = judge([first, second], [], [], Rule("grpo", state_weight=1.0, scale=False))
+    assert judged.advantages == [[0.5, 1.0], [-0.5, -1.0]]  # the last steps meet in state "b"
+
+
+def test_a_group_compares_discounted_returns() -> None:
+    judged = judge([episode([0.0, 1.0]), episode([1.0])], [], [], Rule("grpo", gamma=0.5, scale=False))
+    assert judged.advantages == [[-0.25, -0.25], [0.25]]
+
+
 def test_the_same_state_saves_a_group_without_spread() -> None:
     # both episodes bring 1, but from "a" one had 1 still to come and the other 0
     played = [episode([0.0, 1.0], texts="ab"), episode([1.0, 0.0], texts="ca")]
@@ -104,6 +118,10 @@ def test_losses_by_hand() -> None:
     new, old = torch.log(torch.tensor([0.5, 0.3, 0.2])), torch.log(torch.tensor([0.5, 0.2, 0.4]))
     gains = torch.tensor([2.0, 1.0, -1.0])
     assert clipped_surrogate(new, old, gains, 0.2).tolist() == pytest.approx([-2, -1.2, 0.8])
+    # replayed, a ratio is at most 1.2 for a negative advantage too, where eq. 7 has no bound: -min(-1.5, -1.2) and 1.2
+    likelier, gain = torch.log(torch.tensor([0.3, 0.3])), torch.tensor([-1.0, -1.0])
+    found = clipped_surrogate(likelier, torch.log(torch.tensor([0.2, 0.2])), gain, 0.2, torch.tensor([False, True]))
+    assert found.tolist() == pytest.approx([1.5, 1.2])
     # weights 1, min(1.5, 1.2), 0.5
     assert reinforce(new, gains, new - old, 1.2).tolist() == pytest.approx(
         [-2 * math.log(0.5), -1.2 * math.log(0.3), 0.5 * math.log(0.2)]

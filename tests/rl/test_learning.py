@@ -14,7 +14,7 @@ import torch
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.core.errors import EnvironmentFailure, ReflectkitError
 from reflectkit.core.prompts import label, policy_prompt
-from reflectkit.core.protocols import StepResult
+from reflectkit.core.protocols import Context, StepResult
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
 from reflectkit.envs import make
@@ -288,6 +288,21 @@ def test_text_ratio_starts_at_one_and_the_stop_token_is_trained(policy: Player) 
     assert figures["ratio_deviation"] < 1e-5
 
 
+def test_what_is_written_does_not_depend_on_who_shares_the_batch(policy: Player) -> None:
+    agent = TwoPlayerAgent(policy, max_new_tokens=20)
+    agent._stops = frozenset()
+    short = Observation((Message("user", "Say: ab"),), ())
+    room = policy.context - len(agent._ids(policy_prompt(short))) - 3
+    long = Observation((Message("user", "Say: ab" + " x" * room),), ())
+    while len(agent._ids(policy_prompt(long))) > policy.context - 3:
+        long = Observation((Message("user", long.text[:-1]),), ())
+    alone = agent.act([short], [Context(0, 7)])[0]
+    beside, cut = agent.act([short, long], [Context(0, 7), Context(0, 8)])
+    assert beside.token_ids == alone.token_ids
+    assert len(alone.token_ids) == 20
+    assert 0 < len(cut.token_ids) <= 4
+
+
 def test_old_rows_are_weighted_and_never_fresh(policy: Player) -> None:
     """A decision that the policy has since made ten times less likely weighs a tenth in REINFORCE."""
     sample = next(sample for sample in rows_of(policy, play(policy)) if abs(sample.advantages[-1]) > 0.5)
@@ -340,6 +355,8 @@ def test_ppo_stops_early_when_it_has_moved_too_far(policy: Player) -> None:
     assert Learner(policy, settings).update(samples, random.Random(0))["gradient_steps"] == 20
     stopped = Learner(policy, replace(settings, target_kl=0.01)).update(samples, random.Random(0))
     assert stopped["gradient_steps"] < 20
+    one_step = Learner(policy, replace(settings, epochs=2, target_kl=1e-6)).update(samples, random.Random(0))
+    assert one_step["gradient_steps"] == 1  # the first has moved it, the second is not made
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_step(policy: Player) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from reflectkit.cli.main import main
@@ -64,12 +65,24 @@ def test_nothing_of_a_persons_is_overwritten(
     for more in ([], ["--force"]):
         assert main(["export", "--load-dir", str(adapter), "--out-dir", "mine", *more]) == 2
         assert "is there already" in capsys.readouterr().err
+    checkpoint = ["export", "--load-dir", str(adapter), "--out-dir", str(adapter), "--force"]  # it has a role, but is no export
+    assert main(checkpoint) == 2
+    assert (adapter / "adapter_model.safetensors").is_file()
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
     assert main(["export", "--load-dir", str(adapter), "--out-dir", "out"]) == 0
-    assert main(["export", "--load-dir", str(adapter), "--out-dir", "out", "--dtype", "bfloat16"]) == 2
-    assert main(["export", "--load-dir", str(adapter), "--out-dir", "out", "--dtype", "bfloat16", "--force"]) == 0
+    assert main(["export", "--load-dir", str(adapter), "--out-dir", "out", "--dtype", "bfloat16"]) == 0
+    other = adapter.rename(adapter.with_name("checkpoint-2"))
+    assert main(["export", "--load-dir", str(other), "--out-dir", "out", "--dtype", "bfloat16"]) == 2
+    assert main(["export", "--load-dir", str(other), "--out-dir", "out", "--dtype", "bfloat16", "--force"]) == 0
     assert AutoModelForCausalLM.from_pretrained("out").dtype == torch.bfloat16
     capsys.readouterr()
+    tensors = load_file(other / "adapter_model.safetensors")
+    save_file(dict(list(tensors.items())[1:]), other / "adapter_model.safetensors")
+    assert main(["export", "--load-dir", str(other), "--out-dir", "out3"]) == 2
+    assert "the weights lack 1 tensors" in capsys.readouterr().err
+    (other / "adapter_config.json").write_text("[]")
+    assert main(["export", "--load-dir", str(other), "--out-dir", "out3"]) == 2
+    assert "adapter_config.json is damaged" in capsys.readouterr().err
     assert main(["export", "--load-dir", "nowhere", "--out-dir", "out2"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 

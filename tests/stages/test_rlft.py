@@ -23,6 +23,7 @@ from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.models.load import Player, load_player, save_player, with_adapter
 from reflectkit.models.tiny import build_model, build_tokenizer
+from reflectkit.rl.loop import Trainer
 from reflectkit.stages import rlft
 from tests.kill import hashes, run_with_kills
 
@@ -141,6 +142,34 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(
     assert final(tmp_path / "copy") == final(straight)
 
 
+def test_flipped_bytes_in_the_weights_are_noticed_and_new_checkpoints_stay(
+    ground: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With both checkpoints damaged it begins again, and what it then saves is not swept away for being earlier."""
+    shutil.copytree(straight, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    (run,) = (tmp_path / "copy" / "results").glob("*_rlft")
+    (run / "report.json").unlink()
+    for name in ("checkpoint-7", "checkpoint-8"):
+        weights = run / name / "model.safetensors"
+        held = bytearray(weights.read_bytes())
+        held[-400:] = bytes(byte ^ 1 for byte in held[-400:])
+        weights.write_bytes(held)
+    kept: list[set[str]] = []
+    advance = Trainer.advance
+
+    def looking(trainer: Trainer) -> object:
+        kept.append({path.name for path in run.glob("checkpoint-*")})
+        return advance(trainer)
+
+    monkeypatch.setattr(Trainer, "advance", looking)
+    assert main(command(ground, *HARD)) == 0
+    assert capsys.readouterr().out.count("model.safetensors is not what was written") == 2
+    assert len(kept) == 8
+    assert kept[4] >= {"checkpoint-3", "checkpoint-4"}
+    assert final(tmp_path / "copy") == final(straight)
+
+
 TWO = ["--algo", "ppo", "--replay-size", "5", "--max-steps", "4", "--episodes", "24", "--learning-rate", "1e-3",
        "--minibatch", "40"]  # fmt: skip
 
@@ -196,8 +225,8 @@ def test_going_on_from_another_run_is_as_if_never_stopped(ground: Path, tmp_path
 
 def test_a_checkpoint_of_other_settings_is_refused_with_the_difference(ground: Path, tmp_path: Path) -> None:
     made = train(ground, tmp_path, algo="ppo")
-    with pytest.raises(CheckpointError, match=r"gamma is 1.0 there and 0.9 here; learning_rate is 0.001 there and 0.002 here"):
-        train(ground, tmp_path, algo="ppo", resume_from=made, gamma=0.9, learning_rate=2e-3)
+    with pytest.raises(CheckpointError, match=r"clip is 0.2 there and 0.3 here; gamma is 1.0 there and 0.9 here"):
+        train(ground, tmp_path, algo="ppo", resume_from=made, gamma=0.9, clip=0.3)
     with pytest.raises(CheckpointError, match="max_steps is 3 there and 6 here"):  # the linear schedule depends on it
         train(ground, tmp_path, algo="ppo", resume_from=made, max_steps=6)
     other = tmp_path / "other.json"
