@@ -8,7 +8,7 @@ from typing import Any
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.protocols import Context, Env
 from reflectkit.core.seeding import generator
-from reflectkit.core.types import Decision, Observation
+from reflectkit.core.types import Decision, Observation, ToolUse
 
 
 class Demonstrator:
@@ -79,7 +79,7 @@ class Replay:
 class Marker:
     """Takes given actions again, and keeps in `notes` what the env says of the last one before each."""
 
-    def __init__(self, actions: Sequence[int]) -> None:
+    def __init__(self, actions: Sequence[int | str | ToolUse]) -> None:
         self.actions = actions
         self.notes: list[str] = []
 

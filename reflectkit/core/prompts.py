@@ -10,7 +10,7 @@ from __future__ import annotations
 import string
 
 from reflectkit.core.errors import ConfigError
-from reflectkit.core.types import Observation
+from reflectkit.core.types import Observation, ToolUse
 
 REFLECTION_MARKER = "Reflection:"
 ACTION_MARKER = "Action:"
@@ -45,6 +45,13 @@ def policy_prompt(observation: Observation, reflection: str | None = None) -> st
         return f"{observation.text}\n{comment}{ACTION_MARKER}"
     actions = "\n".join(f"{label(index)} {choice}" for index, choice in enumerate(observation.choices))
     return f"{observation.text}\n{comment}Actions:\n{actions}\n{ACTION_MARKER}"
+
+
+def action_completion(action: int | str | ToolUse) -> str:
+    """What the policy is trained to write after its prompt: a label, calls, or a line."""
+    if isinstance(action, int):
+        return label(action)
+    return " " + (one_line(action) if isinstance(action, str) else action.text.strip())
 
 
 def one_line(text: str) -> str:

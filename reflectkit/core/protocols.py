@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from reflectkit.core.types import Decision, Observation, Task
+from reflectkit.core.types import Decision, Observation, Task, ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Env(Protocol):
         """Begin `task`. Raises DataError where `task.data` is not this env's."""
         ...
 
-    def step(self, action: int | str) -> StepResult:
+    def step(self, action: int | str | ToolUse) -> StepResult:
         """Raises IllegalActionError for an action that was not offered, and after the end."""
         ...
 
@@ -57,12 +57,12 @@ class Env(Protocol):
 class OracleEnv(Env, Protocol):
     """An env in which a best action is known, so that demonstrations cost nothing."""
 
-    def oracle(self) -> int:
-        """Index of a best action in the current state."""
+    def oracle(self) -> int | ToolUse:
+        """A best action in the current state: its index, or the calls."""
         ...
 
-    def mistakes(self) -> list[int]:
-        """Indices of actions that are not best but do not end the episode: what a noisy demonstration may do."""
+    def mistakes(self) -> Sequence[int | ToolUse]:
+        """Actions that are not best but do not end the episode: what a noisy demonstration may do."""
         ...
 
     def note(self) -> str:

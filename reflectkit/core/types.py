@@ -32,22 +32,54 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One chat message: who speaks, and the text."""
+class ToolSpec:
+    """A tool that may be called. parameters: JSON schema of the arguments, an object."""
 
-    role: Literal["system", "user", "assistant"]
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call. arguments: JSON values by name."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What an agent wrote where tools are offered. text: as it was written. calls: those that can be made, in order. errors:
+    what is wrong with each of the others, one line each, for the agent to read.
+    """
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message: who speaks, and the text. calls: an assistant's. name: of the tool whose result a "tool" message is."""
+
+    role: Literal["system", "user", "assistant", "tool"]
     content: str
+    calls: tuple[ToolCall, ...] = ()
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the agent may see now: messages, oldest first, and the legal actions, enumerated (K of them).
+    """What the agent may see now: messages, oldest first, and either the legal actions, enumerated (K of them), or the tools
+    that may be called.
 
-    Without `choices` the agent answers in free text.
+    Without `choices` and `tools` the agent answers in free text.
     """
 
     messages: tuple[Message, ...]
     choices: tuple[str, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
 
     @property
     def text(self) -> str:
@@ -59,7 +91,7 @@ class Observation:
 class Decision:
     """What the agent did, with the exact tokens it was sampled with.
 
-    action: index into `Observation.choices` (0 … K-1), or the text. reflection: the comment it acted on, None without
+    action: index into `Observation.choices` (0 … K-1), the calls of tools, or the text. reflection: the comment it acted on, None without
     one. prompt_ids: the tokens the policy read (T). token_ids: the tokens it wrote (one for a choice). logprobs: their
     natural-log probabilities under the sampling distribution, ≤ 0. entropy: of the distribution over the legal actions, in
     nats. value: the critic's expected return-to-go, in the env's unit. note: how a demonstration marks the step ("positive",
@@ -68,7 +100,7 @@ class Decision:
     token fields empty.
     """
 
-    action: int | str
+    action: int | str | ToolUse
     reflection: str | None = None
     prompt_ids: tuple[int, ...] = ()
     token_ids: tuple[int, ...] = ()
@@ -88,6 +120,14 @@ class Turn:
     decision: Decision
     reward: float
     info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def said(self) -> str:
+        """The action in words: the choice, or what was written."""
+        action = self.decision.action
+        if isinstance(action, int):
+            return self.observation.choices[action]
+        return action if isinstance(action, str) else action.text
 
 
 class Status(StrEnum):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import read_jsonl
-from reflectkit.core.prompts import label, policy_prompt, reflection_completion, reflection_prompt
+from reflectkit.core.prompts import action_completion, policy_prompt, reflection_completion, reflection_prompt
 from reflectkit.core.types import Observation, Trajectory
 
 FILES = ("sft", "sft_reflection", "sft_policy", "sft_reflection_positive", "sft_policy_positive")
@@ -22,18 +22,23 @@ FILE_OF_ROLE = {"plain": "sft.jsonl", "reflection": "sft_reflection.jsonl", "pol
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One step to learn from. action: index of the choice. note: "positive", "mistake" or "correction"."""
+    """One step to learn from. completion: what the policy is to write. note: "positive", "mistake" or "correction"."""
 
     observation: Observation
     reflection: str
-    action: int
+    completion: str
     note: str
 
 
 def lessons(trajectories: Sequence[Trajectory]) -> list[Lesson]:
     """The steps of `trajectories`, in order."""
     return [
-        Lesson(turn.observation, turn.decision.reflection or "", int(turn.decision.action), turn.decision.note or "positive")
+        Lesson(
+            turn.observation,
+            turn.decision.reflection or "",
+            action_completion(turn.decision.action),
+            turn.decision.note or "positive",
+        )
         for trajectory in trajectories
         for turn in trajectory.turns
     ]
@@ -41,7 +46,7 @@ def lessons(trajectories: Sequence[Trajectory]) -> list[Lesson]:
 
 def plain_row(lesson: Lesson) -> dict[str, str]:
     """Prompt without comment → label."""
-    return {"prompt": policy_prompt(lesson.observation), "completion": label(lesson.action)}
+    return {"prompt": policy_prompt(lesson.observation), "completion": lesson.completion}
 
 
 def reflection_row(lesson: Lesson) -> dict[str, str]:
@@ -51,7 +56,7 @@ def reflection_row(lesson: Lesson) -> dict[str, str]:
 
 def policy_row(lesson: Lesson, comment: str) -> dict[str, str]:
     """Prompt with `comment` → label."""
-    return {"prompt": policy_prompt(lesson.observation, comment), "completion": label(lesson.action)}
+    return {"prompt": policy_prompt(lesson.observation, comment), "completion": lesson.completion}
 
 
 def mismatched(comments: Sequence[str], share: float, generator: random.Random) -> list[str]:

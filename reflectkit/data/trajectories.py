@@ -67,7 +67,7 @@ def from_trajectory(trajectory: Trajectory, model_name: str, info: str) -> Demon
     steps = tuple(
         Step(
             turn.decision.reflection or "",
-            turn.observation.choices[int(turn.decision.action)],
+            turn.said,
             cast(Note, turn.decision.note or "positive"),
         )
         for turn in trajectory.turns

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from reflectkit.core.errors import DataError, IllegalActionError
 from reflectkit.core.protocols import StepResult
-from reflectkit.core.types import Message, Observation, Task
+from reflectkit.core.types import Message, Observation, Task, ToolUse
 
 
 class ChoiceEnv:
@@ -32,7 +32,7 @@ class ChoiceEnv:
         self._over = False
         return self._observe()
 
-    def step(self, action: int | str) -> StepResult:
+    def step(self, action: int | str | ToolUse) -> StepResult:
         """Take choice `action`. Raises IllegalActionError: not one of the choices, or the episode is over."""
         if self._over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")

@@ -8,7 +8,7 @@ from typing import Any
 from reflectkit.core.errors import ConfigError, IllegalActionError
 from reflectkit.core.protocols import Env, StepResult
 from reflectkit.core.seeding import generator
-from reflectkit.core.types import Observation, Task
+from reflectkit.core.types import Observation, Task, ToolUse
 
 
 class Wrapper:
@@ -47,7 +47,7 @@ class Horizon(Wrapper):
         self.taken = 0
         return self.env.reset(task, seed)
 
-    def step(self, action: int | str) -> StepResult:
+    def step(self, action: int | str | ToolUse) -> StepResult:
         """One step; the last one that the horizon allows is marked truncated, unless the env ended there itself."""
         if self.taken >= self.steps:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
@@ -71,10 +71,11 @@ class Shuffled(Wrapper):
         self._seed, self._steps = seed, 0
         return self._shuffled(self.env.reset(task, seed))
 
-    def step(self, action: int | str) -> StepResult:
+    def step(self, action: int | str | ToolUse) -> StepResult:
         """Take the choice that stands at `action` in the drawn order."""
-        legal = isinstance(action, int) and not isinstance(action, bool) and 0 <= action < len(self._order)
-        result = self.env.step(self._order[int(action)] if legal else action)
+        if isinstance(action, int) and not isinstance(action, bool) and 0 <= action < len(self._order):
+            action = self._order[action]
+        result = self.env.step(action)
         self._steps += 1
         return dataclasses.replace(result, observation=self._shuffled(result.observation))
 

@@ -181,6 +181,6 @@ def _episode(name: str, level: str, trajectory: Trajectory) -> dict[str, Any]:
         "status": trajectory.status.value,
         "success": trajectory.success,
         "return": trajectory.total_return,
-        "actions": [turn.observation.choices[int(turn.decision.action)] for turn in trajectory.turns],
+        "actions": [turn.said for turn in trajectory.turns],
         "reflections": [turn.decision.reflection for turn in trajectory.turns],
     }

@@ -185,7 +185,7 @@ def _add_demonstrations(
 
 def _marked(config: Config, level: str, trajectory: Trajectory) -> Trajectory:
     """A chat teacher's episode with its own wrong moves marked as mistakes, by what the env says of each."""
-    marker = Marker([int(turn.decision.action) for turn in trajectory.turns])
+    marker = Marker([turn.decision.action for turn in trajectory.turns])
     rollout([Episode(trajectory.task, trajectory.seed)], config.maker(level), marker, width=1)
     notes = [*marker.notes[1:], "good" if trajectory.success else "mistake"]
     turns = [

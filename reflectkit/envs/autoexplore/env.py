@@ -30,7 +30,7 @@ from reflectkit.core.errors import ConfigError, DataError, IllegalActionError
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.seeding import uniform
 from reflectkit.core.text import count_short, count_tokens, shorten
-from reflectkit.core.types import Message, Observation, Task
+from reflectkit.core.types import Message, Observation, Task, ToolUse
 from reflectkit.envs.autoexplore import costs
 from reflectkit.envs.autoexplore.commands import UP, Output, Walk, offered
 from reflectkit.envs.autoexplore.reflections import write_reflection
@@ -111,7 +111,7 @@ class AutoExplore:
         self._over = False
         return self._observe()
 
-    def step(self, action: int | str) -> StepResult:
+    def step(self, action: int | str | ToolUse) -> StepResult:
         """Take choice `action`. Raises IllegalActionError: not one of the choices, or the episode is over."""
         if self._over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
