@@ -157,6 +157,15 @@ class Trajectory:
         """The undiscounted sum of the rewards, in the env's unit."""
         return sum(turn.reward for turn in self.turns)
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """What the env reports of itself as `info["figures"]`: the mean of each over the turns that have it."""
+        told: dict[str, list[float]] = {}
+        for turn in self.turns:
+            for name, value in turn.info.get("figures", {}).items():
+                told.setdefault(name, []).append(float(value))
+        return {name: sum(values) / len(values) for name, values in told.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
