@@ -1,8 +1,8 @@
 """The only renderer: SFT rows and the prompts at inference are made by these functions, so they cannot differ.
 
 Layout of a policy prompt: the observation, the reflection (where there is one), the numbered actions, the action marker.
-Where there are tools they stand first, and calls are asked for. A reflection prompt stops before the actions. Labels carry their leading space, so that a label in the list and the label
-that answers are the same token.
+Where there are tools they stand first, and the marker asks for calls. A reflection prompt stops before the actions. Labels
+carry their leading space, so that a label in the list and the label that answers are the same token.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ MAX_NAME = 80  # characters of a name that are looked at when it is unknown
 MAX_PROBLEMS = 20  # looked at in one call
 
 BETWEEN_LLAMA = re.compile(rf"(?:[\s;]|{re.escape(PYTHON_TAG)})*")
-NEXT_LLAMA = re.compile(rf"[;\n]\s*(?=[{{\[])|{re.escape(PYTHON_TAG)}")
+NEXT_LLAMA = re.compile(rf"[;\n][ \t]{{0,8}}(?=[{{\[])|{re.escape(PYTHON_TAG)}")
 MARKS = re.compile(r"<(?=/?tool_call>|\|)")
 OPEN_ENDED = {"additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf", "if"}
 
@@ -118,37 +118,34 @@ def _plain(text: str) -> Iterator[_Piece]:
         try:
             arguments, end = _decode(line, len(name))
             if end < len(line):
-                raise _Wrong(
-                    f"{_quote(line[end:])} stands behind the arguments of {_quote(name.strip())}; write one call a line"
-                )
+                raise _Wrong(f"{_quote(line[end:])} stands behind the arguments; write one call a line")
             yield name.strip(), arguments
         except _Wrong as wrong:
-            yield wrong
+            yield _Wrong(f"{_quote(name.strip())}: {wrong}")
 
 
 def _hermes(text: str) -> Iterator[_Piece]:
     start = text.find(OPENED)
     while start >= 0:
-        start += len(OPENED)
-        end = start
+        end = start = start + len(OPENED)
         try:
             value, end = _decode(text, start)
-            if text.startswith(CLOSED, end):
-                yield _named(value)
-            elif CLOSED in text[end:]:
-                yield _Wrong(f"{_quote(text[end:])} stands behind the JSON; write {CLOSED} there")
-            else:
-                yield _Wrong(f"unclosed {OPENED}: write {CLOSED} behind the JSON")
+            piece = _named(value)
         except _Wrong as wrong:
-            closed = text.find(CLOSED, start)
-            end = max(start, closed)
-            yield wrong if closed >= 0 else _Wrong(f"unclosed {OPENED}, and {wrong}")
-        start = text.find(OPENED, end)
+            piece = wrong
+        closed, opened = text.find(CLOSED, end), text.find(OPENED, end)
+        if closed < 0 or 0 <= opened < closed:
+            also = f", and {piece}" if isinstance(piece, _Wrong) else ""
+            piece = _Wrong(f"unclosed {OPENED}: write {CLOSED} behind the JSON{also}")
+        elif closed > end and not isinstance(piece, _Wrong):
+            piece = _Wrong(f"{_quote(text[end:closed])} stands between the JSON and {CLOSED}")
+        yield piece
+        start = opened
 
 
 def _llama(text: str) -> Iterator[_Piece]:
     if not text.lstrip().startswith(("{", "[")):
-        before, _, text = text.partition(PYTHON_TAG)
+        text = text.partition(PYTHON_TAG)[2]
     position = 0
     while (position := _behind(text, position)) < len(text):
         try:
@@ -169,7 +166,7 @@ def _behind(text: str, position: int) -> int:
 def _named(value: object) -> _Piece:
     """The name and the arguments in a call's JSON."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return _Wrong(f'{_quote(_dump(value))} is no call; expected {{"name": "…", "arguments": {{…}}}}')
+        return _Wrong(f'{_quote(_dump(value))} is no call; expected a JSON object with the tool\'s "name" and its arguments')
     if "arguments" not in value and "parameters" not in value:
         return _Wrong(f"{_quote(value['name'])} is called without arguments; write an empty object where it needs none")
     return value["name"], value["arguments"] if "arguments" in value else value["parameters"]

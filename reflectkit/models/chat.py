@@ -90,14 +90,16 @@ class Dialogue:
         return ids
 
     def remember(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
-        """That `token_ids` were sampled behind a prompt that `ids` gave, so that a prompt which goes on from there keeps them."""
+        """That `token_ids` were sampled behind a prompt that `ids` gave: a prompt that goes on from there keeps them."""
         text = self._texts.get(tuple(prompt_ids))
-        if text is not None:
-            said = self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
-            ends = [stop for stop in self.stop_ids if token_ids and token_ids[-1] == stop]
-            end = self.tokenizer.decode(ends, skip_special_tokens=False) if ends else ""
-            said = _neutral(said.removesuffix(end), self._foreign_marks) + end if end else _neutral(said, self._foreign_marks)
-            _keep(self._known, text + said, (*prompt_ids, *token_ids))
+        if text is not None and token_ids:
+            cut = len(token_ids) - (token_ids[-1] in self.stop_ids)
+            said = _neutral(self.words(token_ids[:cut]), self._foreign_marks)
+            _keep(self._known, text + said + self.words(token_ids[cut:]), (*prompt_ids, *token_ids))
+
+    def words(self, token_ids: Sequence[int]) -> str:
+        """What was written with `token_ids`, special tokens too: some templates mark calls with them."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def completion(self, action: int | str | ToolUse) -> str:
         """What the model is trained to write behind `text`: the calls in its form, or the words where there are none."""
