@@ -159,7 +159,7 @@ class Memory:
         for fact in self._news():
             held = _held(fact, shown.values())
             if fact.kind == CORE:
-                parts.append(f"{fact.key} is for the core.")
+                parts.append(f"{fact.key} is for the core{generator.choice(('', ' memory'))}.")
             elif not fact.text:
                 parts.append(f"Forget {fact.key}" + (f", {held.id}." if held else "."))
             elif held:
