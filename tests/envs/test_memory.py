@@ -232,7 +232,8 @@ def test_published_conversations_are_read(tmp_path: Path) -> None:
         {"question": "Which?", "answers": ["a", "b"]},
     ]
     rows = [
-        {"instance_id": "1", "data_source": "squad", "chunks": json.dumps(["one", "two"]), "questions_and_answers": json.dumps(asked)},
+        {"instance_id": "1", "data_source": "squad", "chunks": json.dumps(["one", "two"]),
+         "questions_and_answers": json.dumps(asked)},
         {"instance_id": "2", "data_source": "pubmed-rct", "chunks": json.dumps(["c"] * 12),
          "questions_and_answers": json.dumps([{"question": "Label?", "answer": 3}])},
     ]  # fmt: skip
