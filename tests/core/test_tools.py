@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,18 +220,17 @@ def test_error_lines_are_harmless() -> None:
     check_errors((error,))
 
 
-@pytest.mark.parametrize(
-    "reference", ["http://127.0.0.1:9/x.json", "https://example.org/x.json", "#/nowhere", "file:///etc/passwd"]
-)
-def test_references_never_leave_the_schema(reference: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise AssertionError("a socket was opened")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
+@pytest.mark.parametrize("reference", ["http://127.0.0.1:9/x.json", "https://example.org/x.json", "#/nowhere", "file:"])
+def test_references_never_leave_the_schema(reference: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *place, **_: asked.append(place) or [])
+    (tmp_path / "x.json").write_text('{"type": "integer"}', encoding="utf-8")
+    reference = (tmp_path / "x.json").as_uri() if reference == "file:" else reference
     tool = ToolSpec("far", "", {"type": "object", "properties": {"x": {"$ref": reference}}})
-    use = parse('far {"x": 1}', [tool], PLAIN)
-    (error,) = use.errors
-    assert error == f"call 1: far: its schema refers to '{reference.removeprefix('#')}', which is not in it"
+    (error,) = parse('far {"x": 1}', [tool], PLAIN).errors
+    assert "its schema refers to" in error
+    assert "which is not in it" in error
+    assert asked == []
 
 
 def test_references_within_the_schema_are_followed() -> None:
