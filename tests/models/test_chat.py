@@ -167,6 +167,12 @@ def test_answers_end_with_any_turn_end() -> None:
     assert Dialogue(bare).stop_ids == {bare.eos_token_id}
 
 
+def test_words_are_not_tidied() -> None:
+    tokenizer = make_tokenizer("llama")
+    tokenizer.clean_up_tokenization_spaces = True  # as Llama 3's own is set
+    assert Dialogue(tokenizer).words(tokenizer("it 's {} , no .")["input_ids"]) == "it 's {} , no ."
+
+
 @pytest.mark.parametrize("name", ["qwen", "llama", "mistral"])
 def test_one_row_where_the_history_goes_on(name: str) -> None:
     dialogue = dialogue_of(name)
