@@ -181,9 +181,7 @@ class _Reader:
         arguments = {"attention_mask": rows.mask_BT}
         if self.takes_positions:
             arguments["position_ids"] = rows.positions_B1
-        output = self.model(
-            input_ids=rows.last_B1, past_key_values=rows.cache, use_cache=True, logits_to_keep=1, **arguments
-        )
+        output = self.model(input_ids=rows.last_B1, past_key_values=rows.cache, use_cache=True, logits_to_keep=1, **arguments)
         rows.cache = output.past_key_values
         return output.logits[:, -1]
 
