@@ -157,7 +157,7 @@ class _Reader:
         arguments = forward_arguments(self.model, mask_BT)
         if self.takes_positions:
             arguments["position_ids"] = arguments["position_ids"][:, self.prefix :]
-        cache = copy.deepcopy(self.cache)
+        cache: Any = copy.deepcopy(self.cache)
         if cache is not None:
             cache.batch_repeat_interleave(len(prompts))
         output = self.model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments)
@@ -261,14 +261,20 @@ class _StopStrings:
 
 
 def _sample(logprobs_BV: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
-    """One token a row by inverting the cumulative distribution, first of blocks and then within one, at the row's own draw."""
+    """One token a row by inverting the cumulative distribution at the row's own draw: that of blocks, then that within one.
+
+    A large vocabulary's cumulative sum, which must be in float64, would cost more than its softmax.
+    """
     probs_BNK = pad(logprobs_BV.exp(), (0, -logprobs_BV.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
-    blocks_BN = probs_BNK.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
-    target_B1 = torch.tensor(draws, dtype=torch.float64, device=logprobs_BV.device)[:, None] * blocks_BN[:, -1:]
-    block_B1 = torch.searchsorted(blocks_BN, target_B1, right=True).clamp(max=blocks_BN.shape[1] - 1)
-    before_B1 = pad(blocks_BN, (1, 0)).gather(1, block_B1)
+    blocks_BN = probs_BNK.sum(dim=-1).double()
+    upto_BN = blocks_BN.cumsum(dim=-1)
+    draws_B1 = torch.tensor(draws, dtype=torch.float64, device=logprobs_BV.device)[:, None]
+    target_B1 = draws_B1 * upto_BN[:, -1:]
+    block_B1 = torch.searchsorted(upto_BN, target_B1, right=True).clamp(max=upto_BN.shape[1] - 1)
+    rest_B1 = target_B1 - pad(upto_BN, (1, 0)).gather(1, block_B1)  # ≥ 0, and less than the block's own sum
     inside_BK = probs_BNK.take_along_dim(block_B1[..., None], dim=1)[:, 0].double().cumsum(dim=-1)
-    inside_B1 = torch.searchsorted(inside_BK, target_B1 - before_B1, right=True).clamp(max=BLOCK - 1)
+    share_B1 = rest_B1 / blocks_BN.gather(1, block_B1)
+    inside_B1 = torch.searchsorted(inside_BK, share_B1 * inside_BK[:, -1:], right=True).clamp(max=BLOCK - 1)
     return (block_B1 * BLOCK + inside_B1).squeeze(1).clamp(max=logprobs_BV.shape[1] - 1)
 
 
