@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.protocols import Context, Env
 from reflectkit.core.seeding import generator
-from reflectkit.core.types import Decision, Observation, ToolUse
+from reflectkit.core.tools import PLAIN, parse, plain_text
+from reflectkit.core.types import Decision, Observation, ToolCall, ToolUse
 
 
 class Demonstrator:
@@ -42,7 +44,9 @@ class RandomAgent:
     def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
         """One decision for each observation."""
         return [
-            Decision(generator(context.seed, "random").randrange(len(observation.choices)))
+            _any_calls(observation, generator(context.seed, "random"))
+            if observation.tools
+            else Decision(generator(context.seed, "random").randrange(len(observation.choices)))
             for observation, context in zip(observations, contexts, strict=True)
         ]
 
@@ -53,6 +57,18 @@ class Oracle:
     def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
         """One decision for each observation."""
         return [Decision(require_oracle(context.env).oracle()) for context in contexts]
+
+
+class Baseline:
+    """The keeper called `name`, which the env itself knows: it goes by a rule, and no model."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
+        """One decision for each observation."""
+        envs: list[Any] = [context.env for context in contexts]
+        return [Decision(env.baseline(self.name)) for env in envs]
 
 
 class Replay:
@@ -70,6 +86,9 @@ class Replay:
         if self.next >= len(self.steps):
             raise DataError(self.where, "the demonstration ends before its episode does; make it again")
         step = self.steps[self.next]
+        if observation.tools:
+            self.next += 1
+            return [Decision(parse(step["cmd"], observation.tools, PLAIN), step["reflection"], note=step["note"])]
         if step["cmd"] not in observation.choices:
             raise DataError(self.where, f"step {self.next}: the env does not offer {step['cmd']!r}", field="cmd")
         self.next += 1
@@ -88,6 +107,20 @@ class Marker:
         (context,) = contexts
         self.notes.append(getattr(context.env, "note", str)())
         return [Decision(self.actions[len(self.notes) - 1])]
+
+
+def _any_calls(observation: Observation, chance: random.Random) -> Decision:
+    """Up to two calls of any tools; texts are of one to four words that can be seen."""
+    seen = observation.text.split() or ["nothing"]
+    calls = []
+    for _ in range(chance.randrange(3)):
+        tool = chance.choice(observation.tools)
+        arguments = {
+            name: chance.choice(schema["enum"]) if "enum" in schema else " ".join(chance.choices(seen, k=chance.randint(1, 4)))
+            for name, schema in tool.parameters["properties"].items()
+        }
+        calls.append(ToolCall(tool.name, arguments))
+    return Decision(ToolUse(plain_text(calls), tuple(calls)))
 
 
 def require_oracle(env: Env) -> Any:

@@ -1,4 +1,5 @@
-"""The two players: a frozen reflector comments on what is seen, a policy acts on the comment, by a choice or in its own words.
+"""The two players: a frozen reflector comments on what is seen, a policy acts on the comment, by a choice, by calls of
+tools, or in its own words.
 
 Without a reflector the policy acts on the observation alone (the plain arm). Greedy comments are a function of their prompt
 and are memoised for good; the policy's scores are memoised until its weights change (`forget_scores`).
@@ -7,6 +8,7 @@ and are memoised for good; the policy's scores are memoised until its weights ch
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
 import itertools
 import math
@@ -19,7 +21,9 @@ from reflectkit.core.errors import CheckpointError
 from reflectkit.core.prompts import one_line, policy_prompt, reflection_prompt
 from reflectkit.core.protocols import Context
 from reflectkit.core.seeding import derive, uniform
-from reflectkit.core.types import Decision, Observation
+from reflectkit.core.tools import parse
+from reflectkit.core.types import Decision, Observation, ToolUse
+from reflectkit.models.chat import Dialogue
 from reflectkit.models.decoding import Written, decode
 from reflectkit.models.load import Player
 from reflectkit.models.scoring import choice_logprobs
@@ -95,13 +99,13 @@ class Reflector:
 
 
 class TwoPlayerAgent:
-    """Scores the legal labels behind each prompt and picks one; where there are no choices, writes one line.
+    """Scores the legal labels behind each prompt and picks one; where there are no choices, writes one line, or calls of tools.
 
     reflector: None for the plain arm. temperature: of the sampling; 0 takes the likeliest action. reflect_prob: share of
     decisions that see their comment; the rest act without. critic: from last hidden states (B, D) and their prompts to values
-    (B), recorded with each decision; None records none. max_new_tokens: of a line. tokens: how many the policy has read and
-    written. scorer, team: of a policy that is spread over processes: its Scorer, and the `Processes` that see the same
-    observations and score them together.
+    (B), recorded with each decision; None records none. max_new_tokens: of a line, or of calls. tokens: how many the policy
+    has read and written. scorer, team: of a policy that is spread over processes: its Scorer, and the `Processes` that see the
+    same observations and score them together.
     """
 
     def __init__(
@@ -136,8 +140,8 @@ class TwoPlayerAgent:
         An observation that is too long for the policy gets a decision with `overflow`. Raises CheckpointError where all are.
         """
         comments = self._comments(observations, contexts)
-        texts = [policy_prompt(observation, comment) for observation, comment in zip(observations, comments, strict=True)]
-        keys = [(len(observation.choices), self._ids(text)) for observation, text in zip(observations, texts, strict=True)]
+        seen = list(zip(observations, comments, strict=True))
+        keys = [(len(observation.choices), self._prompt(observation, comment)) for observation, comment in seen]
         room = [self.policy.context - len(prompt) - (0 if count else 1) for count, prompt in keys]
         self._has_read = self._has_read or any(left >= 0 for left in room)
         if keys and not self._has_read:
@@ -145,9 +149,12 @@ class TwoPlayerAgent:
         self.policy.model.eval()
         self.policy.activate()
         self._score([key for key, left in zip(keys, room, strict=True) if left >= 0 and key[0]])
-        lines = [index for index, (count, _) in enumerate(keys) if not count and room[index] >= 0]
-        written = self._write([keys[index][1] for index in lines], [contexts[index].seed for index in lines])
-        said = dict(zip(lines, written, strict=True))
+        free = [index for index, (count, _) in enumerate(keys) if not count and room[index] >= 0]
+        said: dict[int, tuple[Written, float | None]] = {}
+        for calling in (False, True):
+            part = [index for index in free if bool(observations[index].tools) is calling]
+            written = self._write([keys[index][1] for index in part], [contexts[index].seed for index in part], calling)
+            said |= zip(part, written, strict=True)
         decisions = []
         for index, (key, comment, context) in enumerate(zip(keys, comments, contexts, strict=True)):
             if room[index] < 0:
@@ -155,8 +162,8 @@ class TwoPlayerAgent:
                 continue
             if index in said:
                 line, value = said[index]
-                text = one_line(self.policy.tokenizer.decode(line.text_ids, skip_special_tokens=True))
-                decisions.append(Decision(text, comment, key[1], tuple(line.token_ids), tuple(line.logprobs), None, value))
+                said_so = self._read(observations[index], key[1], line)
+                decisions.append(Decision(said_so, comment, key[1], tuple(line.token_ids), tuple(line.logprobs), None, value))
                 continue
             row, value = self._scores[key]
             probabilities = [math.exp(logprob) for logprob in row]
@@ -171,6 +178,15 @@ class TwoPlayerAgent:
         """To be called when the policy's weights have changed."""
         self._scores.clear()
 
+    @functools.cached_property
+    def dialogue(self) -> Dialogue:
+        """How the policy is shown tools."""
+        return Dialogue(self.policy.tokenizer)
+
+    def _prompt(self, observation: Observation, comment: str | None) -> tuple[int, ...]:
+        """The tokens that the policy reads."""
+        return self.dialogue.ids(observation, comment) if observation.tools else self._ids(policy_prompt(observation, comment))
+
     def _ids(self, text: str) -> tuple[int, ...]:
         """The prompt's tokens; an episode's prompts come again in others, so they are kept."""
         if text not in self._tokenised:
@@ -179,8 +195,17 @@ class TwoPlayerAgent:
             self._tokenised[text] = tuple(prompt_ids(self.policy.tokenizer, text))
         return self._tokenised[text]
 
-    def _write(self, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int]) -> list[tuple[Written, float | None]]:
-        """A line behind each prompt, with the critic's value of the prompt. A full context cuts a line short."""
+    def _read(self, observation: Observation, prompt: tuple[int, ...], line: Written) -> str | ToolUse:
+        """What was written behind `prompt`, as an action."""
+        if not observation.tools:
+            return one_line(self.policy.tokenizer.decode(line.text_ids, skip_special_tokens=True))
+        self.dialogue.remember(prompt, line.token_ids)
+        return parse(self.dialogue.words(line.text_ids), observation.tools, self.dialogue.form)
+
+    def _write(
+        self, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int], calling: bool
+    ) -> list[tuple[Written, float | None]]:
+        """A line behind each prompt, or calls of tools, with the critic's value of the prompt. A full context cuts it short."""
         if prompts and self.team:
             raise CheckpointError(
                 "a policy that is spread over processes chooses among enumerated actions only; use multi_gpu.yaml"
@@ -193,7 +218,7 @@ class TwoPlayerAgent:
                 self.policy.model,
                 part,
                 pad_id=self.policy.pad_id,
-                stop_ids=self._stops,
+                stop_ids=self.dialogue.stop_ids if calling else self._stops,
                 max_new_tokens=room[batch[0]],
                 temperature=self.temperature,
                 seeds=[derive(seeds[index], "text") for index in batch],

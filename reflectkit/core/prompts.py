@@ -1,8 +1,8 @@
 """The only renderer: SFT rows and the prompts at inference are made by these functions, so they cannot differ.
 
 Layout of a policy prompt: the observation, the reflection (where there is one), the numbered actions, the action marker.
-A reflection prompt stops before the actions. Labels carry their leading space, so that a label in the list and the label
-that answers are the same token.
+Where there are tools they stand first, and the marker asks for calls. A reflection prompt stops before the actions. Labels
+carry their leading space, so that a label in the list and the label that answers are the same token.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import string
 
 from reflectkit.core.errors import ConfigError
+from reflectkit.core.tools import tools_text
 from reflectkit.core.types import Observation, ToolUse
 
 REFLECTION_MARKER = "Reflection:"
 ACTION_MARKER = "Action:"
+CALLS_MARKER = "Calls:"
 
 LABELS: tuple[str, ...] = (*(str(number) for number in range(200)), *string.ascii_lowercase, *string.ascii_uppercase)
 """What names the choices, in order: at most 252 of them."""
@@ -37,10 +39,12 @@ def reflection_completion(reflection: str) -> str:
 
 
 def policy_prompt(observation: Observation, reflection: str | None = None) -> str:
-    """What the policy model reads; it answers with a label, or in its own words where there are no choices. None: no reflection
-    (the plain arm, or a dropped comment).
+    """What the policy model reads; it answers with a label, with calls of tools, or in its own words where there are neither.
+    None: no reflection (the plain arm, or a dropped comment).
     """
     comment = "" if reflection is None else f"{REFLECTION_MARKER} {one_line(reflection)}\n"
+    if observation.tools:
+        return f"{tools_text(observation.tools)}\n\n{observation.text}\n{comment}{CALLS_MARKER}"
     if not observation.choices:
         return f"{observation.text}\n{comment}{ACTION_MARKER}"
     actions = "\n".join(f"{label(index)} {choice}" for index, choice in enumerate(observation.choices))

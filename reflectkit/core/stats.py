@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import random
+from collections.abc import Iterable, Mapping, Sequence
 
 Z95 = 1.959963984540054  # the 97.5 % point of the standard normal
 
@@ -23,6 +24,18 @@ def wilson(successes: float, trials: float, z: float = Z95) -> tuple[float, floa
     half = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials)) / (1 + z * z / trials)
     low = 0.0 if successes == 0 else max(0.0, centre - half)  # rounding must not leave 1e-17 where the end is exact
     return low, 1.0 if successes == trials else min(1.0, centre + half)
+
+
+def bootstrap(values: Sequence[float], draws: int = 2000) -> tuple[float, float]:
+    """95 % percentile interval of the mean of independent `values`, from seeded resamples; (nan, nan) without values.
+
+    Efron 1979. The same values give the same interval.
+    """
+    if not values:
+        return math.nan, math.nan
+    chance = random.Random(0)
+    means = sorted(math.fsum(chance.choices(values, k=len(values))) / len(values) for _ in range(draws))
+    return means[round(0.025 * (draws - 1))], means[round(0.975 * (draws - 1))]
 
 
 def by_task(outcomes: Iterable[tuple[str, float]]) -> Mapping[str, float]:

@@ -91,13 +91,13 @@ class Observation:
 class Decision:
     """What the agent did, with the exact tokens it was sampled with.
 
-    action: index into `Observation.choices` (0 … K-1), the calls of tools, or the text. reflection: the comment it acted on, None without
-    one. prompt_ids: the tokens the policy read (T). token_ids: the tokens it wrote (one for a choice). logprobs: their
-    natural-log probabilities under the sampling distribution, ≤ 0. entropy: of the distribution over the legal actions, in
-    nats. value: the critic's expected return-to-go, in the env's unit. note: how a demonstration marks the step ("positive",
-    "mistake", "correction"). failure: why the agent could not decide; the episode is then ABORTED. overflow: that what it
-    was to read does not fit its model; the episode is then TRUNCATED. What is unknown is None; scripted agents leave the
-    token fields empty.
+    action: index into `Observation.choices` (0 … K-1), the calls of tools, or the text. reflection: the comment it acted on,
+    None without one. prompt_ids: the tokens the policy read (T). token_ids: the tokens it wrote (one for a choice). logprobs:
+    their natural-log probabilities under the sampling distribution, ≤ 0. entropy: of the distribution over the legal actions,
+    in nats. value: the critic's expected return-to-go, in the env's unit. note: how a demonstration marks the step
+    ("positive", "mistake", "correction"). failure: why the agent could not decide; the episode is then ABORTED. overflow: that
+    what it was to read does not fit its model; the episode is then TRUNCATED. What is unknown is None; scripted agents leave
+    the token fields empty.
     """
 
     action: int | str | ToolUse
@@ -156,6 +156,15 @@ class Trajectory:
     def total_return(self) -> float:
         """The undiscounted sum of the rewards, in the env's unit."""
         return sum(turn.reward for turn in self.turns)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What the env reports of itself as `info["figures"]`: the mean of each over the turns that have it."""
+        told: dict[str, list[float]] = {}
+        for turn in self.turns:
+            for name, value in turn.info.get("figures", {}).items():
+                told.setdefault(name, []).append(float(value))
+        return {name: sum(values) / len(values) for name, values in told.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ ENVS = {
     "taxi": "reflectkit.envs.taxi:Taxi",
     "corridor": "reflectkit.envs.corridor:Corridor",
     "auto_explore": "reflectkit.envs.autoexplore.env:AutoExplore",
+    "memory": "reflectkit.envs.memory.env:Memory",
 }
 
 

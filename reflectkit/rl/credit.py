@@ -15,7 +15,7 @@ from reflectkit.rl.returns import deviation, generalised_advantages, group_relat
 
 ALGORITHMS = ("reinforce", "ppo", "grpo")
 BASELINES = ("none", "batch", "leave-one-out")
-GROUPINGS = ("episode", "step")
+GROUPINGS = ("episode", "step", "own")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Rule:
     """How decisions are judged.
 
     algorithm: one of ALGORITHMS. gamma: discount, 0 … 1. baseline: reinforce's, one of BASELINES. lam: ppo's GAE, 0 … 1.
-    advantages: grpo's, one number an "episode" or a "step". state_weight: grpo's weight of the groups of steps that stand in
+    advantages: grpo's, one number an "episode" or a "step", or
+    "own": a step's own reward and what all steps of its episode share (`shared_reward` of the last), as in Mem-alpha. state_weight: grpo's weight of the groups of steps that stand in
     the same state; 0 makes none. scale: in standard deviations (of the batch, or for grpo of the group).
     """
 
@@ -89,8 +90,9 @@ def _grouped(fresh: Sequence[Trajectory], returns: list[list[float]], rule: Rule
     if rule.advantages == "episode":
         gains, flat = group_relative([row[0] if row else 0.0 for row in returns], groups, rule.scale)
         advantages = [[gain] * len(trajectory.turns) for gain, trajectory in zip(gains, fresh, strict=True)]
-    else:  # a group is all steps of all its episodes, as in Mem-alpha
-        flat_returns = [value for row in returns for value in row]
+    else:  # a group is all steps of all its episodes
+        worth = [_own(trajectory) for trajectory in fresh] if rule.advantages == "own" else returns
+        flat_returns = [value for row in worth for value in row]
         owners = [group for group, row in zip(groups, returns, strict=True) for _ in row]
         gains, flat = group_relative(flat_returns, owners, rule.scale)
         advantages = _cut(gains, returns)
@@ -107,6 +109,13 @@ def _grouped(fresh: Sequence[Trajectory], returns: list[list[float]], rule: Rule
         ]
         flat -= {group for group, row in zip(groups, advantages, strict=True) if any(row)}
     return Judgement(advantages, returns, flat)
+
+
+def _own(trajectory: Trajectory) -> list[float]:
+    """Each step's own reward, and what the episode's steps share; the last step's reward holds that already."""
+    shared = trajectory.turns[-1].info.get("shared_reward", 0.0) if trajectory.turns else 0.0
+    last = len(trajectory.turns) - 1
+    return [turn.reward + (0.0 if number == last else shared) for number, turn in enumerate(trajectory.turns)]
 
 
 def _cut(values: Sequence[float], like: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -108,6 +109,7 @@ class Trainer:
             "level": level.name,
             "episodes": self.counters["episodes"],
             **overall,
+            **mean_figures(played),
             **figures,
             "reflector_cache_hits": hits / asked if asked else None,
             "rows": len(samples),
@@ -176,6 +178,16 @@ class Trainer:
         if reflector is None:
             return self.agent.tokens, 0, 0
         return self.agent.tokens + reflector.tokens, reflector.asked, reflector.hits
+
+
+def mean_figures(played: Sequence[Trajectory]) -> dict[str, float]:
+    """The means over episodes of what the env reports as `info["figures"]`; of an episode, the mean over the turns that have it.
+
+    ABORTED episodes are left out.
+    """
+    told = [trajectory.figures for trajectory in played if trajectory.status is not Status.ABORTED]
+    names = dict.fromkeys(name for one in told for name in one)
+    return {name: statistics.fmean(one[name] for one in told if name in one) for name in names}
 
 
 def summary(played: Sequence[Trajectory]) -> dict[str, float]:

@@ -39,7 +39,7 @@ class AlgorithmConfig(PlayConfig):
     value_clip: float = option(0.0, help="ppo: how far a value may move from what it was at sampling; 0: any way.")
     target_kl: float = option(0.0, help="ppo: no further epoch past this divergence from the sampling policy; 0: never stop.")
     group_size: int = option(0, help=f"Episodes of each drawn problem; 0: {GROUP_SIZE} for grpo, else 1.")
-    advantages: str = option("episode", help="grpo: one a whole episode, or one a step, in the group of all their steps.")
+    advantages: str = option("episode", help="grpo: one a whole episode; one a step, by its return; or own, by its reward.")
     step_groups: float = option(
         0.0, help="grpo: weight of further groups, of steps that stand in the same state (GiGPO); 0: none."
     )
@@ -60,7 +60,7 @@ class AlgorithmConfig(PlayConfig):
         one_of("baseline", self.baseline, BASELINES)
         one_of("critic", self.critic, CRITICS)
         one_of("critic_trunk", self.critic_trunk, TRUNKS)
-        one_of("advantages", self.advantages, ("episode", "step"))
+        one_of("advantages", self.advantages, ("episode", "step", "own"))
         one_of("loss_mean", self.loss_mean, ("token", "row"))
         for name in ("gamma", "gae_lambda", "advance_at"):
             fraction(name, getattr(self, name))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from reflectkit.agents.endpoints import parse_endpoint
 from reflectkit.core.config import PACKAGED, StageConfig, at_least, flag, fraction, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
@@ -17,7 +19,11 @@ from reflectkit.envs import ENVS, env_class, folder_name, make
 
 RECORDS = "data_reflection_negative.json"
 DEFAULT_HORIZON = 15
-ENV_SETTINGS = ("repos_dir", "leaveout_prob", "accept_teacher_answers", "result_tokens", "prompt_tokens")
+EXTRACTIVE = "extractive"
+ENV_SETTINGS = (
+    "repos_dir", "leaveout_prob", "accept_teacher_answers", "result_tokens", "prompt_tokens",
+    "reader", "reader_url", "recent", "related", "compression_weight", "content_weight",
+)  # fmt: skip
 """Settings that some envs alone know."""
 
 
@@ -64,13 +70,24 @@ class WorldConfig(EnvConfig):
     accept_teacher_answers: bool = option(False, help="auto_explore: a file that the teacher named counts as right too.")
     result_tokens: int = option(400, help="auto_explore: tokens, about, that are shown of a command's output.")
     prompt_tokens: int = option(800, help="auto_explore: tokens, about, of a whole prompt; the oldest commands go first.")
+    reader: str = option(EXTRACTIVE, help="memory: who answers at the end: extractive, openai:MODEL, azure:… or local:MODEL.")
+    reader_url: str | None = option(None, help="memory: the reader's server; for local: http://localhost:1234/v1.")
+    recent: int = option(5, help="memory: items of each list that are shown for being the most recent.")
+    related: int = option(5, help="memory: items of each list that are shown for being the most like the chunk.")
+    compression_weight: float = option(0.05, help="memory: weight of the memory's shortness in the reward, the paper's β.")
+    content_weight: float = option(0.1, help="memory: weight of what is written being right, the paper's γ.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         fraction("leaveout_prob", self.leaveout_prob)
         at_least("result_tokens", self.result_tokens, 1)
         at_least("prompt_tokens", self.prompt_tokens, 50)
-        known = getattr(env_class(self.env), "settings", ())
+        for name in ("recent", "related", "compression_weight", "content_weight"):
+            at_least(name, getattr(self, name), 0)
+        if self.reader != EXTRACTIVE:
+            parse_endpoint(self.reader, self.reader_url, "--reader")
+        known = set(getattr(env_class(self.env), "settings", ()))
+        known |= {"reader_url"} & {f"{name}_url" for name in known}
         for item in dataclasses.fields(WorldConfig):
             if item.name in ENV_SETTINGS and item.name not in known and getattr(self, item.name) != item.default:
                 raise ConfigError(f"env '{self.env}' has no setting {flag(item.name)}")
@@ -81,6 +98,8 @@ class WorldConfig(EnvConfig):
         settings = {name: getattr(self, name) for name in known if hasattr(self, name) and name != "horizon"}
         if "repos_dir" in settings:
             settings["repos_dir"] = self.repos_dir or self.repos_folder
+        if "reader" in settings:
+            settings["reader"] = _reader(self.reader, self.reader_url, self.env_folder / "reader.jsonl")
         return make(self.env, horizon, shuffle=self.shuffle_action, **settings)
 
     def worlds(self, tasks: Iterable[Task]) -> list[Path]:
@@ -90,6 +109,14 @@ class WorldConfig(EnvConfig):
         folder = self.repos_dir or self.repos_folder
         roots = sorted({str(task.data.get("root")) for task in tasks})
         return [folder / root for root in roots if "/" not in root and (folder / root).is_dir()]
+
+
+@cache
+def _reader(name: str, url: str | None, journal: Path) -> Any:
+    """The reader of env memory, one for all envs; None for its own."""
+    from reflectkit.agents.reader import ChatReader
+
+    return None if name == EXTRACTIVE else ChatReader(parse_endpoint(name, url, "--reader"), journal)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from reflectkit.core.protocols import Agent
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Report, Table, open_run
 from reflectkit.core.seeding import derive
-from reflectkit.core.stats import by_task, wilson
+from reflectkit.core.stats import bootstrap, by_task, wilson
 from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
@@ -35,7 +35,7 @@ class Config(PlayConfig):
     """Settings of evaluate."""
 
     policy: tuple[str, ...] = option(
-        help="NAME=CHECKPOINT or NAME=CHECKPOINT+REFLECTOR, or oracle, or random (repeat the flag)."
+        help="NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, oracle, random, or a baseline of the env (repeat the flag)."
     )
     task_file: Path | None = option(None, help="Held-out problems; default: test.json in the env's data folder.")
     level: tuple[str, ...] = option((), help="Curriculum levels to play (repeat the flag); default: the last.")
@@ -49,25 +49,31 @@ class Config(PlayConfig):
         at_least("temperature", self.temperature, 0)
         if not self.policy:
             raise ConfigError("evaluate needs at least one --policy NAME=CHECKPOINT")
-        names = [parse_policy(text)[0] for text in self.policy]
+        names = [parse_policy(text, self.baselines)[0] for text in self.policy]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"--policy: the name {twice[0]!r} is given twice")
         for level in self.level:
             check_level(self.env, level)
 
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """The env's own, by name."""
+        return tuple(getattr(env_class(self.env), "baselines", ()))
 
-def parse_policy(text: str) -> tuple[str, Path | None, Path | None]:
-    """(name, policy's checkpoint, reflector's checkpoint) of a --policy. Raises ConfigError.
+
+def parse_policy(text: str, baselines: Sequence[str] = ()) -> tuple[str, Path | None, Path | None]:
+    """(name, policy's checkpoint, reflector's checkpoint) of a --policy; `baselines` have no checkpoint. Raises ConfigError.
 
     >>> parse_policy("ours=a/b+c/d")
     ('ours', PosixPath('a/b'), PosixPath('c/d'))
     """
-    if text in SCRIPTED:
+    if text in SCRIPTED or text in baselines:
         return text, None, None
     name, equals, paths = text.partition("=")
     policy, plus, reflector = paths.partition("+")
+    known = ", ".join((*SCRIPTED, *baselines))
     if not (name and equals and policy) or (plus and not reflector):
-        raise ConfigError(f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, oracle or random")
+        raise ConfigError(f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, or one of {known}")
     return name, Path(policy), Path(reflector) if reflector else None
 
 
@@ -75,7 +81,7 @@ def run(config: Config, progress: Progress) -> Report:
     """Write `eval.json` (a row a policy and level) and `episodes.jsonl`. Raises CheckpointError, DataError."""
     source = config.task_file or config.folder / "test.json"
     records = read_records(source, config.env_name)
-    entrants = [parse_policy(text) for text in config.policy]
+    entrants = [parse_policy(text, config.baselines) for text in config.policy]
     models = list(dict.fromkeys(path for _, *paths in entrants for path in paths if path))
     with open_run("evaluate", config, [source, *models, *config.worlds(record.task for record in records)]) as current:
         if current.done:
@@ -95,6 +101,8 @@ def run(config: Config, progress: Progress) -> Report:
         write_jsonl(current.folder / "episodes.jsonl", episodes)
         write_json(current.folder / "eval.json", {"rows": rows})
         current.tables.append(table(f"Held-out problems of {source}", rows))
+        if any(row["figures"] for row in rows):
+            current.tables.append(figures_rows("What the environment reports, with 95 % intervals", rows))
         return current.finish({"rows": rows}, [current.folder / "eval.json", current.folder / "episodes.jsonl"])
 
 
@@ -107,10 +115,10 @@ class Players:
 
     def agent(self, name: str, policy: Path | None, reflector: Path | None, temperature: float) -> Agent:
         """The agent that `name` stands for."""
-        from reflectkit.agents.scripted import Oracle, RandomAgent
+        from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
 
         if policy is None:
-            return Oracle() if name == "oracle" else RandomAgent()
+            return Oracle() if name == "oracle" else RandomAgent() if name == "random" else Baseline(name)
         from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
         from reflectkit.models.load import load_player
 
@@ -138,7 +146,19 @@ def row(name: str, env: str, level: str, played: list[Trajectory]) -> dict[str, 
         "return": sum(trajectory.total_return for trajectory in counted) / count,
         "steps": sum(len(trajectory.turns) for trajectory in counted) / count,
         "aborted": len(played) - len(counted),
+        "figures": figures_of(counted),
     }
+
+
+def figures_of(played: list[Trajectory]) -> dict[str, dict[str, float]]:
+    """What the env reports of its episodes, with the bootstrap's 95 % interval over distinct tasks."""
+    names = dict.fromkeys(name for trajectory in played for name in trajectory.figures)
+    found = {}
+    for name in names:
+        told = by_task((one.task.id, one.figures[name]) for one in played if name in one.figures)
+        low, high = bootstrap(list(told.values()))
+        found[name] = {"mean": sum(told.values()) / len(told), "low": low, "high": high}
+    return found
 
 
 def table(title: str, rows: list[dict[str, Any]]) -> Table:
@@ -157,6 +177,17 @@ def table(title: str, rows: list[dict[str, Any]]) -> Table:
         for row in rows
     )
     return Table(title, COLUMNS, cells)
+
+
+def figures_rows(title: str, rows: list[dict[str, Any]]) -> Table:
+    """The env's own figures for a person."""
+    names = list(dict.fromkeys(name for row in rows for name in row["figures"]))
+    cells = []
+    for row in rows:
+        told = [row["figures"].get(name) for name in names]
+        shown = [f"{one['mean']:.3g} [{one['low']:.3g}, {one['high']:.3g}]" if one else "" for one in told]
+        cells.append((row["name"], row["level"], *shown))
+    return Table(title, ("policy", "level", *(name.replace("_", " ") for name in names)), tuple(cells))
 
 
 def _play(

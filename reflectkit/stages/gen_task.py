@@ -1,5 +1,5 @@
 """gen-task: questions about the files of filtered repositories, with answers and the way there, from a teacher; one file a
-repository.
+repository. For env memory: conversations with questions, generated or read from the published data.
 
 The oracle teacher needs no network. Chat teachers are asked once a file; each answer is kept in `journal.jsonl`, so that a
 killed run, or the same command again, pays for nothing twice.
@@ -14,7 +14,7 @@ from typing import Any
 from reflectkit.agents.client import Request
 from reflectkit.core.config import at_least, option
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import DataError
+from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import write_json
 from reflectkit.core.runs import Report, Table, open_run, write_permission
 from reflectkit.core.text import count_tokens, shorten
@@ -25,6 +25,7 @@ from reflectkit.data.repos import kind_of
 from reflectkit.envs.autoexplore.commands import offered, shortest_path
 from reflectkit.envs.autoexplore.repo import Repository, open_repository
 from reflectkit.stages.common import EnvConfig, explore_only
+from reflectkit.stages.gen_memory import gen_memory
 from reflectkit.stages.teaching import ORACLE, TeacherConfig, foreseen, free, settle, stop_if_spent
 
 EXAMPLES = (
@@ -32,7 +33,10 @@ EXAMPLES = (
     "reflectkit gen-task --teacher openai:gpt-4o-mini --dry-run",
     "reflectkit gen-task --teacher openai:gpt-4o-mini --max-cost-usd 2",
     "reflectkit gen-task --teacher local:qwen2.5-7b-instruct --base-url http://localhost:1234/v1",
+    "reflectkit gen-task --env memory --instances 400 --long-instances 300",
+    "reflectkit gen-task --env memory --parquet memalpha/train.parquet",
 )
+MEMORY = "memory"
 FEWEST_TOKENS, MOST_TOKENS = 50, 2000  # of an excerpt, as in the paper's pipeline
 WHOLE_TOKENS = 20_000  # of a file that the oracle reads
 TOKENS_A_QUESTION = 90  # that a teacher writes, with its answer
@@ -42,16 +46,28 @@ TOKENS_A_QUESTION = 90  # that a teacher writes, with its answer
 class Config(TeacherConfig, EnvConfig):
     """Settings of gen-task."""
 
-    env: str = option("auto_explore", help="The environment that the questions are for.")
+    env: str = option("auto_explore", help="The environment that the questions are for: auto_explore or memory.")
     repos_dir: Path | None = option(None, help="The filtered repositories; default: repos_filtered in the env's data folder.")
     max_level: int = option(2, help="Files at most so many folders deep.")
     per_file: int = option(3, help="Questions a file, at most.")
     min_tokens: int = option(FEWEST_TOKENS, help="Files with fewer tokens, about, are passed over.")
     max_tokens: int = option(MOST_TOKENS, help="Tokens, about, of the excerpt that is asked about: both ends of a longer file.")
 
+    instances: int = option(400, help="memory: conversations of 4 to 10 chunks to generate.")
+    long_instances: int = option(300, help="memory: conversations of 40 chunks to generate.")
+    parquet: tuple[Path, ...] = option((), help="memory: files in the Mem-α format to read instead (repeat the flag).")
+
     def __post_init__(self) -> None:
         EnvConfig.__post_init__(self)
         TeacherConfig.__post_init__(self)
+        for name in ("instances", "long_instances"):
+            at_least(name, getattr(self, name), 0)
+        if self.env_name == MEMORY:
+            if self.teacher != ORACLE:
+                raise ConfigError(f"--teacher {self.teacher}: conversations are generated without a teacher; leave it out")
+            if not self.parquet and self.instances + self.long_instances == 0:
+                raise ConfigError("--instances and --long-instances are both 0; generate at least one conversation")
+            return
         explore_only("gen-task", self.env)
         at_least("max_level", self.max_level, 0)
         for name in ("per_file", "min_tokens", "max_tokens"):
@@ -69,7 +85,9 @@ class _File:
 
 
 def run(config: Config, progress: Progress) -> Report:
-    """Write `tasks/<repository>.json`. Raises DataError, ApiError, BudgetSpentError."""
+    """Write `tasks/<repository>.json`, or for env memory `data.json`. Raises DataError, ApiError, BudgetSpentError."""
+    if config.env_name == MEMORY:
+        return gen_memory(config, config.instances, config.long_instances, config.parquet, progress)
     repos = config.repos_dir or config.repos_folder
     if not repos.is_dir():
         raise DataError(repos, "no such folder; run `reflectkit filter-repo` first, or give --repos-dir")

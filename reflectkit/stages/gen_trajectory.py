@@ -66,20 +66,26 @@ class Config(TeacherConfig, PlayConfig):
             check_level(self.env, self.level)
 
     @property
-    def explores(self) -> bool:
+    def from_file(self) -> bool:
         """Whether the env's problems come from a file."""
         return not hasattr(env_class(self.env), "tasks")
+
+    @property
+    def explores(self) -> bool:
+        """Whether an episode ends with the name of a file."""
+        return hasattr(env_class(self.env), "records_folder")
 
 
 def run(config: Config, progress: Progress) -> Report:
     """Write `data_reflection_negative.json`. Raises ConfigError, DataError, ApiError, BudgetSpentError."""
     known = env_class(config.env)
     level = config.level or known.levels[-1]
-    source = (config.task_file or config.folder / "data.json") if config.explores else None
+    source = (config.task_file or config.folder / "data.json") if config.from_file else None
     known_records = _problems(config, level, source)
     tasks = [record.task for record in known_records]
-    count = _count(config, level, len(tasks))
-    chosen = sorted(generator(config.seed, "chosen").sample(range(len(tasks)), count))
+    eligible = [index for index, task in enumerate(tasks) if source is None or _has_level(config, task, level)]
+    count = _count(config, level, len(eligible))
+    chosen = sorted(generator(config.seed, "chosen").sample(eligible, count))
     negatives = (2 if config.explores else 0) if config.negatives is None else config.negatives
     wanted = [("positive", 0, tasks[index]) for index in chosen]
     wanted += [("negative", number, tasks[index]) for index in chosen for number in range(negatives)]
@@ -120,14 +126,19 @@ def _problems(config: Config, level: str, source: Path | None) -> list[Record]:
     if source is None:
         return [Record(task, ()) for task in known.tasks(level)]
     records = read_records(source, config.env_name)
-    kept = [record for record in records if not hasattr(known, "at_level") or known.at_level(record.task, level) is not None]
+    kept = [record for record in records if _has_level(config, record.task, level)]
     if not kept:
         raise DataError(source, f"holds no task of level '{level}'")
-    return kept
+    return kept if config.explores else records  # a conversation of another length is for evaluation
+
+
+def _has_level(config: Config, task: Task, level: str) -> bool:
+    known = env_class(config.env)
+    return not hasattr(known, "at_level") or known.at_level(task, level) is not None
 
 
 def _count(config: Config, level: str, problems: int) -> int:
-    usual = problems if config.explores else min(DEMONSTRATIONS, problems)
+    usual = problems if config.from_file else min(DEMONSTRATIONS, problems)
     count = usual if config.demonstrations is None else config.demonstrations
     if count > problems:
         raise ConfigError(f"--demonstrations is {count}, but level '{level}' has {problems} problems")

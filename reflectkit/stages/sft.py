@@ -143,8 +143,8 @@ def _inputs(config: Config, source: Path) -> list[Path]:
 
 
 def _encode(config: Config, source: Path, rows: list[tuple[int, str, str]], player: Player) -> list[dict[str, list[int]]]:
-    """input_ids and labels of each row; the prompt is -100, unless it is learnt too. A reflection ends with the end token; a
-    label is all there is.
+    """input_ids and labels of each row; the prompt is -100, unless it is learnt too. What is written ends with the end token;
+    a label is all there is.
     """
     from reflectkit.models.tokens import completion_ids, prompt_ids
 
@@ -153,7 +153,7 @@ def _encode(config: Config, source: Path, rows: list[tuple[int, str, str]], play
     for line, prompt, completion in rows:
         before = prompt_ids(player.tokenizer, prompt)
         after = completion_ids(player.tokenizer, completion)
-        if config.role == "reflection":
+        if config.role == "reflection" or completion.strip() not in LABELS:
             after = [*after, player.tokenizer.eos_token_id]
         elif len(after) != 1:
             raise DataError(

@@ -1,0 +1,344 @@
+"""Calls of tools as text: three forms of it, read back without ever failing, and the tools described in words.
+
+"plain" is our own, for models without a chat template: one call a line, `name {"argument": value}`, or `none`. "hermes" is
+`<tool_call>` around JSON (NousResearch Hermes 2 Pro, Qwen). "llama" is bare JSON with "parameters" (Llama 3.1). What is wrong
+with a call becomes a line for the model to read, so such a line is short, has no control characters, and names the fix.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+from reflectkit.core.errors import ConfigError
+from reflectkit.core.types import ToolCall, ToolSpec, ToolUse
+
+Form = Literal["plain", "hermes", "llama"]
+PLAIN: Form = "plain"
+HERMES: Form = "hermes"
+LLAMA: Form = "llama"
+FORMS: tuple[Form, ...] = (PLAIN, HERMES, LLAMA)
+
+OPENED, CLOSED = "<tool_call>", "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"
+NO_CALLS = "none"
+PLAIN_RULES = 'Write one call a line, as name {"argument": value}. Write none to call no tool.'
+
+MAX_CALLS = 64  # read of one text, the wrong ones counted
+MAX_ERROR = 300  # characters
+MAX_DEPTH = 32  # of the arguments' nesting
+MAX_DIGITS = 30  # of an integer
+MAX_NAME = 80  # characters of a name that are looked at when it is unknown
+MAX_PROBLEMS = 20  # looked at in one call
+
+BETWEEN_LLAMA = re.compile(rf"(?:[\s;]|{re.escape(PYTHON_TAG)})*")
+NEXT_LLAMA = re.compile(rf"[;\n][ \t]{{0,8}}(?=[{{\[])|{re.escape(PYTHON_TAG)}")
+MARKS = re.compile(r"<(?=/?tool_call>|\|)")
+OPEN_ENDED = {"additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf", "if"}
+
+
+def parse(text: str, tools: Sequence[ToolSpec], form: Form) -> ToolUse:
+    """The calls in `text`, which may be anything: those that can be made, and a line about each of the others.
+
+    In the hermes form text around the calls is passed over; in the llama form a text that does not begin with JSON (or hold
+    the python tag) is words, so without calls; in the plain form every line is to be a call. What a model thought aloud
+    before (`<think>…</think>`) is passed over in all of them.
+
+    Raises
+    ------
+    ConfigError: a tool's own schema is no JSON schema.
+    """
+    readers = {PLAIN: _plain, HERMES: _hermes, LLAMA: _llama}
+    by_name = {tool.name: tool for tool in tools}
+    calls: list[ToolCall] = []
+    errors: list[str] = []
+    found = readers[form](_after_thought(text))
+    for number, piece in enumerate(itertools.islice(found, MAX_CALLS), start=1):
+        try:
+            calls.append(_call(piece, by_name))
+        except _Wrong as wrong:
+            errors.append(_error_line(f"call {number}: {wrong}"))
+    if next(found, None) is not None:
+        errors.append(f"more than {MAX_CALLS} calls at once; the rest was not read")
+    return ToolUse(text, tuple(calls), tuple(errors))
+
+
+def plain_text(calls: Sequence[ToolCall]) -> str:
+    """`calls` in the plain form."""
+    return "\n".join(f"{call.name} {_dump(call.arguments)}" for call in calls) or NO_CALLS
+
+
+def form_text(calls: Sequence[ToolCall], form: Form) -> str:
+    """`calls` as a model writes them. What would be a mark or a special token inside an argument is escaped as JSON allows."""
+    if form == PLAIN:
+        return plain_text(calls)
+    key = "arguments" if form == HERMES else "parameters"
+    bodies = [MARKS.sub(r"\\u003c", _dump({"name": call.name, key: call.arguments})) for call in calls]
+    return "\n".join(f"{OPENED}\n{body}\n{CLOSED}" for body in bodies) if form == HERMES else "; ".join(bodies)
+
+
+def tools_text(tools: Sequence[ToolSpec]) -> str:
+    """A line for each tool.
+
+    >>> tools_text([ToolSpec("add", "Adds a book.", {"properties": {"title": {"type": "string"}, "copies": {"type": "integer"}},
+    ...     "required": ["title"]})])
+    'add(title: string, copies?: integer): Adds a book.'
+    """
+    return "\n".join(_tool_line(tool) for tool in tools)
+
+
+class _Wrong(Exception):
+    """What is wrong with a call."""
+
+
+_Piece = tuple[str, object] | _Wrong
+"""A call's name and arguments as they stand in the text, or why there are none."""
+
+
+def _after_thought(text: str) -> str:
+    """`text` behind the thought that it begins with. A prompt may have opened the thought already."""
+    thought, end, rest = text.partition("</think>")
+    return rest if end and (thought.lstrip().startswith("<think>") or "{" not in thought) else text
+
+
+def _plain(text: str) -> Iterator[_Piece]:
+    if text.strip() in ("", NO_CALLS):
+        return
+    for line in filter(None, map(str.strip, text.split("\n"))):
+        name, brace, _ = line.partition("{")
+        if not brace or not name.strip():
+            yield _Wrong(f"{_quote(line)} is no call; write one call a line, as name {{…}}, or only {NO_CALLS}")
+            continue
+        try:
+            arguments, end = _decode(line, len(name))
+            if end < len(line):
+                raise _Wrong(f"{_quote(line[end:])} stands behind the arguments; write one call a line")
+            yield name.strip(), arguments
+        except _Wrong as wrong:
+            yield _Wrong(f"{_quote(name.strip())}: {wrong}")
+
+
+def _hermes(text: str) -> Iterator[_Piece]:
+    start = text.find(OPENED)
+    while start >= 0:
+        end = start = start + len(OPENED)
+        try:
+            value, end = _decode(text, start)
+            piece = _named(value)
+        except _Wrong as wrong:
+            piece = wrong
+        closed, opened = text.find(CLOSED, end), text.find(OPENED, end)
+        if closed < 0 or 0 <= opened < closed:
+            also = f", and {piece}" if isinstance(piece, _Wrong) else ""
+            piece = _Wrong(f"unclosed {OPENED}: write {CLOSED} behind the JSON{also}")
+        elif closed > end and not isinstance(piece, _Wrong):
+            piece = _Wrong(f"{_quote(text[end:closed])} stands between the JSON and {CLOSED}")
+        yield piece
+        start = opened
+
+
+def _llama(text: str) -> Iterator[_Piece]:
+    if not text.lstrip().startswith(("{", "[")):
+        text = text.partition(PYTHON_TAG)[2]
+    position = 0
+    while (position := _behind(text, position)) < len(text):
+        try:
+            value, position = _decode(text, position)
+            yield from map(_named, value if isinstance(value, list) else [value])
+        except _Wrong as wrong:
+            yield wrong
+            again = NEXT_LLAMA.search(text, position)
+            position = again.end() if again else len(text)
+
+
+def _behind(text: str, position: int) -> int:
+    """Where the next call begins."""
+    match = BETWEEN_LLAMA.match(text, position)
+    return match.end() if match else position
+
+
+def _named(value: object) -> _Piece:
+    """The name and the arguments in a call's JSON."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return _Wrong(f'{_quote(_dump(value))} is no call; expected a JSON object with the tool\'s "name" and its arguments')
+    if "arguments" not in value and "parameters" not in value:
+        return _Wrong(f"{_quote(value['name'])} is called without arguments; write an empty object where it needs none")
+    return value["name"], value["arguments"] if "arguments" in value else value["parameters"]
+
+
+def _call(piece: _Piece, by_name: dict[str, ToolSpec]) -> ToolCall:
+    """The call, checked. Raises _Wrong."""
+    if isinstance(piece, _Wrong):
+        raise piece
+    name, arguments = piece
+    if name not in by_name:
+        near = difflib.get_close_matches(name[:MAX_NAME], by_name, n=3, cutoff=0.5)
+        advice = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(by_name) or 'none'}"
+        raise _Wrong(f"no tool named {_quote(name)}; {advice}")
+    if not isinstance(arguments, dict):
+        raise _Wrong(f"{name}: expected the arguments as a JSON object, found {_found(arguments)}")
+    problems = _problems(by_name[name], arguments)
+    if problems:
+        raise _Wrong(f"{name}: {'; '.join(problems)}")
+    return ToolCall(name, arguments)
+
+
+def _problems(tool: ToolSpec, arguments: dict[str, Any]) -> list[str]:
+    """What `tool`'s schema has against `arguments`. References are followed within the schema only, never to the network."""
+    from referencing.exceptions import Unresolvable
+
+    try:
+        wrong = list(itertools.islice(_validator(tool.name, _dump(tool.parameters)).iter_errors(arguments), MAX_PROBLEMS))
+    except Unresolvable as error:
+        return [f"its schema refers to {_quote(str(error.ref))}, which is not in it"]
+    except RecursionError:
+        return ["its schema refers to itself without an end"]
+    return list(dict.fromkeys(map(_problem, wrong)))
+
+
+@lru_cache(maxsize=1024)
+def _validator(name: str, schema_json: str) -> Any:
+    """The checker of a tool's arguments. A schema that does not speak of further arguments allows none."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError
+    from referencing import Registry
+
+    schema = json.loads(schema_json)
+    schema = {"type": "object"} | ({} if OPEN_ENDED & set(schema) else {"additionalProperties": False}) | schema
+    schema.pop("$schema", None)
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        raise ConfigError(f"tool {name!r}: its parameters are no JSON schema: {_error_line(error.message)}") from None
+    return Draft202012Validator(schema, registry=Registry())
+
+
+def _problem(error: Any) -> str:
+    """One finding of jsonschema in our words: which argument, and what is expected."""
+    path = [str(part) for part in error.absolute_path]
+    place = f"argument {_quote('.'.join(path))}" if path else "the arguments"
+    properties = error.schema.get("properties", {}) if isinstance(error.schema, dict) else {}
+    if error.validator == "required":
+        missing = [name for name in error.validator_value if name not in error.instance]
+        named = [f"{_quote('.'.join([*path, name]))} ({_type_text(properties.get(name))})" for name in missing]
+        return f"missing argument {', '.join(named)}"
+    if error.validator == "additionalProperties" and error.validator_value is False and "patternProperties" not in error.schema:
+        extra = [_quote(".".join([*path, name])) for name in error.instance if name not in properties]
+        return f"unknown argument {', '.join(extra[:MAX_PROBLEMS])}; expected {', '.join(properties) or 'none'}"
+    if error.validator in ("type", "enum", "const"):
+        return f"{place}: expected {_type_text({error.validator: error.validator_value})}, found {_found(error.instance)}"
+    return f"{place}: {error.message[:MAX_ERROR]}"
+
+
+def _decode(text: str, start: int) -> tuple[Any, int]:
+    """(the JSON value at `start`, where what follows it begins). Raises _Wrong."""
+    while start < len(text) and text[start].isspace():
+        start += 1
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+        if _too_deep(value):
+            raise _Wrong(f"the JSON is nested more than {MAX_DEPTH} deep")
+        _dump(value).encode()
+    except json.JSONDecodeError as error:
+        line, column = (
+            text.count("\n", start, error.pos) + 1,
+            error.pos - max(start, text.rfind("\n", start, error.pos) + 1) + 1,
+        )
+        raise _Wrong(
+            f"invalid JSON at its line {line}, column {column}: {error.msg}; near {_quote(text[error.pos :])}"
+        ) from None
+    except RecursionError:
+        raise _Wrong(f"the JSON is nested more than {MAX_DEPTH} deep") from None
+    except UnicodeEncodeError:
+        raise _Wrong("the JSON holds half of a surrogate pair (\\ud800 to \\udfff), which is no character") from None
+    while end < len(text) and text[end].isspace():
+        end += 1
+    return value, end
+
+
+def _too_deep(value: object) -> bool:
+    """Whether lists and objects are nested in `value` more than MAX_DEPTH deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner = [list(item.values()) if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = list(itertools.chain.from_iterable(inner))
+    return bool(level)
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise _Wrong(f"invalid JSON: an integer of {len(digits)} digits; at most {MAX_DIGITS} are read")
+    return int(digits)
+
+
+def _number(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise _Wrong(f"invalid JSON: the number {_quote(digits)} is too large")
+    return value
+
+
+def _constant(name: str) -> float:
+    raise _Wrong(f"invalid JSON: {name} is no number")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _Wrong(f"invalid JSON: the key {_quote(key)} stands in one object twice")
+        found[key] = value
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant)
+
+
+def _tool_line(tool: ToolSpec) -> str:
+    required = tool.parameters.get("required", [])
+    arguments = [
+        f"{name}{'' if name in required else '?'}: {_type_text(schema)}"
+        for name, schema in tool.parameters.get("properties", {}).items()
+    ]
+    return f"{tool.name}({', '.join(arguments)}): {' '.join(tool.description.split())}".rstrip(": ")
+
+
+def _type_text(schema: Any) -> str:
+    """What a JSON schema allows, in short."""
+    if not isinstance(schema, dict):
+        return "any"
+    if "enum" in schema or "const" in schema:
+        return " | ".join(_dump(value) for value in schema.get("enum", [schema.get("const")]))
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            return " | ".join(map(_type_text, schema[key]))
+    kinds = schema.get("type", "any")
+    if kinds == "array" and "items" in schema:
+        return f"array of {_type_text(schema['items'])}"
+    return kinds if isinstance(kinds, str) else " | ".join(kinds)
+
+
+def _found(value: object) -> str:
+    """A JSON value, and of which type it is."""
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return "null" if value is None else f"{names[type(value)]} {_quote(_dump(value), mark='')}"
+
+
+def _quote(text: str, mark: str = "'", limit: int = 60) -> str:
+    short = text if len(text) <= limit else text[: limit - 1] + "…"
+    return f"{mark}{short}{mark}"
+
+
+def _error_line(text: str) -> str:
+    """`text` on one line of at most MAX_ERROR characters, all of them printable."""
+    short = text if len(text) <= MAX_ERROR else text[: MAX_ERROR - 1] + "…"
+    return "".join(character if character.isprintable() else " " for character in short)
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,1 @@
+"""Memory construction, after Mem-α (arXiv 2509.25911)."""

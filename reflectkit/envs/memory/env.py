@@ -1,0 +1,304 @@
+"""Memory: read a long conversation chunk by chunk and keep what will be asked, by calls of tools.
+
+Observation
+    The core memory, the items of both lists that are most recent and most related to the chunk, and the chunk.
+Tools
+    `new_memory_insert`, `memory_update`, `memory_delete`; any number of calls a chunk.
+Reward
+    A chunk's own: r2 (share of its calls that were done) + γ r4 (share of its changes that are right). With the last chunk
+    comes what all share: r1 (mean score of the answers that a frozen reader gives from the final memory) + β r3 (1 less
+    the memory's share of what was read); `info["shared_reward"]` says how much that is.
+Episode end
+    After the last chunk. Success: every question answered in full.
+Source
+    Mem-α (arXiv 2509.25911). Departs from its code: r4 is judged by the chunk, deletions by whether what they removed was stale,
+    deleting an unknown id is a failure, and a duplicate neither that nor a success.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from reflectkit.core.errors import DataError, IllegalActionError
+from reflectkit.core.protocols import StepResult
+from reflectkit.core.text import count_tokens
+from reflectkit.core.tools import PLAIN, parse, plain_text
+from reflectkit.core.types import Message, Observation, Task, ToolCall, ToolUse
+from reflectkit.envs.memory import rewards
+from reflectkit.envs.memory.facts import Fact, Known, as_facts
+from reflectkit.envs.memory.reader import SENTENCES, Extractive, Reader, as_question, score
+from reflectkit.envs.memory.retrieval import related
+from reflectkit.envs.memory.store import CORE, EPISODIC, LISTS, SEMANTIC, Item, Store
+from reflectkit.envs.memory.tools import DELETE, INSERT, TOOLS, UPDATE, apply
+
+RETRIEVED = 20  # items of each list that the reader may see, as in the paper
+READER_TOKENS = 2048  # that the reader sees of them
+LONGEST_SHORT = 10  # chunks of a short conversation
+HEADS = {SEMANTIC: "Semantic memory:", EPISODIC: "Episodic memory:"}
+BASELINES = ("keep-everything", "most-recent", "rag")
+RECENT_CHUNKS = 3  # that `most-recent` keeps
+RAG_CHUNKS = 2  # that `rag` shows the reader
+
+
+class Memory:
+    """See the module's text for the rules.
+
+    reader: who answers. recent, related: items shown of each list. beta, content_weight: β and γ of the reward.
+    """
+
+    name: ClassVar[str] = "memory"
+    levels: ClassVar[tuple[str, ...]] = ("short", "long")
+    horizons: ClassVar[dict[str, int]] = {"short": LONGEST_SHORT, "long": 1000}
+    settings: ClassVar[tuple[str, ...]] = ("reader", "recent", "related", "compression_weight", "content_weight")
+    baselines: ClassVar[tuple[str, ...]] = BASELINES
+    noise: ClassVar[float] = 0.1
+
+    def __init__(
+        self,
+        reader: Reader | None = None,
+        recent: int = 5,
+        related: int = 5,
+        compression_weight: float = 0.05,
+        content_weight: float = 0.1,
+    ) -> None:
+        self.reader: Reader = reader or Extractive()
+        self.recent, self.related = recent, related
+        self.compression_weight, self.content_weight = compression_weight, content_weight
+        self._over = True
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Begin `task`. Raises DataError for another env's task, a level or data that this env does not know."""
+        if task.env != self.name:
+            raise DataError(task.id, f"is a task of env '{task.env}', not of '{self.name}'")
+        if task.level not in self.levels:
+            raise DataError(task.id, f"level {task.level!r} is none of {', '.join(self.levels)}", field="level")
+        self._chunks = _texts(task)
+        try:
+            self._questions = [as_question(value) for value in _list(task, "questions")]
+            facts = as_facts(task.data.get("facts"), len(self._chunks))
+        except ValueError as error:
+            raise DataError(task.id, str(error), field="data") from None
+        self._facts = facts or [[] for _ in self._chunks]
+        self._known = Known(complete=facts is not None)
+        self.store = Store()
+        self._at, self._over, self._note, self._retrieved = 0, False, "", RETRIEVED
+        self._told: tuple[str, ...] = ()
+        return self._observe()
+
+    def step(self, action: int | str | ToolUse) -> StepResult:
+        """Make the calls, in their order, and go on to the next chunk. Text is taken for calls in the plain form.
+
+        Raises
+        ------
+        IllegalActionError: a choice, or the episode is over. EnvironmentFailure: the reader cannot be asked.
+        """
+        if self._over:
+            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
+        if isinstance(action, str):
+            action = parse(action, TOOLS, PLAIN)
+        if not isinstance(action, ToolUse):
+            raise IllegalActionError(f"{self.name}: no action {action!r}; it takes calls of its tools")
+        chunk, facts = self._chunks[self._at], self._facts[self._at]
+        self._note = self._judged(action)
+        outcomes = [apply(self.store, call, self._at) for call in action.calls]
+        self._known.learn(facts)
+        self._told = (*action.errors, *(outcome.said for outcome in outcomes if not outcome.ok))
+        done = rewards.calls_done(outcomes, len(action.errors))
+        right = rewards.content(outcomes, chunk, facts, self._known)
+        figures = {"tool_success": done, "content": right, "calls": float(len(outcomes) + len(action.errors))}
+        info: dict[str, Any] = {"figures": figures, "said": [outcome.said for outcome in outcomes] + list(action.errors)}
+        reward = done + self.content_weight * right
+        self._at += 1
+        if self._at < len(self._chunks):
+            return StepResult(self._observe(), reward, False, info=info)
+        self._over = True
+        accuracy, answers = self._answered()
+        read = sum(map(count_tokens, self._chunks))
+        kept = rewards.compression(self.store.tokens, read)
+        shared = accuracy + self.compression_weight * kept
+        figures |= {"accuracy": accuracy, "compression": kept, "memory_tokens": float(self.store.tokens)}
+        info |= {"shared_reward": shared, "success": accuracy == 1.0, "answers": answers}
+        info["memory"] = {"core": self.store.core, "items": [[item.id, item.text] for item in self.store.items.values()]}
+        return StepResult(self._observe(), reward + shared, True, info=info)
+
+    @classmethod
+    def at_level(cls, task: Task, level: str) -> Task | None:
+        """A conversation has the length that it has."""
+        return task if task.level == level else None
+
+    def oracle(self) -> ToolUse:
+        """What a perfect keeper would do, who sees only the prompt: what is new inserted, what has changed updated, what is to
+        be forgotten or stands there twice deleted.
+        """
+        return _use(self._calls())
+
+    def mistakes(self) -> list[ToolUse]:
+        """A changed fact inserted beside the old one, instead of updated."""
+        calls = self._calls()
+        wrong = []
+        for index, call in enumerate(calls):
+            if call.name == UPDATE and call.arguments["memory_type"] in LISTS:
+                insert = _insert(call.arguments["memory_type"], call.arguments["new_content"])
+                wrong.append(_use([*calls[:index], insert, *calls[index + 1 :]]))
+        return wrong if self._at + 1 < len(self._chunks) else []
+
+    def note(self) -> str:
+        """How the last chunk's calls are to be marked: "" at the start, "good", or "mistake" where they lack one of the oracle's."""
+        return self._note
+
+    def reflection(self, generator: random.Random) -> str:
+        """What is new, has changed or is to be forgotten, and where it stands."""
+        parts = []
+        shown = {item.id: item for item in self._shown()}
+        for item, newer in self._doubles():
+            parts.append(f"{item.id} is older than {newer.id}.")
+        for fact in self._news():
+            held = _held(fact, shown.values())
+            if fact.kind == CORE:
+                parts.append(f"{fact.key} is for the core.")
+            elif not fact.text:
+                parts.append(f"Forget {fact.key}" + (f", {held.id}." if held else "."))
+            elif held:
+                parts.append(f"{fact.key} changed, {held.id}.")
+            else:
+                parts.append(f"{fact.key} is {generator.choice(('new', 'new here'))}.")
+        return " ".join(parts) or generator.choice(("Nothing to keep.", "Nothing here is worth keeping."))
+
+    def baseline(self, name: str) -> ToolUse:
+        """What the keeper called `name` does: it keeps the chunks' own words.
+
+        keep-everything: each sentence an item; most-recent: the same, of the last three chunks; rag: whole chunks, of which the
+        reader gets the two that are most related to a question.
+        """
+        chunk = " ".join(self._chunks[self._at].split())
+        if name == "rag":
+            self._retrieved = RAG_CHUNKS
+            return _use([_insert(EPISODIC, chunk)])
+        old = self.store.items.values() if name == "most-recent" else ()
+        gone = [
+            ToolCall(DELETE, {"memory_type": item.kind, "memory_id": item.id})
+            for item in old
+            if item.chunk <= self._at - RECENT_CHUNKS
+        ]
+        return _use([*gone, *(_insert(EPISODIC, part) for part in SENTENCES.split(chunk) if part)])
+
+    def _observe(self) -> Observation:
+        over = self._at >= len(self._chunks)
+        shown = [] if over else self._shown()
+        lines = [*(f"Not done: {said}" for said in self._told), f"Core memory: {self.store.core or 'empty'}"]
+        for kind in LISTS:
+            held = [f" {item.id} {item.text}" for item in shown if item.kind == kind]
+            lines += [HEADS[kind], *held] if held else [f"{HEADS[kind]} empty"]
+        lines += ["The conversation is over."] if over else ["Conversation:", self._chunks[self._at]]
+        return Observation((Message("user", "\n".join(lines)),), tools=TOOLS)
+
+    def _shown(self) -> list[Item]:
+        """The items that the agent sees, in their order."""
+        shown: set[str] = set()
+        for kind in LISTS:
+            items = self.store.listed(kind)
+            near = related([item.text for item in items], self._chunks[self._at], self.related)
+            shown |= {items[index].id for index in near} | {item.id for item in items[len(items) - self.recent :]}
+        return [item for item in self.store.items.values() if item.id in shown]
+
+    def _news(self) -> list[Fact]:
+        """The chunk's facts as they stand at its end, those that were valid before left out."""
+        last = {fact.key: fact for fact in self._facts[self._at]}
+        held = self._known.facts
+        return [fact for key, fact in last.items() if (held.get(key) != fact if fact.text else key in held)]
+
+    def _doubles(self) -> list[tuple[Item, Item]]:
+        """Shown items that a later shown one about the same replaces, each with that one."""
+        shown = [item for item in self._shown() if item.kind == SEMANTIC]
+        key = {item.id: item.text.rpartition(" is ")[0] for item in shown}
+        pairs = []
+        for index, item in enumerate(shown):
+            newer = next((other for other in shown[index + 1 :] if key[item.id] and key[other.id] == key[item.id]), None)
+            if newer is not None:
+                pairs.append((item, newer))
+        return pairs
+
+    def _calls(self) -> list[ToolCall]:
+        if not self._known.complete:
+            raise DataError(self.name, "the facts of these conversations are not known, so there is no oracle")
+        doubles = self._doubles()
+        calls = [ToolCall(DELETE, {"memory_type": item.kind, "memory_id": item.id}) for item, _ in doubles]
+        gone = {item.id for item, _ in doubles}
+        shown = [item for item in self._shown() if item.id not in gone]
+        news = self._news()
+        if any(fact.kind == CORE for fact in news):
+            after = Known(dict(self._known.facts))
+            after.learn(news)
+            calls.append(ToolCall(UPDATE, {"memory_type": CORE, "new_content": after.core()}))
+        for fact in (fact for fact in news if fact.kind != CORE):
+            held = _held(fact, shown)
+            if held and fact.text:
+                arguments = {"memory_type": fact.kind, "memory_id": held.id, "new_content": fact.text}
+                calls.append(ToolCall(UPDATE, arguments))
+            elif held:
+                calls.append(ToolCall(DELETE, {"memory_type": fact.kind, "memory_id": held.id}))
+            elif fact.text:
+                calls.append(_insert(fact.kind, fact.text))
+        return calls
+
+    def _judged(self, action: ToolUse) -> str:
+        if not self._known.complete:
+            return "good"
+        made = list(action.calls)
+        return "good" if all(call in made for call in self._calls()) and not action.errors else "mistake"
+
+    def _answered(self) -> tuple[float, list[str]]:
+        """The mean score of the answers, and the answers."""
+        asked = [question.question for question in self._questions]
+        answers = self.reader.answer(asked, [self._found(question) for question in asked])
+        scores = [score(question, answer) for question, answer in zip(self._questions, answers, strict=True)]
+        return sum(scores) / len(scores), answers
+
+    def _found(self, question: str) -> list[str]:
+        """What the reader sees: the core, and of each list what is most related, within its budget."""
+        found = [self.store.core] if self.store.core else []
+        room = READER_TOKENS - sum(map(count_tokens, found))
+        for kind in LISTS:
+            texts = [item.text for item in self.store.listed(kind)]
+            for index in related(texts, question, self._retrieved):
+                room -= count_tokens(texts[index])
+                if room < 0:
+                    return found
+                found.append(texts[index])
+        return found
+
+
+def _use(calls: Sequence[ToolCall]) -> ToolUse:
+    return ToolUse(plain_text(calls), tuple(calls))
+
+
+def _insert(kind: str, content: str) -> ToolCall:
+    return ToolCall(INSERT, {"memory_type": kind, "content": content})
+
+
+def _held(fact: Fact, items: Any) -> Item | None:
+    """The latest of `items` that is about the same as `fact`."""
+    return next(
+        (item for item in reversed(list(items)) if item.kind == fact.kind and item.text.startswith(fact.key + " ")), None
+    )
+
+
+def _list(task: Task, field: str) -> list[Any]:
+    value = task.data.get(field)
+    if not isinstance(value, list) or not value:
+        raise DataError(task.id, f"expected a list that is not empty, found {value!r:.60}", field=f"data.{field}")
+    return value
+
+
+def _texts(task: Task) -> list[str]:
+    chunks = _list(task, "chunks")
+    if not all(isinstance(chunk, str) and chunk.strip() for chunk in chunks):
+        raise DataError(task.id, "expected texts that are not empty", field="data.chunks")
+    return chunks
+
+
+def level_of(chunks: Sequence[str]) -> str:
+    """The level of a conversation of these chunks."""
+    return "short" if len(chunks) <= LONGEST_SHORT else "long"

@@ -1,0 +1,154 @@
+"""Conversations of our own: facts about people that are stated, changed, corrected and forgotten, events, and small talk.
+
+A conversation is a function of its seed. Its questions need the latest value; what was to be forgotten is "unknown".
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from reflectkit.core.seeding import generator
+from reflectkit.core.types import Task
+from reflectkit.envs.memory.facts import Fact
+from reflectkit.envs.memory.reader import UNKNOWN
+from reflectkit.envs.memory.store import CORE, EPISODIC, SEMANTIC
+
+PEOPLE = tuple(
+    "Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karin Leo Marta Nils Olga Paul Rosa Simon Tilda Viktor".split()
+)
+VALUES = {
+    "city": tuple("Rome Oslo Paris Vienna Lisbon Madrid Dublin Prague Athens Berlin Geneva Krakow".split()),
+    "job": tuple("baker nurse pilot teacher lawyer farmer painter waiter plumber dentist sailor tailor".split()),
+    "pet": tuple("cat dog parrot rabbit hamster turtle goldfish pony canary lizard".split()),
+    "dish": tuple("soup pizza curry salad pancakes risotto noodles stew dumplings lasagna".split()),
+    "sport": tuple("tennis chess rowing hockey boxing cycling sailing archery judo fencing".split()),
+    "color": tuple("red blue green yellow purple orange black white brown silver".split()),
+}
+DAYS = tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split())
+EVENTS = (
+    "visited the museum", "bought a piano", "painted the fence", "missed the train", "cooked for friends", "lost a wallet",
+    "planted a tree", "repaired the roof", "saw a concert", "climbed the tower", "sold the boat", "met the mayor",
+)  # fmt: skip
+SMALL_TALK = (
+    "The bus was late again.", "It rained all morning.", "I could not sleep well.", "The coffee is too strong here.",
+    "My neighbour is loud today.", "We should talk more often.", "The news was boring.", "Lunch was fine.",
+    "I am a bit tired.", "The lift is broken again.", "What a long week!", "The garden looks nice.",
+)  # fmt: skip
+NEW = (
+    "{key} is {value}.",
+    "By the way, {key} is {value}.",
+    "I heard that {key} is {value}.",
+    "Did you know that {key} is {value}?",
+)
+CHANGED = ("{key} is {value} now.", "Things changed, {key} is {value} now.", "From today on {key} is {value}.")
+CORRECTED = ("{key} is {wrong}. No, sorry, {key} is {value}.", "I thought {key} is {wrong}. In truth {key} is {value}.")
+FORGET = ("Please forget {key}.", "Do not remember {key} any more.")
+HAPPENED = ("{person} {event} on {day}.", "On {day} {person} {event}.")
+SHARES = (("new", 5), ("changed", 3), ("corrected", 1), ("forget", 1), ("event", 2), ("self", 1))
+OWN = {"name": PEOPLE, "job": VALUES["job"], "city": VALUES["city"]}
+PEOPLE_EACH = 4
+MOST_QUESTIONS = 8
+SHORT, LONG = (4, 10), 40
+
+
+def conversation(number: int, chunks: int, level: str, seed: int) -> Task:
+    """Conversation `number` of `chunks` chunks. Same arguments, same conversation."""
+    chance = generator(seed, "conversation", level, number)
+    world = _World(chance)
+    texts, facts = [], []
+    for _ in range(chunks):
+        sentences, said = [], []
+        for _ in range(chance.choice((1, 2, 2))):
+            sentence, fact = world.happens()
+            if sentence:
+                sentences.append(sentence)
+                said.append(fact)
+        for _ in range(chance.choice((0, 1, 1))):
+            sentences.insert(chance.randrange(len(sentences) + 1), chance.choice(SMALL_TALK))
+        texts.append(" ".join(sentences) or chance.choice(SMALL_TALK))
+        facts.append([{"kind": fact.kind, "key": fact.key, "text": fact.text} for fact in said])
+    data: dict[str, Any] = {"chunks": texts, "questions": world.questions(), "facts": facts, "source": "generated"}
+    name = f"memory-{level}-{seed}-{number}"
+    return Task(name, "memory", level, name, data)
+
+
+class _World:
+    """What is so, and what was said of it."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.people = chance.sample(PEOPLE, PEOPLE_EACH)
+        self.values: dict[str, tuple[str, str]] = {}  # key → (attribute, value)
+        self.forgotten: list[str] = []
+        self.events: dict[tuple[str, str], str] = {}
+        self.own: dict[str, str] = {}
+
+    def happens(self) -> tuple[str, Fact]:
+        """A sentence, and its fact; an empty one where there was nothing more to say of that kind."""
+        kinds, shares = zip(*SHARES, strict=True)
+        kind = self.chance.choices(kinds, shares)[0]
+        if kind == "event":
+            return self._event()
+        if kind == "self":
+            return self._self()
+        if kind in ("changed", "forget") and self.values:
+            return self._changed(kind)
+        return self._stated(kind == "corrected")
+
+    def questions(self) -> list[dict[str, str]]:
+        """Up to eight, on what is valid at the end or was to be forgotten; each can be asked of anyone who kept all."""
+        asked = [_question(f"What is {key}?", value) for key, (_, value) in self.values.items()]
+        asked += [_question(f"What did {person} do on {day}?", event) for (person, day), event in self.events.items()]
+        asked += [_question(f"What is the user's {name}?", value) for name, value in self.own.items()]
+        gone = [_question(f"What is {key}?", UNKNOWN) for key in self.forgotten if key not in self.values]
+        self.chance.shuffle(asked)
+        asked = [*gone[:2], *asked][:MOST_QUESTIONS]
+        return asked or [_question(f"What is {self.people[0]}'s city?", UNKNOWN)]
+
+    def _stated(self, corrected: bool) -> tuple[str, Fact]:
+        fresh = [(f"{person}'s {name}", name) for person in self.people for name in VALUES]
+        fresh = [(key, name) for key, name in fresh if key not in self.values]
+        if not fresh:
+            return self._changed("changed")
+        key, name = self.chance.choice(fresh)
+        value, wrong = self.chance.sample(VALUES[name], 2)
+        return self._set(key, name, value, self.chance.choice(CORRECTED if corrected else NEW), wrong)
+
+    def _changed(self, kind: str) -> tuple[str, Fact]:
+        key = self.chance.choice(list(self.values))
+        name, old = self.values[key]
+        if kind == "forget":
+            del self.values[key]
+            self.forgotten.append(key)
+            return self.chance.choice(FORGET).format(key=key), Fact(SEMANTIC, key, "")
+        value = self.chance.choice([other for other in VALUES[name] if other != old])
+        return self._set(key, name, value, self.chance.choice(CHANGED))
+
+    def _set(self, key: str, name: str, value: str, wording: str, wrong: str = "") -> tuple[str, Fact]:
+        self.values[key] = (name, value)
+        return _capital(wording.format(key=key, value=value, wrong=wrong)), Fact(SEMANTIC, key, f"{key} is {value}")
+
+    def _event(self) -> tuple[str, Fact]:
+        person, day = self.chance.choice(self.people), self.chance.choice(DAYS)
+        if (person, day) in self.events:
+            return "", Fact(EPISODIC, "", "")
+        event = self.events[person, day] = self.chance.choice(EVENTS)
+        text = f"{person} {event} on {day}"
+        return self.chance.choice(HAPPENED).format(person=person, event=event, day=day), Fact(EPISODIC, text, text)
+
+    def _self(self) -> tuple[str, Fact]:
+        left = [name for name in OWN if name not in self.own]
+        if not left:
+            return "", Fact(CORE, "", "")
+        name = self.chance.choice(left)
+        value = self.own[name] = self.chance.choice(OWN[name])
+        return f"My {name} is {value}.", Fact(CORE, f"The user's {name}", f"The user's {name} is {value}")
+
+
+def _question(question: str, answer: str) -> dict[str, str]:
+    return {"question": question, "answer": answer, "kind": "contain"}
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

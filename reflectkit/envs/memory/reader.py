@@ -1,0 +1,96 @@
+"""Who answers from the memory alone, frozen: the offline reader, which points at a sentence, and how answers are scored."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from reflectkit.core.text import keywords
+
+UNKNOWN = "unknown"
+ENOUGH = 0.6  # share of a question's words that a sentence must hold to be an answer
+SENTENCES = re.compile(r"(?<=[.!?])\s+")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """question, answer: texts. kind: how an answer is scored, one of `contain`, `exact`, `keywords`."""
+
+    question: str
+    answer: str
+    kind: str = "contain"
+
+
+class Reader(Protocol):
+    """Answers questions from memories."""
+
+    def answer(self, questions: Sequence[str], memories: Sequence[Sequence[str]]) -> list[str]:
+        """An answer for each question, from the texts found for it, best first.
+
+        Raises EnvironmentFailure where it cannot be asked.
+        """
+        ...
+
+
+class Extractive:
+    """Points at the sentence with the largest share of the question's words, or says "unknown" where none has enough.
+
+    Equals are decided by a hash of question and sentence: it knows nothing of time, so neither what is old nor what is new has
+    the better chance.
+    """
+
+    def answer(self, questions: Sequence[str], memories: Sequence[Sequence[str]]) -> list[str]:
+        """See `Reader`."""
+        return [self._one(question, texts) for question, texts in zip(questions, memories, strict=True)]
+
+    def _one(self, question: str, texts: Sequence[str]) -> str:
+        asked = set(keywords(question))
+        best, answer = (ENOUGH, ""), UNKNOWN
+        for sentence in dict.fromkeys(part for text in texts for part in SENTENCES.split(text)):
+            share = len(asked.intersection(keywords(sentence))) / max(1, len(asked))
+            rank = (share, hashlib.blake2b(f"{question}\0{sentence}".encode("utf-8", "surrogateescape")).hexdigest())
+            if rank > best:
+                best, answer = rank, sentence
+        return answer
+
+
+def score(question: Question, answer: str) -> float:
+    """0 … 1. contain: the right answer stands in `answer`; exact: it is it; keywords: the share of its parts that stand in it."""
+    said, right = _plain(answer), _plain(question.answer)
+    if question.kind == "exact":
+        return float(said.strip(" .\"'") == right.strip(" .\"'"))
+    if question.kind == "keywords":
+        parts = [part.strip() for part in re.split(r"[;,]", right) if part.strip()]
+        return sum(_within(part, said) for part in parts) / max(1, len(parts))
+    return float(_within(right, said))
+
+
+def kind_of(source: str, answer: str) -> str:
+    """How the published data's questions are scored, by their source."""
+    if source.startswith(("pubmed", "icl", "nlu", "trec")) or answer.strip().isdigit():
+        return "exact"
+    if source.startswith(("booksum", "infbench")) or (source.startswith("perltqa") and ";" in answer):
+        return "keywords"
+    return "contain"
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+def _within(part: str, text: str) -> bool:
+    """Whether `part` stands in `text` as whole words."""
+    return bool(part) and re.search(rf"(?<!\w){re.escape(part)}(?!\w)", text) is not None
+
+
+def as_question(value: Any) -> Question:
+    """A question of a task's data. Raises ValueError."""
+    if not isinstance(value, dict) or not all(isinstance(value.get(name), str) for name in ("question", "answer")):
+        raise ValueError("a question needs the texts 'question' and 'answer'")
+    kind = value.get("kind", "contain")
+    if kind not in ("contain", "exact", "keywords"):
+        raise ValueError(f"a question's kind is contain, exact or keywords, found {kind!r}")
+    return Question(value["question"], value["answer"], kind)

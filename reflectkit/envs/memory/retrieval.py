@@ -1,0 +1,38 @@
+"""BM25 over texts (the bm25s package): what a chunk or a question is most related to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from reflectkit.core.text import words
+
+
+def related(texts: Sequence[str], query: str, most: int) -> list[int]:
+    """Indices of the up to `most` texts that share a word with `query`, best first; equals in their order.
+
+    Robertson and Zaragoza 2009, with Lucene's idf, k1 1.5 and b 0.75.
+    """
+    if not texts or most <= 0:
+        return []
+    asked = words(query)
+    if not asked:
+        return []
+    scores = _index(tuple(texts)).get_scores(asked) if any(map(_cut, texts)) else []
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    return [index for index in order[:most] if scores[index] > 0]
+
+
+@lru_cache(maxsize=512)
+def _index(texts: tuple[str, ...]) -> Any:
+    import bm25s
+
+    index = bm25s.BM25()
+    index.index([list(_cut(text)) for text in texts], show_progress=False)
+    return index
+
+
+@lru_cache(maxsize=100_000)
+def _cut(text: str) -> tuple[str, ...]:
+    return tuple(words(text))

@@ -1,0 +1,80 @@
+"""The tools by which the memory is kept, and what a call of one led to. An agent's call never raises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from reflectkit.core.types import ToolCall, ToolSpec
+from reflectkit.envs.memory.store import CORE, EPISODIC, LISTS, SEMANTIC, RefusedError, Store
+
+INSERT, UPDATE, DELETE = "new_memory_insert", "memory_update", "memory_delete"
+ID = {"type": "string", "description": "of the item, as shown; not for core_memory"}
+
+
+def _object(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+TOOLS = (
+    ToolSpec(
+        INSERT,
+        "add an item",
+        _object(
+            ["memory_type", "content"],
+            memory_type={"type": "string", "enum": [SEMANTIC, EPISODIC]},
+            content={"type": "string"},
+        ),
+    ),
+    ToolSpec(
+        UPDATE,
+        "replace an item, or the whole core",
+        _object(
+            ["memory_type", "new_content"],
+            memory_type={"type": "string", "enum": [CORE, SEMANTIC, EPISODIC]},
+            new_content={"type": "string"},
+            memory_id=ID,
+        ),
+    ),
+    ToolSpec(
+        DELETE,
+        "remove an item, or the whole core",
+        _object(["memory_type"], memory_type={"type": "string", "enum": [CORE, SEMANTIC, EPISODIC]}, memory_id=ID),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a call led to. call: the call. ok: whether it was done. said: for the agent. counts: whether it is a success or a
+    failure; an exact duplicate is refused, and is neither. written, removed: texts.
+    """
+
+    call: ToolCall
+    ok: bool
+    said: str
+    counts: bool = True
+    written: str = ""
+    removed: str = ""
+
+
+def apply(store: Store, call: ToolCall, chunk: int) -> Outcome:
+    """Make `call`, whose arguments fit its schema, at chunk number `chunk`."""
+    kind = call.arguments["memory_type"]
+    item_id = call.arguments.get("memory_id")
+    try:
+        if call.name == INSERT:
+            content = " ".join(call.arguments["content"].split())
+            if kind in LISTS and (same := store.find(kind, content)) is not None:
+                return Outcome(call, False, f"{kind} says that already, as {same.id}", counts=False)
+            item = store.insert(kind, content, chunk)
+            return Outcome(call, True, f"{item.id} added", written=item.text)
+        if call.name == UPDATE:
+            before = store.core if kind == CORE else getattr(store.items.get(item_id or ""), "text", "")
+            changed = store.update(kind, call.arguments["new_content"], item_id, chunk)
+            return Outcome(
+                call, True, f"{kind} updated", written=store.core if changed is None else changed.text, removed=before
+            )
+        return Outcome(call, True, f"{kind} deleted from", removed=store.delete(kind, item_id))
+    except RefusedError as error:
+        return Outcome(call, False, str(error))

@@ -1,0 +1,203 @@
+"""A conversation with tools as a tokenizer's chat template writes it, and the exact tokens of a conversation that goes on.
+
+Contents are data. Whatever a template or a vocabulary reads as a mark (`<|im_end|>`, `[INST]`, `</tool_call>`, …) gets a
+zero-width space behind its first character where it stands in a message or a tool's description: it looks the same, and is no
+mark. Templates trim, split and JSON-escape contents, so this is done before them. What the assistant wrote keeps the marks of
+calls and thoughts only, and is put as it was written, whatever the template would make of calls.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from reflectkit.core.errors import CheckpointError
+from reflectkit.core.prompts import REFLECTION_MARKER, action_completion, one_line, policy_prompt
+from reflectkit.core.tools import CLOSED, HERMES, LLAMA, OPENED, PLAIN, PLAIN_RULES, PYTHON_TAG, Form, form_text, tools_text
+from reflectkit.core.types import Message, Observation, ToolSpec, ToolUse
+from reflectkit.models.tokens import prompt_ids
+
+MEMO_LIMIT = 4096  # conversations; the oldest go first
+UNSEEN = "\u200b"  # zero-width space
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
+THOUGHT = ("<think>", "</think>")
+LITERAL_MARK = re.compile(r"<[^<>\s'\"{}]{1,40}>|\[/?[A-Z_]{2,40}\]")
+PROBE = ToolSpec("probe_tool", "Probes.", {"type": "object", "properties": {}})
+DATE = "26 Jul 2024"  # Llama 3 writes today's date otherwise; this is its own default
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Dialogue:
+    """How observations are put to `tokenizer`.
+
+    form: of the calls, see `core/tools.py`: what the template teaches; "plain" where it knows no tools, or another form.
+    stop_ids: an answer ends with any of these.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.template = bool(tokenizer.chat_template)
+        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        ends = [tokenizer.convert_tokens_to_ids(end) for end in TURN_ENDS if end in special]
+        self.stop_ids = frozenset(stop for stop in (tokenizer.eos_token_id, *ends) if stop is not None)
+        marks = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens, OPENED, CLOSED, *THOUGHT}
+        marks |= set(LITERAL_MARK.findall(str(tokenizer.chat_template or "")))
+        self._marks = _pattern(marks)
+        self._foreign_marks = _pattern(marks - {OPENED, CLOSED, PYTHON_TAG, *THOUGHT})
+        self.form: Form = self._find_form() if self.template else PLAIN
+        self._takes_system = self.template and self._shows([{"role": "system", "content": PROBE.name}, _user("-")])
+        self._texts: OrderedDict[tuple[int, ...], str] = OrderedDict()
+        self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+
+    def text(self, observation: Observation, comment: str | None = None) -> str:
+        """What the model reads; `comment` closes the last message that is not its own.
+
+        Raises
+        ------
+        CheckpointError: the template refuses the messages.
+        """
+        if not self.template:
+            return _neutral(policy_prompt(observation, comment), self._marks)
+        messages = [self._message(message) for message in observation.messages]
+        if comment is not None:
+            last = max((i for i, message in enumerate(messages) if message["role"] in ("user", "tool")), default=None)
+            line = _neutral(f"{REFLECTION_MARKER} {one_line(comment)}", self._marks)
+            if last is None:
+                messages.append(_user(line))
+            else:
+                messages[last]["content"] += f"\n{line}"
+        if self.form != PLAIN:
+            return self._render(messages, [self._tool(tool) for tool in observation.tools])
+        if observation.tools:
+            offer = f"{_neutral(tools_text(observation.tools), self._marks)}\n{PLAIN_RULES}"
+            first = messages.pop(0)["content"] + "\n\n" if messages and messages[0]["role"] == "system" else ""
+            messages.insert(0, {"role": "system", "content": first + offer})
+        return self._render(self._two_sided(messages), [])
+
+    def ids(self, observation: Observation, comment: str | None = None) -> tuple[int, ...]:
+        """The tokens of `text`. What was remembered of its beginning is taken as it was sampled; the rest is tokenised."""
+        text = self.text(observation, comment)
+        begun = max((known for known in self._known if text.startswith(known)), key=len, default="")
+        if begun:
+            ids = (*self._known[begun], *self._tokenise(text[len(begun) :]))
+        else:
+            ids = self._tokenise(text) if self.template else tuple(prompt_ids(self.tokenizer, text))
+        _keep(self._texts, ids, text)
+        return ids
+
+    def remember(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
+        """That `token_ids` were sampled behind a prompt that `ids` gave: a prompt that goes on from there keeps them."""
+        text = self._texts.get(tuple(prompt_ids))
+        if text is not None and token_ids:
+            cut = len(token_ids) - (token_ids[-1] in self.stop_ids)
+            said = _neutral(self.words(token_ids[:cut]), self._foreign_marks)
+            _keep(self._known, text + said + self.words(token_ids[cut:]), (*prompt_ids, *token_ids))
+
+    def words(self, token_ids: Sequence[int]) -> str:
+        """What was written with `token_ids`, special tokens too: some templates mark calls with them."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    def completion(self, action: int | str | ToolUse) -> str:
+        """What the model is trained to write behind `text`: the calls in its form, or the words where there are none."""
+        if not isinstance(action, ToolUse):
+            said = action_completion(action)
+        else:
+            words = form_text((), PLAIN) if self.form == PLAIN else _neutral(action.text.strip(), self._foreign_marks)
+            said = " " + (form_text(action.calls, self.form) if action.calls else words)
+        return said.removeprefix(" ") if self.template else said
+
+    def _message(self, message: Message) -> dict[str, str]:
+        """The message as templates take it. An assistant's calls stand in its text, or are written there."""
+        if message.role != "assistant":
+            named = {"name": message.name} if message.name else {}
+            return {"role": message.role, "content": _neutral(message.content, self._marks), **named}
+        said = message.content or (form_text(message.calls, self.form) if message.calls else "")
+        return {"role": "assistant", "content": _neutral(said, self._foreign_marks)}
+
+    def _tool(self, tool: ToolSpec) -> dict[str, Any]:
+        function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+        return {"type": "function", "function": _neutral_json(function, self._marks)}
+
+    def _two_sided(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+        """`messages` for templates without tools: results come from the user, and no side speaks twice in a row."""
+        sided: list[dict[str, str]] = []
+        for message in messages:
+            role, content = message["role"], message["content"]
+            if role == "tool":
+                role, content = "user", f"Result of {message.get('name', 'the call')}: {content}"
+            if role == "system" and not self._takes_system:
+                role = "user"
+            if sided and sided[-1]["role"] == role:
+                sided[-1]["content"] += f"\n\n{content}"
+            else:
+                sided.append({"role": role, "content": content})
+        return sided
+
+    def _find_form(self) -> Form:
+        """What the template asks for when it is given a tool."""
+        try:
+            shown = self._render([_user("-")], [self._tool(PROBE)])
+        except CheckpointError:
+            return PLAIN
+        if PROBE.name not in shown:
+            return PLAIN
+        if OPENED in shown and '"arguments"' in shown:
+            return HERMES
+        return LLAMA if "<|start_header_id|>" in shown else PLAIN
+
+    def _shows(self, messages: list[dict[str, str]]) -> bool:
+        try:
+            return PROBE.name in self._render(messages, [])
+        except CheckpointError:
+            return False
+
+    def _render(self, messages: list[dict[str, str]], tools: list[dict[str, Any]]) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tools=tools or None, add_generation_prompt=True, tokenize=False, date_string=DATE
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            reason = one_line(str(error))[:200]
+            raise CheckpointError(
+                f"the model's chat template refuses this conversation ({reason}); take another model"
+            ) from None
+
+    def _tokenise(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+def _pattern(marks: Iterable[str]) -> re.Pattern[str]:
+    """The first character of each of `marks`, wherever one stands, also inside another."""
+    longer = sorted(mark for mark in marks if len(mark) > 1 and mark.strip())
+    return re.compile(f"(?=(?:{'|'.join(map(re.escape, longer))}))(.)", re.DOTALL)
+
+
+def _neutral(text: str, marks: re.Pattern[str]) -> str:
+    return marks.sub(lambda found: found.group(1) + UNSEEN, text)
+
+
+def _neutral_json(value: Any, marks: re.Pattern[str]) -> Any:
+    """A JSON value, its strings and keys made neutral."""
+    if isinstance(value, str):
+        return _neutral(value, marks)
+    if isinstance(value, dict):
+        return {_neutral(key, marks): _neutral_json(inner, marks) for key, inner in value.items()}
+    return [_neutral_json(inner, marks) for inner in value] if isinstance(value, list) else value
+
+
+def _keep(memo: OrderedDict[Key, Value], key: Key, value: Value) -> None:
+    """Put it into `memo`, which stays bounded."""
+    memo[key] = value
+    memo.move_to_end(key)
+    if len(memo) > MEMO_LIMIT:
+        memo.popitem(last=False)
