@@ -148,7 +148,10 @@ class _Reader:
         self.device = next(model.parameters()).device
         one = torch.ones(1, 1, dtype=torch.long, device=self.device)
         self.takes_positions = "position_ids" in forward_arguments(model, one)
-        self.cache, self.prefix = read_prefix(model, prompts) if prompts and self.takes_positions else (None, 0)
+        self.cache: Any = None
+        self.prefix = 0
+        if prompts and self.takes_positions:
+            self.cache, self.prefix = read_prefix(model, prompts)
 
     def read(self, places: list[int], prompts: Sequence[Sequence[int]]) -> tuple[_Rows, torch.Tensor]:
         """(rows without a token of their own yet; logits_BV of the first)."""
@@ -157,7 +160,7 @@ class _Reader:
         arguments = forward_arguments(self.model, mask_BT)
         if self.takes_positions:
             arguments["position_ids"] = arguments["position_ids"][:, self.prefix :]
-        cache: Any = copy.deepcopy(self.cache)
+        cache = copy.deepcopy(self.cache)
         if cache is not None:
             cache.batch_repeat_interleave(len(prompts))
         output = self.model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments)
