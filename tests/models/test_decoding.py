@@ -177,8 +177,7 @@ def test_nothing_is_read_for_rows_that_may_write_nothing(tokenizer: PreTrainedTo
 
 def test_a_row_fills_its_context_beside_one_that_goes_on(models: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> None:
     """GPT-2 has no position behind its last: a row that is done must not move on, nor may a late one's padding matter."""
-    short, full = [2, 3], [2 + token for token in range(90)]
-    rows, most = [short, full, short[::-1], full[::-1]], [60, 6, 60, 6]
+    rows, most = [[2 + row, 3] for row in range(5)] + [[2 + token for token in range(90)]], [60] * 5 + [6]
     written = decode(models["gpt2"], rows, pad_id=1, stop_ids=frozenset(), max_new_tokens=most, width=64)
     assert [len(line.token_ids) for line in written] == most
     for width in (2, 3):
