@@ -76,26 +76,22 @@ class Reflector:
         return new
 
     def _decode(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str]:
-        """What is written behind each prompt, whoever shares its batch: those with little room left are decoded alone."""
+        """What is written behind each prompt; nothing where it leaves no room."""
         ids = [prompt_ids(self.player.tokenizer, prompt) for prompt in prompts]
-        room = [min(self.max_new_tokens, self.player.context - len(row)) for row in ids]
-        batches = _by_room(room, self.max_new_tokens, self.batch)
-        comments = [""] * len(prompts)
         self.player.activate()
-        for batch in batches:
-            written = decode(
-                self.player.model,
-                [ids[index] for index in batch],
-                pad_id=self.player.pad_id,
-                stop_ids=self.stop_ids,
-                max_new_tokens=room[batch[0]],
-                temperature=self.temperature,
-                seeds=[seeds[index] for index in batch],
-            )
-            self.tokens += sum(len(row.text_ids) for row in written)
-            for index, row in zip(batch, written, strict=True):
-                comments[index] = one_line(self.player.tokenizer.decode(row.text_ids, skip_special_tokens=True))
-        return comments
+        written = decode(
+            self.player.model,
+            ids,
+            pad_id=self.player.pad_id,
+            stop_ids=self.stop_ids,
+            max_new_tokens=[min(self.max_new_tokens, self.player.context - len(row)) for row in ids],
+            temperature=self.temperature,
+            seeds=seeds,
+            width=self.batch,
+        )
+        self.tokens += sum(len(row.text_ids) for row in written)
+        texts = [self.player.tokenizer.decode(row.text_ids, skip_special_tokens=True) for row in written]
+        return [one_line(text) for text in texts]
 
 
 class TwoPlayerAgent:
@@ -210,28 +206,31 @@ class TwoPlayerAgent:
             raise CheckpointError(
                 "a policy that is spread over processes chooses among enumerated actions only; use multi_gpu.yaml"
             )
-        results: dict[int, tuple[Written, float | None]] = {}
-        room = [min(self.max_new_tokens, self.policy.context - len(prompt)) for prompt in prompts]
-        for batch in _by_room(room, self.max_new_tokens, self.batch):
-            part = [prompts[index] for index in batch]
-            written = decode(
-                self.policy.model,
-                part,
-                pad_id=self.policy.pad_id,
-                stop_ids=self.dialogue.stop_ids if calling else self._stops,
-                max_new_tokens=room[batch[0]],
-                temperature=self.temperature,
-                seeds=[derive(seeds[index], "text") for index in batch],
-            )
-            self.tokens += sum(map(len, part)) + sum(len(row.token_ids) for row in written)
-            values: list[float | None] = [None] * len(part)
-            if self.critic is not None:
-                with torch.no_grad():
-                    any_label = [(0,)] * len(part)  # the hidden state is wanted, not a choice
-                    _, hidden_BD = choice_logprobs(self.policy.model, part, any_label, pad_id=self.policy.pad_id)
-                    values = self.critic(hidden_BD, part).tolist()
-            results |= zip(batch, zip(written, values, strict=True), strict=True)
-        return [results[index] for index in range(len(prompts))]
+        written = decode(
+            self.policy.model,
+            prompts,
+            pad_id=self.policy.pad_id,
+            stop_ids=self.dialogue.stop_ids if calling else self._stops,
+            max_new_tokens=[min(self.max_new_tokens, self.policy.context - len(prompt)) for prompt in prompts],
+            temperature=self.temperature,
+            seeds=[derive(seed, "text") for seed in seeds],
+            width=self.batch,
+        )
+        self.tokens += sum(map(len, prompts)) + sum(len(row.token_ids) for row in written)
+        return list(zip(written, self._values(prompts), strict=True))
+
+    @torch.no_grad()
+    def _values(self, prompts: Sequence[tuple[int, ...]]) -> list[float | None]:
+        """The critic's value of each prompt, where there is a critic."""
+        if self.critic is None:
+            return [None] * len(prompts)
+        values: list[float | None] = []
+        for start in range(0, len(prompts), self.batch):
+            part = prompts[start : start + self.batch]
+            any_label = [(0,)] * len(part)  # the hidden state is wanted, not a choice
+            _, hidden_BD = choice_logprobs(self.policy.model, part, any_label, pad_id=self.policy.pad_id)
+            values += self.critic(hidden_BD, part).tolist()
+        return values
 
     def _comments(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[str | None]:
         comments: list[str | None] = [None] * len(observations)
@@ -274,13 +273,6 @@ class TwoPlayerAgent:
                         "the policy's scores are not numbers: its weights are spoilt; load an earlier checkpoint"
                     )
                 self._scores[key] = tuple(row[: key[0]]), value
-
-
-def _by_room(room: Sequence[int], wanted: int, batch: int) -> list[list[int]]:
-    """Indices in batches: those with room for all that is wanted together, each with less alone, those with none not at all."""
-    roomy = [index for index, left in enumerate(room) if left == wanted]
-    batches = [roomy[start : start + batch] for start in range(0, len(roomy), batch)]
-    return batches + [[index] for index, left in enumerate(room) if 0 < left < wanted]
 
 
 def _draw(probabilities: Sequence[float], seed: int) -> int:

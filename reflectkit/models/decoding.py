@@ -1,36 +1,47 @@
 """Writing free text, token by token, with a key-value cache: how the reflector comments, and a policy answers without choices.
 
 Greedy by default, so that a comment is a function of its prompt. Sampling draws from each row's own seed, so that what a row
-samples does not depend on its neighbours.
+samples does not depend on its neighbours. Rows come and go: who is done is dropped from the cache, and the next prompt is read
+and joined to those still being written, after Orca's iteration-level scheduling (Yu et al., OSDI 2022).
 """
 
 from __future__ import annotations
 
+import copy
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from reflectkit.core.seeding import uniform
-from reflectkit.models.scoring import behind_prefix, forward_arguments
+from reflectkit.models.scoring import forward_arguments, read_prefix
 from reflectkit.models.tokens import left_pad
+
+CLEAR_AT = 4  # rows that are done are dropped when they are one in so many: each time copies the cache, or reads new prompts
+BLOCK = 256  # probabilities that are summed before any of them is looked at
 
 
 @dataclass
 class Written:
-    """What was written behind one prompt. token_ids: with the stop token, where one came (`stopped`). logprobs: of each token,
-    natural-log, under the distribution it was drawn from (temperature 1 for greedy rows).
+    """What was written behind one prompt. token_ids: with the stop token, where one came, and whole where a stop string did.
+    logprobs: of each token, natural-log, under the distribution it was drawn from (temperature 1 for greedy rows). stopped: by
+    itself, with a stop token or a stop string, and not at its limit. stop_token: the last token is one of the stop ids.
     """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stopped: bool = False
+    stop_token: bool = False
 
     @property
     def text_ids(self) -> list[int]:
-        """The tokens without the stop token."""
-        return self.token_ids[:-1] if self.stopped else self.token_ids
+        """The tokens without the stop token; what completes a stop string is text, and stays."""
+        return self.token_ids[:-1] if self.stop_token else self.token_ids
 
 
 @torch.no_grad()
@@ -40,58 +51,279 @@ def decode(
     *,
     pad_id: int,
     stop_ids: frozenset[int],
-    max_new_tokens: int,
+    max_new_tokens: int | Sequence[int],
     temperature: float = 0.0,
     seeds: Sequence[int] = (),
+    width: int = 64,
+    stop_strings: Sequence[str] = (),
+    tokenizer: Any = None,
 ) -> list[Written]:
-    """What is written after each of B prompts.
+    """What is written after each prompt, whoever is written beside it.
 
     Parameters
     ----------
-    stop_ids: a row ends with any of these. max_new_tokens: at most so many a row. temperature: 0 is greedy.
-    seeds: one a row, needed where temperature > 0.
+    stop_ids: a row ends with any of these. max_new_tokens: at most so many a row, or a limit for each; 0 costs nothing.
+    temperature: 0 is greedy. seeds: one a row, needed where temperature > 0. width: rows written side by side; the others
+    wait. stop_strings: a row ends with the token that completes any of these in its text, special tokens included; they need
+    the tokenizer.
     """
-    device = next(model.parameters()).device
-    takes_positions = "position_ids" in forward_arguments(model, torch.ones(1, 1, dtype=torch.long, device=device))
-    cache, shared = behind_prefix(model, prompts) if takes_positions else (None, 0)
-    step_ids, rest_mask_BT = left_pad([prompt[shared:] for prompt in prompts], pad_id, device)
-    attention_mask_BT = torch.cat([rest_mask_BT.new_ones(len(prompts), shared), rest_mask_BT], dim=1)
-    arguments = forward_arguments(model, attention_mask_BT)
-    if takes_positions:
-        arguments["position_ids"] = arguments["position_ids"][:, shared:]
-    positions_B1 = attention_mask_BT.sum(dim=1, keepdim=True)
+    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     written = [Written() for _ in prompts]
-    open_rows = set(range(len(prompts)))
-    for step in range(max_new_tokens):
-        output = model(input_ids=step_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments)
-        cache = output.past_key_values
-        logprobs_BV = torch.log_softmax(output.logits[:, -1].float() / (temperature or 1.0), dim=-1)
-        chosen_B = _sample(logprobs_BV, seeds, step) if temperature > 0 else logprobs_BV.argmax(dim=-1)
-        for row, token, logprob in zip(
-            range(len(prompts)), chosen_B.tolist(), logprobs_BV.gather(1, chosen_B[:, None])[:, 0].tolist(), strict=True
-        ):
-            if row in open_rows:
-                written[row].token_ids.append(token)
-                written[row].logprobs.append(logprob)
-                if token in stop_ids:
-                    written[row].stopped = True
-                    open_rows.discard(row)
-        if not open_rows:
-            break
-        step_ids = chosen_B[:, None]
-        attention_mask_BT = torch.cat([attention_mask_BT, torch.ones_like(step_ids)], dim=1)
-        arguments = {"attention_mask": attention_mask_BT}
-        if takes_positions:
-            arguments["position_ids"] = positions_B1 + step
+    pen = _Pen(written, limits, stop_ids, _StopStrings(stop_strings, tokenizer), temperature, seeds)
+    waiting = deque(index for index, limit in enumerate(limits) if limit > 0)
+    reader = _Reader(model, [prompts[index] for index in waiting], pad_id)
+    rows: _Rows | None = None
+    while rows is not None or waiting:
+        if rows is not None and rows.movable and CLEAR_AT * (len(rows.places) - len(rows.open)) >= len(rows.places):
+            rows.drop_closed()
+        if rows is not None and not rows.open:
+            rows = None
+        elif waiting and (rows is None or (rows.movable and len(rows.places) < width)):
+            count = width - (0 if rows is None else len(rows.places))
+            places = [waiting.popleft() for _ in range(min(count, len(waiting)))]
+            new, logits_BV = reader.read(places, [prompts[place] for place in places])
+            pen.write(new, logits_BV)
+            rows = new if rows is None else rows.joined_by(new)
+        elif rows is not None:
+            pen.write(rows, reader.step(rows))
     return written
 
 
-def _sample(logprobs_BV: torch.Tensor, seeds: Sequence[int], step: int) -> torch.Tensor:
-    """One token a row by inverting the cumulative distribution at the row's own number."""
-    cumulative_BV = logprobs_BV.double().exp().cumsum(dim=-1)
-    draws_B1 = torch.tensor([[uniform(seed, "token", step)] for seed in seeds], dtype=torch.float64, device=logprobs_BV.device)
-    return (
-        torch.searchsorted(cumulative_BV, draws_B1 * cumulative_BV[:, -1:], right=True)
-        .squeeze(1)
-        .clamp(max=logprobs_BV.shape[1] - 1)
+@dataclass
+class _Rows:
+    """B rows that are written side by side, as columns: the prefix that all share, then padding, then each row's own tokens.
+
+    places: of the prompts that they belong to. open: the rows that go on, a row's number each. cache: of all columns but the
+    last token's, which is still to be read: last_B1, at position positions_B1. mask_BT: 1 where a row has a token.
+    prefix: columns that all prompts begin with. movable: whether rows can be dropped from the cache and joined to it.
+    """
+
+    places: list[int]
+    open: list[int]
+    cache: Any
+    last_B1: torch.Tensor
+    positions_B1: torch.Tensor
+    mask_BT: torch.Tensor
+    prefix: int
+    movable: bool
+    is_open_B1: torch.Tensor
+
+    def drop_closed(self) -> None:
+        """Only the open rows stay, and no column that is padding in all of them."""
+        if not self.open:
+            return
+        rows_B = torch.tensor(self.open, device=self.mask_BT.device)
+        own_BT = self.mask_BT[rows_B, self.prefix :]
+        dead = int(own_BT.any(dim=0).int().argmax())  # columns before the longest row's first token
+        self.mask_BT = torch.cat([self.mask_BT[rows_B, : self.prefix], own_BT[:, dead:]], dim=1)
+        _select(self.cache, rows_B, self.prefix, dead)
+        self.last_B1, self.positions_B1 = self.last_B1[rows_B], self.positions_B1[rows_B]
+        self.is_open_B1 = self.is_open_B1[rows_B]
+        self.places = [self.places[row] for row in self.open]
+        self.open = list(range(len(self.places)))
+
+    def joined_by(self, others: _Rows) -> _Rows:
+        """These rows and the others below them."""
+        count, columns = len(self.places), max(self.mask_BT.shape[1], others.mask_BT.shape[1])
+        masks = [_widened(rows.mask_BT, self.prefix, columns - rows.mask_BT.shape[1], dim=1) for rows in (self, others)]
+        _join(self.cache, others.cache, self.prefix)
+        return _Rows(
+            places=self.places + others.places,
+            open=self.open + [count + row for row in others.open],
+            cache=self.cache,
+            last_B1=torch.cat([self.last_B1, others.last_B1]),
+            positions_B1=torch.cat([self.positions_B1, others.positions_B1]),
+            mask_BT=torch.cat(masks),
+            prefix=self.prefix,
+            movable=self.movable,
+            is_open_B1=torch.cat([self.is_open_B1, others.is_open_B1]),
+        )
+
+
+class _Reader:
+    """Runs the model: over new prompts, what all of them begin with once, and over one more token of each row."""
+
+    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> None:
+        self.model, self.pad_id = model, pad_id
+        self.device = next(model.parameters()).device
+        one = torch.ones(1, 1, dtype=torch.long, device=self.device)
+        self.takes_positions = "position_ids" in forward_arguments(model, one)
+        self.cache: Any = None
+        self.prefix = 0
+        if prompts and self.takes_positions:
+            self.cache, self.prefix = read_prefix(model, prompts)
+
+    def read(self, places: list[int], prompts: Sequence[Sequence[int]]) -> tuple[_Rows, torch.Tensor]:
+        """(rows without a token of their own yet; logits_BV of the first)."""
+        input_ids, own_mask_BT = left_pad([prompt[self.prefix :] for prompt in prompts], self.pad_id, self.device)
+        mask_BT = torch.cat([own_mask_BT.new_ones(len(prompts), self.prefix), own_mask_BT], dim=1)
+        arguments = forward_arguments(self.model, mask_BT)
+        if self.takes_positions:
+            arguments["position_ids"] = arguments["position_ids"][:, self.prefix :]
+        cache = copy.deepcopy(self.cache)
+        if cache is not None:
+            cache.batch_repeat_interleave(len(prompts))
+        output = self.model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments)
+        positions_B1 = mask_BT.sum(dim=1, keepdim=True) - 1
+        rows = _Rows(
+            places=places,
+            open=list(range(len(places))),
+            cache=output.past_key_values,
+            last_B1=input_ids[:, -1:],
+            positions_B1=positions_B1,
+            mask_BT=mask_BT,
+            prefix=self.prefix,
+            movable=self.takes_positions and _is_movable(output.past_key_values),
+            is_open_B1=torch.ones_like(positions_B1),
+        )
+        return rows, output.logits[:, -1]
+
+    def step(self, rows: _Rows) -> torch.Tensor:
+        """logits_BV behind each row's last token, which is now in the cache."""
+        rows.mask_BT = pad(rows.mask_BT, (0, 1), value=1)
+        arguments = {"attention_mask": rows.mask_BT}
+        if self.takes_positions:
+            arguments["position_ids"] = rows.positions_B1
+        output = self.model(input_ids=rows.last_B1, past_key_values=rows.cache, use_cache=True, logits_to_keep=1, **arguments)
+        rows.cache = output.past_key_values
+        return output.logits[:, -1]
+
+
+@dataclass
+class _Pen:
+    """Picks the next token of each row, and writes it down with its log-probability."""
+
+    written: list[Written]
+    limits: list[int]
+    stop_ids: frozenset[int]
+    stop_strings: _StopStrings
+    temperature: float
+    seeds: Sequence[int]
+
+    def write(self, rows: _Rows, logits_BV: torch.Tensor) -> None:
+        """One more token of each open row; those that end with it are open no more, and stay at their position."""
+        logprobs_BV = torch.log_softmax(logits_BV.float() / (self.temperature or 1.0), dim=-1)
+        if self.temperature > 0:
+            draws = [0.0] * len(rows.places)
+            for row in rows.open:
+                place = rows.places[row]
+                draws[row] = uniform(self.seeds[place], "token", len(self.written[place].token_ids))
+            chosen_B = _sample(logprobs_BV, draws)
+        else:
+            chosen_B = logprobs_BV.argmax(dim=-1)
+        chosen_B1 = chosen_B[:, None]
+        tokens, logprobs = torch.cat([chosen_B1.double(), logprobs_BV.gather(1, chosen_B1).double()], dim=1).T.tolist()
+        still_open = []
+        for row in rows.open:
+            line, token = self.written[rows.places[row]], int(tokens[row])
+            line.token_ids.append(token)
+            line.logprobs.append(logprobs[row])
+            if token in self.stop_ids:
+                line.stopped = line.stop_token = True
+            elif self.stop_strings.end(line.token_ids):
+                line.stopped = True
+            elif len(line.token_ids) < self.limits[rows.places[row]]:
+                still_open.append(row)
+        rows.last_B1 = chosen_B1
+        rows.positions_B1 = rows.positions_B1 + rows.is_open_B1
+        if len(still_open) < len(rows.open):
+            rows.open = still_open
+            rows.is_open_B1 = torch.zeros_like(rows.is_open_B1)
+            rows.is_open_B1[still_open] = 1
+
+
+class _StopStrings:
+    """Whether a row's text has come to one of the strings, by as much of its end as can hold one."""
+
+    def __init__(self, strings: Sequence[str], tokenizer: Any) -> None:
+        if strings and tokenizer is None:
+            raise ValueError("stop strings are found in text, and need the tokenizer")
+        self.strings, self.tokenizer = [string for string in strings if string], tokenizer
+        self.tail = max((len(string.encode()) for string in self.strings), default=0) + 2  # tokens; each is a byte or more
+        self.last = {string[-1] for string in self.strings}
+        self._may_end: dict[int, bool] = {}
+
+    def end(self, token_ids: list[int]) -> bool:
+        """Whether the last token completes a string."""
+        if not self.strings or not self._may_complete(token_ids[-1]):
+            return False
+        text = self._text(token_ids[-self.tail :])
+        return any(string in text for string in self.strings)
+
+    def _may_complete(self, token: int) -> bool:
+        """False for a token that is whole characters, none of them a string's last; spaces may show only beside others."""
+        if token not in self._may_end:
+            text = self._text([token])
+            plain = text and "\N{REPLACEMENT CHARACTER}" not in text and not any(last.isspace() for last in self.last)
+            self._may_end[token] = not plain or not self.last.isdisjoint(text)
+        return self._may_end[token]
+
+    def _text(self, token_ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+
+def _sample(logprobs_BV: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
+    """One token a row by inverting the cumulative distribution at the row's own draw: that of blocks, then that within one.
+
+    A large vocabulary's cumulative sum, which must be in float64, would cost more than its softmax.
+    """
+    probs_BNK = pad(logprobs_BV.exp(), (0, -logprobs_BV.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    blocks_BN = probs_BNK.sum(dim=-1).double()
+    upto_BN = blocks_BN.cumsum(dim=-1)
+    draws_B1 = torch.tensor(draws, dtype=torch.float64, device=logprobs_BV.device)[:, None]
+    target_B1 = draws_B1 * upto_BN[:, -1:]
+    block_B1 = torch.searchsorted(upto_BN, target_B1, right=True).clamp(max=upto_BN.shape[1] - 1)
+    rest_B1 = target_B1 - pad(upto_BN, (1, 0)).gather(1, block_B1)  # ≥ 0, and less than the block's own sum
+    inside_BK = probs_BNK.take_along_dim(block_B1[..., None], dim=1)[:, 0].double().cumsum(dim=-1)
+    share_B1 = rest_B1 / blocks_BN.gather(1, block_B1)
+    inside_B1 = torch.searchsorted(inside_BK, share_B1 * inside_BK[:, -1:], right=True).clamp(max=BLOCK - 1)
+    return (block_B1 * BLOCK + inside_B1).squeeze(1).clamp(max=logprobs_BV.shape[1] - 1)
+
+
+def _is_movable(cache: Any) -> bool:
+    """Whether all layers keep keys and values of all columns, or convolution and recurrent states that have no columns."""
+    return isinstance(cache, DynamicCache) and all(
+        type(layer) is LinearAttentionLayer or (type(layer) is DynamicLayer and layer.is_initialized) for layer in cache.layers
     )
+
+
+def _select(cache: Any, rows_B: torch.Tensor, prefix: int, dead: int) -> None:
+    """Keeps rows_B in the cache, without `dead` columns behind the first `prefix`."""
+    for layer in cache.layers:
+        if isinstance(layer, LinearAttentionLayer):
+            for states in (layer.conv_states, layer.recurrent_states):
+                states.update({name: state[rows_B] for name, state in states.items() if state is not None})
+        else:
+            layer.keys = _without(layer.keys, rows_B, prefix, dead)
+            layer.values = _without(layer.values, rows_B, prefix, dead)
+
+
+def _join(cache: Any, other: Any, prefix: int) -> None:
+    """Puts the rows of `other` below those of `cache`; who has fewer columns gets padding behind the first `prefix`."""
+    for layer, new in zip(cache.layers, other.layers, strict=True):
+        if isinstance(layer, LinearAttentionLayer):
+            for states, more in ((layer.conv_states, new.conv_states), (layer.recurrent_states, new.recurrent_states)):
+                states.update({name: torch.cat([state, more[name]]) for name, state in states.items() if state is not None})
+        else:
+            columns = max(layer.keys.shape[2], new.keys.shape[2])
+            for name in ("keys", "values"):
+                parts = [getattr(one, name) for one in (layer, new)]
+                parts = [_widened(part, prefix, columns - part.shape[2], dim=2) for part in parts]
+                setattr(layer, name, torch.cat(parts))
+
+
+def _without(states_BHTD: torch.Tensor, rows_B: torch.Tensor, prefix: int, dead: int) -> torch.Tensor:
+    if dead == 0:
+        return states_BHTD[rows_B]
+    return torch.cat([states_BHTD[rows_B, :, :prefix], states_BHTD[rows_B, :, prefix + dead :]], dim=2)
+
+
+def _widened(tensor: torch.Tensor, prefix: int, more: int, dim: int) -> torch.Tensor:
+    """With `more` columns of zeros behind the first `prefix` along `dim`."""
+    if more == 0:
+        return tensor
+    shape = list(tensor.shape)
+    shape[dim] = more
+    head, tail = tensor.split([prefix, tensor.shape[dim] - prefix], dim=dim)
+    return torch.cat([head, tensor.new_zeros(shape), tail], dim=dim)

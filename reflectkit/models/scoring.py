@@ -152,6 +152,14 @@ def behind_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
     """(a key-value cache of what all `rows` begin with, one copy a row; how many tokens that is); (None, 0) where it is too
     short to be worth it, or the model keeps other things than keys and values. At least one token of each row is left to read.
     """
+    cache, length = read_prefix(model, rows)
+    if cache is not None:
+        cache.batch_repeat_interleave(len(rows))
+    return cache, length
+
+
+def read_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
+    """What `behind_prefix` gives, in one copy for all rows."""
     length = _common_prefix(rows)
     if length < SHORTEST_PREFIX or len(rows) < 2 or not _plain(model):
         return None, 0
@@ -160,7 +168,6 @@ def behind_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
     cache = trunk_of(model)(input_ids=prefix, use_cache=True).past_key_values
     if not isinstance(cache, DynamicCache) or any(type(layer) is not DynamicLayer for layer in cache.layers):
         return None, 0
-    cache.batch_repeat_interleave(len(rows))
     return cache, length
 
 

@@ -21,8 +21,10 @@ from reflectkit.core.prompts import LABELS, policy_prompt, reflection_prompt
 from reflectkit.core.protocols import Context, Env
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.seeding import derive
-from reflectkit.core.types import Sample, Task
+from reflectkit.core.types import Sample, Task, Trajectory
+from reflectkit.models.decoding import decode
 from reflectkit.models.load import Player
+from reflectkit.models.scoring import right_pad
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import label_ids, left_pad, position_ids
 from reflectkit.rl import batch
@@ -86,8 +88,47 @@ def measure(
         "reflecting_rollout_to_bare_passes": clock.ratio("bare_reflecting", "reflecting_rollout"),
         "update_tokens_per_second": counts["rows"] / total["update"],
         "update_to_bare_forward_backward": clock.ratio("bare_backward", "update"),
-        "choosing_to_one_forward": clock.ratio("act", "one_forward"),
-    }
+        "decoding": clock.ratio("bare_decoding", "decoding"),
+    } | ({"choosing_to_one_forward": clock.ratio("act", "one_forward")} if "act" in clock.seconds else {})
+
+
+def decoding_ratio(
+    writer: Player, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int = BATCH, rounds: int = 5
+) -> float:
+    """How fast `decode` samples limits tokens behind each prompt, as a share of `decoding_floor`: median of pairs by turns."""
+    clock = Clock()
+    for number in range(rounds + 1):  # the first one warms up
+        _decoding_pair(writer, prompts, limits, width, clock)
+        if number == 0:
+            clock.seconds.clear()
+    return clock.ratio("bare_decoding", "decoding")
+
+
+@torch.no_grad()
+def decoding_floor(
+    writer: Player, prompts: Sequence[Sequence[int]], lines: Sequence[Sequence[int]], width: int = BATCH
+) -> None:
+    """The model's own cached passes over the prompts, and then over each line behind its prompt, a token at a time.
+
+    Batches of `width` in the order given, each as many passes as its longest line has tokens; nothing is chosen or kept.
+    """
+    device = next(writer.model.parameters()).device
+    for start in range(0, len(prompts), width):
+        step_ids, mask = left_pad(prompts[start : start + width], writer.pad_id, device)
+        tokens_BT = right_pad(lines[start : start + width], writer.pad_id, device)
+        positions, cache = position_ids(mask), None
+        for step in range(tokens_BT.shape[1]):
+            output = writer.model(
+                input_ids=step_ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            cache, step_ids = output.past_key_values, tokens_BT[:, step : step + 1]
+            mask = torch.cat([mask, torch.ones_like(step_ids)], dim=1)
+            positions = (positions[:, -1:] + 1).clamp(max=writer.context - 1)  # of rows that have ended, too
 
 
 def player(size: str, tasks: Sequence[Task], make: Callable[[], Env], seed: int) -> Player:
@@ -114,9 +155,8 @@ def _round(
     with _model_time(policy.model) as inside, clock.measure("rollout"):
         played = rollout(plays, make, agent, width=BATCH)
     clock.seconds.setdefault("rollout_model", []).append(sum(inside))
-    prompts = list(dict.fromkeys(turn.decision.prompt_ids for trajectory in played for turn in trajectory.turns))
     with clock.measure("bare_forward"):
-        _bare_forward(policy, prompts)
+        _bare_play(policy, played)
 
     reflecting = TwoPlayerAgent(policy, Reflector(reflector, max_new_tokens=COMMENT_TOKENS, batch=BATCH), batch=BATCH)
     assert reflecting.reflector is not None
@@ -124,13 +164,18 @@ def _round(
         commented = rollout(plays, make, reflecting, width=BATCH)
     turns = [turn for trajectory in commented for turn in trajectory.turns]
     asked = list(dict.fromkeys(reflection_prompt(turn.observation) for turn in turns))
-    answered = list(dict.fromkeys(turn.decision.prompt_ids for turn in turns))
     asked_ids = [tuple(reflector.tokenizer(text)["input_ids"]) for text in asked]
     with clock.measure("bare_reflecting"):
-        _bare_forward(policy, answered)
-        _bare_decoding(reflector, asked_ids)
+        _bare_play(policy, commented)
+        decoding_floor(reflector, asked_ids, [[reflector.pad_id] * COMMENT_TOKENS] * len(asked_ids))
 
-    counts = {len(turn.observation.choices) for trajectory in played for turn in trajectory.turns}
+    said = _said(played)
+    if said:
+        _decoding_pair(policy, [prompt for prompt, _ in said], [len(line) for _, line in said], BATCH, clock)
+    else:
+        _decoding_pair(reflector, asked_ids[: 2 * BATCH], [COMMENT_TOKENS] * len(asked_ids[: 2 * BATCH]), BATCH, clock)
+
+    counts = {len(turn.observation.choices) for trajectory in played for turn in trajectory.turns} - {0}
     judged = judge(played, [], [], Rule("reinforce"))
     labels = {count: label_ids(policy.tokenizer, count) for count in counts}
     samples = batch.rows(played, judged.advantages, judged.returns, labels)
@@ -139,14 +184,15 @@ def _round(
     with clock.measure("bare_backward"):
         _bare_backward(learner, samples)
 
-    observations = [turn.observation for turn in turns[:BATCH]]
-    fresh = TwoPlayerAgent(policy, batch=BATCH)
-    contexts = [Context(index, make()) for index in range(len(observations))]
-    with clock.measure("act"):
-        fresh.act(observations, contexts)
-    chosen = [fresh._ids(policy_prompt(observation)) for observation in observations]
-    with clock.measure("one_forward"):
-        _bare_forward(policy, chosen)
+    observations = [turn.observation for turn in turns if turn.observation.choices][:BATCH]
+    if observations:
+        fresh = TwoPlayerAgent(policy, batch=BATCH)
+        contexts = [Context(index, make()) for index in range(len(observations))]
+        with clock.measure("act"):
+            fresh.act(observations, contexts)
+        chosen = [fresh._ids(policy_prompt(observation)) for observation in observations]
+        with clock.measure("one_forward"):
+            _bare_forward(policy, chosen)
     return samples, agent.tokens, reflecting.tokens + reflecting.reflector.tokens + sum(map(len, asked_ids))
 
 
@@ -166,6 +212,37 @@ def _model_time(model: Any) -> Iterator[list[float]]:
             hook.remove()
 
 
+def _decoding_pair(writer: Player, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int, clock: Clock) -> None:
+    """Samples limits tokens behind each prompt, and then makes the bare passes over what was written."""
+    with clock.measure("decoding"):
+        written = decode(
+            writer.model,
+            prompts,
+            pad_id=writer.pad_id,
+            stop_ids=frozenset(),
+            max_new_tokens=limits,
+            temperature=1.0,
+            seeds=range(len(prompts)),
+            width=width,
+        )
+    with clock.measure("bare_decoding"):
+        decoding_floor(writer, prompts, [line.token_ids for line in written], width)
+
+
+def _said(played: Sequence[Trajectory]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(prompt, tokens written behind it) of each decision without choices."""
+    turns = [turn for trajectory in played for turn in trajectory.turns if not turn.observation.choices]
+    return [(turn.decision.prompt_ids, turn.decision.token_ids) for turn in turns if turn.decision.token_ids]
+
+
+def _bare_play(reader: Player, played: Sequence[Trajectory]) -> None:
+    """One forward over each distinct prompt that was answered by a choice, and cached decoding of what was written."""
+    turns = [turn for trajectory in played for turn in trajectory.turns if turn.observation.choices]
+    _bare_forward(reader, list(dict.fromkeys(turn.decision.prompt_ids for turn in turns)))
+    said = _said(played)
+    decoding_floor(reader, [prompt for prompt, _ in said], [line for _, line in said])
+
+
 def _batches(rows: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
     for start in range(0, len(rows), BATCH):
         yield rows[start : start + BATCH]
@@ -179,25 +256,6 @@ def _bare_forward(reader: Player, prompts: Sequence[Sequence[int]]) -> None:
         reader.model(
             input_ids=input_ids, attention_mask=mask, position_ids=position_ids(mask), use_cache=False, logits_to_keep=1
         )
-
-
-@torch.no_grad()
-def _bare_decoding(writer: Player, prompts: Sequence[Sequence[int]]) -> None:
-    """The model's own cached greedy decoding of COMMENT_TOKENS tokens behind each prompt."""
-    for rows in _batches(prompts):
-        step_ids, mask = left_pad(rows, writer.pad_id, torch.device("cpu"))
-        positions, cache = position_ids(mask), None
-        for _ in range(COMMENT_TOKENS):
-            output = writer.model(
-                input_ids=step_ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            cache, step_ids = output.past_key_values, output.logits[:, -1].argmax(-1, keepdim=True)
-            mask, positions = torch.cat([mask, torch.ones_like(step_ids)], dim=1), positions[:, -1:] + 1
 
 
 def _bare_backward(learner: Learner, samples: Sequence[Sample]) -> None:

@@ -92,6 +92,7 @@ def test_bench_rl_gives_its_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert main(["bench", "rl", "--env", "corridor", "--size", "tiny", "--rounds", "1", "--episodes", "6"]) == 0
     figures = read_json(next((tmp_path / "results").glob("*_bench")) / "report.json")["figures"]
     assert figures["tiny_update_to_bare_forward_backward"] > 0
+    assert figures["tiny_decoding"] > 0
     assert 0 < figures["tiny_rollout_share_in_model"] < 1
 
 

@@ -1,0 +1,56 @@
+"""`bench rl` measures what an env's policy does: choosing, or writing; the floor of writing is the model's bare passes."""
+
+from __future__ import annotations
+
+import pytest
+
+from reflectkit.core.console import Quiet
+from reflectkit.core.protocols import StepResult
+from reflectkit.core.types import Message, Observation, Task
+from reflectkit.models.load import Player
+from reflectkit.stages import bench_rl
+
+
+class Echo:
+    """Free text: say the word. One step."""
+
+    name = "echo"
+    levels = ("all",)
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self._word = task.data["word"]
+        self._seen = Observation((Message("user", f"Say {self._word}."),))
+        return self._seen
+
+    def step(self, action: int | str) -> StepResult:
+        return StepResult(self._seen, float(action == self._word), True, info={"success": action == self._word})
+
+
+def test_an_env_of_free_text_is_measured_by_what_is_written_in_it() -> None:
+    tasks = [Task(word, "echo", "all", word, {"word": word}) for word in ("abba", "bab")]
+    with Quiet().bar("echo", 2) as bar:
+        figures = bench_rl.measure("tiny", tasks, Echo, 6, 1, 0, bar)
+    assert all(value > 0 for value in figures.values())
+    assert "decoding" in figures
+    assert "choosing_to_one_forward" not in figures  # nothing was chosen
+
+
+def test_the_floor_makes_as_many_passes_as_each_batches_longest_line_has_tokens(policy: Player) -> None:
+    shapes: list[tuple[int, ...]] = []
+    hook = policy.model.transformer.register_forward_hook(lambda _, __, output: shapes.append(output[0].shape[:2]))
+    try:
+        bench_rl.decoding_floor(policy, [[5, 6, 7], [5, 6], [5]], [[8, 9], [8], [9, 9, 9]], 2)
+        assert shapes == [(2, 3), (2, 1), (1, 1), (1, 1), (1, 1)]
+        shapes.clear()
+        full = [5] * (policy.context - 1)
+        bench_rl.decoding_floor(policy, [full, [5]], [[8], [8, 8, 8, 8]])  # who has ended does not leave its context
+        assert len(shapes) == 4
+    finally:
+        hook.remove()
+
+
+def test_the_ratio_is_of_the_floors_time_to_that_of_decoding(policy: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0, 1, 1, 2, 10, 14, 14, 16, 20, 22, 22, 28, 30, 31, 31, 32])
+    monkeypatch.setattr("time.perf_counter", lambda: next(times))
+    # warm-up; then 2 / 4, 6 / 2 and 1 / 1: the median of the three is 1
+    assert bench_rl.decoding_ratio(policy, [[5, 6]], [2], rounds=3) == 1.0
