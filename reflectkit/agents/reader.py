@@ -30,6 +30,8 @@ class ChatReader:
     def __init__(self, endpoint: Endpoint, journal: Path, timeout_s: float = 120.0) -> None:
         self.endpoint, self.journal, self.timeout_s = endpoint, journal, timeout_s
         self._open: ChatClient | None = None
+        self._stack = contextlib.ExitStack()
+        atexit.register(self.close)
 
     def answer(self, questions: Sequence[str], memories: Sequence[Sequence[str]]) -> list[str]:
         """An answer for each question, from the texts found for it, best first.
@@ -49,15 +51,18 @@ class ChatReader:
             raise EnvironmentFailure(f"the reader {self.endpoint} gave no usable answer to a question")
         return [answer or "" for answer in answers]
 
+    def close(self) -> None:
+        """End the connection and let the journal go."""
+        self._stack.close()
+        self._open = None
+
     def _client(self) -> ChatClient:
         if self._open is None:
             self.journal.parent.mkdir(parents=True, exist_ok=True)
-            stack = contextlib.ExitStack()
             prices = prices_of(self.endpoint.kind, self.endpoint.model, None, None)
-            self._open = stack.enter_context(
+            self._open = self._stack.enter_context(
                 open_client(self.endpoint, self.journal, prices, temperature=0.0, timeout_s=self.timeout_s)
             )
-            atexit.register(stack.close)
         return self._open
 
 

@@ -177,7 +177,7 @@ class TwoPlayerAgent:
     @functools.cached_property
     def dialogue(self) -> Dialogue:
         """How the policy is shown tools."""
-        return Dialogue(self.policy.tokenizer)
+        return Dialogue(self.policy.tokenizer, plain=self.policy.role is not None)  # SFT's rows are plain
 
     def _prompt(self, observation: Observation, comment: str | None) -> tuple[int, ...]:
         """The tokens that the policy reads."""

@@ -32,15 +32,15 @@ Value = TypeVar("Value")
 
 
 class Dialogue:
-    """How observations are put to `tokenizer`.
+    """How observations are put to `tokenizer`. plain: its chat template is left alone, for a model that was fine-tuned without.
 
     form: of the calls, see `core/tools.py`: what the template teaches; "plain" where it knows no tools, or another form.
     stop_ids: an answer ends with any of these.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, plain: bool = False) -> None:
         self.tokenizer = tokenizer
-        self.template = bool(tokenizer.chat_template)
+        self.template = bool(tokenizer.chat_template) and not plain
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         ends = [tokenizer.convert_tokens_to_ids(end) for end in TURN_ENDS if end in special]
         self.stop_ids = frozenset(stop for stop in (tokenizer.eos_token_id, *ends) if stop is not None)

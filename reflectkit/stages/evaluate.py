@@ -172,8 +172,8 @@ def table(title: str, rows: list[dict[str, Any]]) -> Table:
         (
             row["name"],
             row["level"],
-            f"{100 * row['success']:.1f} %",
-            f"{100 * row['low']:.0f} to {100 * row['high']:.0f} %",
+            f"{100 * row['success']:.1f} %" if row["episodes"] else "all aborted",
+            f"{100 * row['low']:.0f} to {100 * row['high']:.0f} %" if row["episodes"] else "",
             str(row["tasks"]),
             str(row["episodes"]),
             f"{row['return']:.2f}",

@@ -1,0 +1,76 @@
+"""The chat reader of env memory against a real server: answers, its journal, and what happens when it is down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.agents.endpoints import Endpoint
+from reflectkit.agents.reader import ChatReader
+from reflectkit.cli.main import main
+from reflectkit.core.errors import EnvironmentFailure
+from reflectkit.core.jsonl import read_json, write_json
+from reflectkit.core.rollout import Episode, rollout
+from reflectkit.core.types import Decision, Status, ToolUse
+from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.envs.memory.env import Memory
+from reflectkit.envs.memory.generate import conversation
+from tests.server import serve
+
+
+class Nothing:
+    """Keeps nothing."""
+
+    def act(self, observations: Any, contexts: Any) -> list[Decision]:
+        return [Decision(ToolUse("none")) for _ in observations]
+
+
+def test_notes_and_question_are_asked_once_for_all(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def answer(body: dict[str, Any]) -> str:
+        asked.append(body["messages"][-1]["content"])
+        return "Rome" if "Rome" in asked[-1] else "unknown"
+
+    with serve(answer) as server:
+        for _ in range(2):
+            reader = ChatReader(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl")
+            found = reader.answer(["Where is Anna?", "Where is Ben?"], [["Anna is in Rome"], []])
+            assert found == ["Rome", "unknown"]
+            reader.close()
+    assert sorted(asked) == [
+        "Notes:\n(none)\n\nQuestion: Where is Ben?",
+        "Notes:\n- Anna is in Rome\n\nQuestion: Where is Anna?",
+    ]
+
+
+def test_a_reader_that_is_down_aborts_every_episode(tmp_path: Path) -> None:
+    reader = ChatReader(Endpoint("local", "m", "http://127.0.0.1:9"), tmp_path / "journal.jsonl")
+    tasks = [conversation(number, 4, "short", 0) for number in range(2)]
+    played = rollout([Episode(task, 0) for task in tasks], lambda: Memory(reader=reader), Nothing())
+    assert [one.status for one in played] == [Status.ABORTED] * 2
+    assert "cannot be asked" in played[0].reason
+
+
+def test_a_reader_without_a_usable_answer_aborts(tmp_path: Path) -> None:
+    with serve(lambda body: "") as server:
+        reader = ChatReader(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl")
+        with pytest.raises(EnvironmentFailure, match="no usable answer"):
+            reader.answer(["Who?"], [["a"]])
+        reader.close()
+
+
+def test_evaluate_counts_what_was_aborted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    records = [record_to_json(Record(conversation(number, 4, "short", 0), ())) for number in range(2)]
+    write_json(tmp_path / "tasks.json", records)
+    down = ["--reader", "local:m", "--reader-url", "http://127.0.0.1:9"]
+    common = ["evaluate", "--env", "memory", "--level", "short", "--task-file", "tasks.json", "--policy", "rag"]
+    assert main([*common, *down]) == 0
+    (run,) = (tmp_path / "results").glob("*_evaluate")
+    (row,) = read_json(run / "eval.json")["rows"]
+    assert (row["aborted"], row["episodes"]) == (2, 0)
+    assert main([*common, "--reader", "gpt-4"]) == 2
+    assert main(["evaluate", "--env", "taxi", "--policy", "random", "--reader", "local:m"]) == 2
