@@ -30,7 +30,9 @@ class Endpoint:
 
 
 def parse_endpoint(text: str, base_url: str | None, flag: str = "--teacher") -> Endpoint:
-    """The endpoint of a --teacher, or of another `flag`: `openai:MODEL`, `azure:DEPLOYMENT` or `local:MODEL`. Raises ConfigError."""
+    """The endpoint of a --teacher, or of another `flag`: `openai:MODEL`, `azure:DEPLOYMENT` or `local:MODEL`. Raises
+    ConfigError.
+    """
     kind, _, model = text.partition(":")
     if kind not in KEYS or not model:
         alone = "oracle" if flag == "--teacher" else "extractive"

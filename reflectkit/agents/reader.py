@@ -21,7 +21,8 @@ ANSWER_TOKENS = 100
 
 
 class ChatReader:
-    """Asks `endpoint`, at temperature 0; answers are kept in `journal`, so that the same question on the same notes is asked once.
+    """Asks `endpoint`, at temperature 0; answers are kept in `journal`, so that the same question on the same notes is asked
+    once.
 
     The connection is opened with the first question.
     """

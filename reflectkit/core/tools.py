@@ -272,8 +272,8 @@ def _too_deep(value: object) -> bool:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
-        raise _Wrong(f"invalid JSON: an integer of {len(digits)} digits; at most {MAX_DIGITS} are read")
+    if (count := len(digits.lstrip("-"))) > MAX_DIGITS:
+        raise _Wrong(f"invalid JSON: an integer of {count} digits; at most {MAX_DIGITS} are read")
     return int(digits)
 
 

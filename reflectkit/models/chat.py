@@ -99,7 +99,7 @@ class Dialogue:
 
     def words(self, token_ids: Sequence[int]) -> str:
         """What was written with `token_ids`, special tokens too: some templates mark calls with them."""
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def completion(self, action: int | str | ToolUse) -> str:
         """What the model is trained to write behind `text`: the calls in its form, or the words where there are none."""

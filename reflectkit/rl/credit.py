@@ -24,8 +24,9 @@ class Rule:
 
     algorithm: one of ALGORITHMS. gamma: discount, 0 … 1. baseline: reinforce's, one of BASELINES. lam: ppo's GAE, 0 … 1.
     advantages: grpo's, one number an "episode" or a "step", or
-    "own": a step's own reward and what all steps of its episode share (`shared_reward` of the last), as in Mem-alpha. state_weight: grpo's weight of the groups of steps that stand in
-    the same state; 0 makes none. scale: in standard deviations (of the batch, or for grpo of the group).
+    "own": a step's own reward and what all steps of its episode share (`shared_reward` of the last), as in Mem-alpha.
+    state_weight: grpo's weight of the groups of steps that stand in the same state; 0 makes none. scale: in standard
+    deviations (of the batch, or for grpo of the group).
     """
 
     algorithm: str

@@ -181,7 +181,8 @@ class Trainer:
 
 
 def mean_figures(played: Sequence[Trajectory]) -> dict[str, float]:
-    """The means over episodes of what the env reports as `info["figures"]`; of an episode, the mean over the turns that have it.
+    """The means over episodes of what the env reports as `info["figures"]`; of an episode, the mean over the turns that have
+    it.
 
     ABORTED episodes are left out.
     """

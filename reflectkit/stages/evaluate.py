@@ -41,11 +41,13 @@ class Config(PlayConfig):
     level: tuple[str, ...] = option((), help="Curriculum levels to play (repeat the flag); default: the last.")
     eval_reps: int = option(1, help="Episodes a problem; more help only where play is random.")
     temperature: float = option(0.0, help="Of the policy's sampling; 0 takes the likeliest action.")
+    max_new_tokens: int = option(128, help="Tokens of an answer, in an environment without enumerated actions.")
     device: str = option("auto", help="auto, cpu, cuda, …")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least("eval_reps", self.eval_reps, 1)
+        at_least("max_new_tokens", self.max_new_tokens, 1)
         at_least("temperature", self.temperature, 0)
         if not self.policy:
             raise ConfigError("evaluate needs at least one --policy NAME=CHECKPOINT")
@@ -94,7 +96,7 @@ def run(config: Config, progress: Progress) -> Report:
         for name, policy, reflector in entrants:
             for level in levels:
                 problems = at_level(config.env, tasks, level, source)
-                agent = players.agent(name, policy, reflector, config.temperature)
+                agent = players.agent(name, policy, reflector, config.temperature, config.max_new_tokens)
                 played = _play(config, problems, config.maker(level), agent, f"{name} ({level})", progress)
                 rows.append(row(name, config.env_name, level, played))
                 episodes += [_episode(name, level, trajectory) for trajectory in played]
@@ -113,7 +115,9 @@ class Players:
         self.device = device
         self._reflectors: dict[Path, Any] = {}
 
-    def agent(self, name: str, policy: Path | None, reflector: Path | None, temperature: float) -> Agent:
+    def agent(
+        self, name: str, policy: Path | None, reflector: Path | None, temperature: float, max_new_tokens: int = 128
+    ) -> Agent:
         """The agent that `name` stands for."""
         from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
 
@@ -125,7 +129,8 @@ class Players:
         if reflector is not None and reflector not in self._reflectors:
             self._reflectors[reflector] = Reflector(load_player(reflector, "reflection", device=self.device))
         commentator = self._reflectors[reflector] if reflector else None
-        return TwoPlayerAgent(load_player(policy, "policy", device=self.device), commentator, temperature=temperature)
+        player = load_player(policy, "policy", device=self.device)
+        return TwoPlayerAgent(player, commentator, temperature=temperature, max_new_tokens=max_new_tokens)
 
 
 def row(name: str, env: str, level: str, played: list[Trajectory]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Config(AlgorithmConfig):
     temperature: float = option(1.0, help="Of the policy's sampling, in play and in the loss.")
     reflect_prob: float = option(1.0, help="Share of the steps that see their comment.")
     reflect_temperature: float = option(0.0, help="Of the comments; 0 decodes greedily and memoises.")
-    max_new_tokens: int = option(64, help="Tokens of an answer, in an environment without enumerated actions.")
+    max_new_tokens: int = option(128, help="Tokens of an answer, in an environment without enumerated actions.")
     lora_r: int = option(0, help="Rank of a fresh LoRA adapter; 0 trains all weights, or the adapter that is there.")
     lora_alpha: int = option(16, help="Scale of the LoRA adapter.")
     dtype: str = option("", help="float32, bfloat16 or float16; default: as the checkpoint was saved, or float32.")

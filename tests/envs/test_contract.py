@@ -24,6 +24,7 @@ from reflectkit.core.types import Observation, Status, Task, Trajectory, from_js
 from reflectkit.envs import ENVS, env_class
 from reflectkit.envs import make as make_env
 from reflectkit.envs.autoexplore.repo import open_repository
+from reflectkit.envs.memory.generate import conversation
 from tests.explore import explore_task, write_repository
 
 DEPTHS = ("0", "1", "2")  # of the test repository; "all" is no task's own level
@@ -44,6 +45,8 @@ def make(name: str, horizon: int | None = None) -> Any:
 
 
 def listed(name: str, level: str) -> list[Task]:
+    if name == "memory":
+        return [conversation(number, 40 if level == "long" else 4 + number % 7, level, seed=1) for number in range(4)]
     if name != "auto_explore":
         return env_class(name).tasks(level)
     paths = sorted(open_repository(repos() / "library").sizes)
@@ -93,8 +96,9 @@ def test_horizon_is_kept(name: str, level: str, horizon: int) -> None:
 @pytest.mark.parametrize("action", [-1, 99, "north", True, None, 1.0])
 def test_illegal_action_is_a_clear_error(name: str, level: str, action: Any) -> None:
     env = make(name)
-    env.reset(some(name, level)[0], 0)
-    with pytest.raises(IllegalActionError, match=r"no action .*; choose 0 to"):
+    if env.reset(some(name, level)[0], 0).tools and isinstance(action, str):
+        pytest.skip("where tools are offered, any text is read for calls")
+    with pytest.raises(IllegalActionError, match=r"no action .*; (choose 0 to|it takes calls)"):
         env.step(action)
 
 
@@ -189,7 +193,7 @@ def test_a_dotted_path_is_an_env() -> None:
     assert make("reflectkit.envs.corridor:Corridor").reset(some("corridor", "long")[0], 0)
 
 
-@pytest.mark.parametrize(("name", "level"), [(name, level) for name, level in EVERY if name != "auto_explore"])
+@pytest.mark.parametrize(("name", "level"), [(name, level) for name, level in EVERY if name not in ("auto_explore", "memory")])
 def test_gymnasium_checker_passes(name: str, level: str) -> None:
     env = gymnasium.make(f"reflectkit/{env_class(name).__name__}-v0", level=level)
     check_env(env.unwrapped, skip_render_check=True)

@@ -11,8 +11,8 @@ Reward
 Episode end
     After the last chunk. Success: every question answered in full.
 Source
-    Mem-α (arXiv 2509.25911). Departs from its code: r4 is judged by the chunk, deletions by whether what they removed was stale,
-    deleting an unknown id is a failure, and a duplicate neither that nor a success.
+    Mem-α (arXiv 2509.25911). Departs from its code: r4 is judged by the chunk, deletions by whether what they removed was
+    stale, deleting an unknown id is a failure, and a duplicate neither that nor a success.
 """
 
 from __future__ import annotations
@@ -145,7 +145,9 @@ class Memory:
         return wrong if self._at + 1 < len(self._chunks) else []
 
     def note(self) -> str:
-        """How the last chunk's calls are to be marked: "" at the start, "good", or "mistake" where they lack one of the oracle's."""
+        """How the last chunk's calls are to be marked: "" at the start, "good", or "mistake" where they lack one of the
+        oracle's.
+        """
         return self._note
 
     def reflection(self, generator: random.Random) -> str:
@@ -157,7 +159,7 @@ class Memory:
         for fact in self._news():
             held = _held(fact, shown.values())
             if fact.kind == CORE:
-                parts.append(f"{fact.key} is for the core.")
+                parts.append(f"{fact.key} is for the core{generator.choice(('', ' memory'))}.")
             elif not fact.text:
                 parts.append(f"Forget {fact.key}" + (f", {held.id}." if held else "."))
             elif held:

@@ -14,18 +14,21 @@ from reflectkit.envs.memory.facts import Fact
 from reflectkit.envs.memory.reader import UNKNOWN
 from reflectkit.envs.memory.store import CORE, EPISODIC, SEMANTIC
 
-PEOPLE = tuple(
-    "Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karin Leo Marta Nils Olga Paul Rosa Simon Tilda Viktor".split()
-)
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+PEOPLE = _words("Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karin Leo Marta Nils Olga Paul Rosa Simon Tilda Viktor")
 VALUES = {
-    "city": tuple("Rome Oslo Paris Vienna Lisbon Madrid Dublin Prague Athens Berlin Geneva Krakow".split()),
-    "job": tuple("baker nurse pilot teacher lawyer farmer painter waiter plumber dentist sailor tailor".split()),
-    "pet": tuple("cat dog parrot rabbit hamster turtle goldfish pony canary lizard".split()),
-    "dish": tuple("soup pizza curry salad pancakes risotto noodles stew dumplings lasagna".split()),
-    "sport": tuple("tennis chess rowing hockey boxing cycling sailing archery judo fencing".split()),
-    "color": tuple("red blue green yellow purple orange black white brown silver".split()),
+    "city": _words("Rome Oslo Paris Vienna Lisbon Madrid Dublin Prague Athens Berlin Geneva Krakow"),
+    "job": _words("baker nurse pilot teacher lawyer farmer painter waiter plumber dentist sailor tailor"),
+    "pet": _words("cat dog parrot rabbit hamster turtle goldfish pony canary lizard"),
+    "dish": _words("soup pizza curry salad pancakes risotto noodles stew dumplings lasagna"),
+    "sport": _words("tennis chess rowing hockey boxing cycling sailing archery judo fencing"),
+    "color": _words("red blue green yellow purple orange black white brown silver"),
 }
-DAYS = tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split())
+DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 EVENTS = (
     "visited the museum", "bought a piano", "painted the fence", "missed the train", "cooked for friends", "lost a wallet",
     "planted a tree", "repaired the roof", "saw a concert", "climbed the tower", "sold the boat", "met the mayor",

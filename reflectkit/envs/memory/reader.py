@@ -58,7 +58,9 @@ class Extractive:
 
 
 def score(question: Question, answer: str) -> float:
-    """0 … 1. contain: the right answer stands in `answer`; exact: it is it; keywords: the share of its parts that stand in it."""
+    """0 … 1. contain: the right answer stands in `answer`; exact: it is it; keywords: the share of its parts that stand in
+    it.
+    """
     said, right = _plain(answer), _plain(question.answer)
     if question.kind == "exact":
         return float(said.strip(" .\"'") == right.strip(" .\"'"))

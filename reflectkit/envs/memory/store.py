@@ -1,4 +1,6 @@
-"""The memory: a core paragraph, and semantic and episodic items under ids. Changes are refused with a reason, never half made."""
+"""The memory: a core paragraph, and semantic and episodic items under ids. Changes are refused with a reason, never half
+made.
+"""
 
 from __future__ import annotations
 
