@@ -24,7 +24,9 @@ from reflectkit.core.types import Task
 from reflectkit.data.questions import Question, to_task
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
+from reflectkit.envs.memory.generate import conversation
 from reflectkit.stages.common import PlayConfig, at_level
+from reflectkit.stages.gen_task import MEMORY
 
 EXAMPLES = (
     "reflectkit bench env --env auto_explore",
@@ -34,6 +36,7 @@ EXAMPLES = (
 WHAT = ("env", "rl")
 SIZES = ("tiny", "gpt2-small")
 FILES_IN_A_FOLDER = 20
+MANY = 64  # conversations to bench
 ROUNDS = 5
 
 
@@ -72,7 +75,7 @@ def _learning(config: Config, progress: Progress) -> Report:
 
     hush()
     with open_run("bench", dataclasses.replace(config, force=True)) as current, _problems(config) as (settled, tasks):
-        make = settled.maker(env_class(config.env).levels[-1])
+        make = settled.maker(_level(config, tasks))
         figures: dict[str, Any] = {}
         for size in config.size:
             rounds, episodes = (config.rounds, config.episodes) if size == "tiny" else (-(-config.rounds // 2), 32)
@@ -86,7 +89,7 @@ def _learning(config: Config, progress: Progress) -> Report:
 def _environment(config: Config, progress: Progress) -> Report:
     """Take random steps in one process on one core, and time the resets and the steps."""
     with open_run("bench", dataclasses.replace(config, force=True)) as current, _problems(config) as (settled, tasks):
-        env: Any = settled.maker(env_class(config.env).levels[-1])()
+        env: Any = settled.maker(_level(config, tasks))()
         rates, resets = [], []
         with progress.bar(f"{config.env_name}: steps", config.steps) as bar:
             for number in range(ROUNDS):
@@ -110,6 +113,11 @@ def _environment(config: Config, progress: Progress) -> Report:
         return current.finish(figures)
 
 
+def _level(config: Config, tasks: list[Task]) -> str:
+    """Whose horizon is kept: the whole task's; a conversation has its own."""
+    return tasks[0].level if config.env_name == MEMORY else str(env_class(config.env).levels[-1])
+
+
 def _round(env: Any, tasks: list[Task], steps: int, seed: int) -> tuple[float, list[float]]:
     """(steps a second, seconds of each reset). The choices are drawn before the clock starts."""
     chance = generator(seed)
@@ -123,7 +131,7 @@ def _round(env: Any, tasks: list[Task], steps: int, seed: int) -> tuple[float, l
             observation = env.reset(tasks[number % len(tasks)], derive(seed, number))
             resets.append(time.perf_counter() - before)
             number += 1
-        result = env.step(int(draw * len(observation.choices)))
+        result = env.step(int(draw * len(observation.choices)) if observation.choices else env.oracle())
         observation = None if result.terminated or result.truncated else result.observation
     return steps / (time.perf_counter() - started), resets
 
@@ -137,6 +145,8 @@ def _problems(config: Config) -> Iterator[tuple[Config, list[Task]]]:
         yield config, at_level(config.env, tasks, known.levels[-1], config.task_file)
     elif hasattr(known, "tasks"):
         yield config, known.tasks(known.levels[-1])
+    elif config.env_name == MEMORY:
+        yield config, [conversation(number, 8, "short", config.seed) for number in range(MANY)]
     else:
         with tempfile.TemporaryDirectory(prefix="reflectkit-bench-") as folder:
             yield dataclasses.replace(config, repos_dir=Path(folder)), _written(Path(folder), config.files, config.seed)

@@ -60,8 +60,9 @@ def test_sft_rows_are_calls_behind_the_policys_own_prompt(ground: Path) -> None:
 
 
 def test_sft_learns_to_stop(ground: Path, tmp_path: Path) -> None:
-    code = main(["sft", "--env", "memory", "--data-dir", str(ground / "data"), "--results-dir", str(tmp_path), "--role", "plain",
-                 "--model", str(ground / "policy"), "--max-steps", "2", "--max-length", "640", "--batch-size", "4"])  # fmt: skip
+    code = main(["sft", "--env", "memory", "--data-dir", str(ground / "data"), "--results-dir", str(tmp_path), "--role",
+                 "plain", "--model", str(ground / "policy"), "--max-steps", "2", "--max-length", "640", "--batch-size",
+                 "4"])  # fmt: skip
     assert code == 0
     (run,) = tmp_path.glob("*_sft")
     assert load_player(run / "checkpoint-2", "policy").role == "plain"
