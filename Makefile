@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.installed-test
 
 .PHONY: help install demo test check lint format type bench smollm2 clean
-.PHONY: demo-explore filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot export
+.PHONY: demo-explore demo-memory filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot export
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ demo: $(INSTALLED) ## The whole pipeline on DangerousTaxi; FAST=1 for a short on
 
 demo-explore: $(INSTALLED) ## The whole pipeline on the boxed repositories; FAST=1 for a short one
 	$(BIN)/reflectkit run auto-explore-tiny $(if $(FAST),--fast) $(ARGS)
+
+demo-memory: $(INSTALLED) ## The whole pipeline on generated conversations; FAST=1 for a short one
+	$(BIN)/reflectkit run memory-tiny $(if $(FAST),--fast) $(ARGS)
 
 test: $(TEST_INSTALLED) ## Run the tests
 	$(BIN)/python -m pytest $(ARGS)
