@@ -121,6 +121,23 @@ class Trainer:
             "update_seconds": round(seconds - played_s, 3),
         }
 
+    def validate(self, level: Level) -> dict[str, float]:
+        """How the likeliest actions do on each problem of `level` once: figures as `advance` gives, named `validation_…`."""
+        episodes = [Episode(task, derive(self.plan.seed, "validate", task.id)) for task in level.tasks]
+        sampling, self.agent.temperature = self.agent.temperature, 0.0
+        self.agent.forget_scores()
+        try:
+            if self.processes.sharded:
+                played = rollout(episodes, level.make, self.agent, width=self.plan.width)
+            else:
+                mine = rollout(self.processes.share(episodes), level.make, self.agent, width=self.plan.width)
+                played = self.processes.together(mine)
+        finally:
+            self.agent.temperature = sampling
+            self.agent.forget_scores()
+        self._share_comments()
+        return {f"validation_{name}": value for name, value in (summary(played) | mean_figures(played)).items()}
+
     def _play(self, level: Level) -> list[Trajectory]:
         """This step's episodes, played by all processes, in their order."""
         plan = self.plan

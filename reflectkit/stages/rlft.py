@@ -73,6 +73,7 @@ class Config(AlgorithmConfig):
     gradient_checkpointing: bool = option(False, help="Less memory for about a third more time.")
     max_tokens_per_batch: int = option(16384, help="Tokens of a forward pass, padding counted; halved where memory runs out.")
     save_steps: int = option(20, help="Updates between checkpoints; the last two are kept.")
+    validate_steps: int = option(0, help="Updates between validations, greedy, on validate.json beside the problems; 0: none.")
     report_to: tuple[str, ...] = option((), help="Also log to tensorboard, wandb or trackio (repeat the flag).")
     device: str = option("auto", help="auto, cpu, cuda, …")
 
@@ -83,7 +84,8 @@ class Config(AlgorithmConfig):
         for name in ("learning_rate", "temperature", "max_grad_norm"):
             above(name, getattr(self, name), 0)
         at_least("reflect_temperature", self.reflect_temperature, 0)
-        at_least("lora_r", self.lora_r, 0)
+        for name in ("lora_r", "validate_steps"):
+            at_least(name, getattr(self, name), 0)
         fraction("reflect_prob", self.reflect_prob)
         one_of("schedule", self.schedule, ("linear", "constant"))
         one_of("dtype", self.dtype or DTYPES[0], DTYPES)
@@ -140,14 +142,15 @@ def run(config: Config, progress: Progress) -> Report:
     if Path(config.model).is_dir() and config.model:
         models.append(Path(config.model))
     _try_prompts(config, levels)
-    with _together("rlft", config, [source, *models, *config.worlds(tasks)], processes) as current:
+    held_out = [source.with_name("validate.json")] if config.validate_steps else []
+    with _together("rlft", config, [source, *held_out, *models, *config.worlds(tasks)], processes) as current:
         if current.done:
             return current.done
         told = plain_settings(config) | {"problems": digest(source)}
         trainer = _resumed(config, levels, current.folder, told, processes, progress)
         progress.news(f"rlft ({config.algo}): {len(tasks)} problems of {source} → {current.folder}")
         try:
-            target = _loop(config, trainer, current.folder, told, progress)
+            target = _loop(config, trainer, _validation(config, source), current.folder, told, progress)
         except ReflectkitError as error:
             raise _kept(error, current.folder, trainer) from None
         history = [row for _, row in read_jsonl(current.folder / "metrics.jsonl")]
@@ -366,7 +369,21 @@ def _trainer(config: Config, levels: list[Level], place: Path | None, processes:
     )
 
 
-def _loop(config: Config, trainer: Trainer, folder: Path, told: Mapping[str, Any], progress: Progress) -> Path:
+def _validation(config: Config, source: Path) -> Level | None:
+    """What is validated on, at the curriculum's last level; None where nothing is."""
+    from reflectkit.rl.loop import Level
+
+    if not config.validate_steps:
+        return None
+    beside = source.with_name("validate.json")
+    tasks = [record.task for record in read_records(beside, config.env_name)]
+    name = config.stages[-1][-1]
+    return Level(name, at_level(config.env, tasks, name, beside), config.maker(name))
+
+
+def _loop(
+    config: Config, trainer: Trainer, validation: Level | None, folder: Path, told: Mapping[str, Any], progress: Progress
+) -> Path:
     """The updates that are left; metrics and checkpoints are written as they come. Returns the last checkpoint."""
     from reflectkit.rl import checkpoint
 
@@ -383,6 +400,8 @@ def _loop(config: Config, trainer: Trainer, folder: Path, told: Mapping[str, Any
     with progress.bar(title, config.max_steps, trainer.step) as bar:
         while trainer.step < config.max_steps:
             figures = trainer.advance()
+            if validation and (trainer.step % config.validate_steps == 0 or trainer.step == config.max_steps):
+                figures |= trainer.validate(validation)
             history.append(figures)
             due = trainer.step % config.save_steps == 0 or trainer.step == config.max_steps
             if processes.first:

@@ -104,6 +104,17 @@ def test_a_group_compares_discounted_returns() -> None:
     assert judged.advantages == [[-0.25, -0.25], [0.25]]
 
 
+def test_own_rewards_and_what_is_shared_by_hand() -> None:
+    def chunks(rewards: list[float], shared: float) -> Trajectory:
+        one = episode(rewards)
+        last = replace(one.turns[-1], reward=rewards[-1] + shared, info={"shared_reward": shared})
+        return replace(one, turns=(*one.turns[:-1], last))
+
+    # worth: 1 + 2, 0 + 2 and 1 + 1, 1 + 1: mean 2.25
+    judged = judge([chunks([1.0, 0.0], 2.0), chunks([1.0, 1.0], 1.0)], [], [], Rule("grpo", advantages="own", scale=False))
+    assert judged.advantages == [[0.75, -0.25], [-0.25, -0.25]]
+
+
 def test_the_same_state_saves_a_group_without_spread() -> None:
     # both episodes bring 1, but from "a" one had 1 still to come and the other 0
     played = [episode([0.0, 1.0], texts="ab"), episode([1.0, 0.0], texts="ca")]

@@ -69,10 +69,20 @@ def test_sft_learns_to_stop(ground: Path, tmp_path: Path) -> None:
 
 
 def test_grpo_reports_components_and_goes_on_exactly(ground: Path, tmp_path: Path) -> None:
-    whole = rlft(ground, tmp_path / "whole", "--max-steps", "3", "--reflect-load-dir", str(ground / "reflection"))
+    whole = rlft(
+        ground,
+        tmp_path / "whole",
+        "--max-steps",
+        "3",
+        "--validate-steps",
+        "2",
+        "--reflect-load-dir",
+        str(ground / "reflection"),
+    )
     rows = [row for _, row in read_jsonl(whole / "metrics.jsonl")]
     for name in ("accuracy", "tool_success", "content", "compression", "memory_tokens", "groups_without_spread"):
         assert all(isinstance(row[name], float) for row in rows), name
+    assert ["validation_accuracy" in row for row in rows] == [False, True, True]
     copied = tmp_path / "half"
     rlft(ground, copied, "--max-steps", "3", "--reflect-load-dir", str(ground / "reflection"))
     (run,) = copied.glob("*_rlft")
