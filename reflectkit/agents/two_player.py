@@ -100,8 +100,8 @@ class TwoPlayerAgent:
     reflector: None for the plain arm. temperature: of the sampling; 0 takes the likeliest action. reflect_prob: share of
     decisions that see their comment; the rest act without. critic: from last hidden states (B, D) and their prompts to values
     (B), recorded with each decision; None records none. max_new_tokens: of a line, or of calls. tokens: how many the policy
-    has read and written. scorer, team: of a policy that is spread over processes: its Scorer, and the `Processes` that see the
-    same observations and score them together.
+    has read and written. show: record the probabilities of all choices. scorer, team: of a policy that is spread over
+    processes: its Scorer, and the `Processes` that see the same observations and score them together.
     """
 
     def __init__(
@@ -116,6 +116,7 @@ class TwoPlayerAgent:
         max_new_tokens: int = 64,
         scorer: Any = None,
         team: Any = None,
+        show: bool = False,
     ) -> None:
         self.scorer, self.team = scorer or policy.model, team
         self.policy, self.reflector, self.batch, self.critic = policy, reflector, batch, critic
@@ -124,7 +125,7 @@ class TwoPlayerAgent:
         self._stops = frozenset(
             [policy.tokenizer.eos_token_id, *newline] if len(newline) == 1 else [policy.tokenizer.eos_token_id]
         )
-        self.temperature, self.reflect_prob = temperature, reflect_prob
+        self.temperature, self.reflect_prob, self.show = temperature, reflect_prob, show
         self.tokens = 0
         self._has_read = False
         self._tokenised: dict[str, tuple[int, ...]] = {}
@@ -167,7 +168,8 @@ class TwoPlayerAgent:
             action = greedy if self.temperature == 0 else _draw(probabilities, context.seed)
             entropy = -math.fsum(share * logprob for share, logprob in zip(probabilities, row, strict=True) if share > 0)
             token = label_ids(self.policy.tokenizer, key[0])[action]
-            decisions.append(Decision(action, comment, key[1], (token,), (row[action],), entropy, value))
+            shown = tuple(probabilities) if self.show else ()
+            decisions.append(Decision(action, comment, key[1], (token,), (row[action],), entropy, value, shown))
         return decisions
 
     def forget_scores(self) -> None:

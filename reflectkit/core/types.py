@@ -94,10 +94,10 @@ class Decision:
     action: index into `Observation.choices` (0 … K-1), the calls of tools, or the text. reflection: the comment it acted on,
     None without one. prompt_ids: the tokens the policy read (T). token_ids: the tokens it wrote (one for a choice). logprobs:
     their natural-log probabilities under the sampling distribution, ≤ 0. entropy: of the distribution over the legal actions,
-    in nats. value: the critic's expected return-to-go, in the env's unit. note: how a demonstration marks the step
-    ("positive", "mistake", "correction"). failure: why the agent could not decide; the episode is then ABORTED. overflow: that
-    what it was to read does not fit its model; the episode is then TRUNCATED. What is unknown is None; scripted agents leave
-    the token fields empty.
+    in nats. probabilities: of each choice, where they were asked for. value: the critic's expected return-to-go, in the
+    env's unit. note: how a demonstration marks the step ("positive", "mistake", "correction"). failure: why the agent could
+    not decide; the episode is then ABORTED. overflow: that what it was to read does not fit its model; the episode is then
+    TRUNCATED. What is unknown is None; scripted agents leave the token fields empty.
     """
 
     action: int | str | ToolUse
@@ -107,6 +107,7 @@ class Decision:
     logprobs: tuple[float, ...] = ()
     entropy: float | None = None
     value: float | None = None
+    probabilities: tuple[float, ...] = ()
     note: str | None = None
     failure: str | None = None
     overflow: str | None = None

@@ -17,6 +17,7 @@ from reflectkit.core.runs import Report, Table, open_run
 from reflectkit.core.seeding import derive
 from reflectkit.core.stats import bootstrap, by_task, wilson
 from reflectkit.core.types import Status, Task, Trajectory
+from reflectkit.data.episodes import episode_to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
 from reflectkit.stages.common import PlayConfig, at_level, check_level
@@ -99,7 +100,7 @@ def run(config: Config, progress: Progress) -> Report:
                 agent = players.agent(name, policy, reflector, config.temperature, config.max_new_tokens)
                 played = _play(config, problems, config.maker(level), agent, f"{name} ({level})", progress)
                 rows.append(row(name, config.env_name, level, played))
-                episodes += [_episode(name, level, trajectory) for trajectory in played]
+                episodes += [episode_to_json(name, trajectory) | {"level": level} for trajectory in played]
         write_jsonl(current.folder / "episodes.jsonl", episodes)
         write_json(current.folder / "eval.json", {"rows": rows})
         current.tables.append(table(f"Held-out problems of {source}", rows))
@@ -130,7 +131,7 @@ class Players:
             self._reflectors[reflector] = Reflector(load_player(reflector, "reflection", device=self.device))
         commentator = self._reflectors[reflector] if reflector else None
         player = load_player(policy, "policy", device=self.device)
-        return TwoPlayerAgent(player, commentator, temperature=temperature, max_new_tokens=max_new_tokens)
+        return TwoPlayerAgent(player, commentator, temperature=temperature, max_new_tokens=max_new_tokens, show=True)
 
 
 def row(name: str, env: str, level: str, played: list[Trajectory]) -> dict[str, Any]:
@@ -205,18 +206,3 @@ def _play(
     ]
     with progress.bar(title, len(episodes)) as bar:
         return rollout(episodes, maker, agent, width=config.width, on_end=lambda _: bar.advance())
-
-
-def _episode(name: str, level: str, trajectory: Trajectory) -> dict[str, Any]:
-    """What is kept of each episode: enough to pool evaluations and to see what was done."""
-    return {
-        "name": name,
-        "level": level,
-        "task": trajectory.task.id,
-        "seed": trajectory.seed,
-        "status": trajectory.status.value,
-        "success": trajectory.success,
-        "return": trajectory.total_return,
-        "actions": [turn.said for turn in trajectory.turns],
-        "reflections": [turn.decision.reflection for turn in trajectory.turns],
-    }
