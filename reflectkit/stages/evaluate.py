@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,8 +104,7 @@ def run(config: Config, progress: Progress) -> Report:
         write_jsonl(current.folder / "episodes.jsonl", episodes)
         write_json(current.folder / "eval.json", {"rows": rows})
         current.tables.append(table(f"Held-out problems of {source}", rows))
-        if any(row["figures"] for row in rows):
-            current.tables.append(figures_rows("What the environment reports, with 95 % intervals", rows))
+        current.tables += figures_tables(rows)
         return current.finish({"rows": rows}, [current.folder / "eval.json", current.folder / "episodes.jsonl"])
 
 
@@ -152,16 +151,17 @@ def row(name: str, env: str, level: str, played: list[Trajectory]) -> dict[str, 
         "return": sum(trajectory.total_return for trajectory in counted) / count,
         "steps": sum(len(trajectory.turns) for trajectory in counted) / count,
         "aborted": len(played) - len(counted),
-        "figures": figures_of(counted),
+        "figures": figures_of((trajectory.task.id, trajectory.figures) for trajectory in counted),
     }
 
 
-def figures_of(played: list[Trajectory]) -> dict[str, dict[str, float]]:
-    """What the env reports of its episodes, with the bootstrap's 95 % interval over distinct tasks."""
-    names = dict.fromkeys(name for trajectory in played for name in trajectory.figures)
+def figures_of(played: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """What the env reports of its episodes, (task id, figures) each, with the bootstrap's 95 % interval over distinct tasks."""
+    episodes = list(played)
+    names = dict.fromkeys(name for _, figures in episodes for name in figures)
     found = {}
     for name in names:
-        told = by_task((one.task.id, one.figures[name]) for one in played if name in one.figures)
+        told = by_task((task, figures[name]) for task, figures in episodes if name in figures)
         low, high = bootstrap(list(told.values()))
         found[name] = {"mean": sum(told.values()) / len(told), "low": low, "high": high}
     return found
@@ -185,15 +185,16 @@ def table(title: str, rows: list[dict[str, Any]]) -> Table:
     return Table(title, COLUMNS, cells)
 
 
-def figures_rows(title: str, rows: list[dict[str, Any]]) -> Table:
-    """The env's own figures for a person."""
-    names = list(dict.fromkeys(name for row in rows for name in row["figures"]))
-    cells = []
-    for row in rows:
-        told = [row["figures"].get(name) for name in names]
-        shown = [f"{one['mean']:.3g} [{one['low']:.3g}, {one['high']:.3g}]" if one else "" for one in told]
-        cells.append((row["name"], row["level"], *shown))
-    return Table(title, ("policy", "level", *(name.replace("_", " ") for name in names)), tuple(cells))
+def figures_tables(rows: list[dict[str, Any]]) -> list[Table]:
+    """The env's own figures for a person, a table each: what they are on average, and their intervals."""
+    tables = []
+    for name in dict.fromkeys(name for row in rows for name in row.get("figures", {})):
+        told = [(row, row["figures"][name]) for row in rows if name in row.get("figures", {})]
+        cells = tuple(
+            (row["name"], row["level"], f"{one['mean']:.3g}", f"{one['low']:.3g} to {one['high']:.3g}") for row, one in told
+        )
+        tables.append(Table(name.replace("_", " "), ("policy", "level", "mean", "95 % interval"), cells))
+    return tables
 
 
 def _play(

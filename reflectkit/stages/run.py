@@ -119,6 +119,7 @@ def run(config: Config, progress: Progress) -> Report:
             write_json(current.folder / "eval.json", {"rows": rows})
             outputs.append(current.folder / "eval.json")
             current.tables.append(evaluate.table(f"{config.recipe}, {config.seeds} seeds pooled", rows))
+            current.tables += evaluate.figures_tables(rows)
         if curves := _all_curves(jobs, reports):
             picture = current.folder / "curves.png"
             drawn = plot.run(
@@ -133,6 +134,7 @@ def pool(evaluations: list[Report]) -> list[dict[str, Any]]:
     """Rows over several evaluations (seeds): success is the mean over distinct tasks of each task's mean over seeds."""
     rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
     outcomes: dict[tuple[str, str], list[tuple[str, float]]] = {}
+    told: dict[tuple[str, str], list[tuple[str, dict[str, float]]]] = {}
     for report in evaluations:
         for row in read_json(report.folder / "eval.json")["rows"]:
             rows.setdefault((row["name"], row["level"]), []).append(row)
@@ -140,6 +142,7 @@ def pool(evaluations: list[Report]) -> list[dict[str, Any]]:
             if episode["status"] != "aborted":
                 outcome = (episode["task"], float(episode["success"]))
                 outcomes.setdefault((episode["name"], episode["level"]), []).append(outcome)
+                told.setdefault((episode["name"], episode["level"]), []).append((episode["task"], episode.get("figures", {})))
     pooled = []
     for key, parts in rows.items():
         rates = by_task(outcomes.get(key, []))
@@ -150,6 +153,7 @@ def pool(evaluations: list[Report]) -> list[dict[str, Any]]:
         success = sum(rates.values()) / max(1, len(rates))
         figures = {"success": success, "low": low, "high": high, "tasks": len(rates), "episodes": episodes, "aborted": aborted}
         pooled.append({**parts[0], **figures, **means, "by_seed": [part["success"] for part in parts]})
+        pooled[-1]["figures"] = evaluate.figures_of(told.get(key, []))
     return pooled
 
 
