@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 
 Z95 = 1.959963984540054  # the 97.5 % point of the standard normal
+EXACT = 12  # differing tasks up to which all signs are tried
 
 
 def wilson(successes: float, trials: float, z: float = Z95) -> tuple[float, float]:
@@ -58,3 +61,50 @@ def smooth(values: list[float], window: int) -> list[float]:
             total -= values[index - window]
         smoothed.append(total / min(index + 1, window))
     return smoothed
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """A mean difference over tasks that both saw. low, high: its 95 % interval. p: of the hypothesis that signs are chance."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    tasks: int
+
+
+def paired(first: Mapping[str, float], second: Mapping[str, float], draws: int = 4000) -> Paired:
+    """`first` less `second`, outcomes by task, over the tasks of both: bootstrap interval, two-sided sign-flip test.
+
+    The test is exact up to 12 tasks that differ (Fisher 1935), and seeded sampling beyond; p is never 0. Without common tasks
+    all but `tasks` are nan.
+    """
+    gaps = [first[task] - second[task] for task in first if task in second]
+    if not gaps:
+        return Paired(math.nan, math.nan, math.nan, math.nan, 0)
+    low, high = bootstrap(gaps)
+    told = [abs(gap) for gap in gaps if gap]
+    seen = abs(math.fsum(gaps)) - 1e-12
+    if len(told) <= EXACT:
+        sums = [math.fsum(s * gap for s, gap in zip(signs, told, strict=True)) for signs in product((-1, 1), repeat=len(told))]
+        p = sum(abs(total) >= seen for total in sums) / len(sums)
+    else:
+        chance = random.Random(0)
+        hits = sum(abs(math.fsum(gap if chance.random() < 0.5 else -gap for gap in told)) >= seen for _ in range(draws))
+        p = (hits + 1) / (draws + 1)
+    return Paired(math.fsum(gaps) / len(gaps), low, high, p, len(gaps))
+
+
+def pass_at(k: int, right: int, tries: int) -> float:
+    """Chance that at least one of `k` of a task's `tries` is right, drawn without replacement (Chen et al. 2021, eq. 1)."""
+    if not 1 <= k <= tries:
+        raise ValueError(f"k must lie in 1 … {tries}, got {k}")
+    return 1 - math.comb(tries - right, k) / math.comb(tries, k)
+
+
+def pass_all(k: int, right: int, tries: int) -> float:
+    """Chance that all `k` of them are right: pass^k (Yao et al. 2024, tau-bench)."""
+    if not 1 <= k <= tries:
+        raise ValueError(f"k must lie in 1 … {tries}, got {k}")
+    return math.comb(right, k) / math.comb(tries, k)

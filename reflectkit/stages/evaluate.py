@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,17 +12,17 @@ from typing import Any
 from reflectkit.core.config import at_least, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
-from reflectkit.core.jsonl import write_json, write_jsonl
+from reflectkit.core.jsonl import dumps, write_json, write_jsonl, write_text
 from reflectkit.core.protocols import Agent
 from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.runs import Report, Table, open_run
+from reflectkit.core.runs import Report, open_run
 from reflectkit.core.seeding import derive
-from reflectkit.core.stats import bootstrap, by_task, wilson
-from reflectkit.core.types import Status, Task, Trajectory
+from reflectkit.core.types import Task, Trajectory
 from reflectkit.data.episodes import episode_to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
 from reflectkit.stages.common import PlayConfig, at_level, check_level
+from reflectkit.stages.comparing import csv_text, differences, differences_table, figures_tables, markdown, row, table
 
 EXAMPLES = (
     "reflectkit evaluate --env taxi --policy oracle --policy random",
@@ -28,7 +30,6 @@ EXAMPLES = (
     ' --policy "Reflect-RL=results/8_rlft/checkpoint-60+results/4_sft/checkpoint-700"',
 )
 SCRIPTED = ("oracle", "random")
-COLUMNS = ("policy", "level", "success", "95 % interval", "tasks", "episodes", "return", "steps")
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,10 @@ def parse_policy(text: str, baselines: Sequence[str] = ()) -> tuple[str, Path | 
 
 
 def run(config: Config, progress: Progress) -> Report:
-    """Write `eval.json` (a row a policy and level) and `episodes.jsonl`. Raises CheckpointError, DataError."""
+    """Write `eval.json`, `eval.md` and `eval.csv` (a row a policy and level), and `episodes.jsonl`.
+
+    Episodes are kept as they end: killed and started again, those are not played again. Raises CheckpointError, DataError.
+    """
     source = config.task_file or config.folder / "test.json"
     records = read_records(source, config.env_name)
     entrants = [parse_policy(text, config.baselines) for text in config.policy]
@@ -92,20 +96,28 @@ def run(config: Config, progress: Progress) -> Report:
         levels = config.level or (env_class(config.env).levels[-1],)
         tasks = [record.task for record in records]
         players = Players(config.device)
+        kept = current.folder / "episodes"
         rows: list[dict[str, Any]] = []
         episodes: list[dict[str, Any]] = []
-        for name, policy, reflector in entrants:
+        for number, (name, policy, reflector) in enumerate(entrants):
             for level in levels:
                 problems = at_level(config.env, tasks, level, source)
-                agent = players.agent(name, policy, reflector, config.temperature, config.max_new_tokens)
-                played = _play(config, problems, config.maker(level), agent, f"{name} ({level})", progress)
+                path = kept / f"{number}-{level}.jsonl"
+                played = _played(config, problems, level, path, lambda: players.agent(name, policy, reflector, config), name, progress)  # fmt: skip # noqa: B023, E501
                 rows.append(row(name, config.env_name, level, played))
-                episodes += [episode_to_json(name, trajectory) | {"level": level} for trajectory in played]
+                episodes += played
         write_jsonl(current.folder / "episodes.jsonl", episodes)
-        write_json(current.folder / "eval.json", {"rows": rows})
+        compared = differences(episodes)
+        write_json(current.folder / "eval.json", {"rows": rows, "differences": compared})
         current.tables.append(table(f"Held-out problems of {source}", rows))
         current.tables += figures_tables(rows)
-        return current.finish({"rows": rows}, [current.folder / "eval.json", current.folder / "episodes.jsonl"])
+        if len(entrants) > 1:
+            current.tables.append(differences_table(compared, "success"))
+        write_text(current.folder / "eval.md", markdown(current.tables))
+        write_text(current.folder / "eval.csv", csv_text(rows))
+        shutil.rmtree(kept, ignore_errors=True)
+        made = [current.folder / name for name in ("eval.json", "eval.md", "eval.csv", "episodes.jsonl")]
+        return current.finish({"rows": rows}, made)
 
 
 class Players:
@@ -115,9 +127,7 @@ class Players:
         self.device = device
         self._reflectors: dict[Path, Any] = {}
 
-    def agent(
-        self, name: str, policy: Path | None, reflector: Path | None, temperature: float, max_new_tokens: int = 128
-    ) -> Agent:
+    def agent(self, name: str, policy: Path | None, reflector: Path | None, config: Config) -> Agent:
         """The agent that `name` stands for."""
         from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
 
@@ -130,80 +140,45 @@ class Players:
             self._reflectors[reflector] = Reflector(load_player(reflector, "reflection", device=self.device))
         commentator = self._reflectors[reflector] if reflector else None
         player = load_player(policy, "policy", device=self.device)
-        return TwoPlayerAgent(player, commentator, temperature=temperature, max_new_tokens=max_new_tokens, show=True)
-
-
-def row(name: str, env: str, level: str, played: list[Trajectory]) -> dict[str, Any]:
-    """One row of eval.json. success, low and high are shares of 1 over distinct tasks; ABORTED episodes are left out."""
-    counted = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
-    rates = by_task((trajectory.task.id, float(trajectory.success)) for trajectory in counted)
-    low, high = wilson(sum(rates.values()), len(rates))
-    count = max(1, len(counted))
-    return {
-        "name": name,
-        "env": env,
-        "level": level,
-        "success": sum(rates.values()) / max(1, len(rates)),
-        "low": low,
-        "high": high,
-        "tasks": len(rates),
-        "episodes": len(counted),
-        "return": sum(trajectory.total_return for trajectory in counted) / count,
-        "steps": sum(len(trajectory.turns) for trajectory in counted) / count,
-        "aborted": len(played) - len(counted),
-        "figures": figures_of((trajectory.task.id, trajectory.figures) for trajectory in counted),
-    }
-
-
-def figures_of(played: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """What the env reports of its episodes, (task id, figures) each, with the bootstrap's 95 % interval over distinct tasks."""
-    episodes = list(played)
-    names = dict.fromkeys(name for _, figures in episodes for name in figures)
-    found = {}
-    for name in names:
-        told = by_task((task, figures[name]) for task, figures in episodes if name in figures)
-        low, high = bootstrap(list(told.values()))
-        found[name] = {"mean": sum(told.values()) / len(told), "low": low, "high": high}
-    return found
-
-
-def table(title: str, rows: list[dict[str, Any]]) -> Table:
-    """Rows of eval.json for a person."""
-    cells = tuple(
-        (
-            row["name"],
-            row["level"],
-            f"{100 * row['success']:.1f} %" if row["episodes"] else "all aborted",
-            f"{100 * row['low']:.0f} to {100 * row['high']:.0f} %" if row["episodes"] else "",
-            str(row["tasks"]),
-            str(row["episodes"]),
-            f"{row['return']:.2f}",
-            f"{row['steps']:.1f}",
+        return TwoPlayerAgent(
+            player, commentator, temperature=config.temperature, max_new_tokens=config.max_new_tokens, show=True
         )
-        for row in rows
-    )
-    return Table(title, COLUMNS, cells)
 
 
-def figures_tables(rows: list[dict[str, Any]]) -> list[Table]:
-    """The env's own figures for a person, a table each: what they are on average, and their intervals."""
-    tables = []
-    for name in dict.fromkeys(name for row in rows for name in row.get("figures", {})):
-        told = [(row, row["figures"][name]) for row in rows if name in row.get("figures", {})]
-        cells = tuple(
-            (row["name"], row["level"], f"{one['mean']:.3g}", f"{one['low']:.3g} to {one['high']:.3g}") for row, one in told
-        )
-        tables.append(Table(name.replace("_", " "), ("policy", "level", "mean", "95 % interval"), cells))
-    return tables
-
-
-def _play(
-    config: Config, problems: list[Task], maker: Callable[[], Any], agent: Agent, title: str, progress: Progress
-) -> list[Trajectory]:
+def _played(
+    config: Config, problems: list[Task], level: str, path: Path, make_agent: Callable[[], Agent], name: str, progress: Progress
+) -> list[dict[str, Any]]:
+    """An episode of each problem and repeat, as lines of episodes.jsonl; those in `path` are there already."""
     episodes = [
         Episode(task, derive(config.seed, "evaluate", task.id, repeat))
         for task in problems
         for repeat in range(config.eval_reps)
     ]
-    with progress.bar(title, len(episodes)) as bar:
-        return rollout(episodes, maker, agent, width=config.width, on_end=lambda _: bar.advance())
+    done = _kept(path)
+    left = [episode for episode in episodes if (episode.task.id, episode.seed) not in done]
+    with progress.bar(f"{name} ({level})", len(episodes), len(episodes) - len(left)) as bar:
+        if left:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+
+                def on_end(trajectory: Trajectory) -> None:
+                    line = episode_to_json(name, trajectory) | {"level": level}
+                    done[trajectory.task.id, trajectory.seed] = line
+                    file.write(dumps(line) + "\n")
+                    file.flush()
+                    bar.advance()
+
+                rollout(left, config.maker(level), make_agent(), width=config.width, on_end=on_end)
+    return [done[episode.task.id, episode.seed] for episode in episodes]
+
+
+def _kept(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """The whole lines that a killed run left, by task and seed; a half-written last one is cut off."""
+    if not path.is_file():
+        return {}
+    text = path.read_text("utf-8", errors="replace")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole, "utf-8")
+    rows = [json.loads(line) for line in whole.splitlines()]
+    return {(row["task"], row["seed"]): row for row in rows}

@@ -23,8 +23,7 @@ from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.runs import Report, open_run
-from reflectkit.core.stats import by_task, wilson
-from reflectkit.stages import STAGES, evaluate, plot
+from reflectkit.stages import STAGES, comparing, plot
 from reflectkit.stages.schedule import Job, perform
 
 EXAMPLES = (
@@ -118,8 +117,8 @@ def run(config: Config, progress: Progress) -> Report:
             rows = pool(evaluations)
             write_json(current.folder / "eval.json", {"rows": rows})
             outputs.append(current.folder / "eval.json")
-            current.tables.append(evaluate.table(f"{config.recipe}, {config.seeds} seeds pooled", rows))
-            current.tables += evaluate.figures_tables(rows)
+            current.tables.append(comparing.table(f"{config.recipe}, {config.seeds} seeds pooled", rows))
+            current.tables += comparing.figures_tables(rows)
         if curves := _all_curves(jobs, reports):
             picture = current.folder / "curves.png"
             drawn = plot.run(
@@ -132,29 +131,18 @@ def run(config: Config, progress: Progress) -> Report:
 
 def pool(evaluations: list[Report]) -> list[dict[str, Any]]:
     """Rows over several evaluations (seeds): success is the mean over distinct tasks of each task's mean over seeds."""
-    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    outcomes: dict[tuple[str, str], list[tuple[str, float]]] = {}
-    told: dict[tuple[str, str], list[tuple[str, dict[str, float]]]] = {}
+    parts: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    played: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for report in evaluations:
         for row in read_json(report.folder / "eval.json")["rows"]:
-            rows.setdefault((row["name"], row["level"]), []).append(row)
+            parts.setdefault((row["name"], row["level"]), []).append(row)
         for _, episode in read_jsonl(report.folder / "episodes.jsonl"):
-            if episode["status"] != "aborted":
-                outcome = (episode["task"], float(episode["success"]))
-                outcomes.setdefault((episode["name"], episode["level"]), []).append(outcome)
-                told.setdefault((episode["name"], episode["level"]), []).append((episode["task"], episode.get("figures", {})))
-    pooled = []
-    for key, parts in rows.items():
-        rates = by_task(outcomes.get(key, []))
-        low, high = wilson(sum(rates.values()), len(rates))
-        episodes = sum(part["episodes"] for part in parts)
-        means = {name: sum(part[name] * part["episodes"] for part in parts) / max(1, episodes) for name in ("return", "steps")}
-        aborted = sum(part["aborted"] for part in parts)
-        success = sum(rates.values()) / max(1, len(rates))
-        figures = {"success": success, "low": low, "high": high, "tasks": len(rates), "episodes": episodes, "aborted": aborted}
-        pooled.append({**parts[0], **figures, **means, "by_seed": [part["success"] for part in parts]})
-        pooled[-1]["figures"] = evaluate.figures_of(told.get(key, []))
-    return pooled
+            played.setdefault((episode["name"], episode["level"]), []).append(episode)
+    return [
+        comparing.row(name, rows[0]["env"], level, played.get((name, level), []))
+        | {"by_seed": [row["success"] for row in rows]}
+        for (name, level), rows in parts.items()
+    ]
 
 
 def _packaged() -> Any:

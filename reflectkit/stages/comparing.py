@@ -1,0 +1,185 @@
+"""What evaluated episodes come to: rows of figures with intervals, paired differences between players, and files of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import combinations
+from typing import Any
+
+from reflectkit.core.runs import Table
+from reflectkit.core.stats import bootstrap, by_task, paired, pass_all, pass_at, wilson
+
+COLUMNS = ("policy", "level", "success", "95 % interval", "tasks", "episodes", "return", "steps")
+MANY = 6  # players beyond which each is compared with the first alone
+LADDER = (1, 2, 4, 8, 16, 32)  # the k of pass@k
+
+Json = Mapping[str, Any]
+
+
+def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, Any]:
+    """One row of eval.json, from lines of episodes.jsonl. Shares are of 1; ABORTED episodes are counted and left out.
+
+    success with low and high: Wilson's interval over distinct tasks; bootstrap_low and bootstrap_high: over tasks as clusters.
+    pass_at, pass_all: by k, where problems were played several times. refused: share of decisions whose calls, or some of
+    them, could not be made. reflection_words: of a comment. tokens: written by the policy in an episode.
+    """
+    counted = [episode for episode in played if episode["status"] != "aborted"]
+    rates = by_task((episode["task"], float(episode["success"])) for episode in counted)
+    low, high = wilson(sum(rates.values()), len(rates))
+    cluster_low, cluster_high = bootstrap(list(rates.values()))
+    turns = [turn for episode in counted for turn in episode.get("turns", ())]
+    comments = [len(turn["reflection"].split()) for turn in turns if turn.get("reflection") is not None]
+    count = max(1, len(counted))
+    found = {
+        "name": name,
+        "env": env,
+        "level": level,
+        "success": sum(rates.values()) / max(1, len(rates)),
+        "low": low,
+        "high": high,
+        "bootstrap_low": cluster_low if counted else None,
+        "bootstrap_high": cluster_high if counted else None,
+        "tasks": len(rates),
+        "episodes": len(counted),
+        "aborted": len(played) - len(counted),
+        "return": sum(episode["return"] for episode in counted) / count,
+        "steps": sum(len(episode.get("turns", ())) for episode in counted) / count,
+        "refused": sum(turn.get("info", {}).get("refused", 0) > 0 for turn in turns) / max(1, len(turns)),
+        "reflection_words": sum(comments) / len(comments) if comments else None,
+        "tokens": sum(turn.get("tokens", 0) for turn in turns) / count,
+        "figures": figures_of((episode["task"], episode.get("figures", {})) for episode in counted),
+    }
+    return found | _passes(counted)
+
+
+def _passes(counted: Sequence[Json]) -> dict[str, dict[str, float]]:
+    outcomes: dict[str, list[bool]] = {}
+    for episode in counted:
+        outcomes.setdefault(episode["task"], []).append(bool(episode["success"]))
+    tries = min(map(len, outcomes.values()), default=0)
+    if tries < 2:
+        return {}
+    ladder = [k for k in LADDER if k <= tries]
+    cases = [(sum(right), len(right)) for right in outcomes.values()]
+    return {
+        "pass_at": {str(k): sum(pass_at(k, right, n) for right, n in cases) / len(cases) for k in ladder},
+        "pass_all": {str(k): sum(pass_all(k, right, n) for right, n in cases) / len(cases) for k in ladder},
+    }
+
+
+def figures_of(played: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """What the env reports of its episodes, (task id, figures) each, with the bootstrap's 95 % interval over distinct tasks."""
+    episodes = list(played)
+    names = dict.fromkeys(name for _, figures in episodes for name in figures)
+    found = {}
+    for name in names:
+        told = by_task((task, figures[name]) for task, figures in episodes if name in figures)
+        low, high = bootstrap(list(told.values()))
+        found[name] = {"mean": sum(told.values()) / len(told), "low": low, "high": high}
+    return found
+
+
+def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
+    """Paired differences in success, and in the env's figures, between any two players on one level, task by task.
+
+    `{figure, level, first, second, difference, low, high, p, tasks}`: first less second. p is of the single comparison.
+    """
+    told: dict[tuple[str, str], dict[str, list[tuple[str, float]]]] = {}
+    for episode in episodes:
+        if episode["status"] != "aborted":
+            values = {"success": float(episode["success"])} | dict(episode.get("figures", {}))
+            for figure, value in values.items():
+                players = told.setdefault((episode["level"], figure), {})
+                players.setdefault(episode["name"], []).append((episode["task"], value))
+    found = []
+    for (level, figure), players in told.items():
+        means = {name: by_task(values) for name, values in players.items()}
+        pairs = list(combinations(means, 2)) if len(means) <= MANY else [(name, next(iter(means))) for name in list(means)[1:]]
+        for first, second in pairs:
+            result = asdict(paired(means[first], means[second]))
+            found.append({"figure": figure, "level": level, "first": first, "second": second} | result)
+    return found
+
+
+def table(title: str, rows: Sequence[Json]) -> Table:
+    """Rows of eval.json for a person."""
+    return Table(title, COLUMNS, tuple(map(_cells, rows)))
+
+
+def _cells(row: Json) -> tuple[str, ...]:
+    return (
+        row["name"],
+        row["level"],
+        f"{100 * row['success']:.1f} %" if row["episodes"] else "all aborted",
+        f"{100 * row['low']:.0f} to {100 * row['high']:.0f} %" if row["episodes"] else "",
+        str(row["tasks"]),
+        str(row["episodes"]),
+        f"{row['return']:.2f}",
+        f"{row['steps']:.1f}",
+    )
+
+
+def figures_tables(rows: Sequence[Json]) -> list[Table]:
+    """The env's own figures for a person, a table each: what they are on average, and their intervals."""
+    tables = []
+    for name in dict.fromkeys(name for row in rows for name in row.get("figures", {})):
+        told = [(row, row["figures"][name]) for row in rows if name in row.get("figures", {})]
+        cells = tuple(
+            (row["name"], row["level"], f"{one['mean']:.3g}", f"{one['low']:.3g} to {one['high']:.3g}") for row, one in told
+        )
+        tables.append(Table(name.replace("_", " "), ("policy", "level", "mean", "95 % interval"), cells))
+    return tables
+
+
+def differences_table(found: Sequence[Json], figure: str) -> Table:
+    """Paired differences in one figure for a person, in points of a hundred."""
+    cells = tuple(
+        (
+            f"{one['first']} − {one['second']}",
+            one["level"],
+            f"{100 * one['difference']:+.1f}",
+            f"{100 * one['low']:+.1f} to {100 * one['high']:+.1f}",
+            f"{one['p']:.3g}",
+            str(one["tasks"]),
+        )
+        for one in found
+        if one["figure"] == figure and one["tasks"]
+    )
+    title = f"Paired differences in {figure}, in points (bootstrap over tasks; p by sign flips)"
+    return Table(title, ("first − second", "level", "difference", "95 % interval", "p", "tasks"), cells)
+
+
+def markdown(tables: Sequence[Table]) -> str:
+    """The tables as a Markdown text."""
+    parts = []
+    for one in tables:
+        rows = [one.columns, tuple("---" for _ in one.columns), *one.rows]
+        lines = ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |" for cells in rows]
+        parts.append(f"### {one.title}\n\n" + "\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def csv_text(rows: Sequence[Json]) -> str:
+    """Rows of eval.json as CSV, the env's figures as columns. A cell that a spreadsheet would run is quoted."""
+    flat = []
+    for row in rows:
+        plain = {name: value for name, value in row.items() if not isinstance(value, dict | list)}
+        for name, one in row.get("figures", {}).items():
+            plain |= {name: one["mean"], f"{name}_low": one["low"], f"{name}_high": one["high"]}
+        for kind in ("pass_at", "pass_all"):
+            plain |= {f"{kind}_{k}": value for k, value in row.get(kind, {}).items()}
+        flat.append({name: _harmless(value) for name, value in plain.items()})
+    columns = list(dict.fromkeys(name for row in flat for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return out.getvalue()
+
+
+def _harmless(value: Any) -> Any:
+    """Spreadsheets run what begins so."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
