@@ -46,11 +46,15 @@ class Journal:
         self.answers[key] = answer
 
 
+class JournalHeldError(ConfigError):
+    """Another process writes into this journal."""
+
+
 @contextlib.contextmanager
 def open_journal(path: Path, *, write: bool = True) -> Iterator[Journal]:
     """The journal in `path`, for this process alone while it writes; a last line that a kill cut off is removed.
 
-    Raises ConfigError where another process writes into it.
+    Raises JournalHeldError where another process writes into it.
     """
     if not write:
         journal = Journal(path, None)
@@ -98,4 +102,4 @@ def _hold(file: IO[bytes], path: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(f"another process is asking with {path}; wait for it, or stop it") from None
+        raise JournalHeldError(f"another process is asking with {path}; wait for it, or stop it") from None

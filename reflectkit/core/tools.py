@@ -189,6 +189,15 @@ def _call(piece: _Piece, by_name: dict[str, ToolSpec]) -> ToolCall:
     return ToolCall(name, arguments)
 
 
+def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> str | None:
+    """What is wrong with a call that was not parsed here, in one line; None where it can be made."""
+    try:
+        _call((call.name, call.arguments), {tool.name: tool for tool in tools})
+    except _Wrong as wrong:
+        return _error_line(str(wrong))
+    return None
+
+
 def _problems(tool: ToolSpec, arguments: dict[str, Any]) -> list[str]:
     """What `tool`'s schema has against `arguments`. References are followed within the schema only, never to the network."""
     from referencing.exceptions import Unresolvable

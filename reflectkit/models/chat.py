@@ -61,7 +61,7 @@ class Dialogue:
         CheckpointError: the template refuses the messages.
         """
         if not self.template:
-            return _neutral(policy_prompt(observation, comment), self._marks)
+            return self.harmless(policy_prompt(observation, comment))
         messages = [self._message(message) for message in observation.messages]
         if comment is not None:
             last = max((i for i, message in enumerate(messages) if message["role"] in ("user", "tool")), default=None)
@@ -77,6 +77,10 @@ class Dialogue:
             first = messages.pop(0)["content"] + "\n\n" if messages and messages[0]["role"] == "system" else ""
             messages.insert(0, {"role": "system", "content": first + offer})
         return self._render(self._two_sided(messages), [])
+
+    def harmless(self, text: str) -> str:
+        """`text` as it is read without a template: its marks are none."""
+        return _neutral(text, self._marks)
 
     def ids(self, observation: Observation, comment: str | None = None) -> tuple[int, ...]:
         """The tokens of `text`. What was remembered of its beginning is taken as it was sampled; the rest is tokenised."""

@@ -7,7 +7,7 @@ Learned absolute positions suit it: a map printed behind a constant text has eac
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -94,3 +94,35 @@ def _hybrid(tokenizer: PreTrainedTokenizerFast, context: int, seed: int, init_ra
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
         return Lfm2ForCausalLM(config)
+
+
+PASSAGE = 64  # tokens of a row to copy in
+COPY_RATE = 3e-3
+
+
+def teach_copying(model: PreTrainedModel, steps: int, seed: int, advance: Callable[[float], None] = lambda loss: None) -> None:
+    """Train a fresh `model` in place to go on with a passage of random tokens that comes again: 16 rows a step.
+
+    From it come the heads that find a word again and copy what followed (induction heads, Olsson et al. 2022), which few rows
+    of a task do not bring about. Each row's passage has a length of its own, so that no fixed distance helps. advance: told
+    of each step's loss, in nats a token.
+    """
+    chance = torch.Generator().manual_seed(seed % 2**63)
+    device = next(model.parameters()).device
+    optimizer = torch.optim.AdamW(model.parameters(), lr=COPY_RATE, weight_decay=0.0, betas=(0.9, 0.95))
+    model.train()
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = COPY_RATE * min(1.0, (step + 1) / 50) * min(1.0, 2 * (steps - step) / steps)
+        rows_BT = torch.randint(model.config.vocab_size, (16, PASSAGE), generator=chance)
+        labels_BT = torch.full_like(rows_BT, -100)
+        for row, label in zip(rows_BT, labels_BT, strict=True):
+            period = int(torch.randint(PASSAGE // 8, PASSAGE // 2 + 1, (1,), generator=chance))
+            row[:] = row[:period].repeat(PASSAGE // period + 1)[:PASSAGE]
+            label[period + 1 :] = row[period + 1 :]
+        loss = model(input_ids=rows_BT.to(device), labels=labels_BT.to(device)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        advance(float(loss))

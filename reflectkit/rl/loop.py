@@ -136,6 +136,8 @@ class Trainer:
             self.agent.temperature = sampling
             self.agent.forget_scores()
         self._share_comments()
+        if played and all(trajectory.status is Status.ABORTED for trajectory in played):
+            return {"validation_aborted": 1.0}
         return {f"validation_{name}": value for name, value in (summary(played) | mean_figures(played)).items()}
 
     def _play(self, level: Level) -> list[Trajectory]:
@@ -205,7 +207,7 @@ def mean_figures(played: Sequence[Trajectory]) -> dict[str, float]:
     """
     told = [trajectory.figures for trajectory in played if trajectory.status is not Status.ABORTED]
     names = dict.fromkeys(name for one in told for name in one)
-    return {name: statistics.fmean(one[name] for one in told if name in one) for name in names}
+    return {name: statistics.fmean(one.get(name, 0.0) for one in told) for name in names}  # cut off before its report: 0
 
 
 def summary(played: Sequence[Trajectory]) -> dict[str, float]:

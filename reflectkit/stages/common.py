@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +23,7 @@ DEFAULT_HORIZON = 15
 EXTRACTIVE = "extractive"
 ENV_SETTINGS = (
     "repos_dir", "leaveout_prob", "accept_teacher_answers", "result_tokens", "prompt_tokens",
-    "reader", "reader_url", "recent", "related", "compression_weight", "content_weight",
+    "reader", "reader_url", "recent", "related", "compression_weight", "content_weight", "brief",
 )  # fmt: skip
 """Settings that some envs alone know."""
 
@@ -74,6 +75,7 @@ class WorldConfig(EnvConfig):
     reader_url: str | None = option(None, help="memory: the reader's server; for local: http://localhost:1234/v1.")
     recent: int = option(5, help="memory: items of each list that are shown for being the most recent.")
     related: int = option(5, help="memory: items of each list that are shown for being the most like the chunk.")
+    brief: bool = option(False, help="memory: no instructions in the prompt, for a model that was trained to do without.")
     compression_weight: float = option(0.05, help="memory: weight of the memory's shortness in the reward, the paper's β.")
     content_weight: float = option(0.1, help="memory: weight of what is written being right, the paper's γ.")
 
@@ -84,6 +86,11 @@ class WorldConfig(EnvConfig):
         at_least("prompt_tokens", self.prompt_tokens, 50)
         for name in ("recent", "related", "compression_weight", "content_weight"):
             at_least(name, getattr(self, name), 0)
+        for name in ("compression_weight", "content_weight"):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"{flag(name)} must be a finite number, got {getattr(self, name)}")
+        if self.reader_url is not None and self.reader == EXTRACTIVE:
+            raise ConfigError("--reader-url needs a --reader, e.g. local:MODEL")
         if self.reader != EXTRACTIVE:
             parse_endpoint(self.reader, self.reader_url, "--reader")
         known = set(getattr(env_class(self.env), "settings", ()))

@@ -71,12 +71,15 @@ def _passes(counted: Sequence[Json]) -> dict[str, dict[str, float]]:
 
 
 def figures_of(played: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """What the env reports of its episodes, (task id, figures) each, with the bootstrap's 95 % interval over distinct tasks."""
+    """What the env reports of its episodes, (task id, figures) each, with the bootstrap's 95 % interval over distinct tasks.
+
+    An episode that was cut off before it reported a figure counts 0.
+    """
     episodes = list(played)
     names = dict.fromkeys(name for _, figures in episodes for name in figures)
     found = {}
     for name in names:
-        told = by_task((task, figures[name]) for task, figures in episodes if name in figures)
+        told = by_task((task, figures.get(name, 0.0)) for task, figures in episodes)
         low, high = bootstrap(list(told.values()))
         found[name] = {"mean": sum(told.values()) / len(told), "low": low, "high": high}
     return found

@@ -11,13 +11,13 @@ from typing import Any
 
 from reflectkit.core.config import at_least, option
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError
+from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.core.jsonl import dumps, write_json, write_jsonl, write_text
 from reflectkit.core.protocols import Agent
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Report, open_run
 from reflectkit.core.seeding import derive
-from reflectkit.core.types import Task, Trajectory
+from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.episodes import episode_to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
@@ -164,12 +164,16 @@ def _played(
                 def on_end(trajectory: Trajectory) -> None:
                     line = episode_to_json(name, trajectory) | {"level": level}
                     done[trajectory.task.id, trajectory.seed] = line
-                    file.write(dumps(line) + "\n")
-                    file.flush()
+                    if trajectory.status is not Status.ABORTED:  # which is played again by the same command
+                        file.write(dumps(line) + "\n")
+                        file.flush()
                     bar.advance()
 
                 rollout(left, config.maker(level), make_agent(), width=config.width, on_end=on_end)
-    return [done[episode.task.id, episode.seed] for episode in episodes]
+    played = [done[episode.task.id, episode.seed] for episode in episodes]
+    if played and all(line["status"] == "aborted" for line in played):
+        raise EnvironmentFailure(f"all {len(played)} episodes of {name} were aborted: {played[0].get('reason')}")
+    return played
 
 
 def _kept(path: Path) -> dict[tuple[str, int], dict[str, Any]]:

@@ -7,12 +7,13 @@ killed run, or the same command again, pays for nothing twice.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reflectkit.agents.client import Request
-from reflectkit.core.config import at_least, option
+from reflectkit.core.config import at_least, flag, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import write_json
@@ -65,13 +66,21 @@ class Config(TeacherConfig, EnvConfig):
         if self.env_name == MEMORY:
             if self.teacher != ORACLE:
                 raise ConfigError(f"--teacher {self.teacher}: conversations are generated without a teacher; leave it out")
+            self._refuse_foreign(("repos_dir", "max_level", "per_file", "min_tokens", "max_tokens"))
             if not self.parquet and self.instances + self.long_instances == 0:
                 raise ConfigError("--instances and --long-instances are both 0; generate at least one conversation")
             return
         explore_only("gen-task", self.env)
+        self._refuse_foreign(("instances", "long_instances", "parquet"))
         at_least("max_level", self.max_level, 0)
         for name in ("per_file", "min_tokens", "max_tokens"):
             at_least(name, getattr(self, name), 1)
+
+    def _refuse_foreign(self, names: tuple[str, ...]) -> None:
+        defaults = {item.name: item.default for item in dataclasses.fields(self)}
+        for name in names:
+            if getattr(self, name) != defaults[name]:
+                raise ConfigError(f"{flag(name)} is not for env '{self.env}'; leave it out")
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,8 @@ class _File:
 
 def run(config: Config, progress: Progress) -> Report:
     """Write `tasks/<repository>.json`, or for env memory `data.json`. Raises DataError, ApiError, BudgetSpentError."""
+    if config.env_name == MEMORY and config.dry_run:
+        return Report("gen-task", config.env_folder, *free())
     if config.env_name == MEMORY:
         return gen_memory(config, config.instances, config.long_instances, config.parquet, progress)
     repos = config.repos_dir or config.repos_folder

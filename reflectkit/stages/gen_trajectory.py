@@ -64,6 +64,8 @@ class Config(TeacherConfig, PlayConfig):
             at_least("negatives", self.negatives, 0)
         if self.level:
             check_level(self.env, self.level)
+        if self.teacher != ORACLE and getattr(env_class(self.env), "offers_tools", False):
+            raise ConfigError(f"--teacher {self.teacher} chooses among actions, and env '{self.env}' has tools; take oracle")
 
     @property
     def from_file(self) -> bool:

@@ -15,7 +15,7 @@ from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, at_least, one_
 from reflectkit.core.console import Bar, Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import write_jsonl
-from reflectkit.core.prompts import LABELS
+from reflectkit.core.prompts import CALLS_MARKER, LABELS
 from reflectkit.core.runs import Report, figures_table, open_run
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
 from reflectkit.stages.common import EnvConfig, model_source
@@ -46,6 +46,7 @@ class Config(EnvConfig):
     prompt_loss: bool = option(False, help="Learn the prompts' words too: for a model that starts from nothing.")
     group_by_length: bool = option(False, help="Batches of rows of about one length: less padding where lengths differ.")
     vocabulary: int = option(640, help="Entries of the tiny model's tokenizer, 256 bytes among them.")
+    copy_steps: int = option(0, help="Steps in which a tiny model first learns to copy passages, to find a word again later.")
     init_range: float = option(0.04, help="Standard deviation of the tiny model's fresh weights.")
     lora_r: int = option(0, help="Rank of a LoRA adapter; 0 trains all weights.")
     lora_alpha: int = option(16, help="Scale of the LoRA adapter.")
@@ -63,10 +64,13 @@ class Config(EnvConfig):
             raise ConfigError(f"--quantize {self.quantize} needs --lora-r: quantised weights cannot be trained themselves")
         for name in ("max_steps", "batch_size", "max_length", "save_steps", "lora_alpha"):
             at_least(name, getattr(self, name), 1)
-        at_least("lora_r", self.lora_r, 0)
+        for name in ("lora_r", "copy_steps"):
+            at_least(name, getattr(self, name), 0)
         at_least("vocabulary", self.vocabulary, 300)
         above("learning_rate", self.learning_rate, 0)
         above("init_range", self.init_range, 0)
+        if self.copy_steps and self.model not in TINY:
+            raise ConfigError(f"--copy-steps is for a model that starts from nothing (tiny, tiny-hybrid), not {self.model}")
         if self.lora_r and self.model in TINY:
             raise ConfigError(f"--lora-r needs a model that has learnt something; --model {self.model} starts from nothing")
 
@@ -81,6 +85,8 @@ def run(config: Config, progress: Progress) -> Report:
             return current.done
         progress.news(f"sft ({config.role}): {len(rows)} rows of {source} → {current.folder}")
         player = _player(config, source, rows)
+        if config.copy_steps and not _last_whole(current.folder / "trainer"):
+            _teach_copying(config, player, progress)
         encoded = _encode(config, source, rows, player)
         log = _train(config, current.folder, player, encoded, progress)
         from reflectkit.models.load import save_player
@@ -120,6 +126,13 @@ def _player(config: Config, source: Path, rows: list[tuple[int, str, str]]) -> P
     return replace(loaded, role=config.role)
 
 
+def _teach_copying(config: Config, player: Player, progress: Progress) -> None:
+    from reflectkit.models.tiny import teach_copying
+
+    with progress.bar("Copying", config.copy_steps) as bar:
+        teach_copying(player.model, config.copy_steps, config.seed, lambda loss: bar.advance(1, loss=loss))
+
+
 def _labels(texts: list[str], used: set[str]) -> list[str]:
     """The labels that are to be single tokens: all that the rows list or answer with.
 
@@ -146,12 +159,14 @@ def _encode(config: Config, source: Path, rows: list[tuple[int, str, str]], play
     """input_ids and labels of each row; the prompt is -100, unless it is learnt too. What is written ends with the end token;
     a label is all there is.
     """
+    from reflectkit.models.chat import Dialogue
     from reflectkit.models.tokens import completion_ids, prompt_ids
 
     limit = min(config.max_length, player.context)
+    harmless = Dialogue(player.tokenizer, plain=True).harmless  # as the agent reads it
     encoded = []
     for line, prompt, completion in rows:
-        before = prompt_ids(player.tokenizer, prompt)
+        before = prompt_ids(player.tokenizer, harmless(prompt) if prompt.endswith(CALLS_MARKER) else prompt)
         after = completion_ids(player.tokenizer, completion)
         if config.role == "reflection" or completion.strip() not in LABELS:
             after = [*after, player.tokenizer.eos_token_id]

@@ -62,15 +62,20 @@ def test_a_reader_without_a_usable_answer_aborts(tmp_path: Path) -> None:
         reader.close()
 
 
-def test_evaluate_counts_what_was_aborted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_that_is_all_aborted_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     records = [record_to_json(Record(conversation(number, 4, "short", 0), ())) for number in range(2)]
     write_json(tmp_path / "tasks.json", records)
     down = ["--reader", "local:m", "--reader-url", "http://127.0.0.1:9"]
     common = ["evaluate", "--env", "memory", "--level", "short", "--task-file", "tasks.json", "--policy", "rag"]
-    assert main([*common, *down]) == 0
-    (run,) = (tmp_path / "results").glob("*_evaluate")
+    assert main([*common, *down]) == 2
+    assert "all 2 episodes of rag were aborted" in capsys.readouterr().err
+    with serve(lambda body: "unknown") as server:  # the same command goes on
+        assert main([*common, "--reader", "local:m", "--reader-url", server.url]) == 0
+    (run,) = [path.parent for path in (tmp_path / "results").glob("*_evaluate/eval.json")]
     (row,) = read_json(run / "eval.json")["rows"]
-    assert (row["aborted"], row["episodes"]) == (2, 0)
+    assert (row["aborted"], row["episodes"]) == (0, 2)
     assert main([*common, "--reader", "gpt-4"]) == 2
     assert main(["evaluate", "--env", "taxi", "--policy", "random", "--reader", "local:m"]) == 2

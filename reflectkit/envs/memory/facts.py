@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reflectkit.core.text import keywords
+from reflectkit.envs.memory.language import telling
 from reflectkit.envs.memory.store import CORE, EPISODIC, SEMANTIC
 
 
@@ -22,11 +22,11 @@ class Fact:
 
     def is_about(self, text: str) -> bool:
         """Whether `text` has all words of the key."""
-        return set(keywords(self.key)) <= set(keywords(text))
+        return set(telling(self.key)) <= set(telling(text))
 
     def says(self, text: str) -> bool:
         """Whether `text` has all words of the fact."""
-        return bool(self.text) and set(keywords(self.text)) <= set(keywords(text))
+        return bool(self.text) and set(telling(self.text)) <= set(telling(text))
 
 
 @dataclass
@@ -47,6 +47,10 @@ class Known:
         """The core paragraph that says all there is for it."""
         return " ".join(f"{fact.text}." for fact in self.facts.values() if fact.kind == CORE)
 
+    def lost(self, before: str, after: str) -> bool:
+        """Whether a valid fact that `before` says is not said by `after`."""
+        return any(fact.says(before) and not fact.says(after) for fact in self.facts.values())
+
     def stale(self, text: str, chunk: str) -> bool:
         """Whether `text` says nothing that is valid: then its removal is right.
 
@@ -54,7 +58,7 @@ class Known:
         """
         if self.complete:
             return not any(fact.says(text) for fact in self.facts.values())
-        said, now = set(keywords(text)), set(keywords(chunk))
+        said, now = set(telling(text)), set(telling(chunk))
         return bool(said) and len(said & now) >= len(said) / 2 and not said <= now
 
 

@@ -99,15 +99,16 @@ class _World:
             return self._changed(kind)
         return self._stated(kind == "corrected")
 
-    def questions(self) -> list[dict[str, str]]:
+    def questions(self) -> list[dict[str, Any]]:
         """Up to eight, on what is valid at the end or was to be forgotten; each can be asked of anyone who kept all."""
-        asked = [_question(f"What is {key}?", value) for key, (_, value) in self.values.items()]
-        asked += [_question(f"What did {person} do on {day}?", event) for (person, day), event in self.events.items()]
-        asked += [_question(f"What is the user's {name}?", value) for name, value in self.own.items()]
-        gone = [_question(f"What is {key}?", UNKNOWN) for key in self.forgotten if key not in self.values]
+        asked = [_question(f"What is {key}?", value, VALUES[name]) for key, (name, value) in self.values.items()]
+        asked += [_question(f"What did {person} do on {day}?", event, EVENTS) for (person, day), event in self.events.items()]
+        asked += [_question(f"What is the user's {name}?", value, OWN[name]) for name, value in self.own.items()]
+        gone = [key for key in dict.fromkeys(self.forgotten) if key not in self.values]
+        unknown = [_question(f"What is {key}?", UNKNOWN, VALUES[key.rpartition(" ")[2]]) for key in gone]
         self.chance.shuffle(asked)
-        asked = [*gone[:2], *asked][:MOST_QUESTIONS]
-        return asked or [_question(f"What is {self.people[0]}'s city?", UNKNOWN)]
+        asked = [*unknown[:2], *asked][:MOST_QUESTIONS]
+        return asked or [_question(f"What is {self.people[0]}'s city?", UNKNOWN, VALUES["city"])]
 
     def _stated(self, corrected: bool) -> tuple[str, Fact]:
         fresh = [(f"{person}'s {name}", name) for person in self.people for name in VALUES]
@@ -146,11 +147,12 @@ class _World:
             return "", Fact(CORE, "", "")
         name = self.chance.choice(left)
         value = self.own[name] = self.chance.choice(OWN[name])
-        return f"My {name} is {value}.", Fact(CORE, f"The user's {name}", f"The user's {name} is {value}")
+        return f"The user says: my {name} is {value}.", Fact(CORE, f"The user's {name}", f"The user's {name} is {value}")
 
 
-def _question(question: str, answer: str) -> dict[str, str]:
-    return {"question": question, "answer": answer, "kind": "contain"}
+def _question(question: str, answer: str, values: tuple[str, ...]) -> dict[str, Any]:
+    """values: what the answer might be; all but the right one must not stand in it."""
+    return {"question": question, "answer": answer, "kind": "contain", "wrong": [value for value in values if value != answer]}
 
 
 def _capital(text: str) -> str:

@@ -38,15 +38,19 @@ def read_parquet(path: Path) -> Iterator[Task]:
             for row in batch.to_pylist():
                 yield _task(path, number, row)
                 number += 1
-    except (pyarrow.ArrowException, OSError, EOFError) as error:
+        if number == 0:
+            raise DataError(path, "holds no row; give another file")
+    except (pyarrow.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         raise DataError(path, f"cannot be read as parquet ({str(error).splitlines()[0][:120]}); download it again") from None
 
 
 def _task(path: Path, number: int, row: dict[str, Any]) -> Task:
     where = f"{path}, row {number}"
     source = str(row.get("data_source") or "memalpha")
-    chunks = [str(chunk).strip() for chunk in _listed(row["chunks"], where, "chunks")]
-    chunks = [chunk for chunk in chunks if chunk]
+    listed = _listed(row["chunks"], where, "chunks")
+    if not all(isinstance(chunk, str) for chunk in listed):
+        raise DataError(where, "expected texts", field="chunks")
+    chunks = [chunk.strip() for chunk in listed if chunk.strip()]
     questions = []
     for entry in _listed(row["questions_and_answers"], where, "questions_and_answers"):
         if not isinstance(entry, dict):

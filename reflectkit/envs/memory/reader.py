@@ -8,20 +8,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from reflectkit.core.text import keywords
+from reflectkit.envs.memory.language import telling
 
 UNKNOWN = "unknown"
 ENOUGH = 0.6  # share of a question's words that a sentence must hold to be an answer
-SENTENCES = re.compile(r"(?<=[.!?])\s+")
+SENTENCES = re.compile(r"(?<=[.!?。！？])\s*(?=\S)")
+LONGEST_SENTENCE = 40  # words; what is longer points at nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """question, answer: texts. kind: how an answer is scored, one of `contain`, `exact`, `keywords`."""
+    """question, answer: texts. kind: how an answer is scored, one of `contain`, `exact`, `keywords`. wrong: what must not stand
+    in an answer: whoever names all there is knows nothing.
+    """
 
     question: str
     answer: str
     kind: str = "contain"
+    wrong: tuple[str, ...] = ()
 
 
 class Reader(Protocol):
@@ -47,10 +51,12 @@ class Extractive:
         return [self._one(question, texts) for question, texts in zip(questions, memories, strict=True)]
 
     def _one(self, question: str, texts: Sequence[str]) -> str:
-        asked = set(keywords(question))
+        asked = set(telling(question))
         best, answer = (ENOUGH, ""), UNKNOWN
         for sentence in dict.fromkeys(part for text in texts for part in SENTENCES.split(text)):
-            share = len(asked.intersection(keywords(sentence))) / max(1, len(asked))
+            if len(sentence.split()) > LONGEST_SENTENCE:
+                continue
+            share = len(asked.intersection(telling(sentence))) / max(1, len(asked))
             rank = (share, hashlib.blake2b(f"{question}\0{sentence}".encode("utf-8", "surrogateescape")).hexdigest())
             if rank > best:
                 best, answer = rank, sentence
@@ -62,6 +68,8 @@ def score(question: Question, answer: str) -> float:
     it.
     """
     said, right = _plain(answer), _plain(question.answer)
+    if any(_within(_plain(other), said) for other in question.wrong):
+        return 0.0
     if question.kind == "exact":
         return float(said.strip(" .\"'") == right.strip(" .\"'"))
     if question.kind == "keywords":
@@ -95,4 +103,7 @@ def as_question(value: Any) -> Question:
     kind = value.get("kind", "contain")
     if kind not in ("contain", "exact", "keywords"):
         raise ValueError(f"a question's kind is contain, exact or keywords, found {kind!r}")
-    return Question(value["question"], value["answer"], kind)
+    wrong = value.get("wrong", [])
+    if not value["answer"].strip() or not isinstance(wrong, list) or not all(isinstance(other, str) for other in wrong):
+        raise ValueError("a question's answer is not empty, and 'wrong' is a list of texts")
+    return Question(value["question"], value["answer"], kind, tuple(wrong))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from reflectkit.core.text import words
+from reflectkit.envs.memory.language import words
 
 
 def related(texts: Sequence[str], query: str, most: int) -> list[int]:
@@ -19,7 +19,7 @@ def related(texts: Sequence[str], query: str, most: int) -> list[int]:
     asked = words(query)
     if not asked:
         return []
-    scores = _index(tuple(texts)).get_scores(asked) if any(map(_cut, texts)) else []
+    scores = _index(tuple(texts)).get_scores(list(asked)) if any(map(words, texts)) else []
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
     return [index for index in order[:most] if scores[index] > 0]
 
@@ -29,10 +29,5 @@ def _index(texts: tuple[str, ...]) -> Any:
     import bm25s
 
     index = bm25s.BM25()
-    index.index([list(_cut(text)) for text in texts], show_progress=False)
+    index.index([list(words(text)) for text in texts], show_progress=False)
     return index
-
-
-@lru_cache(maxsize=100_000)
-def _cut(text: str) -> tuple[str, ...]:
-    return tuple(words(text))

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reflectkit.core.text import keywords
 from reflectkit.envs.memory.facts import Fact, Known
+from reflectkit.envs.memory.language import telling
 from reflectkit.envs.memory.tools import Outcome
 
 FAITHFUL = 0.8  # share of a text's words that must stand in what it was written from
@@ -27,19 +27,30 @@ def compression(memory_tokens: int, read_tokens: int) -> float:
 def content(outcomes: Sequence[Outcome], chunk: str, facts: Sequence[Fact], known: Known) -> float:
     """r4: the share of a chunk's changes that are right; 0 without one.
 
-    A text is right if it is faithful to the chunk (or to what it replaces) and, where the chunk's facts are known, of their
-    kind of memory; a removal, if what it removed was stale. known: what was valid when the chunk ended.
+    A text is right if it is faithful to the chunk, adds something of it to what it replaces, loses nothing that is valid and,
+    where the chunk's facts are known, is of their kind of memory. A removal is right if what it removed was stale, and
+    not written at this same chunk. known: what was valid when the chunk ended.
     """
     verdicts = [_right(outcome, chunk, facts, known) for outcome in outcomes if outcome.ok]
     return sum(verdicts) / max(1, len(verdicts))
 
 
 def _right(outcome: Outcome, chunk: str, facts: Sequence[Fact], known: Known) -> bool:
-    if not outcome.written:
-        return known.stale(outcome.removed, chunk)
-    said = keywords(outcome.written)
-    source = set(keywords(chunk)) | set(keywords(outcome.removed))
-    faithful = bool(said) and sum(word in source for word in said) >= FAITHFUL * len(said)
-    about = [fact for fact in facts if fact.is_about(outcome.written)]
-    kind = outcome.call.arguments["memory_type"]
-    return faithful and (not about or any(fact.kind == kind and fact.says(outcome.written) for fact in about))
+    written, removed, kind = outcome.written, outcome.removed, outcome.call.arguments["memory_type"]
+    if not written:
+        return not outcome.fresh and known.stale(removed, chunk)
+    if known.lost(removed, written):
+        return False
+    news = [fact for fact in facts if known.facts.get(fact.key) == fact]
+    if any(fact.kind == kind and fact.says(written) and not fact.says(removed) for fact in news):
+        rest = set(telling(removed)) | {word for fact in news for word in telling(fact.text)} | set(telling(chunk))
+        return _share(written, rest) >= FAITHFUL
+    if any(fact.is_about(written) for fact in facts):
+        return False
+    adds = set(telling(written)) & set(telling(chunk)) - set(telling(removed))
+    return bool(adds) and _share(written, set(telling(chunk)) | set(telling(removed))) >= FAITHFUL
+
+
+def _share(text: str, source: set[str]) -> float:
+    said = telling(text)
+    return sum(word in source for word in said) / max(1, len(said))

@@ -12,7 +12,7 @@ from reflectkit.core.text import count_tokens
 CORE, SEMANTIC, EPISODIC = "core_memory", "semantic_memory", "episodic_memory"
 LISTS = (SEMANTIC, EPISODIC)
 CORE_TOKENS = 512
-ITEM_TOKENS = 2048  # of one item; a chunk of the published data fits
+ITEM_TOKENS = 4096  # of one item; a chunk of the published data fits
 MOST_ITEMS = 10_000
 
 
@@ -34,9 +34,10 @@ class Item:
 
 @dataclass
 class Store:
-    """core: at most 512 tokens, about. items: by id, oldest first."""
+    """core: at most 512 tokens, about. core_chunk: when it was written last. items: by id, oldest first."""
 
     core: str = ""
+    core_chunk: int = -1
     items: dict[str, Item] = field(default_factory=dict)
     _given: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LISTS, 0))
 
@@ -72,7 +73,7 @@ class Store:
     def update(self, kind: str, content: str, item_id: str | None, chunk: int) -> Item | None:
         """The core replaced whole (None is returned), or an item's new text at the end of its list. Raises RefusedError."""
         if kind == CORE:
-            self.core = _checked(content, CORE_TOKENS, kind)
+            self.core, self.core_chunk = _checked(content, CORE_TOKENS, kind), chunk
             return None
         old = self._known(kind, item_id)
         new = Item(old.id, kind, _checked(content, ITEM_TOKENS, kind), chunk)

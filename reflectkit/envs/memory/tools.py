@@ -1,12 +1,14 @@
-"""The tools by which the memory is kept, and what a call of one led to. An agent's call never raises."""
+"""The tools by which the memory is kept, what a call of one led to, and search. An agent's call never raises."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from reflectkit.core.tools import check_call
 from reflectkit.core.types import ToolCall, ToolSpec
-from reflectkit.envs.memory.store import CORE, EPISODIC, LISTS, SEMANTIC, RefusedError, Store
+from reflectkit.envs.memory.retrieval import related
+from reflectkit.envs.memory.store import CORE, EPISODIC, LISTS, SEMANTIC, Item, RefusedError, Store
 
 INSERT, UPDATE, DELETE = "new_memory_insert", "memory_update", "memory_delete"
 ID = {"type": "string", "description": "of the item, as shown; not for core_memory"}
@@ -19,7 +21,7 @@ def _object(required: list[str], **properties: Any) -> dict[str, Any]:
 TOOLS = (
     ToolSpec(
         INSERT,
-        "add an item",
+        "Add an item.",
         _object(
             ["memory_type", "content"],
             memory_type={"type": "string", "enum": [SEMANTIC, EPISODIC]},
@@ -28,7 +30,7 @@ TOOLS = (
     ),
     ToolSpec(
         UPDATE,
-        "replace an item, or the whole core",
+        "Replace an item, or the whole core.",
         _object(
             ["memory_type", "new_content"],
             memory_type={"type": "string", "enum": [CORE, SEMANTIC, EPISODIC]},
@@ -38,7 +40,7 @@ TOOLS = (
     ),
     ToolSpec(
         DELETE,
-        "remove an item, or the whole core",
+        "Remove an item, or the whole core.",
         _object(["memory_type"], memory_type={"type": "string", "enum": [CORE, SEMANTIC, EPISODIC]}, memory_id=ID),
     ),
 )
@@ -47,7 +49,8 @@ TOOLS = (
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a call led to. call: the call. ok: whether it was done. said: for the agent. counts: whether it is a success or a
-    failure; an exact duplicate is refused, and is neither. written, removed: texts.
+    failure; what would change nothing is refused, and is neither. written, removed: texts. fresh: what it removed was written
+    at the same chunk.
     """
 
     call: ToolCall
@@ -56,10 +59,19 @@ class Outcome:
     counts: bool = True
     written: str = ""
     removed: str = ""
+    fresh: bool = False
+
+
+def search(store: Store, kind: str, query: str, most: int) -> list[Item]:
+    """The up to `most` items of one list that are most related to `query`, best first: `search_memory`, while answering."""
+    items = store.listed(kind)
+    return [items[index] for index in related([item.text for item in items], query, most)]
 
 
 def apply(store: Store, call: ToolCall, chunk: int) -> Outcome:
-    """Make `call`, whose arguments fit its schema, at chunk number `chunk`."""
+    """Make `call` at chunk number `chunk`."""
+    if (wrong := check_call(call, TOOLS)) is not None:
+        return Outcome(call, False, wrong)
     kind = call.arguments["memory_type"]
     item_id = call.arguments.get("memory_id")
     try:
@@ -70,11 +82,15 @@ def apply(store: Store, call: ToolCall, chunk: int) -> Outcome:
             item = store.insert(kind, content, chunk)
             return Outcome(call, True, f"{item.id} added", written=item.text)
         if call.name == UPDATE:
+            content = " ".join(call.arguments["new_content"].split())
+            if (content == store.core) if kind == CORE else store.find(kind, content):
+                return Outcome(call, False, f"{kind} says that already", counts=False)
             before = store.core if kind == CORE else getattr(store.items.get(item_id or ""), "text", "")
             changed = store.update(kind, call.arguments["new_content"], item_id, chunk)
             return Outcome(
                 call, True, f"{kind} updated", written=store.core if changed is None else changed.text, removed=before
             )
-        return Outcome(call, True, f"{kind} deleted from", removed=store.delete(kind, item_id))
+        at = store.core_chunk if kind == CORE else getattr(store.items.get(item_id or ""), "chunk", None)
+        return Outcome(call, True, f"{kind} deleted from", removed=store.delete(kind, item_id), fresh=at == chunk)
     except RefusedError as error:
         return Outcome(call, False, str(error))

@@ -1,0 +1,27 @@
+"""Words of any script: what retrieval and rules go by. A Chinese, Japanese or Korean character is a word."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from reflectkit.core.text import STOP_WORDS, stem
+
+WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
+
+
+@lru_cache(maxsize=100_000)
+def words(text: str) -> tuple[str, ...]:
+    """The words of `text` in small letters, in order."""
+    return tuple(word.lower() for word in WORD.findall(text))
+
+
+@lru_cache(maxsize=100_000)
+def telling(text: str) -> tuple[str, ...]:
+    """What `text` is about: its distinct words in order, without the common ones, single letters and plural endings.
+
+    >>> telling("What is Anna's city?"), telling("Где живёт Анна?")
+    (('anna', 'city'), ('где', 'живёт', 'анна'))
+    """
+    kept = [stem(word) for word in words(text) if word not in STOP_WORDS and (len(word) > 1 or not "a" <= word <= "z")]
+    return tuple(dict.fromkeys(kept))
