@@ -125,4 +125,4 @@ def teach_copying(model: PreTrainedModel, steps: int, seed: int, advance: Callab
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        advance(float(loss))
+        advance(float(loss.detach()))

@@ -84,6 +84,8 @@ def test_oracle_succeeds(name: str, level: str) -> None:
 @pytest.mark.parametrize(("name", "level"), EVERY)
 @pytest.mark.parametrize("horizon", [1, 3])
 def test_horizon_is_kept(name: str, level: str, horizon: int) -> None:
+    if name == "memory":
+        pytest.skip("a conversation that would be cut off is refused (test_memory)")
     for trajectory in play(name, level, RandomAgent(), horizon):
         assert len(trajectory.turns) <= horizon
         assert trajectory.status in (Status.COMPLETED, Status.TRUNCATED)

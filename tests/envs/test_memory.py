@@ -15,9 +15,9 @@ from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Decision, Status, Task, ToolCall, ToolUse
 from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.facts import Fact, Known
-from reflectkit.envs.memory.generate import conversation
+from reflectkit.envs.memory.generate import DAYS, EVENTS, PEOPLE, VALUES, conversation
 from reflectkit.envs.memory.published import read_parquet
-from reflectkit.envs.memory.reader import Extractive, Question, score
+from reflectkit.envs.memory.reader import Extractive, Question, as_question, score
 from reflectkit.envs.memory.retrieval import related
 from reflectkit.envs.memory.rewards import calls_done, compression, content
 from reflectkit.envs.memory.store import CORE, CORE_TOKENS, EPISODIC, SEMANTIC, Store
@@ -283,3 +283,127 @@ def test_no_parquet_at_all(tmp_path: Path) -> None:
 def test_broken_conversations_are_refused(data: dict[str, Any]) -> None:
     with pytest.raises(DataError):
         Memory().reset(Task("t", "memory", "short", "t", data), 0)
+
+
+def played(task: Task, act: Any) -> Any:
+    """The last step's result of `act(env, chunk number)`."""
+    env = Memory()
+    env.reset(task, 0)
+    number = 0
+    while not (result := env.step(act(env, number))).terminated:
+        number += 1
+    return result
+
+
+def test_a_constant_text_that_names_everything_answers_nothing() -> None:
+    everything = [value for values in VALUES.values() for value in values]
+    lines = [" ".join([*PEOPLE, *VALUES, *everything, *EVENTS, *DAYS, "user name unknown"])]
+    lines += [f"{person}'s {name} is {' or '.join(values)}." for person in PEOPLE[:2] for name, values in VALUES.items()]
+    for number in range(10):
+        task = conversation(number, 8, "short", 3)
+        for stuffed in (lines[0], " ".join(lines[1:])):
+            result = played(task, lambda env, at, stuffed=stuffed: use(update(stuffed, None, CORE)) if at == 0 else use())
+            asked = [question for question in task.data["questions"] if question["answer"] != "unknown"]
+            assert result.info["figures"]["accuracy"] * len(task.data["questions"]) <= len(task.data["questions"]) - len(asked)
+
+
+def test_whoever_keeps_all_words_can_answer_what_never_changed() -> None:
+    asked = right = 0
+    for number in range(20):
+        task = conversation(number, 10, "short", 4)
+        said = [fact for facts in task.data["facts"] for fact in facts]
+        once = {fact["key"] for fact in said if sum(other["key"] == fact["key"] for other in said) == 1}
+        result = played(task, lambda env, at: env.baseline("keep-everything"))
+        for question, answer in zip(task.data["questions"], result.info["answers"], strict=True):
+            if question["question"][len("What is ") : -1].replace("the user", "The user") in once:
+                asked += 1
+                right += score(as_question(question), answer) == 1.0
+    assert asked > 40
+    assert right / asked > 0.9
+
+
+def test_what_changes_nothing_is_neither_success_nor_failure() -> None:
+    store = Store()
+    for text in ("one", "two"):
+        apply(store, insert(text), 0)
+    apply(store, update("The user's name is Tom.", None, CORE), 0)
+    for call in (update("one", "s1"), update("two", "s1"), update("The user's name is Tom.", None, CORE)):
+        outcome = apply(store, call, 1)
+        assert (outcome.ok, outcome.counts) == (False, False)
+    assert [item.text for item in store.listed(SEMANTIC)] == ["one", "two"]
+
+
+def test_losing_what_is_valid_is_never_right() -> None:
+    rome, job = Fact(SEMANTIC, "Anna's city", "Anna's city is Rome"), Fact(SEMANTIC, "Ben's job", "Ben's job is baker")
+    pairs = (("name", "Tom"), ("city", "Oslo"))
+    name, city = (Fact(CORE, f"The user's {key}", f"The user's {key} is {value}") for key, value in pairs)
+    known = Known({fact.key: fact for fact in (rome, job, name, city)})
+    said = "Ben's job is baker. The user says: my city is Oslo."
+
+    def judged(call: ToolCall, written: str = "", removed: str = "", fresh: bool = False) -> float:
+        return content([Outcome(call, True, "", written=written, removed=removed, fresh=fresh)], said, [job, city], known)
+
+    assert judged(insert(job.text), job.text) == 1.0
+    assert judged(update(job.text, "s1"), job.text, removed=rome.text) == 0.0
+    assert judged(update("Ben's job", "s1"), "Ben's job", removed=job.text) == 0.0
+    assert judged(update(city.text, None, CORE), city.text, removed=name.text) == 0.0
+    both = f"{name.text}. {city.text}."
+    assert judged(update(both, None, CORE), both, removed=name.text) == 1.0
+    assert judged(delete("s1"), removed="Anna", fresh=True) == 0.0
+
+
+def test_any_script_is_found_and_rewarded() -> None:
+    for chunk, question, answer in (
+        ("Анна живёт в Риме.", "Где живёт Анна?", "в Риме"),
+        ("安娜住在罗马。", "安娜住在哪里？", "罗马"),
+    ):
+        result = played(task_of([chunk], [(question, answer)]), lambda env, at, chunk=chunk: use(insert(chunk)))
+        assert result.info["figures"]["accuracy"] == 1.0
+        assert result.info["figures"]["content"] == 1.0
+
+
+def test_large_chunks_reach_the_reader_of_raw_text() -> None:
+    class Counts:
+        def answer(self, questions: Any, memories: Any) -> list[str]:
+            return [str(len(texts)) for texts in memories]
+
+    chunks = [f"Anna number {n}. " + "filler words here " * 700 for n in range(3)]
+    env = Memory(reader=Counts())
+    env.reset(task_of(chunks, [("Where is Anna number 1?", "2")]), 0)
+    while not (result := env.step(env.baseline("rag"))).terminated:
+        pass
+    assert result.info["answers"] == ["2"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ToolCall("rm", {"memory_type": SEMANTIC, "memory_id": "s1"}),
+        ToolCall(DELETE, {"memory_type": SEMANTIC, "memory_id": ["s1"]}),
+        ToolCall(INSERT, {"memory_type": CORE, "content": "x"}),
+        ToolCall(INSERT, {}),
+        ToolCall(UPDATE, {"memory_type": SEMANTIC, "new_content": 7, "memory_id": "s1"}),
+    ],
+)
+def test_a_call_that_was_never_parsed_is_checked_too(call: ToolCall) -> None:
+    store = Store()
+    store.insert(SEMANTIC, "kept", 0)
+    assert not apply(store, call, 1).ok
+    assert list(store.items) == ["s1"]
+
+
+def test_refusals_are_told_briefly_and_a_cut_conversation_is_refused() -> None:
+    env = Memory()
+    env.reset(task_of(["a", "b"], [("?", "x")]), 0)
+    told = env.step(use(errors=tuple("long " * 400 for _ in range(60)))).observation.text
+    assert len(told) < 3000
+    with pytest.raises(DataError, match="--horizon is 1"):
+        Memory(horizon=1).reset(task_of(["a", "b"], [("?", "x")]), 0)
+    with pytest.raises(DataError, match="said to be short"):
+        Memory().reset(task_of(["a"] * 11, [("?", "x")]), 0)
+
+
+def test_the_prompt_says_what_it_is_about_unless_it_is_brief() -> None:
+    task = task_of(["a"], [("?", "x")])
+    assert [message.role for message in Memory().reset(task, 0).messages] == ["system", "user"]
+    assert [message.role for message in Memory(brief=True).reset(task, 0).messages] == ["user"]

@@ -7,7 +7,9 @@ from functools import lru_cache
 
 from reflectkit.core.text import STOP_WORDS, stem
 
-WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
+SCRIPTS = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+UNSPACED = re.compile(f"[{SCRIPTS}]")
+WORD = re.compile(rf"[{SCRIPTS}]|[^\W_{SCRIPTS}]+")
 
 
 @lru_cache(maxsize=100_000)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from reflectkit.envs.memory.language import telling
+from reflectkit.envs.memory.language import UNSPACED, telling
 
 UNKNOWN = "unknown"
 ENOUGH = 0.6  # share of a question's words that a sentence must hold to be an answer
@@ -92,8 +92,9 @@ def _plain(text: str) -> str:
 
 
 def _within(part: str, text: str) -> bool:
-    """Whether `part` stands in `text` as whole words."""
-    return bool(part) and re.search(rf"(?<!\w){re.escape(part)}(?!\w)", text) is not None
+    """Whether `part` stands in `text` as whole words; a script without spaces has none to tell."""
+    before, after = ("" if UNSPACED.match(edge) else bound for edge, bound in ((part[:1], r"(?<!\w)"), (part[-1:], r"(?!\w)")))
+    return bool(part) and re.search(f"{before}{re.escape(part)}{after}", text) is not None
 
 
 def as_question(value: Any) -> Question:
