@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reflectkit.agents.client import ChatClient
+from reflectkit.agents.endpoints import KEYS, Endpoint, parse_endpoint
 from reflectkit.core.config import at_least, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.core.jsonl import dumps, write_json, write_jsonl, write_text
 from reflectkit.core.protocols import Agent
 from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.runs import Report, open_run
+from reflectkit.core.runs import Report, Table, open_run
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.episodes import episode_to_json
@@ -23,6 +27,7 @@ from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
 from reflectkit.stages.common import PlayConfig, at_level, check_level
 from reflectkit.stages.comparing import csv_text, differences, differences_table, figures_tables, markdown, row, table
+from reflectkit.stages.teaching import AskingConfig, stop_if_spent
 
 EXAMPLES = (
     "reflectkit evaluate --env taxi --policy oracle --policy random",
@@ -30,14 +35,16 @@ EXAMPLES = (
     ' --policy "Reflect-RL=results/8_rlft/checkpoint-60+results/4_sft/checkpoint-700"',
 )
 SCRIPTED = ("oracle", "random")
+ANSWER = 90  # tokens that a chat model writes a step, about
 
 
 @dataclass(frozen=True)
-class Config(PlayConfig):
+class Config(AskingConfig, PlayConfig):
     """Settings of evaluate."""
 
     policy: tuple[str, ...] = option(
-        help="NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, oracle, random, or a baseline of the env (repeat the flag)."
+        help="NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, oracle, random, a baseline of the env, or a chat model as"
+        " openai:MODEL, azure:DEPLOYMENT, local:MODEL, also twice, MODEL+MODEL, to reflect and then act (repeat the flag)."
     )
     task_file: Path | None = option(None, help="Held-out problems; default: test.json in the env's data folder.")
     level: tuple[str, ...] = option((), help="Curriculum levels to play (repeat the flag); default: the last.")
@@ -47,7 +54,8 @@ class Config(PlayConfig):
     device: str = option("auto", help="auto, cpu, cuda, …")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        PlayConfig.__post_init__(self)
+        AskingConfig.__post_init__(self)
         at_least("eval_reps", self.eval_reps, 1)
         at_least("max_new_tokens", self.max_new_tokens, 1)
         at_least("temperature", self.temperature, 0)
@@ -58,11 +66,20 @@ class Config(PlayConfig):
             raise ConfigError(f"--policy: the name {twice[0]!r} is given twice")
         for level in self.level:
             check_level(self.env, level)
+        for text in self.policy:
+            for part in chat_parts(text):
+                self.check_asked(parse_endpoint(part, self.base_url, "--policy"))
 
     @property
     def baselines(self) -> tuple[str, ...]:
         """The env's own, by name."""
         return tuple(getattr(env_class(self.env), "baselines", ()))
+
+
+def chat_parts(text: str) -> list[str]:
+    """The chat models of a --policy: one that acts, or two, of which the second reflects; none for other policies."""
+    parts = text.split("+") if text.partition(":")[0] in KEYS and "=" not in text else []
+    return parts if len(parts) <= 2 and all(part.partition(":")[0] in KEYS for part in parts) else []
 
 
 def parse_policy(text: str, baselines: Sequence[str] = ()) -> tuple[str, Path | None, Path | None]:
@@ -71,7 +88,7 @@ def parse_policy(text: str, baselines: Sequence[str] = ()) -> tuple[str, Path | 
     >>> parse_policy("ours=a/b+c/d")
     ('ours', PosixPath('a/b'), PosixPath('c/d'))
     """
-    if text in SCRIPTED or text in baselines:
+    if text in SCRIPTED or text in baselines or chat_parts(text):
         return text, None, None
     name, equals, paths = text.partition("=")
     policy, plus, reflector = paths.partition("+")
@@ -90,25 +107,37 @@ def run(config: Config, progress: Progress) -> Report:
     records = read_records(source, config.env_name)
     entrants = [parse_policy(text, config.baselines) for text in config.policy]
     models = list(dict.fromkeys(path for _, *paths in entrants for path in paths if path))
-    with open_run("evaluate", config, [source, *models, *config.worlds(record.task for record in records)]) as current:
+    levels = config.level or (env_class(config.env).levels[-1],)
+    matches = [
+        Match(
+            number,
+            name,
+            policy,
+            reflector,
+            level,
+            tuple(at_level(config.env, [record.task for record in records], level, source)),
+        )
+        for number, (name, policy, reflector) in enumerate(entrants)
+        for level in levels
+    ]
+    if config.dry_run:
+        return _foreseen(config, matches)
+    with (
+        open_run("evaluate", config, [source, *models, *config.worlds(record.task for record in records)]) as current,
+        contextlib.closing(Players(config)) as players,
+    ):
         if current.done:
             return current.done
-        levels = config.level or (env_class(config.env).levels[-1],)
-        tasks = [record.task for record in records]
-        players = Players(config.device)
         kept = current.folder / "episodes"
         rows: list[dict[str, Any]] = []
         episodes: list[dict[str, Any]] = []
-        for number, (name, policy, reflector) in enumerate(entrants):
-            for level in levels:
-                problems = at_level(config.env, tasks, level, source)
-                path = kept / f"{number}-{level}.jsonl"
-                played = _played(config, problems, level, path, lambda: players.agent(name, policy, reflector, config), name, progress)  # fmt: skip # noqa: B023, E501
-                rows.append(row(name, config.env_name, level, played))
-                episodes += played
+        for match in matches:
+            played = _played(config, match, kept, players, progress)
+            rows.append(row(match.name, config.env_name, match.level, played))
+            episodes += played
         write_jsonl(current.folder / "episodes.jsonl", episodes)
         compared = differences(episodes)
-        write_json(current.folder / "eval.json", {"rows": rows, "differences": compared})
+        write_json(current.folder / "eval.json", {"rows": rows, "differences": compared, "asked": players.asking})
         current.tables.append(table(f"Held-out problems of {source}", rows))
         current.tables += figures_tables(rows)
         if len(entrants) > 1:
@@ -117,20 +146,103 @@ def run(config: Config, progress: Progress) -> Report:
         write_text(current.folder / "eval.csv", csv_text(rows))
         shutil.rmtree(kept, ignore_errors=True)
         made = [current.folder / name for name in ("eval.json", "eval.md", "eval.csv", "episodes.jsonl")]
-        return current.finish({"rows": rows}, made)
+        return current.finish({"rows": rows} | ({"asked": players.asking} if players.asking else {}), made)
+
+
+@dataclass(frozen=True)
+class Match:
+    """One player on one level. number: of the player."""
+
+    number: int
+    name: str
+    policy: Path | None
+    reflector: Path | None
+    level: str
+    tasks: tuple[Task, ...]
+
+
+def _foreseen(config: Config, matches: Sequence[Match]) -> Report:
+    """What the chat models would be asked, at most: every episode to its horizon, each prompt as long as its first."""
+    from reflectkit.agents.chat import playing_request
+
+    rows, most = [], 0
+    for match in matches:
+        if not chat_parts(match.name):
+            continue
+        env: Any = config.maker(match.level)()
+        calls = tokens = 0
+        for task in match.tasks:
+            request = playing_request(env.reset(task, config.seed), None)
+            steps = min(env.steps, len(task.data.get("chunks", ())) or env.steps) * config.eval_reps
+            calls += steps * len(chat_parts(match.name))
+            tokens += steps * len(chat_parts(match.name)) * request.prompt_tokens
+        most += calls
+        prices = config.prices_at(parse_endpoint(chat_parts(match.name)[0], config.base_url, "--policy"))
+        usd = f"{prices.cost(tokens, calls * ANSWER):.4f}" if prices.known else "unknown; give --price-in and --price-out"
+        rows.append((match.name, match.level, str(calls), str(tokens), usd))
+    columns = ("policy", "level", "calls", "prompt tokens", "US dollars")
+    return Report(
+        "evaluate", config.env_folder, {"calls": most}, (), (Table("What it would take, at most", columns, tuple(rows)),)
+    )
 
 
 class Players:
     """Opens the players; a reflector is opened once, and its memo kept for all who share it."""
 
-    def __init__(self, device: str) -> None:
-        self.device = device
+    def __init__(self, config: Config) -> None:
+        self.config, self.device = config, config.device
         self._reflectors: dict[Path, Any] = {}
+        self._clients: dict[str, ChatClient] = {}
+        self._stack = contextlib.ExitStack()
 
-    def agent(self, name: str, policy: Path | None, reflector: Path | None, config: Config) -> Agent:
+    def close(self) -> None:
+        """End the connections."""
+        self._stack.close()
+
+    def stop_if_spent(self, name: str) -> None:
+        """Raises BudgetSpentError where a chat model of `name` was not asked any more."""
+        for part in chat_parts(name):
+            client = self._clients.get(str(parse_endpoint(part, self.config.base_url, "--policy")))
+            if client is not None:
+                stop_if_spent(self.config, client, "the episodes that ended are kept")
+
+    @property
+    def asking(self) -> dict[str, dict[str, float]]:
+        """What was asked of each chat model: calls, tokens, and dollars where its price is known."""
+        return {
+            name: {
+                "calls": client.calls,
+                "replayed": client.replayed,
+                "prompt_tokens": client.prompt_tokens,
+                "completion_tokens": client.completion_tokens,
+            }
+            | ({"usd": round(client.cost_usd, 6)} if client.prices.known else {})
+            for name, client in self._clients.items()
+        }
+
+    def _chat(self, endpoints: list[Endpoint]) -> Agent:
+        from reflectkit.agents.chat import ChatPolicy, ChatReflector
+
+        config = self.config
+        clients = []
+        for endpoint in endpoints:
+            if str(endpoint) not in self._clients:
+                journal = (
+                    config.env_folder / f"evaluate_{endpoint.kind}_{re.sub(r'[^A-Za-z0-9.-]+', '_', endpoint.model)}.jsonl"
+                )
+                journal.parent.mkdir(parents=True, exist_ok=True)
+                opened = config.asking_at(endpoint, journal, temperature=config.temperature)
+                self._clients[str(endpoint)] = self._stack.enter_context(opened)
+            clients.append(self._clients[str(endpoint)])
+        return ChatPolicy(clients[0], ChatReflector(clients[1]) if len(clients) > 1 else None)
+
+    def agent(self, name: str, policy: Path | None, reflector: Path | None) -> Agent:
         """The agent that `name` stands for."""
+        config = self.config
         from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
 
+        if chat := chat_parts(name):
+            return self._chat([parse_endpoint(part, config.base_url, "--policy") for part in chat])
         if policy is None:
             return Oracle() if name == "oracle" else RandomAgent() if name == "random" else Baseline(name)
         from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
@@ -145,34 +257,38 @@ class Players:
         )
 
 
-def _played(
-    config: Config, problems: list[Task], level: str, path: Path, make_agent: Callable[[], Agent], name: str, progress: Progress
-) -> list[dict[str, Any]]:
-    """An episode of each problem and repeat, as lines of episodes.jsonl; those in `path` are there already."""
+def _played(config: Config, match: Match, folder: Path, players: Players, progress: Progress) -> list[dict[str, Any]]:
+    """An episode of each problem and repeat, as lines of episodes.jsonl; those kept in `folder` are not played again.
+
+    Raises EnvironmentFailure where all are aborted, BudgetSpentError where the budget ends them.
+    """
+    path = folder / f"{match.number}-{match.level}.jsonl"
     episodes = [
         Episode(task, derive(config.seed, "evaluate", task.id, repeat))
-        for task in problems
+        for task in match.tasks
         for repeat in range(config.eval_reps)
     ]
     done = _kept(path)
     left = [episode for episode in episodes if (episode.task.id, episode.seed) not in done]
-    with progress.bar(f"{name} ({level})", len(episodes), len(episodes) - len(left)) as bar:
+    with progress.bar(f"{match.name} ({match.level})", len(episodes), len(episodes) - len(left)) as bar:
         if left:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
 
                 def on_end(trajectory: Trajectory) -> None:
-                    line = episode_to_json(name, trajectory) | {"level": level}
+                    line = episode_to_json(match.name, trajectory) | {"level": match.level}
                     done[trajectory.task.id, trajectory.seed] = line
                     if trajectory.status is not Status.ABORTED:  # which is played again by the same command
                         file.write(dumps(line) + "\n")
                         file.flush()
                     bar.advance()
 
-                rollout(left, config.maker(level), make_agent(), width=config.width, on_end=on_end)
+                agent = players.agent(match.name, match.policy, match.reflector)
+                rollout(left, config.maker(match.level), agent, width=config.width, on_end=on_end)
+                players.stop_if_spent(match.name)
     played = [done[episode.task.id, episode.seed] for episode in episodes]
     if played and all(line["status"] == "aborted" for line in played):
-        raise EnvironmentFailure(f"all {len(played)} episodes of {name} were aborted: {played[0].get('reason')}")
+        raise EnvironmentFailure(f"all {len(played)} episodes of {match.name} were aborted: {played[0].get('reason')}")
     return played
 
 

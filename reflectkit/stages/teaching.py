@@ -26,10 +26,9 @@ class BudgetSpentError(ReflectkitError):
 
 
 @dataclass(frozen=True)
-class TeacherConfig(StageConfig):
-    """What a stage takes that asks a teacher."""
+class AskingConfig(StageConfig):
+    """What a stage takes that asks chat models."""
 
-    teacher: str = option(ORACLE, help="oracle (no network), openai:MODEL, azure:DEPLOYMENT or local:MODEL.")
     base_url: str | None = option(None, help="Of a server that speaks OpenAI's protocol; for local: http://localhost:1234/v1.")
     concurrency: int = option(8, help="Requests at once.")
     timeout_s: float = option(120.0, help="Seconds to wait for an answer before it is asked for again.")
@@ -45,12 +44,36 @@ class TeacherConfig(StageConfig):
         for name in ("max_cost_usd", "price_in", "price_out"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 0)
+
+    def check_asked(self, endpoint: Endpoint) -> None:
+        """Raises ConfigError where the budget cannot be kept with `endpoint`."""
+        if self.max_cost_usd is not None:
+            above("max_cost_usd", self.max_cost_usd, 0)
+            if not self.prices_at(endpoint).known:
+                raise ConfigError(f"--max-cost-usd needs the price of {endpoint}: give --price-in and --price-out")
+
+    def prices_at(self, endpoint: Endpoint) -> Prices:
+        """Of the tokens there. Raises ConfigError."""
+        return prices_of(endpoint.kind, endpoint.model, self.price_in, self.price_out)
+
+    @contextlib.contextmanager
+    def asking_at(self, endpoint: Endpoint, journal: Path, **more: Any) -> Iterator[ChatClient]:
+        """A client for `endpoint`, whose answers are kept in `journal`."""
+        settings = {"concurrency": self.concurrency, "max_cost_usd": self.max_cost_usd, "timeout_s": self.timeout_s}
+        with open_client(endpoint, journal, self.prices_at(endpoint), **settings, **more) as client:
+            yield client
+
+
+@dataclass(frozen=True)
+class TeacherConfig(AskingConfig):
+    """What a stage takes that asks a teacher."""
+
+    teacher: str = option(ORACLE, help="oracle (no network), openai:MODEL, azure:DEPLOYMENT or local:MODEL.")
+
+    def __post_init__(self) -> None:
+        AskingConfig.__post_init__(self)
         if self.teacher != ORACLE:
-            self.endpoint  # noqa: B018  checked as it is made
-            if self.max_cost_usd is not None:
-                above("max_cost_usd", self.max_cost_usd, 0)
-                if not self.prices.known:
-                    raise ConfigError(f"--max-cost-usd needs the price of {self.teacher}: give --price-in and --price-out")
+            self.check_asked(self.endpoint)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -60,7 +83,7 @@ class TeacherConfig(StageConfig):
     @property
     def prices(self) -> Prices:
         """Of the teacher's tokens. Raises ConfigError."""
-        return prices_of(self.endpoint.kind, self.endpoint.model, self.price_in, self.price_out)
+        return self.prices_at(self.endpoint)
 
     @property
     def model_name(self) -> str:
@@ -70,8 +93,7 @@ class TeacherConfig(StageConfig):
     @contextlib.contextmanager
     def asking(self, journal: Path) -> Iterator[ChatClient]:
         """A client for the teacher, whose answers are kept in `journal`."""
-        settings = {"concurrency": self.concurrency, "max_cost_usd": self.max_cost_usd, "timeout_s": self.timeout_s}
-        with open_client(self.endpoint, journal, self.prices, **settings) as client:
+        with self.asking_at(self.endpoint, journal) as client:
             yield client
 
 
@@ -125,7 +147,7 @@ def settle(
     }
 
 
-def stop_if_spent(config: TeacherConfig, client: ChatClient, done: str) -> None:
+def stop_if_spent(config: AskingConfig, client: ChatClient, done: str) -> None:
     """Raises BudgetSpentError, after everything is written, where the budget ended the asking."""
     if client.stopped:
         raise BudgetSpentError(

@@ -1,0 +1,56 @@
+"""Intervals and tests against numbers by hand, and a coin's coverage."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from reflectkit.core.stats import bootstrap, paired, pass_all, pass_at, wilson
+
+
+def test_a_fair_players_interval_covers_the_truth_as_often_as_it_says() -> None:
+    chance = random.Random(0)
+    truth, tasks, covered = 0.37, 100, 0
+    for _ in range(2000):
+        low, high = wilson(sum(chance.random() < truth for _ in range(tasks)), tasks)
+        covered += low <= truth <= high
+    assert 0.93 <= covered / 2000 <= 0.97
+
+
+def test_the_bootstrap_over_tasks_covers_a_mean() -> None:
+    chance = random.Random(1)
+    covered = 0
+    for _ in range(300):
+        values = [chance.betavariate(2, 3) for _ in range(60)]
+        low, high = bootstrap(values, draws=400)
+        covered += low <= 0.4 <= high
+    assert 0.91 <= covered / 300 <= 0.98
+    assert bootstrap([1.0, 1.0]) == (1.0, 1.0)
+    assert all(map(math.isnan, bootstrap([])))
+
+
+def test_paired_by_hand() -> None:
+    # gaps 1, 1, 1 and 0: of the eight sign patterns two have a sum of at least 3
+    found = paired({"a": 1, "b": 1, "c": 1, "d": 0, "e": 1}, {"a": 0, "b": 0, "c": 0, "d": 0, "f": 1})
+    assert (found.difference, found.p, found.tasks) == (0.75, 0.25, 4)
+    assert paired({"a": 1.0}, {"a": 1.0}).p == 1.0
+    assert paired({"a": 1.0}, {"b": 1.0}).tasks == 0
+
+
+def test_a_sampled_test_is_near_the_exact_one() -> None:
+    # 16 tasks, 13 won and 3 lost: two-sided sign test 2 (1 + 16 + 120 + 560) / 65536
+    first = {str(n): float(n < 13) for n in range(16)}
+    second = {str(n): float(n >= 13) for n in range(16)}
+    assert paired(first, second, draws=20_000).p == pytest.approx(2 * 697 / 65536, abs=0.003)
+
+
+def test_pass_at_and_pass_all_by_hand() -> None:
+    assert pass_at(2, 1, 4) == pytest.approx(1 - 3 / 6)
+    assert pass_all(2, 3, 4) == pytest.approx(3 / 6)
+    assert (pass_at(1, 3, 4), pass_all(1, 3, 4)) == (0.75, 0.75)
+    assert (pass_at(4, 0, 4), pass_all(4, 4, 4)) == (0.0, 1.0)
+    for k in (0, 5):
+        with pytest.raises(ValueError, match="k must lie"):
+            pass_at(k, 1, 4)
