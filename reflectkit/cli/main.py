@@ -18,6 +18,7 @@ import typer
 from reflectkit import __version__
 from reflectkit.cli.command import add_stage, process_number
 from reflectkit.core.errors import ReflectkitError
+from reflectkit.core.text import visible
 from reflectkit.envs import ENVS, env_class
 from reflectkit.stages import STAGES
 from reflectkit.stages.run import load_recipe, recipe_names
@@ -107,7 +108,7 @@ def _explain(error: Exception) -> int:
 
 def _say(text: str, code: int) -> int:
     who = f" (process {process_number()})" if process_number() else ""
-    print(f"reflectkit{who}: {' '.join(text.split())}", file=sys.stderr)
+    print(f"reflectkit{who}: {visible(' '.join(text.split()))}", file=sys.stderr)
     return code
 
 

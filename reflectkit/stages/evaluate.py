@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,8 @@ def run(config: Config, progress: Progress) -> Report:
             for level in levels:
                 problems = at_level(config.env, tasks, level, source)
                 path = kept / f"{number}-{level}.jsonl"
-                played = _played(config, problems, level, path, lambda: players.agent(name, policy, reflector, config), name, progress)  # fmt: skip # noqa: B023, E501
+                opening = partial(players.agent, name, policy, reflector, config.temperature, config.max_new_tokens)
+                played = _played(config, problems, level, path, opening, name, progress)
                 rows.append(row(name, config.env_name, level, played))
                 episodes += played
         write_jsonl(current.folder / "episodes.jsonl", episodes)
@@ -127,22 +129,30 @@ class Players:
         self.device = device
         self._reflectors: dict[Path, Any] = {}
 
-    def agent(self, name: str, policy: Path | None, reflector: Path | None, config: Config) -> Agent:
+    def agent(
+        self, name: str, policy: Path | None, reflector: Path | None, temperature: float, max_new_tokens: int = 128
+    ) -> Agent:
         """The agent that `name` stands for."""
         from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
 
         if policy is None:
             return Oracle() if name == "oracle" else RandomAgent() if name == "random" else Baseline(name)
-        from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+        from reflectkit.agents.two_player import TwoPlayerAgent
         from reflectkit.models.load import load_player
 
-        if reflector is not None and reflector not in self._reflectors:
-            self._reflectors[reflector] = Reflector(load_player(reflector, "reflection", device=self.device))
-        commentator = self._reflectors[reflector] if reflector else None
+        commentator = self.reflector(reflector) if reflector else None
         player = load_player(policy, "policy", device=self.device)
-        return TwoPlayerAgent(
-            player, commentator, temperature=config.temperature, max_new_tokens=config.max_new_tokens, show=True
-        )
+        return TwoPlayerAgent(player, commentator, temperature=temperature, max_new_tokens=max_new_tokens, show=True)
+
+    def reflector(self, checkpoint: Path) -> Any:
+        """The `Reflector` of `checkpoint`."""
+        from reflectkit.agents.two_player import Reflector
+        from reflectkit.models.load import load_player
+
+        if checkpoint not in self._reflectors:
+            self._reflectors[checkpoint] = Reflector(load_player(checkpoint, "reflection", device=self.device))
+        return self._reflectors[checkpoint]
+
 
 
 def _played(
