@@ -1,4 +1,4 @@
-"""play at a keyboard that is a string: what a person may type, what is shown, what is kept, and what cannot steer the terminal."""
+"""play at a keyboard that is a string: what may be typed, what is shown and kept, and what cannot steer the terminal."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_ctrl_c_is_130(play: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 @pytest.mark.parametrize(
     ("typed", "expected"),
-    [("0", 0), ("3", 3), ("cat", "cat a.py, 3 cat ab"), ("cat a.", 2), ("CAT  AB", 3), ("id", 4), ("i", 4), ("202", 202),
+    [("0", 0), ("3", 3), ("cat", "cat a.py, 3 cat ab"), ("cat a.", 2), ("CAT  AB", 3), ("id", 4), ("202", 202),
      ("a", 200), ("cd", 0), ("cd ..", 0), ("cd d", 1)],
 )  # fmt: skip
 def test_choices_are_found_by_label_number_text_and_beginning(typed: str, expected: int | str) -> None:
@@ -209,7 +209,7 @@ def test_problems_of_a_file(play: Any, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--env", "taxii"], "did you mean 'taxi'"),
-        (["--env", "taxi", "--policy", "oracel"], "NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, or one of oracle, random, person"),
+        (["--env", "taxi", "--policy", "oracel"], "NAME=CHECKPOINT+REFLECTOR, or one of oracle, random, person"),
         (["--env", "taxi", "--policy", "a=nowhere", "--auto"], "nowhere"),
         (["--env", "taxi", "--policy", "oracle"], "add --auto"),
         (["--env", "taxi", "--level", "ful"], "did you mean 'full'"),
@@ -230,13 +230,13 @@ def test_bad_use_is_one_line_and_code_2(play: Any, arguments: list[str], message
     assert message in said
 
 
-EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r[red]x[/red]\ud800\\"
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r[red]x[/red]\\"
 
 
 class Rude:
     """An env whose every text tries to steer the terminal; it has no oracle."""
 
-    name, levels, horizons = "rude", ("only",), {"only": 2}  # noqa: RUF012
+    name, levels, horizons = "rude", ("only",), {"only": 2}
 
     def reset(self, task: Task, seed: int) -> Any:
         from reflectkit.core.types import Message, Observation
@@ -250,14 +250,14 @@ class Rude:
 
     @classmethod
     def tasks(cls, level: str) -> list[Task]:
-        return [Task(f"rude{EVIL[:-2]}", "rude", "only", "g", {})]
+        return [Task(f"rude{EVIL[:-1]}", "rude", "only", "g", {})]
 
 
 def test_nothing_that_is_shown_can_steer_the_terminal(play: Any) -> None:
     code, shown, _ = play("--env", "tests.stages.test_play:Rude", typed="o\n\x1b[2J\nb\n0\n")
     assert code == 0
     assert all(character == "\n" or character.isprintable() for character in shown)
-    assert "\\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e\\r[red]x[/red]\\ud800\\\n" in shown
+    assert "\\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e\\r[red]x[/red]\\\n" in shown
     assert "   1  b Your move:" in shown
     assert "has no oracle" in shown
     assert "Out of steps" in shown
@@ -265,6 +265,7 @@ def test_nothing_that_is_shown_can_steer_the_terminal(play: Any) -> None:
 
 def test_visible_keeps_letters_of_all_scripts() -> None:
     assert visible("Käse 漢字 a\u00a0b\n") == "Käse 漢字 a b\n"
+    assert visible("\ud800\x7f\u2066") == "\\ud800\\x7f\\u2066"
 
 
 def test_at_a_real_terminal_the_question_and_the_bars_do_not_mix(tmp_path: Path) -> None:
