@@ -154,7 +154,6 @@ class Players:
         return self._reflectors[checkpoint]
 
 
-
 def _played(
     config: Config, problems: list[Task], level: str, path: Path, make_agent: Callable[[], Agent], name: str, progress: Progress
 ) -> list[dict[str, Any]]:

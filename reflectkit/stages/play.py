@@ -16,7 +16,7 @@ from reflectkit.agents.scripted import require_oracle
 from reflectkit.core.config import at_least, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, unknown_name
-from reflectkit.core.jsonl import write_jsonl
+from reflectkit.core.jsonl import dumps
 from reflectkit.core.prompts import one_line
 from reflectkit.core.protocols import Agent, Context, Env, StepResult
 from reflectkit.core.rollout import Episode, rollout
@@ -86,7 +86,7 @@ class Config(PlayConfig):
 
 
 def run(config: Config, progress: Progress) -> Report:
-    """Write `episodes.jsonl`, after each episode anew. Raises ConfigError, CheckpointError, DataError."""
+    """Write `episodes.jsonl`, a line after each episode. Raises ConfigError, CheckpointError, DataError."""
     name, *checkpoints = config.player
     if name != PERSON and not config.auto and not progress.attended:
         raise ConfigError("nobody is at a terminal to go from step to step; add --auto")
@@ -106,7 +106,8 @@ def run(config: Config, progress: Progress) -> Report:
             episode = Episode(task, derive(config.seed, "play", task.id, number))
             played += rollout([episode], lambda maker=maker: _Told(maker(), progress), shown, width=1)  # type: ignore[misc]
             progress.news(_ending(played[-1]))
-            write_jsonl(path, [episode_to_json(name, trajectory) for trajectory in played])
+            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:  # a lone surrogate becomes JSON's escape
+                file.write(dumps(episode_to_json(name, played[-1])) + "\n")
             if shown.left:
                 break
         if len(played) > 1:

@@ -230,7 +230,7 @@ def test_bad_use_is_one_line_and_code_2(play: Any, arguments: list[str], message
     assert message in said
 
 
-EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r[red]x[/red]\\"
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r[red]x[/red]\ud800\\"
 
 
 class Rude:
@@ -250,14 +250,14 @@ class Rude:
 
     @classmethod
     def tasks(cls, level: str) -> list[Task]:
-        return [Task(f"rude{EVIL[:-1]}", "rude", "only", "g", {})]
+        return [Task(f"rude{EVIL[:-2]}", "rude", "only", "g", {})]
 
 
 def test_nothing_that_is_shown_can_steer_the_terminal(play: Any) -> None:
     code, shown, _ = play("--env", "tests.stages.test_play:Rude", typed="o\n\x1b[2J\nb\n0\n")
     assert code == 0
     assert all(character == "\n" or character.isprintable() for character in shown)
-    assert "\\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e\\r[red]x[/red]\\\n" in shown
+    assert "\\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202e\\r[red]x[/red]\\ud800\\\n" in shown
     assert "   1  b Your move:" in shown
     assert "has no oracle" in shown
     assert "Out of steps" in shown
