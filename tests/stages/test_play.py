@@ -89,6 +89,7 @@ def test_ctrl_c_is_130(play: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
     monkeypatch.setattr(sys, "stdin", Interrupted())
     assert main(["play", "--env", "corridor"]) == 130
+    assert "the episodes that were played to their end are kept" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -130,6 +131,8 @@ def test_the_oracle_plays_generated_conversations_and_a_baseline_too(play: Any) 
     assert episodes()[0]["success"] is True
     assert play("--env", "memory", "--policy", "rag", "--auto", "--level", "long", typed=None)[0] == 0
     assert len(episodes(2)[0]["turns"]) == 40
+    assert play("--env", "memory", "--policy", "oracle", "--auto", "--shuffle-action", typed=None)[0] == 0  # nothing to shuffle
+    assert episodes(3)[0]["success"] is True
 
 
 def test_the_teachers_comment_is_shown_and_kept(play: Any) -> None:
