@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.installed-test
 
 .PHONY: help install demo test check lint format type bench smollm2 clean
-.PHONY: demo-explore demo-memory filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot export
+.PHONY: demo-explore demo-memory play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot export
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -66,8 +66,9 @@ filter-repo: ## Copies of repositories with the files to ask about, e.g. ARGS="-
 gen-task: ## Questions about them, e.g. ARGS="--teacher openai:gpt-4o-mini --max-cost-usd 2"
 filter-task: ## One clean list of the questions
 
-gen-trajectory split gen-sft sft rlft evaluate plot export: $(INSTALLED)
+play gen-trajectory split gen-sft sft rlft evaluate plot export: $(INSTALLED)
 	$(BIN)/reflectkit $@ $(if $(filter plot export,$@),,--env $(ENV)) $(ARGS)
+play: ## Play it yourself, or watch: ARGS="--policy oracle"
 gen-trajectory: ## Demonstrations with reflections (ENV=taxi, ARGS="--noise 0.3")
 split: ## 7:2:1 into train, validate and test
 gen-sft: ## The five SFT files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from types import TracebackType
 
@@ -22,6 +23,7 @@ from rich.table import Table
 
 from reflectkit.core.console import Bar
 from reflectkit.core.runs import Report
+from reflectkit.core.text import visible
 
 WIDEST_NAME = 40  # characters of a table's first column; more of it would squeeze the figures out
 
@@ -54,7 +56,7 @@ class RichProgress:
     @contextlib.contextmanager
     def bar(self, title: str, total: int, done: int = 0) -> Iterator[Bar]:
         """A bar that stays while it is worked on, and leaves a line behind."""
-        task = self.bars.add_task(escape(title), total=total, completed=done, figures="")
+        task = self.bars.add_task(escape(visible(title)), total=total, completed=done, figures="")
         shown = _Shown(self, task)
         try:
             yield shown
@@ -63,8 +65,26 @@ class RichProgress:
             self.news(f"{title}: {done + shown.moved} of {total}{'  ' + shown.figures if shown.figures else ''}")
 
     def news(self, text: str) -> None:
-        """One line above the bars."""
-        self.console.print(escape(text), highlight=False, soft_wrap=True)
+        """One line above the bars. Nothing in it can steer the terminal."""
+        self.console.print(visible(text), highlight=False, soft_wrap=True, markup=False)
+
+    @property
+    def attended(self) -> bool:
+        """Whether the answers come from a terminal."""
+        return sys.stdin.isatty()
+
+    def ask(self, question: str) -> str | None:
+        """A line of standard input, without the bars; bytes that are no text are an answer that nothing fits."""
+        self.bars.stop()
+        try:
+            return input(visible(question))
+        except EOFError:
+            self.console.print()  # the next line begins where the question stands
+            return None
+        except UnicodeDecodeError:
+            return "\N{REPLACEMENT CHARACTER}"
+        finally:
+            self.bars.start()
 
 
 class _Shown:
@@ -80,14 +100,14 @@ class _Shown:
 def show(console: Console, report: Report) -> None:
     """The report's tables, and where everything is."""
     for table in report.tables:
-        drawn = Table(title=escape(table.title), title_justify="left", title_style="bold")
+        drawn = Table(title=escape(visible(table.title)), title_justify="left", title_style="bold")
         for index, column in enumerate(table.columns):
             if index == 0:
                 drawn.add_column(column, no_wrap=True, max_width=WIDEST_NAME)
             else:
                 drawn.add_column(column, justify="right")
         for row in table.rows:
-            drawn.add_row(*map(escape, row))
+            drawn.add_row(*(escape(visible(cell)) for cell in row))
         console.print(drawn)
     if report.skipped:
         console.print(

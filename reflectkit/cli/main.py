@@ -18,17 +18,19 @@ import typer
 from reflectkit import __version__
 from reflectkit.cli.command import add_stage, process_number
 from reflectkit.core.errors import ReflectkitError
+from reflectkit.core.text import visible
 from reflectkit.envs import ENVS, env_class
 from reflectkit.stages import STAGES
 from reflectkit.stages.run import load_recipe, recipe_names
 
 FULL_DISK_BYTES = 4 * 2**20
 STOPPED = "stopped; the same command goes on from here"
+LEFT_PLAY = "stopped; the episodes that were played to their end are kept"
 
 app = typer.Typer(
     name="reflectkit",
     help="Train small language models to act: a frozen reflection model comments, a policy model acts, and learns by RL.",
-    epilog="Start here:\n\n  $ reflectkit run taxi-tiny\n\n  $ reflectkit sft --help",
+    epilog="Start here:\n\n  $ reflectkit play --env taxi\n\n  $ reflectkit run taxi-tiny\n\n  $ reflectkit sft --help",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -67,14 +69,15 @@ def _list() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    stopped = LEFT_PLAY if given[:1] == ["play"] else STOPPED
     try:
         outcome = app(args=given, standalone_mode=False)
         code = outcome if isinstance(outcome, int) else 0
-        return _say(STOPPED, code) if code == 130 else code  # typer's own code for Ctrl-C
+        return _say(stopped, code) if code == 130 else code  # typer's own code for Ctrl-C
     except typer.Exit as leaving:
         return leaving.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return _say(STOPPED, 130)
+        return _say(stopped, 130)
     except Exception as error:
         if "--traceback" in given:
             traceback.print_exc()
@@ -107,7 +110,7 @@ def _explain(error: Exception) -> int:
 
 def _say(text: str, code: int) -> int:
     who = f" (process {process_number()})" if process_number() else ""
-    print(f"reflectkit{who}: {' '.join(text.split())}", file=sys.stderr)
+    print(f"reflectkit{who}: {visible(' '.join(text.split()))}", file=sys.stderr)
     return code
 
 

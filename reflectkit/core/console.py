@@ -1,4 +1,4 @@
-"""What a stage may tell while it works, without printing: bars with figures, and lines of news."""
+"""What a stage may tell and ask while it works, without printing: bars with figures, lines of news, and questions."""
 
 from __future__ import annotations
 
@@ -26,9 +26,18 @@ class Progress(Protocol):
         """One line of text."""
         ...
 
+    @property
+    def attended(self) -> bool:
+        """Whether somebody sits there, who can be asked: False where the answers come from a file, or from nowhere."""
+        ...
+
+    def ask(self, question: str) -> str | None:
+        """The line that is answered; None at the end of all answers."""
+        ...
+
 
 class Quiet:
-    """Shows nothing."""
+    """Shows nothing, and nobody answers."""
 
     def advance(self, amount: int = 1, **figures: float) -> None:
         """Nothing to show."""
@@ -40,3 +49,12 @@ class Quiet:
 
     def news(self, text: str) -> None:
         """Nothing to tell."""
+
+    @property
+    def attended(self) -> bool:
+        """Nobody sits there."""
+        return False
+
+    def ask(self, question: str) -> str | None:
+        """Nobody answers."""
+        return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from functools import lru_cache
 
 PIECE = re.compile(r"[A-Za-z]{1,6}|\d{1,3}|\n+|[^\sA-Za-z\d]|[ \t]{2,}")
@@ -203,6 +204,21 @@ def shorten(text: str, budget: int) -> str:
     head = max(1, round(room * HEAD_SHARE))
     kept_head, kept_tail = text[: pieces[head - 1][1]], text[pieces[len(pieces) - (room - head)][0] :]
     return kept_head.rstrip() + LEFT_OUT + kept_tail.strip()
+
+
+def visible(text: str) -> str:
+    """`text` as a terminal may have it: what is no line end and cannot be printed is spelled out, or a space.
+
+    >>> visible("red\\x1b[31m, \\u202eback, tab\\tend")
+    'red\\\\x1b[31m, \\\\u202eback, tab end'
+    """
+    return "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    if character == "\n" or character.isprintable():
+        return character
+    return " " if character == "\t" or unicodedata.category(character) == "Zs" else repr(character)[1:-1]
 
 
 def words(text: str) -> list[str]:

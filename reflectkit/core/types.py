@@ -96,8 +96,8 @@ class Decision:
     their natural-log probabilities under the sampling distribution, ≤ 0. entropy: of the distribution over the legal actions,
     in nats. probabilities: of each choice, where they were asked for. value: the critic's expected return-to-go, in the
     env's unit. note: how a demonstration marks the step ("positive", "mistake", "correction"). failure: why the agent could
-    not decide; the episode is then ABORTED. overflow: that what it was to read does not fit its model; the episode is then
-    TRUNCATED. What is unknown is None; scripted agents leave the token fields empty.
+    not decide; the episode is then ABORTED. overflow: that what it was to read does not fit its model, or that the person who
+    plays has left; the episode is then TRUNCATED. What is unknown is None; scripted agents leave the token fields empty.
     """
 
     action: int | str | ToolUse

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from reflectkit.core.errors import ConfigError, IllegalActionError
@@ -60,7 +61,10 @@ class Horizon(Wrapper):
 
 
 class Shuffled(Wrapper):
-    """Draws the order of the choices, and so their labels, anew at each step: a label says nothing of what it stands for."""
+    """Draws the order of the choices, and so their labels, anew at each step: a label says nothing of what it stands for.
+
+    Where there are no choices there is nothing to draw, and all is passed on.
+    """
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
@@ -79,17 +83,20 @@ class Shuffled(Wrapper):
         self._steps += 1
         return dataclasses.replace(result, observation=self._shuffled(result.observation))
 
-    def oracle(self) -> int:
+    def oracle(self) -> int | ToolUse:
         """The wrapped env's, at its place in the drawn order."""
-        return self._order.index(self.env.oracle())  # type: ignore[attr-defined]
+        return self._places([self.env.oracle()])[0]  # type: ignore[attr-defined]
 
-    def mistakes(self) -> list[int]:
+    def mistakes(self) -> list[int | ToolUse]:
         """Likewise."""
-        return sorted(map(self._order.index, self.env.mistakes()))  # type: ignore[attr-defined]
+        return self._places(self.env.mistakes())  # type: ignore[attr-defined]
 
-    def slips(self) -> list[int]:
+    def slips(self) -> list[int | ToolUse]:
         """Likewise."""
-        return sorted(map(self._order.index, self.env.slips()))  # type: ignore[attr-defined]
+        return self._places(self.env.slips())  # type: ignore[attr-defined]
+
+    def _places(self, actions: Sequence[int | ToolUse]) -> list[int | ToolUse]:
+        return [*sorted(map(self._order.index, actions))] if self._order else [*actions]  # type: ignore[arg-type]
 
     def _shuffled(self, observation: Observation) -> Observation:
         self._order = list(range(len(observation.choices)))

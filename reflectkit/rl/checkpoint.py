@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 from reflectkit.core.errors import CheckpointError, DataError
 from reflectkit.core.jsonl import read_json, read_jsonl, sha256, write_json, write_jsonl
 from reflectkit.core.types import Trajectory, from_json, to_json
-from reflectkit.models.load import save_player
+from reflectkit.models.load import Player, save_player
+from reflectkit.rl.critic import Critic
 from reflectkit.rl.loop import Trainer
 
 STATE, TENSORS, REPLAY, MEMO = "training_state.json", "training_state.safetensors", "replay.jsonl", "reflector_memo.json"
@@ -99,6 +100,25 @@ def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any]) -> 
         raise CheckpointError(f"{checkpoint}: the training state is damaged ({error}); delete this folder") from None
 
 
+def saved_critic(checkpoint: Path, player: Player) -> Critic | None:
+    """The critic that was trained with `player`, whose checkpoint this is; None where there was none.
+
+    Raises CheckpointError where it is damaged.
+    """
+    if not (checkpoint / TENSORS).is_file():
+        return None
+    try:
+        weights = _critic_weights(load_file(checkpoint / TENSORS))
+        if not weights:
+            return None
+        trunk = "separate" if any(name.startswith("own_trunk.") for name in weights) else "detached"
+        critic = Critic(player, "linear" if "head.weight" in weights else "mlp", trunk)
+        critic.load_state_dict(weights)
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise CheckpointError(f"{checkpoint}: the critic is damaged ({error}); take another checkpoint") from None
+    return critic
+
+
 def check_settings(checkpoint: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Raises OtherSettingsError, naming what differs, where the two are not the same."""
     differing = [
@@ -125,8 +145,11 @@ def _step_of(checkpoint: Path) -> int:
 def _restore_tensors(checkpoint: Path, trainer: Trainer) -> None:
     learner = trainer.learner
     tensors = load_file(checkpoint / TENSORS)
-    critic = {name.removeprefix("critic."): value for name, value in tensors.items() if name.startswith("critic.")}
     if learner.critic is not None:
-        learner.critic.load_state_dict(critic)
+        learner.critic.load_state_dict(_critic_weights(tensors))
     prefix = "optimizer."
     learner.load_optimizer_state({name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)})
+
+
+def _critic_weights(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix("critic."): value for name, value in tensors.items() if name.startswith("critic.")}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 STAGES = {
+    "play": "reflectkit.stages.play",
     "filter-repo": "reflectkit.stages.filter_repo",
     "gen-task": "reflectkit.stages.gen_task",
     "filter-task": "reflectkit.stages.filter_task",

@@ -189,7 +189,7 @@ def _foreseen(config: Config, matches: Sequence[Match]) -> Report:
 class Players:
     """Opens the players; a reflector is opened once, and its memo kept for all who share it."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Any) -> None:  # evaluate's or play's
         self.config, self.device = config, config.device
         self._reflectors: dict[Path, Any] = {}
         self._clients: dict[str, ChatClient] = {}
@@ -245,16 +245,23 @@ class Players:
             return self._chat([parse_endpoint(part, config.base_url, "--policy") for part in chat])
         if policy is None:
             return Oracle() if name == "oracle" else RandomAgent() if name == "random" else Baseline(name)
-        from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+        from reflectkit.agents.two_player import TwoPlayerAgent
         from reflectkit.models.load import load_player
 
-        if reflector is not None and reflector not in self._reflectors:
-            self._reflectors[reflector] = Reflector(load_player(reflector, "reflection", device=self.device))
-        commentator = self._reflectors[reflector] if reflector else None
+        commentator = self.reflector(reflector) if reflector else None
         player = load_player(policy, "policy", device=self.device)
         return TwoPlayerAgent(
             player, commentator, temperature=config.temperature, max_new_tokens=config.max_new_tokens, show=True
         )
+
+    def reflector(self, checkpoint: Path) -> Any:
+        """The `Reflector` of `checkpoint`."""
+        from reflectkit.agents.two_player import Reflector
+        from reflectkit.models.load import load_player
+
+        if checkpoint not in self._reflectors:
+            self._reflectors[checkpoint] = Reflector(load_player(checkpoint, "reflection", device=self.device))
+        return self._reflectors[checkpoint]
 
 
 def _played(config: Config, match: Match, folder: Path, players: Players, progress: Progress) -> list[dict[str, Any]]:

@@ -133,6 +133,11 @@ class _Wire:
     def news(self, text: str) -> None:
         self.events.put((self.name, "news", f"{self.name}: {text}"))
 
+    attended = False
+
+    def ask(self, question: str) -> str | None:
+        return None  # a person has one keyboard, and many steps may run
+
 
 class _WireBar:
     """Sends its advances at most five times a second."""

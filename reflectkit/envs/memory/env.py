@@ -30,6 +30,7 @@ from reflectkit.core.tools import PLAIN, parse, plain_text
 from reflectkit.core.types import Message, Observation, Task, ToolCall, ToolUse
 from reflectkit.envs.memory import rewards
 from reflectkit.envs.memory.facts import Fact, Known, as_facts
+from reflectkit.envs.memory.generate import LONG, conversation
 from reflectkit.envs.memory.reader import SENTENCES, Extractive, Reader, as_question, score
 from reflectkit.envs.memory.retrieval import related
 from reflectkit.envs.memory.store import CORE, EPISODIC, ITEM_TOKENS, LISTS, SEMANTIC, Item, Store
@@ -151,6 +152,11 @@ class Memory:
     def at_level(cls, task: Task, level: str) -> Task | None:
         """A conversation has the length that it has."""
         return task if task.level == level else None
+
+    @classmethod
+    def example(cls, level: str, seed: int) -> Task:
+        """A generated conversation, for who has no file of them."""
+        return conversation(0, LONG if level == "long" else LONGEST_SHORT, level, seed)
 
     def oracle(self) -> ToolUse:
         """What a perfect keeper would do, who sees only the prompt: what is new inserted, what has changed updated, what is to

@@ -1,0 +1,138 @@
+"""A person who plays: is shown the choices, and answers with one, with calls of tools, or in words.
+
+What is typed is read by `choice_of`, or as calls in the plain form; what cannot be read is said, and asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reflectkit.core.console import Progress
+from reflectkit.core.errors import IllegalActionError, ReflectkitError
+from reflectkit.core.prompts import LABELS, one_line
+from reflectkit.core.protocols import Context, Env
+from reflectkit.core.tools import PLAIN, PLAIN_RULES, parse, plain_text, tools_text
+from reflectkit.core.types import Decision, Observation, ToolCall, ToolUse
+
+LEFT = "the person left"
+COMMANDS = "o: what the oracle would do; h or ?: this help; q: leave"
+MOST_NAMED = 6  # choices that an unclear answer is told to mean
+LONGEST_NUMBER = 4  # digits
+
+
+class Human:
+    """A person at the other end of `progress`. left: whether they have gone; no further episode should begin then."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.left = progress, False
+
+    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
+        """One decision for each observation, asked for one after the other."""
+        return [self._one(observation, context.env) for observation, context in zip(observations, contexts, strict=True)]
+
+    def _one(self, observation: Observation, env: Env) -> Decision:
+        if observation.choices:
+            self.progress.news(choices_text(observation.choices))
+        action = self._calls(observation, env) if observation.tools else self._line(observation, env)
+        if action is None:
+            self.left = True
+            return Decision(0, overflow=LEFT)
+        return Decision(action)
+
+    def _line(self, observation: Observation, env: Env) -> int | str | None:
+        """A choice, or a line of text where there are none; None from who leaves."""
+        while (text := self._asked("Your move: ", observation, env)) is not None:
+            if not observation.choices:
+                return text
+            try:
+                return choice_of(text, observation.choices)
+            except IllegalActionError as error:
+                self.progress.news(str(error))
+        return None
+
+    def _calls(self, observation: Observation, env: Env) -> ToolUse | None:
+        """Calls, a line each, up to an empty line; None from who leaves."""
+        calls: list[ToolCall] = []
+        while (text := self._asked(f"Call {len(calls) + 1}, or Enter to go on: ", observation, env)) is not None:
+            if not text:
+                return ToolUse(plain_text(calls), tuple(calls))
+            read = parse(text, observation.tools, PLAIN)
+            calls += read.calls
+            for error in read.errors:
+                self.progress.news(f"{error}. Write that call again; ? lists the tools.")
+        return None
+
+    def _asked(self, question: str, observation: Observation, env: Env) -> str | None:
+        """The next line that is no command; None from who leaves."""
+        while (text := self.progress.ask(question)) is not None:
+            command = text.strip()
+            if command == "q":
+                return None
+            if command in ("h", "?"):
+                self.progress.news(help_text(observation))
+            elif command == "o":
+                self.progress.news(oracle_text(observation, env))
+            else:
+                return command
+        return None
+
+
+def choice_of(text: str, choices: Sequence[str]) -> int:
+    """The index of the choice that `text` names: by its label or number, its whole text, or a beginning that only one has.
+
+    >>> choice_of("2", ("south", "north", "east")), choice_of("so", ("south", "north", "east"))
+    (2, 0)
+
+    Raises
+    ------
+    IllegalActionError: no choice, or several; the message is for the person who wrote it.
+    """
+    if text in LABELS[: len(choices)]:
+        return LABELS.index(text)
+    if text.isdecimal() and len(text) <= LONGEST_NUMBER and int(text) < len(choices):
+        return int(text)
+    wanted = one_line(text).casefold()
+    known = [one_line(choice).casefold() for choice in choices]
+    if wanted in known:
+        return known.index(wanted)
+    fitting = [index for index, choice in enumerate(known) if wanted and choice.startswith(wanted)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if not fitting:
+        said = f"{text[:60]!r} is no choice" if text else "Nothing was written"
+        raise IllegalActionError(f"{said}; write a number from 0 to {len(choices) - 1}, or h for help")
+    named = ", ".join(f"{index} {one_line(choices[index])}" for index in fitting[:MOST_NAMED])
+    more = f" or one of {len(fitting) - MOST_NAMED} more" if len(fitting) > MOST_NAMED else ""
+    raise IllegalActionError(f"{text!r:.60} may be {named}{more}; write more of it, or its number")
+
+
+def choices_text(choices: Sequence[str]) -> str:
+    """The choices with their labels, a line each."""
+    return "\n".join(f"{label:>4}  {one_line(choice)}" for label, choice in zip(LABELS, choices, strict=False))
+
+
+def help_text(observation: Observation) -> str:
+    """What can be answered here."""
+    if observation.tools:
+        return f"{tools_text(observation.tools)}\n{PLAIN_RULES} An empty line goes on.\n{COMMANDS}."
+    if observation.choices:
+        return f"{choices_text(observation.choices)}\nWrite a choice's number, or the beginning of its text. {COMMANDS}."
+    return f"Write a line. {COMMANDS}."
+
+
+def oracle_text(observation: Observation, env: Env) -> str:
+    """What a best action would be, in words."""
+    if not hasattr(env, "oracle"):
+        return f"Env '{env.name}' has no oracle."
+    try:
+        action = env.oracle()
+    except ReflectkitError as error:
+        return str(error)
+    return f"The oracle would: {action_text(observation, action)}"
+
+
+def action_text(observation: Observation, action: int | str | ToolUse) -> str:
+    """An action in words: the label and the choice, or what was written."""
+    if isinstance(action, int):
+        return f"{LABELS[action]}  {one_line(observation.choices[action])}"
+    return action if isinstance(action, str) else action.text

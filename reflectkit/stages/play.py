@@ -1,0 +1,289 @@
+"""play: watch an environment, or play it yourself, one step at a time: a person, the oracle, a rule, or a checkpoint.
+
+What is seen is shown as the players see it, with a reflector's comment; then who plays chooses, and the reward is told. At a
+question, h lists the commands. Every episode is kept in `episodes.jsonl`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from reflectkit.agents.human import LEFT, Human, action_text
+from reflectkit.agents.scripted import require_oracle
+from reflectkit.core.config import at_least, option
+from reflectkit.core.console import Progress
+from reflectkit.core.errors import ConfigError, unknown_name
+from reflectkit.core.jsonl import dumps
+from reflectkit.core.prompts import one_line
+from reflectkit.core.protocols import Agent, Context, Env, StepResult
+from reflectkit.core.rollout import Episode, rollout
+from reflectkit.core.runs import Report, Table, open_run
+from reflectkit.core.seeding import derive, generator
+from reflectkit.core.types import Decision, Message, Observation, Status, Task, ToolUse, Trajectory
+from reflectkit.data.episodes import episode_to_json
+from reflectkit.data.trajectories import read_records
+from reflectkit.envs import env_class
+from reflectkit.envs.wrappers import Wrapper
+from reflectkit.stages.common import PlayConfig, at_level, check_level
+from reflectkit.stages.evaluate import Players, chat_parts, parse_policy
+
+EXAMPLES = (
+    "reflectkit play --env taxi",
+    "reflectkit play --env taxi --teacher --level pickup --seed 7",
+    "reflectkit play --env memory --policy oracle --auto",
+    'reflectkit play --env taxi --policy "ours=results/8_rlft/checkpoint-60+results/4_sft/checkpoint-700"',
+)
+PERSON = "person"
+MOST_SHOWN = 4  # choices whose probabilities are shown
+LEAST_SHOWN = 0.005  # probability of such a choice
+RULE_WIDTH = 60  # characters
+NEXT = "Enter to take it, q to stop: "
+EXPLORE_FIRST = (
+    "run `reflectkit filter-repo`, `reflectkit gen-task --teacher oracle` and `reflectkit filter-task` first,"
+    " which make questions about the boxed repositories, or give --task-file"
+)
+
+
+@dataclass(frozen=True)
+class Config(PlayConfig):
+    """Settings of play."""
+
+    policy: str = option(
+        PERSON, help="Who plays: person, oracle, random, a baseline of the env, or NAME=CHECKPOINT[+REFLECTOR]."
+    )
+    reflector: Path | None = option(None, help="A reflector whose comment is shown to a player that has none of its own.")
+    teacher: bool = option(False, help="Show the oracle teacher's comment instead of a reflector's.")
+    task_file: Path | None = option(None, help="Problems; default: the env's own, or test.json or data.json in its folder.")
+    level: str = option("", help="Curriculum level; default: the last, or in a file any.")
+    task: str = option("", help="The problem's id; default: one that --seed draws.")
+    episodes: int = option(1, help="Episodes, one after the other.")
+    auto: bool = option(False, help="Do not wait for a key between the steps of a player that is no person.")
+    temperature: float = option(0.0, help="Of a checkpoint's sampling; 0 takes the likeliest action.")
+    max_new_tokens: int = option(128, help="Tokens of an answer, in an environment without enumerated actions.")
+    device: str = option("auto", help="auto, cpu, cuda, …")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("episodes", self.episodes, 1)
+        at_least("max_new_tokens", self.max_new_tokens, 1)
+        at_least("temperature", self.temperature, 0)
+        if self.level:
+            check_level(self.env, self.level)
+        if self.reflector is not None and self.teacher:
+            raise ConfigError("--reflector and --teacher both comment; leave one out")
+        if (self.reflector is not None or self.teacher) and self.player[1] is not None:
+            raise ConfigError("a checkpoint reads its own reflector's comment: write --policy NAME=CHECKPOINT+REFLECTOR")
+        if self.teacher:
+            require_oracle(env_class(self.env))
+
+    @property
+    def player(self) -> tuple[str, Path | None, Path | None]:
+        """(name, policy's checkpoint, reflector's checkpoint) of who plays."""
+        if chat_parts(self.policy):
+            raise ConfigError(f"--policy {self.policy}: chat models play in `reflectkit evaluate`; `view` shows their episodes")
+        return parse_policy(self.policy, (PERSON, *getattr(env_class(self.env), "baselines", ())))
+
+
+def run(config: Config, progress: Progress) -> Report:
+    """Write `episodes.jsonl`, a line after each episode. Raises ConfigError, CheckpointError, DataError."""
+    name, *checkpoints = config.player
+    if name != PERSON and not config.auto and not progress.attended:
+        raise ConfigError("nobody is at a terminal to go from step to step; add --auto")
+    source, tasks = _problems(config)
+    models = [path for path in (*checkpoints, config.reflector) if path is not None]
+    inputs = [*([source] if source else []), *models, *config.worlds(tasks)]
+    with open_run("play", replace(config, force=True), inputs) as current:
+        path = current.folder / "episodes.jsonl"
+        players = Players(config)
+        agent: Any = Human(progress) if name == PERSON else _player(config, players, *config.player)
+        shown = _Shown(agent, _commentator(config, players), progress, wait=name != PERSON and not config.auto)
+        played: list[Trajectory] = []
+        for number, task in zip(range(config.episodes), _drawn(config, tasks), strict=False):
+            progress.news(f"{config.env}, level {task.level}, task {task.id}{'; h for help' if name == PERSON else ''}")
+            shown.begin()
+            maker = config.maker(task.level)
+            episode = Episode(task, derive(config.seed, "play", task.id, number))
+            played += rollout([episode], lambda maker=maker: _Told(maker(), progress), shown, width=1)  # type: ignore[misc]
+            progress.news(_ending(played[-1]))
+            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:  # a lone surrogate becomes JSON's escape
+                file.write(dumps(episode_to_json(name, played[-1])) + "\n")
+            if shown.left:
+                break
+        if len(played) > 1:
+            current.tables.append(_table(name, played))
+        figures = {
+            "episodes": len(played),
+            "successes": sum(trajectory.success for trajectory in played),
+            "steps": sum(len(trajectory.turns) for trajectory in played),
+            "return": sum(trajectory.total_return for trajectory in played) / len(played),
+        }
+        return current.finish(figures, [path])
+
+
+def _problems(config: Config) -> tuple[Path | None, list[Task]]:
+    """(the file that they come from, the problems to draw from)."""
+    known = env_class(config.env)
+    source = config.task_file
+    if source is None and hasattr(known, "tasks"):
+        tasks: list[Task] = known.tasks(config.level or known.levels[-1])
+    else:
+        there = [config.folder / name for name in ("test.json", "data.json") if (config.folder / name).is_file()]
+        source = source or next(iter(there), None)
+        if source is None and hasattr(known, "example"):
+            return None, [known.example(config.level or known.levels[0], derive(config.seed, "example"))]
+        if source is None:
+            raise ConfigError(
+                f"env '{config.env}' has no problems yet; "
+                + (EXPLORE_FIRST if hasattr(known, "records_folder") else "give --task-file")
+            )
+        tasks = [record.task for record in read_records(source, config.env_name)]
+        if config.level:
+            tasks = at_level(config.env, tasks, config.level, source)
+    if not config.task:
+        return source, tasks
+    by_id = {task.id: task for task in tasks}
+    if config.task not in by_id:
+        raise unknown_name(f"task of {source or config.env}", config.task, by_id)
+    return source, [by_id[config.task]]
+
+
+def _drawn(config: Config, tasks: Sequence[Task]) -> list[Task]:
+    """A problem for each episode: in an order that the seed draws, and from the beginning again where they are too few."""
+    order = list(tasks)
+    generator(config.seed, "play").shuffle(order)
+    return [order[number % len(order)] for number in range(config.episodes)]
+
+
+def _player(config: Config, players: Players, name: str, policy: Path | None, reflector: Path | None) -> Agent:
+    """The agent that plays, and tells what its critic expects where it was trained with one."""
+    agent: Any = players.agent(name, policy, reflector)
+    if policy is not None:
+        from reflectkit.rl.checkpoint import saved_critic
+
+        agent.critic = saved_critic(policy, agent.policy)
+    return agent  # type: ignore[no-any-return]
+
+
+class _Commentator(Protocol):
+    def __call__(self, observation: Observation, context: Context) -> str: ...
+
+
+def _commentator(config: Config, players: Players) -> _Commentator | None:
+    """Who comments for a player that has no reflector of its own."""
+    if config.teacher:
+        return lambda observation, context: require_oracle(context.env).reflection(generator(context.seed, "teacher"))
+    if config.reflector is None:
+        return None
+    reflector = players.reflector(config.reflector)
+    return lambda observation, context: reflector.comment([observation], [context.seed])[0]
+
+
+class _Shown:
+    """Shows what `agent` sees, the comment on it, and what it does. left: whether a person has gone.
+
+    wait: for a key before each step is taken.
+    """
+
+    def __init__(self, agent: Agent, commentator: _Commentator | None, progress: Progress, *, wait: bool) -> None:
+        self.agent, self.commentator, self.progress, self.wait = agent, commentator, progress, wait
+        self.stopped = False
+        self.begin()
+
+    @property
+    def left(self) -> bool:
+        return self.stopped or getattr(self.agent, "left", False)
+
+    def begin(self) -> None:
+        """A new episode."""
+        self.steps, self.before = 0, tuple[Message, ...]()
+
+    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
+        """The one decision of the one episode in play."""
+        (observation,), (context,) = observations, contexts
+        self.steps += 1
+        self.progress.news(f" Step {self.steps} ".center(RULE_WIDTH, "─"))
+        self.progress.news(seen_text(self.before, observation.messages))
+        self.before = observation.messages
+        comment = None if self.commentator is None else one_line(self.commentator(observation, context))
+        if comment is not None:
+            self.progress.news(f"Reflection: {comment}")
+        (decision,) = self.agent.act(observations, contexts)
+        if isinstance(self.agent, Human):
+            return [replace(decision, reflection=comment)]
+        decision = replace(decision, reflection=decision.reflection if comment is None else comment)
+        self.progress.news(decision_text(observation, decision, commented=comment is not None))
+        if self.wait and not decision.overflow and not decision.failure:
+            answer = self.progress.ask(NEXT)
+            self.stopped = answer is None or answer.strip().lower() == "q"
+        return [replace(decision, overflow=LEFT)] if self.stopped else [decision]
+
+
+class _Told(Wrapper):
+    """Tells the reward of each step, and the last view."""
+
+    def __init__(self, env: Env, progress: Progress) -> None:
+        super().__init__(env)
+        self.progress = progress
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Begin `task`."""
+        self._total = 0.0
+        return self.env.reset(task, seed)
+
+    def step(self, action: int | str | ToolUse) -> StepResult:
+        """One step, and what it brought."""
+        result = self.env.step(action)
+        self._total += result.reward
+        self.progress.news(f"Reward {result.reward:+.3g}, return so far {self._total:+.3g}.")
+        if result.terminated or result.truncated:
+            self.progress.news(" The end ".center(RULE_WIDTH, "─"))
+            self.progress.news(result.observation.text)
+        return result
+
+
+def seen_text(before: Sequence[Message], now: Sequence[Message]) -> str:
+    """What there is to see; of a conversation, what is new since `before`, with who says it."""
+    if len(now) == 1:
+        return now[0].content
+    known = len(before) if tuple(now[: len(before)]) == tuple(before) else 0
+    return "\n".join(f"[{message.name or message.role}] {message.content}" for message in now[known:])
+
+
+def decision_text(observation: Observation, decision: Decision, *, commented: bool) -> str:
+    """What a player did: the comment that it read unless that is shown already, how sure it was, and the action."""
+    lines = []
+    if decision.reflection is not None and not commented:
+        lines.append(f"Reflection: {one_line(decision.reflection)}")
+    if decision.overflow or decision.failure:
+        return "\n".join([*lines, str(decision.overflow or decision.failure)])
+    likely = sorted(enumerate(decision.probabilities), key=lambda item: -item[1])[:MOST_SHOWN]
+    shares = [f"{100 * share:.0f} % {one_line(observation.choices[index])}" for index, share in likely if share >= LEAST_SHOWN]
+    if shares:
+        lines.append("Policy: " + ", ".join(shares))
+    if decision.value is not None:
+        lines.append(f"Value: {decision.value:+.3g}")
+    return "\n".join([*lines, f"Action: {action_text(observation, decision.action)}"])
+
+
+def _outcome(trajectory: Trajectory) -> str:
+    if trajectory.success:
+        return "success"
+    if trajectory.status is Status.COMPLETED:
+        return "no success"
+    return trajectory.reason or "out of steps" if trajectory.status is Status.TRUNCATED else f"aborted: {trajectory.reason}"
+
+
+def _ending(trajectory: Trajectory) -> str:
+    count, outcome = len(trajectory.turns), _outcome(trajectory)
+    return f"{outcome[:1].upper()}{outcome[1:]}: return {trajectory.total_return:+.3g} in {count} step{'s' * (count != 1)}."
+
+
+def _table(name: str, played: Sequence[Trajectory]) -> Table:
+    rows = [
+        (trajectory.task.id, _outcome(trajectory), f"{trajectory.total_return:.3g}", str(len(trajectory.turns)))
+        for trajectory in played
+    ]
+    return Table(f"Episodes of {name}", ("task", "outcome", "return", "steps"), tuple(rows))
