@@ -69,8 +69,8 @@ TURN_LISTS = ("actions", "reflections")
 class PlayedTurn:
     """A turn of a line of episodes.jsonl. What is unknown is None.
 
-    seen, reflection, said: texts. choices: the legal actions (K); probabilities: of each (K). action: the choice's index. reward:
-    in the env's unit, as value (the critic's) and advantage. tokens: that the policy wrote. info: of the env, as JSON text.
+    seen, reflection, said: texts. choices: the legal actions (K); probabilities: of each (K). action: the choice's index.
+    reward: in the env's unit, as value (the critic's) and advantage. tokens: that the policy wrote. info: as JSON text.
     """
 
     seen: str | None

@@ -127,7 +127,8 @@ class _Index:
 
 
 def _blocks(episodes: Iterable[tuple[int, Played]], index: _Index) -> Iterator[dict[str, Any]]:
-    texts, rows = _Texts(), []
+    texts = _Texts()
+    rows: list[Any] = []
     for source, episode in episodes:
         if not rows:
             index.blocks.append(len(index.run))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 import os
 import tempfile
 import webbrowser
@@ -140,7 +141,7 @@ def _beside(file: Path, name: str, key: str, kind: type) -> Any:
         return None
     value = read_json(path)
     held = value.get(key) if isinstance(value, dict) else None
-    return held if isinstance(held, kind) else None
+    return json.loads(json.dumps(held), parse_constant=str) if isinstance(held, kind) else None
 
 
 def _episodes(files: Sequence[Path], bar: Bar) -> Iterator[tuple[int, Played]]:
