@@ -117,7 +117,7 @@ function make(tag, attributes, ...children) {
     if (name === "onclick") element.addEventListener("click", value);
     else if (value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
   }
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined) continue;
     if (child instanceof Node) element.append(child);
     else element.append(...visible(String(child)));
@@ -172,7 +172,7 @@ const folded = (title, ...children) => make("details", null, make("summary", nul
 // ------------------------------------------------------------------------------------------------------------ the table
 
 const COLUMNS = [
-  { name: "outcome", title: "Outcome", value: (at) => word("outcome", at) },
+  { name: "outcome", title: "End", value: (at) => word("outcome", at) },
   { name: "player", title: "Player", value: (at) => word("player", at) },
   { name: "task", title: "Task", value: (at) => columns.task[at] },
   { name: "level", title: "Level", value: (at) => word("level", at) },
@@ -242,7 +242,7 @@ function drawHead() {
 }
 
 function space(rows) {
-  const cell = make("td", { colspan: shownColumns.length });
+  const cell = make("td");
   cell.style.height = `${rows * ROW}px`;
   return make("tr", { class: "space", "aria-hidden": "true" }, cell);
 }
@@ -265,7 +265,7 @@ function row(at, place) {
     if (column.numeric) return make("td", { class: kind }, number(value));
     const text = line(value) || "–";
     if (column.name === "outcome") {
-      return make("td", { class: kind }, make("span", { class: value }, MARKS[value], " ", make("span", { class: "word" }, value)));
+      return make("td", { class: kind, title: value }, make("span", { class: value }, MARKS[value], make("span", { class: "unseen" }, value)));
     }
     if (column.name !== "task") return make("td", { class: kind, title: text }, text);
     return make("td", { class: kind, title: text }, make("button", { type: "button", "aria-current": at === state.selected ? "true" : null }, text));
@@ -344,6 +344,7 @@ function bar(most) {
   select.addEventListener("change", () => compareWith(select.value === "" ? null : Number(select.value)));
   const compare = make("label", null, "Beside ", select);
   return make("div", { class: "bar-above" },
+    make("button", { type: "button", class: "narrow", onclick: () => byId("list").scrollIntoView() }, "↑ List"),
     step("← Turn", -1, "back", "Previous turn"),
     make("span", { role: "status" }, most ? `${state.turn + 1} of ${most}` : "no turns"),
     step("Turn →", 1, "on", "Next turn"),
@@ -472,11 +473,19 @@ function taxi(text) {
   let last = first;
   while (last < lines.length && isMap(lines[last])) last += 1;
   const around = (part) => (part.join("").trim() ? make("p", { class: "text mono faint" }, part.join("\n")) : null);
-  const cells = lines.slice(first, last).flatMap((one) => [...`${one}\n`].map((cell) => {
+  const cells = aligned(lines.slice(first, last)).flatMap((one) => [...`${one}\n`].map((cell) => {
     const kind = "TOX".includes(cell) ? "taxi" : "PD".includes(cell) ? "stand" : cell === "|" ? "wall" : null;
     return kind ? make("span", { class: kind }, cell) : document.createTextNode(cell);
   }));
   return make("div", null, around(lines.slice(0, first)), make("pre", { class: "text map" }, cells), around(lines.slice(last)));
+}
+
+/** The map's lines with room for a wall behind each cell, so that columns stand below each other. */
+function aligned(lines) {
+  const rows = lines.map((one) => one.split(" ").filter(Boolean));
+  const width = (row) => row.filter((cell) => cell !== "|").length;
+  if (rows.some((row) => width(row) !== width(rows[0]) || row.some((cell) => cell.length > 1))) return lines;
+  return rows.map((row) => row.map((cell, at) => (cell === "|" ? "" : `${cell} ${row[at + 1] === "|" ? "|" : " "} `)).join("").trimEnd());
 }
 
 const HEADS = { "Semantic memory:": "semantic", "Episodic memory:": "episodic" };
@@ -582,19 +591,24 @@ function tree(episode, at) {
 
 // -------------------------------------------------------------------------------------------------------------- the runs
 
-const FIGURES = ["name", "env", "level", "success", "low", "high", "tasks", "episodes", "return", "steps", "aborted"];
+const FIGURES = { name: "player", env: "env", level: "level", success: "success", low: "95 % interval", tasks: "tasks", episodes: "episodes", return: "return", steps: "turns", aborted: "aborted" };
+const WORDS = ["name", "env", "level"];
+const percent = (share) => (typeof share === "number" ? (100 * share).toFixed(1) : plain(share ?? ""));
+
+function figure(name, row) {
+  if (name === "success") return `${percent(row.success)} %`;
+  return name === "low" ? `${percent(row.low)} to ${percent(row.high)} %` : plain(row[name] ?? "");
+}
 
 function drawOverview() {
   remember();
   byId("detail").replaceChildren(make("h2", null, index.runs.length === 1 ? "The run" : `${index.runs.length} runs`), ...index.runs.map((run) => {
     const rows = run.rows.filter(isObject);
-    const used = FIGURES.filter((name) => rows.some((one) => one[name] !== undefined));
-    const percent = (name) => name === "success" || name === "low" || name === "high";
-    const cell = (name, value) => (percent(name) && typeof value === "number" ? `${(100 * value).toFixed(1)} %` : plain(value ?? ""));
-    const kind = (name) => (FIGURES.indexOf(name) > 2 ? "number" : null);
+    const used = Object.keys(FIGURES).filter((name) => rows.some((one) => one[name] !== undefined && (name !== "aborted" || one[name])));
+    const kind = (name) => (WORDS.includes(name) ? null : "number");
     const table = make("table", null,
-      make("thead", null, make("tr", null, used.map((name) => make("th", { scope: "col", class: kind(name) }, name === "name" ? "player" : name === "low" || name === "high" ? `95 % ${name}` : name)))),
-      make("tbody", null, rows.map((one) => make("tr", null, used.map((name) => make("td", { class: kind(name) }, cell(name, one[name])))))));
+      make("thead", null, make("tr", null, used.map((name) => make("th", { scope: "col", class: kind(name) }, FIGURES[name])))),
+      make("tbody", null, rows.map((one) => make("tr", null, used.map((name) => make("td", { class: kind(name) }, figure(name, one)))))));
     const settings = Object.keys(run.settings).length ? folded("Settings", nested(run.settings)) : null;
     return make("section", { class: "run" }, make("h3", null, run.name), make("p", { class: "text faint mono" }, run.path), rows.length ? make("div", { class: "figures" }, table) : null, settings);
   }), make("p", { class: "faint" }, "Choose an episode, or press j. The other keys: ?"));
@@ -716,7 +730,9 @@ async function start() {
   addEventListener("resize", () => requestAnimationFrame(drawRows));
   byId("rows").addEventListener("click", (event) => {
     const chosen = event.target.closest("tr[data-episode]");
-    if (chosen) select(Number(chosen.dataset.episode));
+    if (!chosen) return;
+    select(Number(chosen.dataset.episode));
+    if (byId("detail").getBoundingClientRect().top > innerHeight / 2) byId("detail").scrollIntoView();
   });
   byId("overview").addEventListener("click", overview);
   byId("theme").addEventListener("click", toggleTheme);
