@@ -88,10 +88,11 @@ const word = (column, episode) => index.texts[columns[column][episode]];
 // Control characters, marks that turn or hide text, and halves of surrogate pairs. A tab and a line's end stay as they are.
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]|\p{Surrogate}/gu;
 
+const CONTROLS = "NUL SOH STX ETX EOT ENQ ACK BEL BS HT LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US".split(" ");
+
 function symbol(character) {
   const code = character.codePointAt(0);
-  if (code < 0x20) return String.fromCodePoint(0x2400 + code);
-  return code === 0x7f ? "␡" : `U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
+  return CONTROLS[code] ?? (code === 0x7f ? "DEL" : `U+${code.toString(16).toUpperCase().padStart(4, "0")}`);
 }
 
 /** Nodes that show `text`, with symbols for what would not be seen. */
@@ -137,7 +138,7 @@ function long(tag, text) {
 }
 
 function line(text) {
-  return text.replace(/[\n\t]/g, (character) => symbol(character)); // on one line, with its ends visible
+  return text.replaceAll("\n", "↵").replaceAll("\t", "⇥"); // on one line
 }
 
 function number(value) {
@@ -363,7 +364,7 @@ function side(episode) {
   return make("article", null,
     heading,
     facts([
-      ["outcome", how], ["return", number(episode.total)], ["player", episode.player], ["run", episode.run],
+      ["outcome", how], ["return", number(episode.total)], ["player", episode.player], ["run", index.runs.length > 1 ? episode.run : null],
       ["environment", episode.env], ["level", episode.level], ["group", episode.group === episode.task ? null : episode.group],
       ["seed", episode.seed], ["status", episode.status], ["reason", episode.reason],
     ]),
@@ -376,13 +377,19 @@ function side(episode) {
 function strip(episode) {
   return make("ol", { class: "strip", "aria-label": "Turns" }, episode.turns.map((turn, at) => {
     const sign = turn.reward > 0 ? "plus" : turn.reward < 0 ? "minus" : null;
-    const said = line((turn.said ?? "").slice(0, 40));
+    const said = line(inShort(turn).slice(0, 40));
     return make("li", null, make("button", {
       type: "button", title: turn.reward === null ? null : `reward ${number(turn.reward)}`, "data-reward": sign,
       "data-focus": `turn-${episode.number}-${at}`, "aria-current": at === state.turn ? "step" : null,
       onclick: () => { state.turn = at; drawDetail(); },
     }, `${at + 1} ${said}`));
   }));
+}
+
+/** What was done, for a chip: the choice or the text, of calls their names. */
+function inShort(turn) {
+  const made = turn.said !== null && !turn.choices ? calls(turn.said) : null;
+  return made ? [...new Set(made.map((one) => one.name))].join(", ") + (made.length > 1 ? ` ×${made.length}` : "") : turn.said ?? "";
 }
 
 function drawTurn(episode, turn) {
@@ -406,7 +413,7 @@ function choices(turn) {
   const shares = turn.probabilities;
   return make("ol", { class: shares ? "choices" : "choices bare" }, turn.choices.map((choice, at) => {
     const mine = at === turn.action;
-    const name = make("span", { class: "text" }, `${at} ${choice}${mine ? " ◀ chosen" : ""}`);
+    const name = make("span", { class: "text" }, `${at} ${choice}`, mine ? [" ◀", make("span", { class: "unseen" }, "chosen")] : null);
     if (!shares) return make("li", { "aria-current": mine ? "true" : null }, name);
     const fill = make("div", { class: "fill" });
     fill.style.width = `${Math.max(0, Math.min(1, shares[at])) * 100}%`;
