@@ -43,13 +43,12 @@ def test_hostile_text_does_nothing(browser: Browser, tmp_path: Path) -> None:
     url = page(tmp_path, rows)
     browser.open(url)
     elements = browser.do("[...document.querySelectorAll('script, style, meta, iframe, base')].length")
-    for number, row in enumerate(rows):
+    for number, text in enumerate(HOSTILE * len(ENVS)):
         browser.press("j")
         chosen(browser, f"episode={number}&")
         browser.do("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
         strange = "#detail :is(script, img, svg, style, a, meta, iframe, object, embed, b, [onerror], [onload], [onmouseover])"
         assert browser.do(f"document.querySelectorAll({json.dumps(strange)}).length") == 0
-        text = str(row["reflection"])
         if text.isascii() and text.isprintable():
             assert browser.do("document.querySelector('blockquote').textContent") == text
     assert browser.do("[...document.querySelectorAll('script, style, meta, iframe, base')].length") == elements

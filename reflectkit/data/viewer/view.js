@@ -250,7 +250,8 @@ function space(rows) {
 
 function drawRows() {
   const list = byId("list");
-  const first = Math.max(0, Math.floor(list.scrollTop / ROW) - SPARE);
+  const end = Math.max(0, state.order.length * ROW - list.clientHeight); // a filter may have shortened the list above us
+  const first = Math.max(0, Math.floor(Math.min(list.scrollTop, end) / ROW) - SPARE);
   const last = Math.min(state.order.length, Math.ceil((list.scrollTop + list.clientHeight) / ROW) + SPARE);
   const focused = document.activeElement?.closest?.("#rows tr")?.dataset.episode;
   const rows = state.order.slice(first, last).map((at, offset) => row(at, first + offset));
