@@ -35,7 +35,7 @@ class Log:
         self.task = f"{first.env or 'episodes'}-{first.level}" if first.level else first.env or "episodes"
         self.player = first.name or "unknown"
         self.epochs: dict[str, int] = {}
-        self.count, self.successes, self.returns = 0, 0, 0.0
+        self.count, self.counted, self.successes, self.returns = 0, 0, 0, 0.0
 
     @property
     def name(self) -> str:
@@ -49,6 +49,7 @@ class Log:
         self.samples.write((b",\n" if self.count else b"") + _bytes(_sample(episode, epoch, self.player)))
         self.count += 1
         if episode.status != Status.ABORTED:
+            self.counted += 1
             self.successes += bool(episode.success)
             self.returns += episode.total_return or 0.0
 
@@ -65,7 +66,7 @@ class Log:
 
     def _head(self) -> dict[str, Any]:
         when = self.created.isoformat(timespec="seconds")
-        counted = max(1, self.count)
+        counted = max(1, self.counted)
         scores = {"success": self.successes / counted, "return": self.returns / counted}
         return {
             "version": VERSION_OF_LOG,
@@ -85,7 +86,7 @@ class Log:
             "plan": {"name": "plan", "steps": [], "config": {}},
             "results": {
                 "total_samples": self.count,
-                "completed_samples": self.count,
+                "completed_samples": self.counted,
                 "scores": [
                     {"name": name, "scorer": name, "metrics": {"mean": {"name": "mean", "value": value}}}
                     for name, value in scores.items()

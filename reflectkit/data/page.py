@@ -22,7 +22,8 @@ from typing import IO, Any
 from reflectkit.core.types import Status
 from reflectkit.data.episodes import Played, PlayedTurn
 
-BLOCK_CHARACTERS = 256 * 1024  # of the texts in a block, about
+BLOCK_CHARACTERS = 256 * 1024  # of a block's JSON, about
+TURN_CHARACTERS = 60  # of a turn, beside its texts
 TURN_FIELDS = (
     "seen", "reflection", "choices", "probabilities", "action", "said", "reward", "value", "advantage", "tokens", "info",
 )  # fmt: skip
@@ -129,15 +130,17 @@ class _Index:
 def _blocks(episodes: Iterable[tuple[int, Played]], index: _Index) -> Iterator[dict[str, Any]]:
     texts = _Texts()
     rows: list[Any] = []
+    turns = 0
     for source, episode in episodes:
         if not rows:
             index.blocks.append(len(index.run))
         index.add(source, episode)
         facts = [texts.short(getattr(episode, name)) for name in EPISODE_FIELDS]
         rows.append([facts, [_turn(turn, texts) for turn in episode.turns]])
-        if texts.characters > BLOCK_CHARACTERS:
+        turns += len(episode.turns)
+        if texts.characters + turns * TURN_CHARACTERS > BLOCK_CHARACTERS:
             yield {"texts": list(texts.numbers), "episodes": rows}
-            texts, rows = _Texts(), []
+            texts, rows, turns = _Texts(), [], 0
     if rows:
         yield {"texts": list(texts.numbers), "episodes": rows}
 

@@ -58,6 +58,8 @@ class Config(StageConfig):
             raise ConfigError("--open opens the page, which --inspect does not write; leave one out")
         if self.out is not None and not self.inspect and self.out.suffix not in (".html", ".htm"):
             raise ConfigError(f"--out {self.out}: write a .html")
+        if self.out is not None and self.out.exists() and self.out.is_dir() != self.inspect:
+            raise ConfigError(f"--out {self.out}: is a {'file' if self.inspect else 'folder'}; name another")
 
 
 def run(config: Config, progress: Progress) -> Report:
@@ -66,7 +68,7 @@ def run(config: Config, progress: Progress) -> Report:
     sources = [_source(file, name) for file, name in zip(files, _names(files), strict=True)]
     total = sum(file.stat().st_size for file in files) // KILOBYTE
     with progress.bar("Reading episodes, in kB", total) as bar:
-        episodes = _episodes(files, bar)
+        episodes = _episodes(files, sources, bar)
         if config.inspect:
             folder = config.out or files[0].parent / "inspect"
             count, made = _write_logs(folder, sources, files, episodes)
@@ -144,8 +146,8 @@ def _beside(file: Path, name: str, key: str, kind: type) -> Any:
     return json.loads(json.dumps(held), parse_constant=str) if isinstance(held, kind) else None
 
 
-def _episodes(files: Sequence[Path], bar: Bar) -> Iterator[tuple[int, Played]]:
-    """Each episode with the index of its file; moves `bar` by kilobytes."""
+def _episodes(files: Sequence[Path], sources: Sequence[Source], bar: Bar) -> Iterator[tuple[int, Played]]:
+    """Each episode with the index of its file; moves `bar` by kilobytes. Earlier versions left the env to the settings."""
     behind = shown = 0
 
     def on_line(size: int) -> None:
@@ -157,7 +159,8 @@ def _episodes(files: Sequence[Path], bar: Bar) -> Iterator[tuple[int, Played]]:
 
     for index, file in enumerate(files):
         for episode in read_episodes(file, on_line):
-            yield index, episode
+            env = episode.env or str(sources[index].settings.get("env", ""))
+            yield index, episode if episode.env == env else dataclasses.replace(episode, env=env)
 
 
 def _write_logs(

@@ -7,6 +7,7 @@ import hashlib
 import io
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -119,10 +120,14 @@ def test_page_holds_what_was_played(tmp_path: Path, quiet: Quiet) -> None:
     assert file.with_name("view.html").read_bytes() == make(folder, quiet=quiet).read_bytes()
 
 
-def test_lines_of_earlier_versions(tmp_path: Path) -> None:
+def test_lines_of_earlier_versions(tmp_path: Path, quiet: Quiet) -> None:
     line = {"name": "SFT", "task": "t", "success": True, "actions": ["cd a", "id b"], "reflections": [None, "Look."]}
-    (played,) = read_episodes(write(tmp_path, [line]))
+    file = write(tmp_path, [line])
+    (played,) = read_episodes(file)
     assert [(turn.said, turn.reflection, turn.seen) for turn in played.turns] == [("cd a", None, None), ("id b", "Look.", None)]
+    (tmp_path / "config.json").write_text('{"settings": {"env": "auto_explore"}}')
+    index = unpacked(make(file, quiet=quiet).read_text(encoding="utf-8"), "index")
+    assert index["texts"][index["columns"]["env"][0]] == "auto_explore"  # which the line did not say
 
 
 BROKEN = {
@@ -174,6 +179,9 @@ def test_bad_places_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     monkeypatch.setattr(reading, "LONGEST_LINE", 1000)
     assert "empty/episodes.jsonl:1: a line of over 1,000 bytes" in told(str(write(tmp_path / "empty", [episode("x" * 1000)])))
     assert "write a .html" in told("empty", "--out", "page.txt")
+    (tmp_path / "folder.html").mkdir()
+    assert "folder.html: is a folder" in told("empty", "--out", "folder.html")
+    assert "blank.jsonl: is a file" in told("empty", "--inspect", "--out", "blank.jsonl")
     with pytest.raises(ConfigError, match="--open"):
         view.Config(inspect=True, open=True)
 
@@ -203,7 +211,10 @@ def test_size_and_memory_of_many_episodes(tmp_path: Path) -> None:
 
 
 def test_inspect_log(tmp_path: Path, quiet: Quiet) -> None:
-    write(tmp_path / "run", [episode("a"), episode("a", success=False), episode("b\ud800"), episode("c", name="other")])
+    aborted = episode("d", status="aborted", success=False, name="other")
+    write(
+        tmp_path / "run", [episode("a"), episode("a", success=False), episode("b\ud800"), episode("c", name="other"), aborted]
+    )
     made = view.run(view.Config(paths=(tmp_path / "run",), inspect=True), quiet).outputs
     assert len(made) == 2
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\+00-00_taxi-full_\w{22}\.json", path.name) for path in made)
@@ -211,6 +222,9 @@ def test_inspect_log(tmp_path: Path, quiet: Quiet) -> None:
     assert [(sample["id"], sample["epoch"]) for sample in log["samples"]] == [("a", 1), ("a", 2), ("b\ufffd", 1)]
     assert log["eval"]["config"]["epochs"] == 2
     assert log["results"]["scores"][0]["metrics"]["mean"]["value"] == pytest.approx(2 / 3)
+    other = json.loads(made[1].read_text(encoding="utf-8"))
+    assert other["results"]["scores"][0]["metrics"]["mean"]["value"] == 1.0  # an aborted episode counts for nothing
+    assert other["samples"][1]["error"]["message"] == "d"
     user, answer = log["samples"][0]["messages"]
     assert (user["role"], user["content"]) == ("user", "a")
     assert [part.get("reasoning", part.get("text")) for part in answer["content"]] == ["a", "a"]
@@ -222,6 +236,16 @@ def test_command_opens_without_heavy_imports(tmp_path: Path) -> None:
     code = "import sys; from reflectkit.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, "view", str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-2:] == [f"→ {tmp_path / 'view.html'}", "False"]
+
+
+def test_open_calls_the_browser(tmp_path: Path) -> None:
+    script, told = tmp_path / "browser.sh", tmp_path / "told"
+    script.write_text(f'#!/bin/sh\necho "$1" > {told}\n')
+    script.chmod(0o755)
+    write(tmp_path, [episode("hello")])
+    command = [sys.executable, "-m", "reflectkit", "view", str(tmp_path), "--open"]
+    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"BROWSER": f"{script} %s"})
+    assert told.read_text().strip() == (tmp_path / "view.html").as_uri()
 
 
 def test_folder_is_no_file_of_episodes(tmp_path: Path) -> None:
