@@ -112,7 +112,11 @@ def _sample(episode: Played, epoch: int, player: str) -> dict[str, Any]:
             "choices": [{"message": said[-1], "stop_reason": "stop"}] if said else [],
         },
         "scores": {
-            "success": {"value": value, "explanation": episode.reason or None},
+            "success": {
+                "value": value,
+                "answer": episode.turns[-1].said if episode.turns else None,
+                "explanation": episode.reason or None,
+            },
             "return": {"value": episode.total_return or 0.0},
         },
         "metadata": facts | {"figures": _loaded(episode.figures), "data": _loaded(episode.data)},
