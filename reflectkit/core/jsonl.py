@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from reflectkit.core.errors import DataError
 
@@ -37,11 +37,18 @@ def write_text(path: Path, text: str) -> None:
         content = text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise DataError(path, f"cannot be written: character {error.start} is half a surrogate pair; mend the source") from None
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write into that takes the place of `path` when the context ends well, and is gone when it does not."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(TEMPORARY_PREFIX + path.name)
     try:
         with temporary.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -130,6 +137,32 @@ def _read_text(path: Path) -> str:
         raise DataError(path, "is a folder, expected a file") from None
     except UnicodeDecodeError as error:
         raise DataError(path, f"not UTF-8 (byte {error.start}); save it as UTF-8") from None
+
+
+def lines(path: Path, longest: int) -> Iterator[tuple[int, str]]:
+    """(line number, text) for each line of `path` that holds something, one in memory at a time. longest: bytes of a line.
+
+    Raises
+    ------
+    DataError: missing, a folder, a line that is not UTF-8 or longer than `longest` (with its number).
+    """
+    try:
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(longest + 1):
+                number += 1
+                if len(line) > longest:
+                    raise DataError(path, f"a line of over {longest:,} bytes; is this a file of lines?", line=number)
+                try:
+                    text = line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    raise DataError(path, f"not UTF-8 (byte {error.start}); save it as UTF-8", line=number) from None
+                if text.strip():
+                    yield number, text
+    except FileNotFoundError:
+        raise DataError(path, "no such file; run the stage that writes it, or name another file") from None
+    except IsADirectoryError:
+        raise DataError(path, "is a folder, expected a file") from None
 
 
 def sha256(path: Path) -> str:

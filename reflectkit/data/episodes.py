@@ -6,9 +6,16 @@ reflection, choices, probabilities, action, said, reward, value, advantage, toke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, TypeVar
 
+from reflectkit.core.errors import DataError
+from reflectkit.core.jsonl import lines
 from reflectkit.core.types import Trajectory, Turn
 
 
@@ -50,3 +57,181 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "info": turn.info or None,
     }
     return {key: value for key, value in row.items() if value is not None}
+
+
+LONGEST_LINE = 64 * 2**20  # bytes of one episode
+SAFE_DIGITS = 15  # of an integer that JavaScript holds exactly
+TURN_LISTS = ("actions", "reflections")
+"""What earlier versions kept of an episode's turns: what was done, and the comments."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedTurn:
+    """A turn of a line of episodes.jsonl. What is unknown is None.
+
+    seen, reflection, said: texts. choices: the legal actions (K); probabilities: of each (K). action: the choice's index.
+    reward: in the env's unit, as value (the critic's) and advantage. tokens: that the policy wrote. info: as JSON text.
+    """
+
+    seen: str | None
+    reflection: str | None
+    choices: tuple[str, ...] | None
+    probabilities: tuple[float, ...] | None
+    action: int | None
+    said: str | None
+    reward: float | None
+    value: float | None
+    advantage: float | None
+    tokens: int | None
+    info: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A line of episodes.jsonl. name: of who played. figures, data: of the env and the task, as JSON text. The rest is as in
+    `Trajectory`; a seed is text, since it may be larger than what JavaScript counts to.
+    """
+
+    name: str
+    env: str
+    level: str
+    task: str
+    group: str
+    seed: str
+    status: str
+    success: bool | None
+    total_return: float | None
+    reason: str
+    figures: str | None
+    data: str | None
+    turns: tuple[PlayedTurn, ...]
+
+
+def read_episodes(path: Path, on_line: Callable[[int], None] = lambda size: None) -> Iterator[Played]:
+    """The episodes in `path`, one in memory at a time; those of earlier versions too. on_line: told the size of each line.
+
+    Raises
+    ------
+    DataError: naming the line, where one is no episode.
+    """
+    for number, text in lines(path, LONGEST_LINE):
+        try:
+            row = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_refuse)
+            if not isinstance(row, dict) or not isinstance(row.get("turns", row.get("actions")), list):
+                raise DataError(
+                    path, "is no episode; `view` shows the episodes.jsonl that `evaluate` writes, or its folder", line=number
+                )
+            yield _played(_Fields(row, path, number))
+        except json.JSONDecodeError as error:
+            cut = " (the line looks cut off)" if error.pos >= len(text.rstrip()) - 1 else ""
+            raise DataError(path, f"not JSON: {error.msg}{cut}; mend or delete the line", line=number) from None
+        except (RecursionError, ValueError) as error:
+            raise DataError(path, f"JSON that cannot be read: {error}; mend or delete the line", line=number) from None
+        on_line(len(text))
+
+
+def _played(row: _Fields) -> Played:
+    turns = row.values.get("turns")
+    if turns is None:
+        said, comments = (row.values.get(name) or [] for name in TURN_LISTS)
+        pairs = zip_longest(said, comments if isinstance(comments, list) else [])
+        turns = [{"said": action, "reflection": comment} for action, comment in pairs]
+    return Played(
+        name=row.text("name") or "",
+        env=row.text("env") or "",
+        level=row.text("level") or "",
+        task=row.text("task") or "",
+        group=row.text("group") or "",
+        seed=row.name("seed"),
+        status=row.text("status") or "",
+        success=row.one("success", bool),
+        total_return=row.number("return"),
+        reason=row.text("reason") or "",
+        figures=row.json("figures"),
+        data=row.json("data"),
+        turns=tuple(_played_turn(row.inner(f"turns[{index}]", turn)) for index, turn in enumerate(turns)),
+    )
+
+
+def _played_turn(row: _Fields) -> PlayedTurn:
+    choices, shares = row.all("choices", str), row.all("probabilities", float)
+    if choices and shares and len(shares) != len(choices):
+        raise row.error("probabilities", f"{len(shares)} of them for {len(choices)} choices")
+    return PlayedTurn(
+        seen=row.text("seen"),
+        reflection=row.text("reflection"),
+        choices=choices,
+        probabilities=shares,
+        action=row.one("action", int),
+        said=row.text("said"),
+        reward=row.number("reward"),
+        value=row.number("value"),
+        advantage=row.number("advantage"),
+        tokens=row.one("tokens", int),
+        info=row.json("info"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """Reads typed fields of a JSON object, and says where one is of another type."""
+
+    values: dict[str, Any]
+    path: Path
+    line: int
+    within: str = ""
+
+    def error(self, field: str, message: str) -> DataError:
+        return DataError(self.path, message, line=self.line, field=f"{self.within}{field}")
+
+    def inner(self, field: str, value: object) -> _Fields:
+        if not isinstance(value, dict):
+            raise self.error(field, f"expected an object, found {type(value).__name__}")
+        return _Fields(value, self.path, self.line, f"{self.within}{field}.")
+
+    def one(self, field: str, kind: type[Kind]) -> Kind | None:
+        value = self.values.get(field)
+        if value is None or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool))):
+            return value
+        raise self.error(field, f"expected {NAMES[kind]}, found {value!r:.60}")
+
+    def text(self, field: str) -> str | None:
+        return self.one(field, str)
+
+    def name(self, field: str) -> str:
+        value = self.values.get(field)
+        return value if isinstance(value, str) else "" if value is None else json.dumps(value)
+
+    def number(self, field: str) -> float | None:
+        value = self.values.get(field)
+        return value if type(value) is int else self.one(field, float)
+
+    def all(self, field: str, kind: type[Kind]) -> tuple[Kind, ...] | None:
+        values = self.one(field, list)
+        if values is None:
+            return None
+        numeric = (float, int) if kind is float else (kind,)
+        if wrong := [value for value in values if type(value) not in numeric]:
+            raise self.error(field, f"expected a list of which each is {NAMES[kind]}, found {wrong[0]!r:.60}")
+        return tuple(values)
+
+    def json(self, field: str) -> str | None:
+        value = self.values.get(field)
+        return None if value is None else json.dumps(value, separators=(",", ":"))
+
+
+Kind = TypeVar("Kind")
+NAMES: dict[type[Any], str] = {str: "text", int: "an integer", float: "a number", bool: "true or false", list: "a list"}
+
+
+def _integer(text: str) -> int | str:
+    return int(text) if len(text) <= SAFE_DIGITS else text
+
+
+def _float(text: str) -> float | str:
+    value = float(text)
+    return value if math.isfinite(value) else text
+
+
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")

@@ -17,6 +17,7 @@ STAGES = {
     "rlft": "reflectkit.stages.rlft",
     "evaluate": "reflectkit.stages.evaluate",
     "plot": "reflectkit.stages.plot",
+    "view": "reflectkit.stages.view",
     "export": "reflectkit.stages.export",
     "run": "reflectkit.stages.run",
     "bench": "reflectkit.stages.bench",

@@ -1,0 +1,152 @@
+"""Episodes as an eval log of Inspect (https://inspect.aisi.org.uk/eval-logs.html), which `inspect view` shows.
+
+One log is one player at one level of one run: a sample an episode, an epoch a repeat of its task. What was seen is a user's
+message, the reflection the reasoning of the answer; reward, value, advantage, probabilities and info are the answer's metadata.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import IO, Any
+
+from reflectkit.core.types import Status
+from reflectkit.data.episodes import Played, PlayedTurn
+from reflectkit.version import VERSION
+
+VERSION_OF_LOG = 2
+HALVES = re.compile("[\ud800-\udfff]")
+LENGTH = 22  # of an id, as Inspect makes them
+
+
+class Log:
+    """A log in the making. samples: a file of our own that takes the samples as they come.
+
+    run: of which run it is. created: when that was made. settings: of its config.json.
+    """
+
+    def __init__(
+        self, run: str, created: datetime.datetime, settings: Mapping[str, Any], first: Played, samples: IO[bytes]
+    ) -> None:
+        self.run, self.created, self.settings, self.samples = run, created, dict(settings), samples
+        self.task = f"{first.env or 'episodes'}-{first.level}" if first.level else first.env or "episodes"
+        self.player = first.name or "unknown"
+        self.epochs: dict[str, int] = {}
+        self.count, self.counted, self.successes, self.returns = 0, 0, 0, 0.0
+
+    @property
+    def name(self) -> str:
+        """Of the file, as Inspect finds its logs: time, task, id."""
+        task = re.sub(r"[^A-Za-z0-9-]+", "-", self.task)[:60]
+        return f"{self.created.strftime('%Y-%m-%dT%H-%M-%S')}+00-00_{task}_{self._id('log')}.json"
+
+    def add(self, episode: Played) -> None:
+        """One more sample."""
+        epoch = self.epochs[episode.task] = self.epochs.get(episode.task, 0) + 1
+        self.samples.write((b",\n" if self.count else b"") + _bytes(_sample(episode, epoch, self.player)))
+        self.count += 1
+        if episode.status != Status.ABORTED:
+            self.counted += 1
+            self.successes += bool(episode.success)
+            self.returns += episode.total_return or 0.0
+
+    def write(self, file: IO[bytes]) -> None:
+        """The whole log."""
+        file.write(_bytes(self._head())[:-1] + b',"samples":[\n')
+        self.samples.seek(0)
+        while part := self.samples.read(2**20):
+            file.write(part)
+        file.write(b"\n]}\n")
+
+    def _id(self, what: str) -> str:
+        return hashlib.sha256(repr((what, self.run, self.task, self.player)).encode()).hexdigest()[:LENGTH]
+
+    def _head(self) -> dict[str, Any]:
+        when = self.created.isoformat(timespec="seconds")
+        counted = max(1, self.counted)
+        scores = {"success": self.successes / counted, "return": self.returns / counted}
+        return {
+            "version": VERSION_OF_LOG,
+            "status": "success",
+            "eval": {
+                "eval_id": self._id("eval"),
+                "run_id": self._id("run"),
+                "created": when,
+                "task": self.task,
+                "task_id": self._id("task"),
+                "dataset": {"name": self.task, "samples": len(self.epochs), "sample_ids": list(self.epochs)},
+                "model": f"reflectkit/{self.player}",
+                "config": {"epochs": max(self.epochs.values(), default=1)},
+                "packages": {"reflectkit": VERSION},
+                "metadata": {"run": self.run, "settings": self.settings},
+            },
+            "plan": {"name": "plan", "steps": [], "config": {}},
+            "results": {
+                "total_samples": self.count,
+                "completed_samples": self.counted,
+                "scores": [
+                    {"name": name, "scorer": name, "metrics": {"mean": {"name": "mean", "value": value}}}
+                    for name, value in scores.items()
+                ],
+            },
+            "stats": {"started_at": when, "completed_at": when, "model_usage": {}},
+        }
+
+
+def _sample(episode: Played, epoch: int, player: str) -> dict[str, Any]:
+    messages = [message for turn in episode.turns for message in _messages(turn)]
+    said = [message for message in messages if message["role"] == "assistant"]
+    value = float(bool(episode.success))
+    facts = {"level": episode.level, "group": episode.group, "seed": episode.seed, "status": episode.status}
+    sample: dict[str, Any] = {
+        "id": episode.task,
+        "epoch": epoch,
+        "input": (episode.turns[0].seen if episode.turns else None) or "",
+        "target": "",
+        "messages": messages,
+        "output": {
+            "model": f"reflectkit/{player}",
+            "choices": [{"message": said[-1], "stop_reason": "stop"}] if said else [],
+        },
+        "scores": {
+            "success": {
+                "value": value,
+                "answer": episode.turns[-1].said if episode.turns else None,
+                "explanation": episode.reason or None,
+            },
+            "return": {"value": episode.total_return or 0.0},
+        },
+        "metadata": facts | {"figures": _loaded(episode.figures), "data": _loaded(episode.data)},
+    }
+    if episode.status == Status.ABORTED:
+        sample["error"] = {"message": episode.reason or "aborted", "traceback": "", "traceback_ansi": ""}
+    return sample
+
+
+def _messages(turn: PlayedTurn) -> list[dict[str, Any]]:
+    numbers = {
+        "reward": turn.reward, "value": turn.value, "advantage": turn.advantage, "choices": turn.choices,
+        "probabilities": turn.probabilities, "info": _loaded(turn.info),
+    }  # fmt: skip
+    said: Any = turn.said or ""
+    if turn.reflection is not None:
+        said = [{"type": "reasoning", "reasoning": turn.reflection}, {"type": "text", "text": said}]
+    answer = {
+        "role": "assistant",
+        "content": said,
+        "source": "generate",
+        "metadata": {name: value for name, value in numbers.items() if value is not None},
+    }
+    return [{"role": "user", "content": turn.seen}, answer] if turn.seen is not None else [answer]
+
+
+def _loaded(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+def _bytes(value: object) -> bytes:
+    """JSON in UTF-8; half a surrogate pair, which Inspect cannot read, is U+FFFD."""
+    return HALVES.sub("\ufffd", json.dumps(value, ensure_ascii=False, separators=(",", ":"))).encode()

@@ -1,0 +1,171 @@
+"""The page that shows episodes: one HTML file that needs nothing else, from the files in `viewer/`.
+
+What came from models never stands in the markup. It is JSON, deflated and in base64: an index of all episodes, which is the
+table, and blocks of some episodes each, which the page unpacks when one of them is opened. In a block a text stands once, and
+turns refer to it by number. The policy in the head lets only this one script and this one style sheet act.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import IO, Any
+
+from reflectkit.core.types import Status
+from reflectkit.data.episodes import Played, PlayedTurn
+
+BLOCK_CHARACTERS = 256 * 1024  # of a block's JSON, about
+TURN_CHARACTERS = 60  # of a turn, beside its texts
+TURN_FIELDS = (
+    "seen", "reflection", "choices", "probabilities", "action", "said", "reward", "value", "advantage", "tokens", "info",
+)  # fmt: skip
+EPISODE_FIELDS = ("group", "seed", "status", "reason", "figures", "data")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run to show. name: unique. path: where it lies. settings: of its config.json. rows: of its eval.json. JSON values."""
+
+    name: str
+    path: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    rows: list[Any] = field(default_factory=list)
+
+
+def write_page(file: IO[bytes], sources: Sequence[Source], episodes: Iterable[tuple[int, Played]]) -> int:
+    """Write the page to `file`, holding one block of the episodes in memory at a time; returns how many there were.
+
+    episodes: each with the index of its source.
+    """
+    index = _Index()
+    with tempfile.TemporaryFile() as blocks:  # they stand behind the index, which is known last
+        for number, block in enumerate(_blocks(episodes, index)):
+            blocks.write(b'<script type="text/plain" id="block-%d">%s</script>\n' % (number, _packed(block)))
+        before, after = _template(_packed(index.as_json(sources)).decode())
+        file.write(before.encode())
+        blocks.seek(0)
+        shutil.copyfileobj(blocks, file)
+        file.write(after.encode())
+    return len(index.run)
+
+
+def outcome(episode: Played) -> str:
+    """How it ended, in a word: success, failure, truncated, aborted or unknown."""
+    if episode.status == Status.ABORTED:
+        return "aborted"
+    if episode.success is None:
+        return "unknown"
+    if episode.success:
+        return "success"
+    return "truncated" if episode.status == Status.TRUNCATED else "failure"
+
+
+class _Texts:
+    """Texts by number, each kept once."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+        self.characters = 0
+
+    def number(self, text: str) -> int:
+        if text not in self.numbers:
+            self.numbers[text] = len(self.numbers)
+            self.characters += len(text)
+        return self.numbers[text]
+
+    def short(self, value: Any) -> Any:
+        """`value`, or the number of its text; of a list, the number of its JSON."""
+        if isinstance(value, tuple):
+            value = json.dumps(value, separators=(",", ":"))
+        return self.number(value) if isinstance(value, str) else value
+
+
+@dataclass
+class _Index:
+    """Columns of the table, a value an episode; player, env, level and outcome are numbers of texts. blocks: the number of the
+    first episode of each.
+    """
+
+    run: list[int] = field(default_factory=list)
+    player: list[int] = field(default_factory=list)
+    env: list[int] = field(default_factory=list)
+    level: list[int] = field(default_factory=list)
+    outcome: list[int] = field(default_factory=list)
+    task: list[str] = field(default_factory=list)
+    total_return: list[float | None] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    texts: _Texts = field(default_factory=_Texts)
+
+    def add(self, source: int, episode: Played) -> None:
+        self.run.append(source)
+        self.player.append(self.texts.number(episode.name))
+        self.env.append(self.texts.number(episode.env))
+        self.level.append(self.texts.number(episode.level))
+        self.outcome.append(self.texts.number(outcome(episode)))
+        self.task.append(episode.task)
+        self.total_return.append(episode.total_return)
+        self.steps.append(len(episode.turns))
+
+    def as_json(self, sources: Sequence[Source]) -> dict[str, Any]:
+        columns = ("run", "player", "env", "level", "outcome", "task", "total_return", "steps")
+        return {
+            "runs": [{"name": one.name, "path": one.path, "settings": one.settings, "rows": one.rows} for one in sources],
+            "texts": list(self.texts.numbers),
+            "columns": {name: getattr(self, name) for name in columns},
+            "blocks": self.blocks,
+            "episode_fields": EPISODE_FIELDS,
+            "turn_fields": TURN_FIELDS,
+        }
+
+
+def _blocks(episodes: Iterable[tuple[int, Played]], index: _Index) -> Iterator[dict[str, Any]]:
+    texts = _Texts()
+    rows: list[Any] = []
+    turns = 0
+    for source, episode in episodes:
+        if not rows:
+            index.blocks.append(len(index.run))
+        index.add(source, episode)
+        facts = [texts.short(getattr(episode, name)) for name in EPISODE_FIELDS]
+        rows.append([facts, [_turn(turn, texts) for turn in episode.turns]])
+        turns += len(episode.turns)
+        if texts.characters + turns * TURN_CHARACTERS > BLOCK_CHARACTERS:
+            yield {"texts": list(texts.numbers), "episodes": rows}
+            texts, rows, turns = _Texts(), [], 0
+    if rows:
+        yield {"texts": list(texts.numbers), "episodes": rows}
+
+
+def _turn(turn: PlayedTurn, texts: _Texts) -> list[Any]:
+    return [texts.short(getattr(turn, name)) for name in TURN_FIELDS]
+
+
+def _packed(value: object) -> bytes:
+    """JSON in ASCII (half a surrogate pair is an escape there), deflated, in base64: letters, digits and `+/=` alone."""
+    return base64.b64encode(zlib.compress(json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii"), 6))
+
+
+def _template(index: str) -> tuple[str, str]:
+    """The page before and behind the blocks."""
+    files = resources.files("reflectkit") / "data" / "viewer"
+    page, style, script = ((files / name).read_text(encoding="utf-8") for name in ("page.html", "view.css", "view.js"))
+    policy = (
+        f"default-src 'none'; script-src {_allowed(script)}; style-src {_allowed(style)}; base-uri 'none'; form-action 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    parts = {"policy": policy, "style": style, "script": script, "index": index, "blocks": "\0"}
+    before, _, after = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page).partition("\0")
+    return before, after
+
+
+def _allowed(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,188 @@
+"""view: played episodes as one HTML page to look at, or with --inspect as logs for `inspect view`."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import tempfile
+import webbrowser
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reflectkit.core.config import StageConfig, option
+from reflectkit.core.console import Bar, Progress
+from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.jsonl import read_json, replacing
+from reflectkit.core.runs import Report
+from reflectkit.data.episodes import Played, read_episodes
+from reflectkit.data.inspect_log import Log
+from reflectkit.data.page import Source, write_page
+
+EXAMPLES = (
+    "reflectkit view results/16_evaluate --open",
+    "reflectkit view results/16_evaluate results/17_evaluate --out compare.html",
+    "reflectkit view results/16_evaluate --inspect --out logs && inspect view --log-dir logs",
+)
+EPISODES = "episodes.jsonl"
+MADE_BY = "run `reflectkit evaluate`, which writes it, or name another run"
+KILOBYTE = 1000
+IN_MEMORY = 2**20  # bytes of a log before it goes to a file
+
+
+@dataclass(frozen=True)
+class Config(StageConfig):
+    """Settings of view."""
+
+    paths: tuple[Path, ...] = dataclasses.field(
+        default=(),
+        metadata={
+            "help": "Runs, folders of runs, or files of episodes; default: the results folder.",
+            "argument": True,
+        },
+        kw_only=True,
+    )
+    out: Path | None = option(
+        None, help="Page to write; default: view.html in the first run's folder. With --inspect a folder."
+    )
+    inspect: bool = option(False, help="Write eval logs of Inspect instead, for `inspect view`; default folder: inspect.")
+    open: bool = option(False, help="Open the page in the browser.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.inspect and self.open:
+            raise ConfigError("--open opens the page, which --inspect does not write; leave one out")
+        if self.out is not None and not self.inspect and self.out.suffix not in (".html", ".htm"):
+            raise ConfigError(f"--out {self.out}: write a .html")
+        if self.out is not None and self.out.exists() and self.out.is_dir() != self.inspect:
+            raise ConfigError(f"--out {self.out}: is a {'file' if self.inspect else 'folder'}; name another")
+
+
+def run(config: Config, progress: Progress) -> Report:
+    """Write the page, or the logs. Raises DataError: a path is missing, holds no episodes, or one is broken."""
+    files = _files(config.paths or (config.results_dir,))
+    sources = [_source(file, name) for file, name in zip(files, _names(files), strict=True)]
+    total = sum(file.stat().st_size for file in files) // KILOBYTE
+    with progress.bar("Reading episodes, in kB", total) as bar:
+        episodes = _episodes(files, sources, bar)
+        if config.inspect:
+            folder = config.out or files[0].parent / "inspect"
+            count, made = _write_logs(folder, sources, files, episodes)
+        else:
+            folder, made = files[0].parent, [config.out or files[0].parent / "view.html"]
+            with replacing(made[0]) as page:
+                count = write_page(page, sources, episodes)
+                if not count:
+                    raise _nothing(files)
+    if config.open and not webbrowser.open(made[0].resolve().as_uri()):
+        progress.news(f"no browser could be opened; open {made[0]} in one")
+    return Report("view", folder, {"episodes": count, "runs": len(files)}, tuple(made))
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    """The files of episodes at or below `paths`, each once, in order. Links below are not followed."""
+    found: dict[tuple[int, int], Path] = {}
+    for path in paths:
+        if not path.exists():
+            gone = "a link that leads nowhere" if path.is_symlink() else "no such file or folder"
+            raise DataError(path, f"{gone}; {MADE_BY}")
+        held = list(_below(path)) if path.is_dir() else [path]
+        if not held:
+            raise DataError(path, f"holds no {EPISODES}; {MADE_BY}")
+        for file in held:
+            if not file.is_file():
+                raise DataError(file, f"is no regular file; name a run or its {EPISODES}")
+            facts = file.stat()
+            found.setdefault((facts.st_dev, facts.st_ino), file)
+    return list(found.values())
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for here, folders, files in os.walk(folder):
+        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=_by_number)
+        file = Path(here, EPISODES)
+        if EPISODES in files and file.is_file() and not file.is_symlink():
+            yield file
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    """Runs in the order in which they were made: 9_evaluate before 10_evaluate."""
+    number = name.partition("_")[0]
+    return (int(number) if number.isdecimal() and len(number) < 10 else -1), name
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """What tells the runs apart: their folders' names, with as many of the folders above as that takes."""
+    parts = [_place(file).absolute().parts for file in files]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(_place(file)) for file in files]
+
+
+def _place(file: Path) -> Path:
+    """A run's folder stands for its episodes.jsonl; another file for itself."""
+    return file.parent if file.name == EPISODES else file
+
+
+def _source(file: Path, name: str) -> Source:
+    settings = _beside(file, "config.json", "settings", dict)
+    rows = _beside(file, "eval.json", "rows", list)
+    return Source(name, str(_place(file)), settings or {}, rows or [])
+
+
+def _beside(file: Path, name: str, key: str, kind: type) -> Any:
+    """What the run's other files say, where they are there and of the form that we write."""
+    path = file.with_name(name)
+    if file.name != EPISODES or not path.is_file():
+        return None
+    value = read_json(path)
+    held = value.get(key) if isinstance(value, dict) else None
+    return json.loads(json.dumps(held), parse_constant=str) if isinstance(held, kind) else None
+
+
+def _episodes(files: Sequence[Path], sources: Sequence[Source], bar: Bar) -> Iterator[tuple[int, Played]]:
+    """Each episode with the index of its file; moves `bar` by kilobytes. Earlier versions left the env to the settings."""
+    behind = shown = 0
+
+    def on_line(size: int) -> None:
+        nonlocal behind, shown
+        behind += size
+        if behind // KILOBYTE > shown:
+            bar.advance(behind // KILOBYTE - shown)
+            shown = behind // KILOBYTE
+
+    for index, file in enumerate(files):
+        for episode in read_episodes(file, on_line):
+            env = episode.env or str(sources[index].settings.get("env", ""))
+            yield index, episode if episode.env == env else dataclasses.replace(episode, env=env)
+
+
+def _write_logs(
+    folder: Path, sources: Sequence[Source], files: Sequence[Path], episodes: Iterator[tuple[int, Played]]
+) -> tuple[int, list[Path]]:
+    """One log for each run, player, env and level."""
+    logs: dict[tuple[int, str, str, str], Log] = {}
+    with ExitStack() as stack:
+        for index, episode in episodes:
+            key = index, episode.name, episode.env, episode.level
+            if key not in logs:
+                made = datetime.datetime.fromtimestamp(int(files[index].stat().st_mtime), datetime.UTC)
+                samples: Any = stack.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY))
+                logs[key] = Log(sources[index].name, made, sources[index].settings, episode, samples)
+            logs[key].add(episode)
+        if not logs:
+            raise _nothing(files)
+        for log in logs.values():
+            with replacing(folder / log.name) as file:
+                log.write(file)
+    return sum(log.count for log in logs.values()), [folder / log.name for log in logs.values()]
+
+
+def _nothing(files: Sequence[Path]) -> DataError:
+    return DataError(files[0], f"holds no episode; {MADE_BY}")

@@ -1,0 +1,85 @@
+"""Lines of episodes.jsonl for tests: hostile texts, and many episodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</script><script>document.title='owned'</script>",
+    "<img src=x onerror=alert(1)>",
+    "<!-- <script>",
+    "]]><svg onload=alert(1)>",
+    "<a href='javascript:alert(1)'>x</a>",
+    '" onmouseover="alert(1)',
+    "{{script}} {{index}} ${alert(1)} `",
+    "<style>@import 'https://example.org/x'</style>",
+    "<meta http-equiv=refresh content='0;url=https://example.org'>",
+    "\u0000\u0007\u001b[2J\u007f\u0085",
+    "\u2028\u2029\u202ereversed\u2066\u200b\ufeff",
+    "half \ud800 a pair \udfff",
+    "&lt;b&gt; &amp; &#60;script&#62;",
+    "__proto__",
+    "constructor",
+)
+
+
+def episode(text: str, **other: Any) -> dict[str, Any]:
+    """An episode that says `text` wherever a model or a user may."""
+    turn = {
+        "seen": text,
+        "reflection": text,
+        "choices": [text, "b"],
+        "probabilities": [0.7, 0.3],
+        "action": 0,
+        "said": text,
+        "reward": -0.05,
+        "value": 0.5,
+        "advantage": 0.25,
+        "tokens": 1,
+        "info": {text: [text, {text: text}]},
+    }
+    facts = {"name": "SFT", "env": "taxi", "level": "full", "task": text, "group": text, "seed": 3719286943977263176}
+    ended = {
+        "status": "completed",
+        "success": True,
+        "return": -0.05,
+        "reason": text,
+        "figures": {text: 1.5},
+        "data": {text: text},
+    }
+    return facts | ended | {"turns": [turn]} | other
+
+
+def many(count: int, turns: int = 10) -> Iterator[dict[str, Any]]:
+    """Episodes that differ, as a run has them: `turns` turns each, of about 300 bytes."""
+    start = "T taxi, P passenger, D destination, O taxi at P, X taxi carrying P, | wall.\n. . | T . P\n. . | . . .\n. . . . ."
+    for number in range(count):
+        played = [
+            {
+                "seen": f"{start}\n. | . . | . .\n. | . . | D .\nLast move: {number}-{step}",
+                "reflection": f"Taxi at row {number % 5} column {step % 5}. Get there first, as in {number * 31 + step}.",
+                "choices": ["south", "north", "east", "west", "pickup", "dropoff"],
+                "probabilities": [round((number * 7 + step * 3 + place) % 11 / 60, 5) for place in range(6)],
+                "action": (number + step) % 6,
+                "said": ("south", "north", "east", "west", "pickup", "dropoff")[(number + step) % 6],
+                "reward": -0.05,
+                "info": {"state": (number * 17 + step) % 500, "success": False, "fatal": False},
+            }
+            for step in range(turns)
+        ]
+        facts = {"name": ("SFT", "Reflect-RL")[number % 2], "env": "taxi", "level": "full", "task": f"taxi-full-{number // 2}"}
+        yield facts | {"seed": number, "status": "completed", "success": number % 3 > 0, "return": -0.5, "turns": played}
+
+
+def write(folder: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    """An episodes.jsonl of `rows` in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "episodes.jsonl"
+    with file.open("w", encoding="utf-8") as lines:
+        for row in rows:
+            lines.write(json.dumps(row) + "\n")
+    return file

@@ -1,0 +1,143 @@
+"""The page in a real browser: hostile text does nothing, ten thousand episodes open at once, keys and filters work.
+
+Skipped where there is no Chromium (Debian: `apt-get install chromium`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reflectkit.core.console import Quiet
+from reflectkit.stages import view
+from tests.browser import Browser, find, opened
+from tests.episodes import HOSTILE, episode, many, write
+
+pytestmark = pytest.mark.skipif(find() is None, reason="no chromium or google-chrome on the PATH")
+
+FAST_MS = 2000
+ENVS = ("taxi", "memory", "auto_explore", "other")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with opened(tmp_path_factory.mktemp("profile")) as one:
+        yield one
+
+
+def page(folder: Path, rows: Iterator[dict[str, object]] | list[dict[str, object]]) -> str:
+    write(folder, rows)
+    return view.run(view.Config(paths=(folder,)), Quiet()).outputs[0].as_uri()
+
+
+def chosen(browser: Browser, part: str) -> str:
+    """The address once it names `part`: the episode is then drawn."""
+    return str(browser.wait(f"location.hash.includes({json.dumps(part)}) && location.hash"))
+
+
+def test_hostile_text_does_nothing(browser: Browser, tmp_path: Path) -> None:
+    rows = [episode(text, env=env, name=text) for env in ENVS for text in HOSTILE]
+    url = page(tmp_path, rows)
+    browser.open(url)
+    elements = browser.do("[...document.querySelectorAll('script, style, meta, iframe, base')].length")
+    for number, text in enumerate(HOSTILE * len(ENVS)):
+        browser.press("j")
+        chosen(browser, f"episode={number}&")
+        browser.do("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        strange = "#detail :is(script, img, svg, style, a, meta, iframe, object, embed, b, [onerror], [onload], [onmouseover])"
+        assert browser.do(f"document.querySelectorAll({json.dumps(strange)}).length") == 0
+        if text.isascii() and text.isprintable():
+            assert browser.do("document.querySelector('blockquote').textContent") == text
+    assert browser.do("[...document.querySelectorAll('script, style, meta, iframe, base')].length") == elements
+    assert browser.do("document.title") == "Episodes · reflectkit"
+    assert [asked for asked in browser.requests if asked.split("#")[0] != url] == []
+    assert browser.dialogs == []
+    assert browser.errors == []
+
+
+def test_policy_stops_script_that_got_in(browser: Browser, tmp_path: Path) -> None:
+    """A second fence: even markup that reached the page could not act."""
+    url = page(tmp_path, [episode("hello")])
+    file = tmp_path / "view.html"
+    injected = "<script>document.title = 'owned'</script><img src=https://example.org/x onerror=\"document.title = 'owned'\">"
+    file.write_text(file.read_text(encoding="utf-8").replace("</body>", injected + "</body>"), encoding="utf-8")
+    browser.open(url)
+    refused = "(() => { try { document.body.innerHTML = '<i>x</i>'; } catch (error) { return error.name; } })()"
+    assert browser.do(refused) == "TypeError"
+    assert browser.do("document.title") == "Episodes · reflectkit"
+    assert any("Content Security Policy" in error for error in browser.errors)
+    browser.errors.clear()
+
+
+def test_unseen_characters_are_shown(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page(tmp_path, [episode("a\u0000\u001b\u202e\ud800\nb\tc")]) + "#episode=0")
+    chosen(browser, "turn=1")
+    assert browser.do("document.querySelector('blockquote').textContent") == "aNULESCU+202EU+D800\nb\tc"
+    assert browser.do("document.querySelector('#rows td.column-task').textContent") == "aNULESCU+202EU+D800↵b⇥c"
+
+
+def test_ten_thousand_episodes(browser: Browser, tmp_path: Path) -> None:
+    url = page(tmp_path, many(10_000))
+    times = [browser.open(url) for _ in range(3)]
+    assert min(times) < FAST_MS
+    assert browser.do("document.querySelectorAll('#rows tr').length") < 60
+    browser.do("document.getElementById('list').scrollTop = 32 * 5000")
+    browser.wait("document.querySelector('#rows tr[data-episode=\"5005\"]') !== null")
+    spent = browser.do(
+        "(() => { const from = performance.now(); const box = document.getElementById('search'); box.value = '4999';"
+        " box.dispatchEvent(new Event('input', {bubbles: true})); return performance.now() - from; })()"
+    )
+    assert spent < FAST_MS / 4
+    assert browser.do("document.getElementById('count').textContent") == "2 of 10,000 episodes"
+    browser.do("document.querySelector('#rows button').click()")
+    chosen(browser, "episode=9998&")
+
+
+def test_keys_filters_and_two_side_by_side(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page(tmp_path, many(6, turns=3)))
+    for key, part in (
+        ("j", "episode=0&turn=1"),
+        ("ArrowRight", "turn=2"),
+        ("j", "episode=1&turn=1"),
+        ("k", "episode=0&turn=1"),
+    ):
+        browser.press(key)
+        chosen(browser, part)
+    browser.press("c")
+    assert chosen(browser, "beside=1") == "#episode=0&turn=1&beside=1"
+    browser.press("ArrowRight")
+    chosen(browser, "turn=2&beside=1")
+    assert browser.do("[...document.querySelectorAll('article h3')].map((one) => one.textContent)") == ["Turn 2", "Turn 2"]
+    browser.press("j")
+    chosen(browser, "episode=1&turn=1")
+    shares = browser.do("[...document.querySelectorAll('article:first-child .share')].map((one) => one.textContent)")
+    assert shares == ["11.7 %", "13.3 %", "15.0 %", "16.7 %", "0.0 %", "1.7 %"]  # (7 + place) % 11 / 60
+    browser.press("/")
+    assert browser.do("document.activeElement.id") == "search"
+    browser.press("j")  # typed into the box, where keys are letters
+    assert browser.do("document.getElementById('search').value") == "j"
+    assert browser.do("document.getElementById('count').textContent") == "0 of 6 episodes"
+    browser.do("(() => { const box = document.getElementById('search'); box.value = ''; box.blur(); })()")
+    browser.do(
+        "(() => { const box = document.getElementById('outcome'); box.value = [...box.options].find((one) => one.text ==="
+        " 'failure').value; box.dispatchEvent(new Event('input', {bubbles: true})); })()"
+    )
+    assert browser.do("document.getElementById('count').textContent") == "2 of 6 episodes"
+    assert browser.errors == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_is_wider_than_the_screen(browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
+    url = page(tmp_path, [episode("word " * 50 + "x" * 500), *many(2)])
+    browser.open(url + "#episode=0", dark=dark, width=width)
+    chosen(browser, "turn=1")
+    assert browser.do("document.documentElement.scrollWidth") <= width
+    ground = browser.do("getComputedStyle(document.body).backgroundColor")
+    assert ground == ("rgb(21, 24, 28)" if dark else "rgb(255, 255, 255)")
+    browser.press("t")
+    assert browser.do("getComputedStyle(document.body).backgroundColor") != ground
+    browser.do("localStorage.clear()")
