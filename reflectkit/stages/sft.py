@@ -168,7 +168,7 @@ def _encode(config: Config, source: Path, rows: list[tuple[int, str, str]], play
     for line, prompt, completion in rows:
         before = prompt_ids(player.tokenizer, harmless(prompt) if prompt.endswith(CALLS_MARKER) else prompt)
         after = completion_ids(player.tokenizer, completion)
-        if config.role == "reflection" or completion.strip() not in LABELS:
+        if config.role == "reflection" or "\nActions:\n" not in prompt:
             after = [*after, player.tokenizer.eos_token_id]
         elif len(after) != 1:
             raise DataError(
