@@ -15,7 +15,7 @@ from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, at_least, one_
 from reflectkit.core.console import Bar, Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import write_jsonl
-from reflectkit.core.prompts import CALLS_MARKER, LABELS
+from reflectkit.core.prompts import ACTION_MARKER, CALLS_MARKER, LABELS
 from reflectkit.core.runs import Report, figures_table, open_run
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
 from reflectkit.stages.common import EnvConfig, model_source
@@ -155,6 +155,11 @@ def _inputs(config: Config, source: Path) -> list[Path]:
     return [source, Path(config.model)] if Path(config.model).is_dir() else [source]
 
 
+def _in_words(prompt: str) -> bool:
+    """Whether a policy's `prompt` is answered with calls, or in words: it lists no actions."""
+    return prompt.endswith(CALLS_MARKER) or (prompt.endswith(ACTION_MARKER) and "\nActions:\n" not in prompt)
+
+
 def _encode(config: Config, source: Path, rows: list[tuple[int, str, str]], player: Player) -> list[dict[str, list[int]]]:
     """input_ids and labels of each row; the prompt is -100, unless it is learnt too. What is written ends with the end token;
     a label is all there is.
@@ -168,7 +173,7 @@ def _encode(config: Config, source: Path, rows: list[tuple[int, str, str]], play
     for line, prompt, completion in rows:
         before = prompt_ids(player.tokenizer, harmless(prompt) if prompt.endswith(CALLS_MARKER) else prompt)
         after = completion_ids(player.tokenizer, completion)
-        if config.role == "reflection" or "\nActions:\n" not in prompt:
+        if config.role == "reflection" or _in_words(prompt):
             after = [*after, player.tokenizer.eos_token_id]
         elif len(after) != 1:
             raise DataError(
