@@ -115,6 +115,7 @@ class Trainer:
             "rows": len(samples),
             "replayed_episodes": len(old),
             "groups_without_spread": len(judgement.flat) / groups if groups and self.plan.rule.algorithm == "grpo" else None,
+            "tokens": tokens + sum(len(sample.tokens) for sample in samples),
             "tokens_per_second": round((tokens + sum(len(s.tokens) for s in samples)) / seconds, 1),
             "episodes_per_second": round(len(played) / seconds, 3),
             "rollout_seconds": round(played_s, 3),

@@ -1,42 +1,58 @@
-"""plot: learning curves of several RL runs; runs of one name (seeds) become a median and a band."""
+"""plot: learning curves of RL runs, and bars of evaluations. Runs of one name (seeds) become a median and a band.
+
+A run that went on from another's checkpoint (`--resume-from`) is one curve with it. `--live` follows a run in the terminal.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import StageConfig, at_least, option
+from reflectkit.core.config import StageConfig, at_least, one_of, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.jsonl import read_jsonl
+from reflectkit.core.jsonl import read_json, read_jsonl
 from reflectkit.core.runs import Report, Table, open_run
 from reflectkit.core.stats import smooth
+from reflectkit.stages.drawing import Curve, draw_bars, draw_curves
 
 EXAMPLES = (
     "reflectkit plot --runs Reflect-RL=results/8_rlft --runs 'SFT + RL=results/9_rlft'",
-    "reflectkit plot --runs ours=seed0/results/8_rlft --runs ours=seed1/results/8_rlft --figure return",
+    "reflectkit plot --runs ours=seed0/results/8_rlft --runs ours=seed1/results/8_rlft --figure return --against tokens",
+    "reflectkit plot --runs GRPO=results/9_rlft --figure accuracy --figure tool_success --figure compression --out parts.svg",
+    "reflectkit plot --evals results/16_evaluate --figure success",
+    "reflectkit plot --runs now=results/9_rlft --live",
 )
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for the colour-blind
-STYLES = ("-", "--", "-.", ":")
+AGAINST = ("episodes", "step", "tokens", "seconds")
+SUMMED = {"tokens": ("tokens",), "seconds": ("rollout_seconds", "update_seconds")}
+"""What metrics.jsonl tells of each update by itself."""
+LONGEST_CHAIN = 100  # runs, one gone on from the other
+LOOK_S = 1.0  # seconds between looks at a run that is followed
 
 
 @dataclass(frozen=True)
 class Config(StageConfig):
     """Settings of plot."""
 
-    runs: tuple[str, ...] = option(help="NAME=RUN, a folder with metrics.jsonl (repeat the flag; one name, several seeds).")
-    figure: str = option("success_rate", help="Which figure of metrics.jsonl, e.g. success_rate, return, entropy.")
-    against: str = option("episodes", help="What the horizontal axis counts: episodes or step.")
+    runs: tuple[str, ...] = option((), help="NAME=RUN, a folder with metrics.jsonl (repeat the flag; one name, several seeds).")
+    evals: tuple[Path, ...] = option((), help="Folders of evaluate: bars by level instead of curves (repeat the flag).")
+    figure: tuple[str, ...] = option((), help="Figures of metrics.jsonl, a panel each, or of eval.json (repeat the flag).")
+    against: str = option("episodes", help="What the horizontal axis counts: episodes, step, tokens or seconds.")
     smooth: int = option(10, help="Updates that a point averages.")
     out: Path | None = option(None, help="Picture to write, .png or .svg; default: curves.png in the run's folder.")
+    live: bool = option(False, help="Follow the first run in the terminal until it ends, and draw nothing.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least("smooth", self.smooth, 1)
-        if not self.runs:
-            raise ConfigError("plot needs at least one --runs NAME=FOLDER")
+        one_of("against", self.against, AGAINST)
+        if bool(self.runs) == bool(self.evals):
+            raise ConfigError("plot takes curves, --runs NAME=FOLDER, or bars, --evals FOLDER: one of them, and not both")
+        if self.live and not self.runs:
+            raise ConfigError("--live follows a run: give --runs NAME=FOLDER")
         if self.out is not None and self.out.suffix not in (".png", ".svg"):
             raise ConfigError(f"--out {self.out}: write a .png or .svg")
         for text in self.runs:
@@ -53,74 +69,146 @@ def parse_run(text: str) -> tuple[str, Path]:
 
 
 def run(config: Config, progress: Progress) -> Report:
-    """Draw the curves. Raises DataError where a run has no such figure."""
+    """Draw. Raises DataError where a run or an evaluation has no such figure."""
+    if config.live:
+        return _follow(config, progress)
     named = [parse_run(text) for text in config.runs]
-    with open_run("plot", config, [path for _, path in named]) as current:
+    inputs = [path for _, path in named] or [folder / "eval.json" for folder in config.evals]
+    with open_run("plot", config, inputs) as current:
         if current.done and (config.out is None or config.out.exists()):
             return current.done
-        curves: dict[str, list[tuple[list[float], list[float]]]] = {}
-        for name, path in named:
-            curves.setdefault(name, []).append(_read(path, config))
-        out = config.out or current.folder / "curves.png"
+        out = config.out or current.folder / ("curves.png" if named else "bars.png")
         out.parent.mkdir(parents=True, exist_ok=True)
-        _draw(curves, config, out)
-        rows = tuple((name, str(len(seeds)), f"{_end(seeds):.3f}") for name, seeds in curves.items())
-        columns = ("run", "seeds", f"{config.figure}, last {config.smooth} updates")
+        if config.evals:
+            figures = _bars(config, out)
+            told = tuple((name, level, f"{value:.3f}") for (name, level), value in figures.items())
+            current.tables.append(Table(f"Bars in {out}", ("policy", "level", (config.figure or ("success",))[0]), told))
+            return current.finish({f"{name} {level}": value for (name, level), value in figures.items()}, [out])
+        panels: dict[str, dict[str, list[Curve]]] = {}
+        for figure in config.figure or ("success_rate",):
+            for name, path in named:
+                panels.setdefault(figure, {}).setdefault(name, []).append(_read(path, figure, config))
+        draw_curves(panels, config.against, config.smooth, out)
+        ends = {figure: {name: _end(seeds) for name, seeds in curves.items()} for figure, curves in panels.items()}
+        columns = ("run", "seeds", *(f"{figure}, last {config.smooth} updates" for figure in panels))
+        rows = tuple(
+            (name, str(len(seeds)), *(f"{ends[figure][name]:.3f}" for figure in panels))
+            for name, seeds in next(iter(panels.values())).items()
+        )
         current.tables.append(Table(f"Learning curves in {out}", columns, rows))
-        return current.finish({name: _end(seeds) for name, seeds in curves.items()}, [out])
+        return current.finish(next(iter(ends.values())) if len(ends) == 1 else ends, [out])
 
 
-def _read(path: Path, config: Config) -> tuple[list[float], list[float]]:
+def chained(path: Path) -> list[Path]:
+    """The metrics of `path` and of the runs that it went on from, the first one first.
+
+    Raises DataError where they go in a circle.
+    """
+    chain = [path]
+    while (before := _went_on_from(chain[0])) is not None:
+        if before in chain or len(chain) >= LONGEST_CHAIN:
+            raise DataError(path, f"goes on from {before}, and that from it; one of their config.json is not its own")
+        chain.insert(0, before)
+    return chain
+
+
+def _went_on_from(path: Path) -> Path | None:
+    try:
+        settings = read_json(path.with_name("config.json"))["settings"]
+        start = settings.get("resume_from")
+    except (DataError, KeyError, TypeError, AttributeError):
+        return None
+    found = Path(start).parent / "metrics.jsonl" if isinstance(start, str) and start else None
+    return found if found is not None and found.is_file() else None
+
+
+def _read(path: Path, figure: str, config: Config) -> Curve:
+    """Where, and what: the figure's values along the axis, smoothed; of chained runs each update once."""
+    rows: dict[int, tuple[Path, int, dict[str, Any]]] = {}
+    for part in chained(path):
+        found = [(part, line, dict(row)) for line, row in read_jsonl(part)]
+        first = min((_number(part, line, row, "step") for part, line, row in found), default=0)
+        rows = {step: entry for step, entry in rows.items() if step < first}
+        rows |= {int(_number(part, line, row, "step")): (part, line, row) for part, line, row in found}
     places: list[float] = []
     values: list[float] = []
-    for line, row in read_jsonl(path):
-        for name, into in ((config.against, places), (config.figure, values)):
-            value = row.get(name)
-            if not isinstance(value, int | float) or isinstance(value, bool):
-                numeric = [key for key, other in row.items() if isinstance(other, int | float)]
-                raise DataError(path, f"no number here; this run has {', '.join(numeric)}", line=line, field=name)
-            into.append(float(value))
+    total = 0.0
+    for _, (part, line, row) in sorted(rows.items()):
+        if config.against in SUMMED:
+            total += sum(_number(part, line, row, name) for name in SUMMED[config.against])
+        value = _number(part, line, row, figure, missing_is_fine=figure.startswith("validation_"))
+        if value is not None:
+            places.append(total if config.against in SUMMED else float(_number(part, line, row, config.against)))
+            values.append(float(value))
+    if not values:
+        raise DataError(path, f"has no '{figure}'; see --validate-steps", field=figure)
     return places, smooth(values, config.smooth)
 
 
-def _end(seeds: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
+def _number(path: Path, line: int, row: dict[str, Any], name: str, missing_is_fine: bool = False) -> Any:
+    value = row.get(name)
+    if value is None and missing_is_fine:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        numeric = [key for key, other in row.items() if isinstance(other, int | float)]
+        raise DataError(path, f"no number here; this run has {', '.join(numeric)}", line=line, field=name)
+    return value
+
+
+def _end(seeds: Sequence[Curve]) -> float:
     ends = sorted(values[-1] for _, values in seeds)
     middle = len(ends) // 2
     return ends[middle] if len(ends) % 2 else (ends[middle - 1] + ends[middle]) / 2
 
 
-def _draw(curves: Mapping[str, list[tuple[list[float], list[float]]]], config: Config, out: Path) -> None:
-    import matplotlib
+def _bars(config: Config, out: Path) -> dict[tuple[str, str], float]:
+    """Draw the bars; returns the means by (player, level)."""
+    if len(config.figure) > 1:
+        raise ConfigError("--evals draws one --figure")
+    figure = (config.figure or ("success",))[0]
+    bars: dict[str, dict[str, tuple[float, float, float]]] = {}
+    for folder in config.evals:
+        path = folder / "eval.json"
+        value = read_json(path)
+        rows = value.get("rows") if isinstance(value, dict) else None
+        if not isinstance(rows, list) or not rows:
+            raise DataError(path, "is no result of evaluate: it has no rows")
+        for row in rows:
+            try:
+                if figure == "success":
+                    told = (row["success"], row["low"], row["high"])
+                else:
+                    told = tuple(row["figures"][figure][part] for part in ("mean", "low", "high"))
+                name = row["name"] if len(config.evals) == 1 else f"{row['name']} ({folder.name})"
+                mean, low, high = map(float, told)
+                bars.setdefault(name, {})[row["level"]] = (mean, low, high)
+            except (KeyError, TypeError, ValueError):
+                known = ", ".join(["success", *(row.get("figures", {}) if isinstance(row, dict) else {})])
+                raise DataError(path, f"a row has no '{figure}'; there are {known}", field=figure) from None
+    draw_bars(figure, bars, out)
+    return {(name, level): mean for name, found in bars.items() for level, (mean, _, _) in found.items()}
 
-    matplotlib.use("Agg")
-    import numpy as np
-    from matplotlib import pyplot
 
-    picture, axes = pyplot.subplots(figsize=(7, 4), dpi=150)
-    axes_: Any = axes
-    for index, (name, seeds) in enumerate(curves.items()):
-        length = min(len(values) for _, values in seeds)
-        places = seeds[0][0][:length]
-        values_SN = np.array([values[:length] for _, values in seeds])
-        colour, style = COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
-        shown = f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name
-        axes_.plot(places, np.median(values_SN, axis=0), color=colour, linestyle=style, linewidth=2, label=shown)
-        if len(seeds) > 1:
-            axes_.fill_between(places, values_SN.min(axis=0), values_SN.max(axis=0), color=colour, alpha=0.2, linewidth=0)
-    label = config.figure.replace("_", " ")
-    axes_.set(xlabel=config.against, ylabel=label)
-    if config.figure == "success_rate":
-        axes_.set_ylim(-0.02, 1.02)
-    axes_.set_title(
-        f"{label}, mean of {config.smooth} updates"
-        + (", median and range of seeds" if max(map(len, curves.values())) > 1 else "")
-    )
-    axes_.grid(alpha=0.3)
-    axes_.legend(frameon=False)
-    for side in ("top", "right"):
-        axes_.spines[side].set_visible(False)
-    picture.tight_layout()
-    partial = out.with_name(f".reflectkit-tmp-{out.name}")
-    picture.savefig(partial, metadata={"Software": None} if out.suffix == ".png" else {"Date": None})
-    partial.replace(out)
-    pyplot.close(picture)
+def _follow(config: Config, progress: Progress) -> Report:
+    """Show a run's newest figures until its report is there. Raises DataError where there is no run."""
+    name, path = parse_run(config.runs[0])
+    if not path.parent.is_dir():
+        raise DataError(path.parent, "no such run; name the folder that rlft writes into")
+    figures = config.figure or ("success_rate", "return")
+    try:
+        total = int(read_json(path.with_name("config.json"))["settings"]["max_steps"])
+    except (DataError, KeyError, TypeError, ValueError):
+        total = 0
+    seen = 0
+    newest: dict[str, float] = {}
+    with progress.bar(name, total) as bar:
+        while True:
+            ended = path.with_name("report.json").is_file()
+            rows = [row for _, row in read_jsonl(path)] if path.is_file() and path.stat().st_size else []
+            if len(rows) > seen:
+                newest = {figure: float(rows[-1].get(figure) or 0.0) for figure in figures}
+                bar.advance(len(rows) - seen, **newest)
+                seen = len(rows)
+            if ended:
+                return Report("plot", path.parent, {"updates": seen} | newest)
+            time.sleep(LOOK_S)

@@ -119,10 +119,10 @@ def run(config: Config, progress: Progress) -> Report:
             outputs.append(current.folder / "eval.json")
             current.tables.append(comparing.table(f"{config.recipe}, {config.seeds} seeds pooled", rows))
             current.tables += comparing.figures_tables(rows)
-        if curves := _all_curves(jobs, reports):
+        if drawn_from := _all_curves(jobs, reports):
             picture = current.folder / "curves.png"
             drawn = plot.run(
-                from_mapping(plot.Config, {"results_dir": config.results_dir, "runs": curves, "out": picture}, "plot"), progress
+                from_mapping(plot.Config, drawn_from | {"results_dir": config.results_dir, "out": picture}, "plot"), progress
             )
             current.tables += drawn.tables
             outputs.append(picture)
@@ -248,10 +248,11 @@ def _jobs(config: Config, recipe: Recipe, overrides: list[tuple[str, str, Any]],
     return jobs
 
 
-def _all_curves(jobs: list[Job], reports: Mapping[str, Report]) -> list[str]:
-    """NAME=RUN of every curve in every seed's plot steps."""
-    curves = []
-    for job in jobs:
-        if job.stage == "plot":
-            curves += read_json(reports[job.name].folder / "config.json")["settings"]["runs"]
-    return curves
+def _all_curves(jobs: list[Job], reports: Mapping[str, Report]) -> dict[str, Any]:
+    """Settings of a plot of every curve in every seed's plot steps, as the first of them says; empty without one."""
+    told = [read_json(reports[job.name].folder / "config.json")["settings"] for job in jobs if job.stage == "plot"]
+    told = [settings for settings in told if settings["runs"]]
+    if not told:
+        return {}
+    first = {name: told[0][name] for name in ("figure", "against", "smooth")}
+    return first | {"runs": [text for settings in told for text in settings["runs"]]}

@@ -1,0 +1,101 @@
+"""plot: chained runs, axes, bars, following a run; and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.core.errors import DataError
+from reflectkit.core.jsonl import read_json, write_json, write_jsonl
+from reflectkit.stages.plot import Config, _read, chained
+
+
+def made(folder: Path, steps: range, start: Path | None = None, **more: float) -> Path:
+    folder.mkdir(parents=True)
+    rows = [
+        {
+            "step": step,
+            "episodes": 8 * step,
+            "success_rate": step / 10,
+            "tokens": 100,
+            "rollout_seconds": 2,
+            "update_seconds": 1,
+        }
+        | more
+        for step in steps
+    ]
+    write_jsonl(folder / "metrics.jsonl", rows)
+    write_json(folder / "config.json", {"settings": {"resume_from": str(start) if start else None, "max_steps": 9}})
+    return folder
+
+
+def curve(path: Path, figure: str = "success_rate", **settings: Any) -> tuple[list[float], list[float]]:
+    where, what = _read(path / "metrics.jsonl", figure, Config(runs=("a=b",), smooth=1, **settings))
+    return list(where), list(what)
+
+
+def test_a_run_that_went_on_is_one_curve_with_what_it_went_on_from(tmp_path: Path) -> None:
+    first = made(tmp_path / "1_rlft", range(1, 6))
+    second = made(tmp_path / "2_rlft", range(4, 8), first / "checkpoint-3")  # what the first did after 3 is not its past
+    where, what = curve(second, against="step")
+    assert where == [1, 2, 3, 4, 5, 6, 7]
+    assert what == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
+    assert curve(second, against="tokens")[0] == [100 * n for n in range(1, 8)]
+    assert curve(second, against="seconds")[0][-1] == 21
+    assert curve(first, against="episodes")[0] == [8, 16, 24, 32, 40]
+
+
+def test_a_circle_of_runs_is_told(tmp_path: Path) -> None:
+    first = made(tmp_path / "1_rlft", range(1, 3), tmp_path / "2_rlft" / "checkpoint-1")
+    made(tmp_path / "2_rlft", range(1, 3), first / "checkpoint-1")
+    with pytest.raises(DataError, match="goes on from"):
+        chained(first / "metrics.jsonl")
+
+
+def test_validation_is_drawn_where_it_was_made(tmp_path: Path) -> None:
+    run = made(tmp_path / "1_rlft", range(1, 3))
+    write_jsonl(run / "metrics.jsonl", [{"step": 1, "episodes": 8}, {"step": 2, "episodes": 16, "validation_return": 0.5}])
+    assert curve(run, "validation_return") == ([16], [0.5])
+    with pytest.raises(DataError, match="--validate-steps"):
+        curve(run, "validation_accuracy")
+
+
+def test_pictures_are_the_same_bytes_for_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [f"--runs=a={made(tmp_path / f'{n}_rlft', range(1, 6), loss=n)}" for n in (1, 2)]
+    for kind in ("png", "svg"):
+        for name in ("x", "y"):
+            assert (
+                main(["plot", *runs, "--figure", "success_rate", "--figure", "loss", "--out", f"{name}.{kind}", "--force"]) == 0
+            )
+        if kind == "png":
+            assert (tmp_path / "x.png").read_bytes() == (tmp_path / "y.png").read_bytes()
+    assert "<svg" in (tmp_path / "x.svg").read_text()
+
+
+def test_bars_of_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["gen-task", "--env", "memory", "--instances", "3", "--long-instances", "0"]) == 0
+    assert main(["evaluate", "--env", "memory", "--level", "short", "--policy", "oracle", "--policy", "rag", "--task-file",
+                 "data/memory/data.json"]) == 0  # fmt: skip
+    (run,) = (tmp_path / "results").glob("*_evaluate")
+    for figure in ("success", "accuracy"):
+        assert main(["plot", "--evals", str(run), "--figure", figure, "--out", f"{figure}.png"]) == 0
+    (report,) = [path for path in (tmp_path / "results").glob("*_plot/report.json") if "rag short" in path.read_text()][:1]
+    assert read_json(report)["figures"]["oracle short"] == 1.0
+    capsys.readouterr()
+    assert main(["plot", "--evals", str(run), "--figure", "acuracy"]) == 2
+    assert "there are success, tool_success" in capsys.readouterr().err
+    assert main(["plot", "--evals", str(run), "--runs", "a=b"]) == 2
+    assert main(["plot"]) == 2
+    assert main(["plot", "--evals", "nowhere"]) == 2
+
+
+def test_live_follows_to_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made(tmp_path / "1_rlft", range(1, 6))
+    write_json(run / "report.json", {})
+    assert main(["plot", "--runs", f"now={run}", "--live"]) == 0
+    assert main(["plot", "--runs", f"now={tmp_path / 'none'}", "--live"]) == 2
