@@ -22,7 +22,7 @@ def find() -> str | None:
 
 
 class Browser:
-    """One page. dialogs: what was alerted; requests: what was asked for; errors: what the page's console complains of."""
+    """One page. dialogs: what was alerted; requests: what the page asked for; errors: what its console complains of."""
 
     def __init__(self, receive: int, send: int) -> None:
         self.receive, self.send, self.held, self.count = receive, send, b"", 0
@@ -56,6 +56,7 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=860, deviceScaleFactor=1, mobile=False)
         self.call("Page.navigate", url="about:blank")
         self.requests.clear()
+        self.errors.clear()
         self.call("Page.navigate", url=url)
         return int(self.wait("document.documentElement?.dataset.ready"))
 

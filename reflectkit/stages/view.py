@@ -68,7 +68,7 @@ def run(config: Config, progress: Progress) -> Report:
     sources = [_source(file, name) for file, name in zip(files, _names(files), strict=True)]
     total = sum(file.stat().st_size for file in files) // KILOBYTE
     with progress.bar("Reading episodes, in kB", total) as bar:
-        episodes = _episodes(files, sources, bar)
+        episodes = _episodes(files, sources, bar, total)
         if config.inspect:
             folder = config.out or files[0].parent / "inspect"
             count, made = _write_logs(folder, sources, files, episodes)
@@ -146,8 +146,10 @@ def _beside(file: Path, name: str, key: str, kind: type) -> Any:
     return json.loads(json.dumps(held), parse_constant=str) if isinstance(held, kind) else None
 
 
-def _episodes(files: Sequence[Path], sources: Sequence[Source], bar: Bar) -> Iterator[tuple[int, Played]]:
-    """Each episode with the index of its file; moves `bar` by kilobytes. Earlier versions left the env to the settings."""
+def _episodes(files: Sequence[Path], sources: Sequence[Source], bar: Bar, total: int) -> Iterator[tuple[int, Played]]:
+    """Each episode with the index of its file; moves `bar` by kilobytes, `total` in all. Of earlier versions the run's settings
+    tell the env.
+    """
     behind = shown = 0
 
     def on_line(size: int) -> None:
@@ -161,6 +163,7 @@ def _episodes(files: Sequence[Path], sources: Sequence[Source], bar: Bar) -> Ite
         for episode in read_episodes(file, on_line):
             env = episode.env or str(sources[index].settings.get("env", ""))
             yield index, episode if episode.env == env else dataclasses.replace(episode, env=env)
+    bar.advance(total - shown)  # characters were counted, which may be fewer than bytes
 
 
 def _write_logs(

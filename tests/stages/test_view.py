@@ -120,6 +120,11 @@ def test_page_holds_what_was_played(tmp_path: Path, quiet: Quiet) -> None:
     assert file.with_name("view.html").read_bytes() == make(folder, quiet=quiet).read_bytes()
 
 
+def test_integers_that_javascript_cannot_hold_are_text(tmp_path: Path) -> None:
+    (played,) = read_episodes(write(tmp_path, [episode("a", data={"large": 2**53 + 1, "small": 2**40})]))
+    assert json.loads(played.data or "") == {"large": "9007199254740993", "small": 2**40}
+
+
 def test_lines_of_earlier_versions(tmp_path: Path, quiet: Quiet) -> None:
     line = {"name": "SFT", "task": "t", "success": True, "actions": ["cd a", "id b"], "reflections": [None, "Look."]}
     file = write(tmp_path, [line])
@@ -192,6 +197,8 @@ def test_runs_below_a_folder(tmp_path: Path, quiet: Quiet) -> None:
         write(tmp_path / name, [episode(name)])
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
     (tmp_path / "b" / "3_rlft").mkdir()
+    other = write(tmp_path.parent / f"{tmp_path.name}-other", [episode("elsewhere")])
+    (tmp_path / "b" / "3_rlft" / "episodes.jsonl").symlink_to(other)
     page = make(tmp_path, tmp_path / "a" / "9_evaluate", quiet=quiet)
     assert page == tmp_path / "a" / "9_evaluate" / "view.html"
     names = [run["name"] for run in unpacked(page.read_text(encoding="utf-8"), "index")["runs"]]

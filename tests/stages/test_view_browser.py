@@ -19,7 +19,7 @@ from tests.episodes import HOSTILE, episode, many, write
 pytestmark = pytest.mark.skipif(find() is None, reason="no chromium or google-chrome on the PATH")
 
 FAST_MS = 2000
-ENVS = ("taxi", "memory", "auto_explore", "other")
+ENVS = ("taxi", "memory", "auto_explore", "__proto__")
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,35 @@ def test_unseen_characters_are_shown(browser: Browser, tmp_path: Path) -> None:
     chosen(browser, "turn=1")
     assert browser.do("document.querySelector('blockquote').textContent") == "aNULESCU+202EU+D800\nb\tc"
     assert browser.do("document.querySelector('#rows td.column-task').textContent") == "aNULESCU+202EU+D800↵b⇥c"
+
+
+def test_what_is_far_too_long_does_not_stop_the_page(browser: Browser, tmp_path: Path) -> None:
+    texts = (
+        "<tool_call>" * 200_000,
+        "{ } " * 300_000,
+        "x" * 3_000_000,
+        "\u202e" * 300_000,
+        "a\n" * 500_000,
+        " . |\n" * 200_000,
+    )
+    places = "Folder: /" + "a/" * 100_000 + "\nFiles: " + ", ".join(map(str, range(100_000)))
+    rows = [episode(text, env="memory") for text in texts]
+    rows += [episode(texts[-1], env="taxi"), episode(places, env="auto_explore"), episode(texts[2])]
+    rows[0]["turns"][0]["info"] = {str(number): number for number in range(100_000)}
+    for row in rows:
+        row["turns"][0]["choices"] = row["turns"][0]["probabilities"] = None
+    url = page(tmp_path, rows)
+    browser.open(url)
+    for number in range(len(rows)):
+        browser.do("(window.from = performance.now())")
+        browser.press("j")
+        chosen(browser, f"episode={number}&")
+        spent = browser.do("performance.now() - window.from")
+        assert spent < FAST_MS, number
+    assert browser.do("document.querySelector('blockquote').textContent.length") < 21_000
+    browser.do("document.querySelector('blockquote button').click()")
+    assert browser.do("document.querySelector('blockquote').textContent.length") == 3_000_000
+    assert browser.errors == []
 
 
 def test_ten_thousand_episodes(browser: Browser, tmp_path: Path) -> None:

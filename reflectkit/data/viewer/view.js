@@ -5,7 +5,13 @@
 const ROW = 32; // pixels of a row of the table; as in view.css
 const SPARE = 10; // rows that are drawn above and below what is seen
 const KEPT_BLOCKS = 8;
-const LONG = 20000; // characters of a text that are shown at once
+const LONG = 20000; // characters of a text that are shown at once; longer ones are not searched for calls
+const BRIEF = 200; // characters of a name in a row
+const NAME = 1000; // characters of a name elsewhere
+const MOST_KEYS = 500; // of an object that are shown, and items of a memory
+const MOST_FILES = 5000; // of a tree that are drawn
+const DEEPEST = 50; // folder of a tree
+const MOST_LINES = 100; // of a map
 const MOST_RIVALS = 500;
 const MARKS = { success: "✓", failure: "✗", truncated: "✂", aborted: "⊘", unknown: "–" };
 const byId = (id) => document.getElementById(id);
@@ -120,8 +126,7 @@ function make(tag, attributes, ...children) {
   }
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined) continue;
-    if (child instanceof Node) element.append(child);
-    else element.append(...visible(String(child)));
+    for (const node of child instanceof Node ? [child] : visible(String(child))) element.append(node);
   }
   return element;
 }
@@ -141,6 +146,10 @@ function line(text) {
   return text.replaceAll("\n", "↵").replaceAll("\t", "⇥"); // on one line
 }
 
+function brief(text, most = BRIEF) {
+  return line(text.length > most ? `${text.slice(0, most)}…` : text);
+}
+
 function number(value) {
   if (typeof value !== "number") return "";
   if (Number.isInteger(value)) return String(value);
@@ -155,15 +164,17 @@ function plain(value) {
 
 function facts(pairs) {
   const shown = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return make("dl", { class: "facts" }, shown.map(([name, value]) => make("div", null, make("dt", null, name), make("dd", null, value))));
+  return make("dl", { class: "facts" }, shown.map(([name, value]) => make("div", null, make("dt", null, brief(name, NAME)), make("dd", null, typeof value === "string" ? brief(value, NAME) : value))));
 }
 
 /** An object, a line a key; lists of texts as lists, what is nested deeper as JSON. */
 function nested(value) {
-  return make("dl", { class: "nested" }, Object.entries(value).map(([name, part]) => [
-    make("dt", { class: "text" }, name),
+  const entries = Object.entries(value);
+  const rest = entries.length > MOST_KEYS ? Object.fromEntries(entries.slice(MOST_KEYS)) : null;
+  return make("dl", { class: "nested" }, entries.slice(0, MOST_KEYS).map(([name, part]) => [
+    make("dt", { class: "text" }, brief(name, NAME)),
     make("dd", null, isObject(part) ? nested(part) : long(typeof part === "object" ? "pre" : "div", plain(part))),
-  ]));
+  ]), rest && [make("dt", null, "…"), make("dd", null, long("pre", plain(rest)))]);
 }
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
@@ -192,7 +203,7 @@ function fillFilters() {
     const select = byId(name);
     const texts = name === "run" ? index.runs.map((run) => run.name) : index.texts;
     const used = [...new Set(columns[name])];
-    select.append(make("option", { value: "" }, "all"), ...used.map((value) => make("option", { value }, line(texts[value]) || "–")));
+    select.append(make("option", { value: "" }, "all"), ...used.map((value) => make("option", { value }, brief(texts[value]) || "–")));
     select.closest("label").hidden = used.length < 2;
   }
 }
@@ -265,7 +276,7 @@ function row(at, place) {
     const value = column.value(at);
     const kind = `column-${column.name}${column.numeric ? " number" : ""}`;
     if (column.numeric) return make("td", { class: kind }, number(value));
-    const text = line(value) || "–";
+    const text = brief(value) || "–";
     if (column.name === "outcome") {
       return make("td", { class: kind, title: value }, make("span", { class: value }, MARKS[value], make("span", { class: "unseen" }, value)));
     }
@@ -355,12 +366,12 @@ function bar(most) {
 
 function rivalName(at) {
   const run = index.runs.length > 1 ? ` · ${index.runs[columns.run[at]].name}` : "";
-  return line(`${word("player", at)} · ${word("level", at) || "–"}${run} · ${word("outcome", at)} · ${number(columns.total_return[at])}`);
+  return brief(`${word("player", at)} · ${word("level", at) || "–"}${run} · ${word("outcome", at)} · ${number(columns.total_return[at])}`);
 }
 
 function side(episode) {
   const turn = episode.turns[state.turn];
-  const heading = make("h2", { class: "text" }, line(episode.task) || "no task's id");
+  const heading = make("h2", { class: "text" }, brief(episode.task, NAME) || "no task's id");
   const how = make("span", { class: episode.outcome }, `${MARKS[episode.outcome]} ${episode.outcome}`);
   return make("article", null,
     heading,
@@ -378,7 +389,7 @@ function side(episode) {
 function strip(episode) {
   return make("ol", { class: "strip", "aria-label": "Turns" }, episode.turns.map((turn, at) => {
     const sign = turn.reward > 0 ? "plus" : turn.reward < 0 ? "minus" : null;
-    const said = line(inShort(turn).slice(0, 40));
+    const said = brief(inShort(turn), 40);
     return make("li", null, make("button", {
       type: "button", title: turn.reward === null ? null : `reward ${number(turn.reward)}`, "data-reward": sign,
       "data-focus": `turn-${episode.number}-${at}`, "aria-current": at === state.turn ? "step" : null,
@@ -395,7 +406,7 @@ function inShort(turn) {
 
 function drawTurn(episode, turn) {
   const at = episode.turns.indexOf(turn);
-  const view = VIEWS[episode.env] ?? {};
+  const view = Object.hasOwn(VIEWS, episode.env) ? VIEWS[episode.env] : {};
   const chosen = turn.choices && turn.action !== null ? turn.choices[turn.action] : undefined;
   const info = isObject(turn.info) ? Object.entries(turn.info).filter(([name]) => !(view.tells ?? []).includes(name)) : [];
   const numbers = facts([["reward", number(turn.reward)], ["value", number(turn.value)], ["advantage", number(turn.advantage)], ["tokens", number(turn.tokens)]]);
@@ -437,6 +448,7 @@ function call(text) {
 
 /** The calls in `text` in any of the three forms (core/tools.py); null where it holds none, or something else beside them. */
 function calls(text) {
+  if (text.length > LONG) return null;
   const marked = [...text.matchAll(/<tool_call>([\s\S]*?)<\/tool_call>/g)];
   if (marked.length) return marked.map((match) => call(match[1])).every(Boolean) ? marked.map((match) => call(match[1])) : null;
   const found = text.split("\n").filter((one) => one.trim()).map((one) => {
@@ -480,6 +492,7 @@ function taxi(text) {
   if (first < 0) return long("pre", text);
   let last = first;
   while (last < lines.length && isMap(lines[last])) last += 1;
+  if (last - first > MOST_LINES) return long("pre", text);
   const around = (part) => (part.join("").trim() ? make("p", { class: "text mono faint" }, part.join("\n")) : null);
   const cells = aligned(lines.slice(first, last)).flatMap((one) => [...`${one}\n`].map((cell) => {
     const kind = "TOX".includes(cell) ? "taxi" : "PD".includes(cell) ? "stand" : cell === "|" ? "wall" : null;
@@ -520,7 +533,7 @@ function remembered(text) {
 
 function chunk(text) {
   const { told, chunk: words } = remembered(text);
-  return make("div", null, told.filter((one) => one.trim()).map((one) => make("p", { class: "text faint" }, one)), words ? long("pre", words) : null);
+  return make("div", null, told.some((one) => one.trim()) ? long("p", told.join("\n")) : null, words ? long("pre", words) : null);
 }
 
 /** The memory before and after the turn, as the player was shown it; behind the last turn all of it. */
@@ -550,8 +563,10 @@ function memory(episode, at) {
 
 function memoryPart(title, items, kind, marked) {
   const signs = { added: "+ ", removed: "− " };
+  const drawn = (item) => make("li", { class: marked(item) ? `text ${kind}` : "text" }, (marked(item) ? signs[kind] : "") + brief(item, NAME));
+  const rest = items.length > MOST_KEYS ? make("li", { class: "faint" }, `and ${items.length - MOST_KEYS} more`) : null;
   return make("div", null, make("span", { class: "faint" }, title, items.length ? "" : ": empty"),
-    make("ul", null, items.map((item) => (marked(item) ? make("li", { class: `text ${kind}` }, signs[kind] + item) : make("li", { class: "text" }, item)))));
+    make("ul", null, items.slice(0, MOST_KEYS).map(drawn), rest));
 }
 
 function answers(episode, turn) {
@@ -567,18 +582,19 @@ function answers(episode, turn) {
 /** The folders and files seen so far, what was read, and where the player is. */
 function tree(episode, at) {
   const root = { name: "/", folders: new Map(), files: new Map() };
-  const folder = (parts) => parts.reduce((here, name) => {
+  const folder = (parts) => parts.slice(0, DEEPEST).reduce((here, name) => {
     if (!here.folders.has(name)) here.folders.set(name, { name: `${name}/`, folders: new Map(), files: new Map() });
     return here.folders.get(name);
   }, root);
-  const mark = (here, name, tag) => here.files.set(name, new Set([...(here.files.get(name) ?? []), ...(tag ? [tag] : [])]));
+  let files = 0;
+  const mark = (here, name, tag) => (here.files.has(name) || (files += 1) < MOST_FILES) && here.files.set(name, new Set([...(here.files.get(name) ?? []), ...(tag ? [tag] : [])]));
   let parts = [];
   episode.turns.slice(0, at + 1).forEach((turn, number) => {
     const place = /^Folder: \/(.*)$/m.exec(turn.seen ?? "");
     if (place) parts = place[1].split("/").filter(Boolean);
     const here = folder(parts);
     const listing = /^Files: (.*)$/m.exec(turn.seen ?? "")?.[1] ?? "none";
-    for (const name of listing === "none" ? [] : listing.split(", ")) {
+    for (const name of listing === "none" ? [] : listing.split(", ", MOST_FILES)) {
       if (name.endsWith("/")) folder([...parts, name.slice(0, -1)]);
       else if (!/^and \d+ more$/.test(name)) mark(here, name);
     }
