@@ -1,4 +1,4 @@
-"""A command line from a stage's config: one flag a field, its help text from the field."""
+"""A command line from a stage's config: one flag a field, its help text from the field; or a YAML file of settings."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 
 from reflectkit.core.config import flag, from_mapping
+from reflectkit.core.errors import DataError
 from reflectkit.stages import STAGES
 
 
@@ -37,26 +38,49 @@ def _function(name: str, module: Any) -> Callable[..., None]:
         else:
             declared = flag(item.name)
             names = [declared if kind is not bool else f"{declared}/--no-{declared[2:]}"]
-            annotation = Annotated[kind, typer.Option(*names, help=item.metadata["help"])]
-        default: Any = inspect.Parameter.empty
+            text = item.metadata["help"] + (" Required." if required else "")
+            annotation = Annotated[kind | None if required else kind, typer.Option(*names, help=text)]
+        default: Any = inspect.Parameter.empty if item.metadata.get("argument") and required else None
         if not required:
             default = list(item.default) if isinstance(item.default, tuple) else item.default
         parameters.append(inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
 
-    def command(**values: Any) -> None:
+    def command(context: typer.Context, config: Path | None, **values: Any) -> None:
         from rich.console import Console
 
         from reflectkit.cli.display import RichProgress, show
 
-        config = from_mapping(module.Config, values, name)
+        given = {
+            key: value for key, value in values.items() if getattr(context.get_parameter_source(key), "name", "") != "DEFAULT"
+        }
+        settings = from_mapping(module.Config, (_settings(config) if config else {}) | given, name)
         console = Console(emoji=False, quiet=process_number() > 0)
         with RichProgress(console) as progress:
-            report = module.run(config, progress)
+            report = module.run(settings, progress)
         show(console, report)
 
+    text = "YAML file of settings, by the names of these flags; a flag that is given goes before it."
+    file = Annotated[Path | None, typer.Option("--config", help=text)]
+    parameters.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=file))
+    parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__name__ = name.replace("-", "_")
     return command
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """The settings in YAML file `path`. Raises DataError."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise DataError(path, f"cannot be read ({error.strerror}); give a YAML file of settings") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(path, f"is no YAML in UTF-8 ({str(error).splitlines()[0][:120]})") from None
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise DataError(path, "expected settings by name, as `env: taxi`")
+    return {key.replace("-", "_"): setting for key, setting in value.items()}
 
 
 def process_number() -> int:

@@ -129,3 +129,19 @@ def test_a_killed_evaluation_keeps_what_ended(here: Path, monkeypatch: pytest.Mo
     assert evaluate(*command) == 0
     assert found(here)["rows"] == whole["rows"]
     assert json.dumps(found(here)["differences"]) == json.dumps(whole["differences"])
+
+
+def test_settings_come_from_a_file_and_a_flag_goes_before(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "evals.yaml").write_text("env: corridor\ntask-file: corridor.json\npolicy: [oracle, random]\neval_reps: 2\n")
+    assert main(["evaluate", "--config", "evals.yaml", "--eval-reps", "1"]) == 0
+    assert [(row["name"], row["episodes"]) for row in found(here)["rows"]] == [("oracle", 6), ("random", 6)]
+    for text, said in (
+        ("env: [", "is no YAML"),
+        ("- a", "expected settings by name"),
+        ("env: corridor\npolicyy: [a]", "did you mean"),
+    ):
+        (here / "bad.yaml").write_text(text)
+        capsys.readouterr()
+        assert main(["evaluate", "--config", "bad.yaml"]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["evaluate", "--config", "none.yaml"]) == 2
