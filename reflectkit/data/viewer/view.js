@@ -6,6 +6,7 @@ const ROW = 32; // pixels of a row of the table; as in view.css
 const SPARE = 10; // rows that are drawn above and below what is seen
 const KEPT_BLOCKS = 8;
 const LONG = 20000; // characters of a text that are shown at once; longer ones are not searched for calls
+const MOST_MARKS = 2000; // symbols for unseen characters that are shown at once
 const BRIEF = 200; // characters of a name in a row
 const NAME = 1000; // characters of a name elsewhere
 const MOST_KEYS = 500; // of an object that are shown, and items of a memory
@@ -131,11 +132,26 @@ function make(tag, attributes, ...children) {
   return element;
 }
 
+/** How much of `text` is shown at once; never the half of a surrogate pair. */
+function reach(text) {
+  let end = Math.min(text.length, LONG);
+  let marks = 0;
+  for (const match of text.slice(0, end).matchAll(UNSEEN)) {
+    marks += 1;
+    if (marks > MOST_MARKS) {
+      end = match.index;
+      break;
+    }
+  }
+  return end < text.length && text.codePointAt(end - 1) > 0xffff ? end - 1 : end;
+}
+
 /** A long text, of which the rest comes on demand. */
 function long(tag, text) {
-  if (text.length <= LONG) return make(tag, { class: "text" }, text);
-  const element = make(tag, { class: "text" }, text.slice(0, LONG));
-  const rest = text.length - LONG;
+  const end = reach(text);
+  if (end === text.length) return make(tag, { class: "text" }, text);
+  const element = make(tag, { class: "text" }, text.slice(0, end));
+  const rest = text.length - end;
   const button = make("button", { type: "button", onclick: () => element.replaceWith(make(tag, { class: "text" }, text)) });
   button.textContent = `… ${rest.toLocaleString("en")} more characters`;
   element.append("\n", button);
