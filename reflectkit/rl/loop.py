@@ -51,7 +51,9 @@ class Plan:
 
 
 class Trainer:
-    """Training in progress. step: updates done. counters: episodes, decisions and ABORTED episodes so far."""
+    """Training in progress. step: updates done. judged: the last update's episodes and the advantages of their turns. counters:
+    episodes, decisions and ABORTED episodes so far.
+    """
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class Trainer:
         self.replay = Replay(replay_size)
         self.curriculum = Curriculum(len(plan.levels), plan.steps, threshold)
         self.step = 0
+        self.judged: list[tuple[Trajectory, list[float]]] = []
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
 
     def advance(self) -> dict[str, object]:
@@ -92,6 +95,7 @@ class Trainer:
         if played and all(trajectory.status is Status.ABORTED for trajectory in played):
             raise EnvironmentFailure(f"all {len(played)} episodes of update {self.step + 1} were aborted: {played[0].reason}")
         samples, judgement = self._rows(fresh, old)
+        self.judged = list(zip(fresh, judgement.advantages, strict=False))
         rate = 1 - self.step / self.plan.steps if self.plan.decay else 1.0
         figures = self.learner.update(samples, generator(self.plan.seed, "update", self.step), rate)
         self.agent.forget_scores()

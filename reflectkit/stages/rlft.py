@@ -20,6 +20,7 @@ from reflectkit.core.jsonl import read_json, read_jsonl, write_jsonl
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.runs import Report, Run, digest, figures_table, open_run, plain_settings
 from reflectkit.core.types import Task, to_json
+from reflectkit.data.episodes import episode_to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
 from reflectkit.stages.algorithm import AlgorithmConfig
@@ -39,7 +40,9 @@ EXAMPLES = (
 )
 TRACKERS = ("tensorboard", "wandb", "trackio")
 LOOKED_AT = 8  # problems of each level whose prompts are tried before anything is loaded
-MAY_DIFFER = ("resume_from", "learning_rate", "save_steps", "device", "report_to", "gradient_checkpointing", "data_dir")
+MAY_DIFFER = (
+    "resume_from", "learning_rate", "save_steps", "keep_episodes", "device", "report_to", "gradient_checkpointing", "data_dir",
+)  # fmt: skip
 """Settings that a run may change when it goes on from another's checkpoint."""
 
 
@@ -73,6 +76,7 @@ class Config(AlgorithmConfig):
     gradient_checkpointing: bool = option(False, help="Less memory for about a third more time.")
     max_tokens_per_batch: int = option(16384, help="Tokens of a forward pass, padding counted; halved where memory runs out.")
     save_steps: int = option(20, help="Updates between checkpoints; the last two are kept.")
+    keep_episodes: int = option(0, help="Episodes of each update with a checkpoint that are kept, for `view`; 0: none.")
     validate_steps: int = option(0, help="Updates between validations, greedy, on validate.json beside the problems; 0: none.")
     report_to: tuple[str, ...] = option((), help="Also log to tensorboard, wandb or trackio (repeat the flag).")
     device: str = option("auto", help="auto, cpu, cuda, …")
@@ -84,7 +88,7 @@ class Config(AlgorithmConfig):
         for name in ("learning_rate", "temperature", "max_grad_norm"):
             above(name, getattr(self, name), 0)
         at_least("reflect_temperature", self.reflect_temperature, 0)
-        for name in ("lora_r", "validate_steps"):
+        for name in ("lora_r", "validate_steps", "keep_episodes"):
             at_least(name, getattr(self, name), 0)
         fraction("reflect_prob", self.reflect_prob)
         one_of("schedule", self.schedule, ("linear", "constant"))
@@ -406,6 +410,8 @@ def _loop(
             due = trainer.step % config.save_steps == 0 or trainer.step == config.max_steps
             if processes.first:
                 write_jsonl(metrics, history)
+            if due and config.keep_episodes and processes.first:
+                _keep_episodes(config, trainer, folder / "episodes.jsonl")
             if due:
                 target = checkpoint.save(folder, trainer, told, facts)
                 processes.wait()
@@ -417,6 +423,17 @@ def _loop(
     if config.report_to:
         processes.accelerator.end_training()
     return target
+
+
+def _keep_episodes(config: Config, trainer: Trainer, path: Path) -> None:
+    """Put this update's first episodes behind the earlier ones; those of updates that were lost go."""
+    known = [dict(row) for _, row in read_jsonl(path)] if path.is_file() and path.stat().st_size else []
+    known = [row for row in known if row["step"] < trainer.step]
+    new = [
+        episode_to_json(f"update {trainer.step}", trajectory, advantages) | {"step": trainer.step}
+        for trajectory, advantages in trainer.judged[: config.keep_episodes]
+    ]
+    write_jsonl(path, known + new)
 
 
 def _kept(error: ReflectkitError, folder: Path, trainer: Trainer) -> ReflectkitError:

@@ -76,6 +76,8 @@ def test_grpo_reports_components_and_goes_on_exactly(ground: Path, tmp_path: Pat
         "3",
         "--validate-steps",
         "2",
+        "--keep-episodes",
+        "2",
         "--reflect-load-dir",
         str(ground / "reflection"),
     )
@@ -83,6 +85,10 @@ def test_grpo_reports_components_and_goes_on_exactly(ground: Path, tmp_path: Pat
     for name in ("accuracy", "tool_success", "content", "compression", "memory_tokens", "groups_without_spread"):
         assert all(isinstance(row[name], float) for row in rows), name
     assert ["validation_accuracy" in row for row in rows] == [False, True, True]
+    kept = [row for _, row in read_jsonl(whole / "episodes.jsonl")]
+    assert [row["name"] for row in kept] == ["update 1"] * 2 + ["update 2"] * 2 + ["update 3"] * 2
+    assert all(isinstance(turn["advantage"], float) for row in kept for turn in row["turns"])
+    assert main(["view", str(whole), "--out", str(tmp_path / "view.html")]) == 0
     copied = tmp_path / "half"
     rlft(ground, copied, "--max-steps", "3", "--reflect-load-dir", str(ground / "reflection"))
     (run,) = copied.glob("*_rlft")
