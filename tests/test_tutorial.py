@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from reflectkit.cli.main import main
+from reflectkit.cli.pages import page
+from reflectkit.stages import STAGES
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "your-own-environment.md"
@@ -74,3 +76,8 @@ def test_links_within_the_documents_lead_somewhere(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
     assert [target for target in targets if "://" not in target and not (path.parent / target).exists()] == []
+
+
+def test_the_commands_pages_are_what_help_says() -> None:
+    for name in STAGES:
+        assert (DOCS / "commands" / f"{name}.md").read_text("utf-8") == page(name), "run make docs"

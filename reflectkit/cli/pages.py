@@ -1,0 +1,64 @@
+"""A Markdown page a command, from what `--help` is made of: `python -m reflectkit.cli.pages docs/commands`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+from reflectkit.core.config import flag
+from reflectkit.core.jsonl import write_text
+from reflectkit.stages import STAGES
+
+
+def page(name: str) -> str:
+    """The page of command `name`."""
+    module = importlib.import_module(STAGES[name])
+    text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
+    rows = [_row(item) for item in dataclasses.fields(module.Config)]
+    lines = [
+        f"# {name}",
+        "",
+        text[:1].upper() + text[1:],
+        "",
+        "```",
+        *module.EXAMPLES,
+        "```",
+        "",
+        "Settings may also stand in a YAML file, by these names without the dashes: `--config settings.yaml`.",
+        "",
+        "| flag | default | what it sets |",
+        "|---|---|---|",
+        *rows,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_pages(folder: Path) -> list[Path]:
+    """Write every command's page into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name in STAGES:
+        path = folder / f"{name}.md"
+        write_text(path, page(name))
+        written.append(path)
+    return written
+
+
+def _row(item: Any) -> str:
+    shown = item.name.upper() if item.metadata.get("argument") else f"`{flag(item.name)}`"
+    if item.default is dataclasses.MISSING:
+        default = "required"
+    elif item.default is None or item.default in ("", ()):
+        default = ""
+    else:
+        default = f"`{item.default}`"
+    text = item.metadata["help"].replace("|", "\\|").replace("<", "&lt;")
+    return f"| {shown} | {default} | {text} |"
+
+
+if __name__ == "__main__":
+    print(f"{len(write_pages(Path(sys.argv[1])))} pages in {sys.argv[1]}")
