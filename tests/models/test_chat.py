@@ -297,7 +297,7 @@ def test_the_memo_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["qwen", None])
 def test_the_policy_writes_calls(name: str | None) -> None:
     tokenizer = make_tokenizer(name)
-    policy = Player(build_model(tokenizer, 1024, 0), tokenizer, "policy")
+    policy = Player(build_model(tokenizer, 1024, 0), tokenizer, None)  # not fine-tuned: its template is used
     agent = TwoPlayerAgent(policy, max_new_tokens=12)
     offered = Observation((REQUEST,), tools=TOOLS)
     free = Observation((REQUEST,))
