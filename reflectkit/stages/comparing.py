@@ -13,7 +13,7 @@ from reflectkit.core.runs import Table
 from reflectkit.core.stats import bootstrap, by_task, paired, pass_all, pass_at, wilson
 
 COLUMNS = ("policy", "level", "success", "95 % interval", "tasks", "episodes", "return", "steps")
-MANY = 6  # players beyond which each is compared with the first alone
+MANY = 6  # players beyond which the table compares each with the first alone
 LADDER = (1, 2, 4, 8, 16, 32)  # the k of pass@k
 
 Json = Mapping[str, Any]
@@ -100,8 +100,7 @@ def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
     found = []
     for (level, figure), players in told.items():
         means = {name: by_task(values) for name, values in players.items()}
-        pairs = list(combinations(means, 2)) if len(means) <= MANY else [(name, next(iter(means))) for name in list(means)[1:]]
-        for first, second in pairs:
+        for first, second in combinations(means, 2):
             result = asdict(paired(means[first], means[second]))
             found.append({"figure": figure, "level": level, "first": first, "second": second} | result)
     return found
@@ -139,6 +138,7 @@ def figures_tables(rows: Sequence[Json]) -> list[Table]:
 
 def differences_table(found: Sequence[Json], figure: str) -> Table:
     """Paired differences in one figure for a person, in points of a hundred."""
+    players = list(dict.fromkeys(name for one in found for name in (one["first"], one["second"])))
     cells = tuple(
         (
             f"{one['first']} − {one['second']}",
@@ -149,7 +149,7 @@ def differences_table(found: Sequence[Json], figure: str) -> Table:
             str(one["tasks"]),
         )
         for one in found
-        if one["figure"] == figure and one["tasks"]
+        if one["figure"] == figure and one["tasks"] and (len(players) <= MANY or players[0] in (one["first"], one["second"]))
     )
     title = f"Paired differences in {figure}, in points (bootstrap over tasks; p by sign flips)"
     return Table(title, ("first − second", "level", "difference", "95 % interval", "p", "tasks"), cells)
