@@ -29,14 +29,13 @@ class Endpoint:
         return f"{self.kind}:{self.model}"
 
 
-def parse_endpoint(text: str, base_url: str | None, flag: str = "--teacher") -> Endpoint:
+def parse_endpoint(text: str, base_url: str | None, flag: str = "--teacher", alone: str = "oracle, ") -> Endpoint:
     """The endpoint of a --teacher, or of another `flag`: `openai:MODEL`, `azure:DEPLOYMENT` or `local:MODEL`. Raises
-    ConfigError.
+    ConfigError. alone: what else the flag takes, for the message.
     """
     kind, _, model = text.partition(":")
     if kind not in KEYS or not model:
-        alone = "oracle" if flag == "--teacher" else "extractive"
-        raise ConfigError(f"{flag} {text!r}: write {alone}, openai:MODEL, azure:DEPLOYMENT or local:MODEL")
+        raise ConfigError(f"{flag} {text!r}: write {alone}openai:MODEL, azure:DEPLOYMENT or local:MODEL")
     if base_url is None:
         return Endpoint(kind, model, "http://localhost:1234/v1" if kind == "local" else None)
     try:

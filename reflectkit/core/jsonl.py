@@ -139,6 +139,11 @@ def _read_text(path: Path) -> str:
         raise DataError(path, f"not UTF-8 (byte {error.start}); save it as UTF-8") from None
 
 
+def rows_so_far(path: Path) -> list[Mapping[str, Any]]:
+    """The objects in `path`; none where it is missing or empty. Raises DataError; see `read_jsonl`."""
+    return [row for _, row in read_jsonl(path)] if path.is_file() and path.stat().st_size else []
+
+
 def lines(path: Path, longest: int) -> Iterator[tuple[int, str]]:
     """(line number, text) for each line of `path` that holds something, one in memory at a time. longest: bytes of a line.
 

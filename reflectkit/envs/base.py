@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from reflectkit.core.errors import DataError, IllegalActionError
@@ -24,10 +25,7 @@ class ChoiceEnv:
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Raises DataError for another env's task, a level or data that this env does not know."""
-        if task.env != self.name:
-            raise DataError(task.id, f"is a task of env '{task.env}', not of '{self.name}'")
-        if task.level not in self.levels:
-            raise DataError(task.id, f"level {task.level!r} is none of {', '.join(self.levels)}", field="level")
+        check_task(task, self.name, self.levels)
         self._begin(task, seed)
         self._over = False
         return self._observe()
@@ -58,6 +56,14 @@ class ChoiceEnv:
 
     def _text(self) -> str:
         raise NotImplementedError
+
+
+def check_task(task: Task, name: str, levels: Sequence[str]) -> None:
+    """Raises DataError for a task of another env than `name`, or of a level that is none of `levels`."""
+    if task.env != name:
+        raise DataError(task.id, f"is a task of env '{task.env}', not of '{name}'")
+    if task.level not in levels:
+        raise DataError(task.id, f"level {task.level!r} is none of {', '.join(levels)}", field="level")
 
 
 def task_int(task: Task, field: str, low: int, high: int) -> int:

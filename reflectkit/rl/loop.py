@@ -132,11 +132,7 @@ class Trainer:
         sampling, self.agent.temperature = self.agent.temperature, 0.0
         self.agent.forget_scores()
         try:
-            if self.processes.sharded:
-                played = rollout(episodes, level.make, self.agent, width=self.plan.width)
-            else:
-                mine = rollout(self.processes.share(episodes), level.make, self.agent, width=self.plan.width)
-                played = self.processes.together(mine)
+            played = self._rolled(episodes, level)
         finally:
             self.agent.temperature = sampling
             self.agent.forget_scores()
@@ -159,9 +155,13 @@ class Trainer:
             for number, task in enumerate(tasks)
             for repeat in range(plan.repeats)
         ]
+        return self._rolled(episodes, level)
+
+    def _rolled(self, episodes: list[Episode], level: Level) -> list[Trajectory]:
+        """`episodes`, played by all processes, in their order."""
         if self.processes.sharded:  # all play all episodes in step, and share the scoring instead
-            return rollout(episodes, level.make, self.agent, width=plan.width)
-        mine = rollout(self.processes.share(episodes), level.make, self.agent, width=plan.width)
+            return rollout(episodes, level.make, self.agent, width=self.plan.width)
+        mine = rollout(self.processes.share(episodes), level.make, self.agent, width=self.plan.width)
         return self.processes.together(mine)
 
     def _share_comments(self) -> None:

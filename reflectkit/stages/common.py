@@ -92,7 +92,7 @@ class WorldConfig(EnvConfig):
         if self.reader_url is not None and self.reader == EXTRACTIVE:
             raise ConfigError("--reader-url needs a --reader, e.g. local:MODEL")
         if self.reader != EXTRACTIVE:
-            parse_endpoint(self.reader, self.reader_url, "--reader")
+            parse_endpoint(self.reader, self.reader_url, "--reader", "extractive, ")
         known = set(getattr(env_class(self.env), "settings", ()))
         known |= {"reader_url"} & {f"{name}_url" for name in known}
         for item in dataclasses.fields(WorldConfig):
@@ -123,7 +123,7 @@ def _reader(name: str, url: str | None, journal: Path) -> Any:
     """The reader of env memory, one for all envs; None for its own."""
     from reflectkit.agents.reader import ChatReader
 
-    return None if name == EXTRACTIVE else ChatReader(parse_endpoint(name, url, "--reader"), journal)
+    return None if name == EXTRACTIVE else ChatReader(parse_endpoint(name, url, "--reader", "extractive, "), journal)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Config(AskingConfig, PlayConfig):
             check_level(self.env, level)
         for text in self.policy:
             for part in chat_parts(text):
-                self.check_asked(parse_endpoint(part, self.base_url, "--policy"))
+                self.check_asked(endpoint_of(self, part))
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -80,6 +80,11 @@ def chat_parts(text: str) -> list[str]:
     """The chat models of a --policy: one that acts, or two, of which the second reflects; none for other policies."""
     parts = text.split("+") if text.partition(":")[0] in KEYS and "=" not in text else []
     return parts if len(parts) <= 2 and all(part.partition(":")[0] in KEYS for part in parts) else []
+
+
+def endpoint_of(config: AskingConfig, part: str) -> Endpoint:
+    """Where a chat model of a --policy is asked. Raises ConfigError."""
+    return parse_endpoint(part, config.base_url, "--policy", "")
 
 
 def parse_policy(text: str, baselines: Sequence[str] = ()) -> tuple[str, Path | None, Path | None]:
@@ -107,6 +112,7 @@ def run(config: Config, progress: Progress) -> Report:
     records = read_records(source, config.env_name)
     entrants = [parse_policy(text, config.baselines) for text in config.policy]
     models = list(dict.fromkeys(path for _, *paths in entrants for path in paths if path))
+    tasks = [record.task for record in records]
     levels = config.level or (env_class(config.env).levels[-1],)
     matches = [
         Match(
@@ -115,7 +121,7 @@ def run(config: Config, progress: Progress) -> Report:
             policy,
             reflector,
             level,
-            tuple(at_level(config.env, [record.task for record in records], level, source)),
+            tuple(at_level(config.env, tasks, level, source)),
         )
         for number, (name, policy, reflector) in enumerate(entrants)
         for level in levels
@@ -123,7 +129,7 @@ def run(config: Config, progress: Progress) -> Report:
     if config.dry_run:
         return _foreseen(config, matches)
     with (
-        open_run("evaluate", config, [source, *models, *config.worlds(record.task for record in records)]) as current,
+        open_run("evaluate", config, [source, *models, *config.worlds(tasks)]) as current,
         contextlib.closing(Players(config)) as players,
     ):
         if current.done:
@@ -177,7 +183,7 @@ def _foreseen(config: Config, matches: Sequence[Match]) -> Report:
             calls += steps * len(chat_parts(match.name))
             tokens += steps * len(chat_parts(match.name)) * request.prompt_tokens
         most += calls
-        prices = config.prices_at(parse_endpoint(chat_parts(match.name)[0], config.base_url, "--policy"))
+        prices = config.prices_at(endpoint_of(config, chat_parts(match.name)[0]))
         usd = f"{prices.cost(tokens, calls * ANSWER):.4f}" if prices.known else "unknown; give --price-in and --price-out"
         rows.append((match.name, match.level, str(calls), str(tokens), usd))
     columns = ("policy", "level", "calls", "prompt tokens", "US dollars")
@@ -202,7 +208,7 @@ class Players:
     def stop_if_spent(self, name: str) -> None:
         """Raises BudgetSpentError where a chat model of `name` was not asked any more."""
         for part in chat_parts(name):
-            client = self._clients.get(str(parse_endpoint(part, self.config.base_url, "--policy")))
+            client = self._clients.get(str(endpoint_of(self.config, part)))
             if client is not None:
                 stop_if_spent(self.config, client, "the episodes that ended are kept")
 
@@ -242,7 +248,7 @@ class Players:
         from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
 
         if chat := chat_parts(name):
-            return self._chat([parse_endpoint(part, config.base_url, "--policy") for part in chat])
+            return self._chat([endpoint_of(config, part) for part in chat])
         if policy is None:
             return Oracle() if name == "oracle" else RandomAgent() if name == "random" else Baseline(name)
         from reflectkit.agents.two_player import TwoPlayerAgent

@@ -14,7 +14,7 @@ from typing import Any
 from reflectkit.core.config import StageConfig, at_least, one_of, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.jsonl import read_json, read_jsonl
+from reflectkit.core.jsonl import read_json, read_jsonl, rows_so_far
 from reflectkit.core.runs import Report, Table, open_run
 from reflectkit.core.stats import smooth
 from reflectkit.stages.drawing import Curve, draw_bars, draw_curves
@@ -204,7 +204,7 @@ def _follow(config: Config, progress: Progress) -> Report:
     with progress.bar(name, total) as bar:
         while True:
             ended = path.with_name("report.json").is_file()
-            rows = [row for _, row in read_jsonl(path)] if path.is_file() and path.stat().st_size else []
+            rows = rows_so_far(path)
             if len(rows) > seen:
                 newest = {figure: float(rows[-1].get(figure) or 0.0) for figure in figures}
                 bar.advance(len(rows) - seen, **newest)

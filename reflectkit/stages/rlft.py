@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, at_least, fraction, one_of, option
 from reflectkit.core.console import Progress, Quiet
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, ReflectkitError
-from reflectkit.core.jsonl import read_json, read_jsonl, write_jsonl
+from reflectkit.core.jsonl import read_json, read_jsonl, rows_so_far, write_jsonl
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.runs import Report, Run, digest, figures_table, open_run, plain_settings
 from reflectkit.core.types import Task, to_json
@@ -392,8 +392,7 @@ def _loop(
     from reflectkit.rl import checkpoint
 
     processes, metrics = trainer.processes, folder / "metrics.jsonl"
-    history = [row for _, row in read_jsonl(metrics)] if metrics.is_file() and metrics.stat().st_size else []
-    history = [row for row in history if row["step"] <= trainer.step]
+    history = [row for row in rows_so_far(metrics) if row["step"] <= trainer.step]
     facts = {"env": config.env, "reflector": str(config.reflect_load_dir) if config.reflect_load_dir else None}
     target = folder / f"checkpoint-{trainer.step}"
     title = "Reflect-RL" if config.reflect_load_dir else "SFT + RL"
@@ -427,13 +426,12 @@ def _loop(
 
 def _keep_episodes(config: Config, trainer: Trainer, path: Path) -> None:
     """Put this update's first episodes behind the earlier ones; those of updates that were lost go."""
-    known = [dict(row) for _, row in read_jsonl(path)] if path.is_file() and path.stat().st_size else []
-    known = [row for row in known if row["step"] < trainer.step]
+    known = [row for row in rows_so_far(path) if row["step"] < trainer.step]
     new = [
         episode_to_json(f"update {trainer.step}", trajectory, advantages) | {"step": trainer.step}
         for trajectory, advantages in trainer.judged[: config.keep_episodes]
     ]
-    write_jsonl(path, known + new)
+    write_jsonl(path, [*known, *new])
 
 
 def _kept(error: ReflectkitError, folder: Path, trainer: Trainer) -> ReflectkitError:

@@ -28,6 +28,7 @@ from reflectkit.core.protocols import StepResult
 from reflectkit.core.text import count_tokens
 from reflectkit.core.tools import PLAIN, parse, plain_text
 from reflectkit.core.types import Message, Observation, Task, ToolCall, ToolUse
+from reflectkit.envs.base import check_task
 from reflectkit.envs.memory import rewards
 from reflectkit.envs.memory.facts import Fact, Known, as_facts
 from reflectkit.envs.memory.generate import LONG, conversation
@@ -89,10 +90,7 @@ class Memory:
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Raises DataError for another env's task, a level or data that this env does not know."""
-        if task.env != self.name:
-            raise DataError(task.id, f"is a task of env '{task.env}', not of '{self.name}'")
-        if task.level not in self.levels:
-            raise DataError(task.id, f"level {task.level!r} is none of {', '.join(self.levels)}", field="level")
+        check_task(task, self.name, self.levels)
         self._chunks = _texts(task)
         if task.level != level_of(self._chunks):
             raise DataError(task.id, f"has {len(self._chunks)} chunks, and is said to be {task.level}", field="level")
@@ -183,7 +181,7 @@ class Memory:
     def reflection(self, generator: random.Random) -> str:
         """What is new, has changed or is to be forgotten, and where it stands."""
         parts = []
-        shown = {item.id: item for item in self._shown()}
+        shown = {item.id: item for item in self._seen}
         for item, newer in self._doubles():
             parts.append(f"{item.id} is older than {newer.id}.")
         for fact in self._news():
@@ -218,7 +216,7 @@ class Memory:
 
     def _observe(self) -> Observation:
         over = self._at >= len(self._chunks)
-        shown = [] if over else self._shown()
+        self._seen = shown = [] if over else self._shown()
         lines = [*(f"Not done: {said}" for said in self._told), f"Core memory: {self.store.core or 'empty'}"]
         for kind in LISTS:
             held = [f" {item.id} {item.text}" for item in shown if item.kind == kind]
@@ -244,7 +242,7 @@ class Memory:
 
     def _doubles(self) -> list[tuple[Item, Item]]:
         """Shown items that a later shown one about the same replaces, each with that one."""
-        shown = [item for item in self._shown() if item.kind == SEMANTIC]
+        shown = [item for item in self._seen if item.kind == SEMANTIC]
         key = {item.id: item.text.rpartition(" is ")[0] for item in shown}
         pairs = []
         for index, item in enumerate(shown):
@@ -259,7 +257,7 @@ class Memory:
         doubles = self._doubles()
         calls = [ToolCall(DELETE, {"memory_type": item.kind, "memory_id": item.id}) for item, _ in doubles]
         gone = {item.id for item, _ in doubles}
-        shown = [item for item in self._shown() if item.id not in gone]
+        shown = [item for item in self._seen if item.id not in gone]
         news = self._news()
         if any(fact.kind == CORE for fact in news):
             after = Known(dict(self._known.facts))
