@@ -26,6 +26,12 @@ def add_stage(app: typer.Typer, name: str) -> None:
     app.command(name, help=summary, epilog=f"Examples:\n\n{examples}")(_function(name, module))
 
 
+def stage_flags() -> dict[str, set[str]]:
+    """The flags of each command."""
+    fields = {name: dataclasses.fields(importlib.import_module(STAGES[name]).Config) for name in STAGES}
+    return {name: {flag(item.name) for item in items} for name, items in fields.items()}
+
+
 def _function(name: str, module: Any) -> Callable[..., None]:
     """A function whose signature is the config's fields, as typer reads it."""
     hints = get_type_hints(module.Config)

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from reflectkit import __version__
-from reflectkit.cli.command import add_stage, process_number
+from reflectkit.cli.command import add_stage, process_number, stage_flags
 from reflectkit.core.errors import ReflectkitError
 from reflectkit.core.text import visible
 from reflectkit.envs import ENVS, env_class
@@ -57,13 +57,16 @@ for _name in STAGES:
 
 @app.command("list", epilog="Examples:\n\n  $ reflectkit list")
 def _list() -> None:
-    """What there is: environments with their levels, and recipes."""
+    """What there is: environments with their levels, and recipes with their ablations."""
     print("environments")
     for name in ENVS:
         print(f"  {name:<20} levels: {', '.join(env_class(name).levels)}")
     print("recipes")
     for name in recipe_names():
-        print(f"  {name:<20} {load_recipe(name).description}")
+        recipe = load_recipe(name)
+        print(f"  {name:<20} {recipe.description}")
+        if recipe.ablations:
+            print(f"  {'':<20} --ablate {','.join(recipe.ablations)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,7 +93,7 @@ def _explain(error: Exception) -> int:
         command = context.command_path if context else "reflectkit"
         if not error.format_message().strip():  # no command at all: the help is on the screen already
             return 2
-        return _say(f"{error.format_message().rstrip('.')} (see `{command} --help`)", 2)
+        return _say(f"{error.format_message().rstrip('.')} (see `{command} --help`{_elsewhere(error)})", 2)
     if isinstance(error, ReflectkitError):
         return _say(str(error), 2)
     full = shutil.disk_usage(os.getcwd()).free < FULL_DISK_BYTES
@@ -106,6 +109,13 @@ def _explain(error: Exception) -> int:
         return _say(f"{error.filename or 'a file'}: {error.strerror}; choose another place, or change its permissions", 2)
     what = (str(error).strip() or type(error).__name__).splitlines()[0]
     return _say(f"{what} (a failure of reflectkit's own; `reflectkit --traceback …` shows where)", 1)
+
+
+def _elsewhere(error: Exception) -> str:
+    """Which one command has the flag that this one lacks."""
+    missing = getattr(error, "option_name", None)
+    having = [name for name, flags in stage_flags().items() if missing in flags]
+    return f"; `reflectkit {having[0]}` has it" if len(having) == 1 else ""
 
 
 def _say(text: str, code: int) -> int:

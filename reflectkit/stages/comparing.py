@@ -139,9 +139,23 @@ def figures_tables(rows: Sequence[Json]) -> list[Table]:
 def differences_table(found: Sequence[Json], figure: str) -> Table:
     """Paired differences in one figure for a person, in points of a hundred."""
     players = list(dict.fromkeys(name for one in found for name in (one["first"], one["second"])))
+    told = [one for one in found if len(players) <= MANY or players[0] in (one["first"], one["second"])]
+    title = f"Paired differences in {figure}, in points (bootstrap over tasks; p by sign flips)"
+    return _paired_table(title, "first − second", told, figure)
+
+
+def ablations_table(found: Sequence[Json]) -> Table:
+    """Differences in success between arms and their ablations for a person; each names its `ablation`."""
+    title = (
+        "Ablations: success of the arm departed from, less the ablation's, in points (bootstrap over tasks; p by sign flips)"
+    )
+    return _paired_table(title, "ablation", found, "success")
+
+
+def _paired_table(title: str, heading: str, found: Sequence[Json], figure: str) -> Table:
     cells = tuple(
         (
-            f"{one['first']} − {one['second']}",
+            one.get("ablation", f"{one['first']} − {one['second']}"),
             one["level"],
             f"{100 * one['difference']:+.1f}",
             f"{100 * one['low']:+.1f} to {100 * one['high']:+.1f}",
@@ -149,10 +163,9 @@ def differences_table(found: Sequence[Json], figure: str) -> Table:
             str(one["tasks"]),
         )
         for one in found
-        if one["figure"] == figure and one["tasks"] and (len(players) <= MANY or players[0] in (one["first"], one["second"]))
+        if one["figure"] == figure and one["tasks"]
     )
-    title = f"Paired differences in {figure}, in points (bootstrap over tasks; p by sign flips)"
-    return Table(title, ("first − second", "level", "difference", "95 % interval", "p", "tasks"), cells)
+    return Table(title, (heading, "level", "difference", "95 % interval", "p", "tasks"), cells)
 
 
 def markdown(tables: Sequence[Table]) -> str:

@@ -69,6 +69,7 @@ def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, f
     if figure in SHARES:
         panel.set_ylim(0, 1.02)
     panel.grid(alpha=0.3, axis="y")
+    panel.set_axisbelow(True)
     panel.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     _finish(picture, [panel], out)
 

@@ -1,7 +1,8 @@
 """run: a whole pipeline from a recipe, each step a stage of its own; finished steps are skipped, killed ones go on.
 
 Steps that do not wait for each other run side by side, each in its own process. With `--seeds N` the pipeline runs N times
-into folders of their own, and the evaluations and curves are put together.
+into folders of their own, and the evaluations and curves are put together. With `--ablate` steps are run once more with an
+ingredient changed, as the recipe says, and the evaluation has a row more for each.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
-import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -24,14 +24,28 @@ from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.runs import Report, open_run
 from reflectkit.stages import STAGES, comparing, plot
+from reflectkit.stages.ablations import (
+    LISTS,
+    MAKERS,
+    MARK,
+    Ablation,
+    compared,
+    follow,
+    names,
+    references,
+    with_arms,
+    with_copies,
+)
 from reflectkit.stages.schedule import Job, perform
 
 EXAMPLES = (
     "reflectkit run taxi-tiny",
     "reflectkit run taxi-tiny --seeds 3 --set reflect-rl.max_steps=200",
+    "reflectkit run taxi-tiny --ablate reflection,negatives,curriculum",
     "reflectkit run my_recipe.yaml --fast",
 )
 DATA_STAGES = ("filter-repo", "gen-task", "filter-task", "gen-trajectory", "split", "gen-sft")
+NAME = re.compile(r"[a-z0-9_-]+")
 WHOLE_RUN = frozenset({"data_dir", "results_dir", "seed", "force"})
 
 
@@ -43,6 +57,7 @@ class Config(StageConfig):
         metadata={"help": "A packaged recipe's name, or a YAML file.", "argument": True}, kw_only=True
     )
     set: tuple[str, ...] = option((), help="STEP.SETTING=VALUE, over the recipe (repeat the flag); STEP may be a stage's name.")
+    ablate: tuple[str, ...] = option((), help="Ablations of the recipe to run beside it, apart by commas (or repeat the flag).")
     seeds: int = option(1, help="How many seeds to run, counting from --seed; more than one use folders seed0, seed1, …")
     jobs: int = option(2, help="Steps side by side.")
     fast: bool = option(False, help="The recipe's short variant, which shows that everything runs, not how well.")
@@ -52,17 +67,24 @@ class Config(StageConfig):
         at_least("seeds", self.seeds, 1)
         at_least("jobs", self.jobs, 1)
 
+    @property
+    def ablated(self) -> list[str]:
+        """The names in --ablate, each once."""
+        return list(dict.fromkeys(name.strip() for text in self.ablate for name in text.split(",") if name.strip()))
+
 
 @dataclass(frozen=True)
 class Recipe:
     """A pipeline. description: one line. defaults: settings for every stage that has them. steps: `name`, `stage` and the
-    stage's settings; `{name}` in a value is that step's checkpoint or run. fast: settings by step for `--fast`.
+    stage's settings; `{name}` in a value is that step's checkpoint or run. fast: settings by step for `--fast`. ablations: by
+    name, for `--ablate`.
     """
 
     description: str
     steps: tuple[dict[str, Any], ...]
     defaults: dict[str, Any] = field(default_factory=dict)
     fast: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ablations: dict[str, Ablation] = field(default_factory=dict)
 
 
 def recipe_names() -> list[str]:
@@ -102,23 +124,28 @@ def load_recipe(name: str) -> Recipe:
 def run(config: Config, progress: Progress) -> Report:
     """Run every step that is not finished. Raises what the stages raise, and UnknownNameError for a step or setting."""
     recipe = load_recipe(config.recipe)
-    overrides = _overrides(config, recipe)
+    asked = _asked(config, recipe)
+    overrides = _overrides(config, recipe, asked)
     with open_run("run", config) as current:
-        jobs = [job for offset in range(config.seeds) for job in _jobs(config, recipe, overrides, config.seed + offset)]
+        jobs = [job for offset in range(config.seeds) for job in _jobs(config, recipe, asked, overrides, config.seed + offset)]
         reports = perform(jobs, config.jobs, progress)
         finals = [report for name, report in reports.items() if report.stage in ("evaluate", "plot")]
         figures: dict[str, Any] = {"steps": {name: str(report.folder) for name, report in reports.items()}}
+        evaluations = [report for report in finals if report.stage == "evaluate"]
+        ablated = []
+        if asked:
+            figures["ablations"] = compared(asked, evaluations)
+            ablated = [comparing.ablations_table(figures["ablations"])]
         if config.seeds == 1:
-            current.tables += [table for report in finals for table in report.tables]
+            current.tables += [*(table for report in finals for table in report.tables), *ablated]
             return current.finish(figures, [path for report in finals for path in report.outputs])
         outputs = []
-        evaluations = [report for report in finals if report.stage == "evaluate"]
         if evaluations:
             rows = pool(evaluations)
             write_json(current.folder / "eval.json", {"rows": rows})
             outputs.append(current.folder / "eval.json")
             current.tables.append(comparing.table(f"{config.recipe}, {config.seeds} seeds pooled", rows))
-            current.tables += comparing.figures_tables(rows)
+            current.tables += [*comparing.figures_tables(rows), *ablated]
         if drawn_from := _all_curves(jobs, reports):
             picture = current.folder / "curves.png"
             drawn = plot.run(
@@ -161,30 +188,38 @@ def _checked(value: Any, path: Path) -> Recipe:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise DataError(path, first["msg"], field=".".join(map(str, first["loc"]))) from None
-    names: list[str] = []
+    stages: dict[str, str] = {}
     for index, step in enumerate(recipe.steps):
         for key in ("name", "stage"):
             if not isinstance(step.get(key), str):
                 raise DataError(path, "expected text", field=f"steps.{index}.{key}")
         if step["stage"] not in STAGES or step["stage"] == "run":
             raise unknown_name(f"stage in recipe {path}", step["stage"], [name for name in STAGES if name != "run"])
-        if not re.fullmatch(r"[a-z0-9_-]+", step["name"]) or step["name"] in ("data", "results"):
+        if not NAME.fullmatch(step["name"]) or step["name"] in ("data", "results"):
             raise DataError(
                 path, f"{step['name']!r} can't name a step; use small letters, not data or results", field=f"steps.{index}.name"
             )
-        if step["name"] in names:
+        if step["name"] in stages:
             raise DataError(path, f"the name {step['name']!r} is given twice", field=f"steps.{index}.name")
-        for reference in sorted(_references(step)):
-            if reference not in names:
-                raise unknown_name(f"earlier step in recipe {path}", reference, names)
-        names.append(step["name"])
+        for reference in sorted(references(step)):
+            if reference not in stages:
+                raise unknown_name(f"earlier step in recipe {path}", reference, stages)
+        stages[step["name"]] = step["stage"]
     possible = {item.name for step in recipe.steps for item in dataclasses.fields(_config_class(step["stage"]))}
     for key in recipe.defaults:
         if key not in possible:
             raise unknown_name(f"setting in the defaults of recipe {path}", key, possible)
-    for name in recipe.fast:
-        if name not in names:
-            raise unknown_name(f"step of recipe {path}", name, names)
+    for name in [*recipe.fast, *(step for ablation in recipe.ablations.values() for step in ablation.steps)]:
+        if name not in stages:
+            raise unknown_name(f"step of recipe {path}", name, stages)
+    for name, ablation in recipe.ablations.items():
+        if not NAME.fullmatch(name):
+            raise DataError(path, f"{name!r} can't name an ablation; use small letters", field="ablations")
+        for changed in ablation.steps:
+            if stages[changed] not in MAKERS:
+                raise DataError(
+                    path, f"an ablation changes steps of {', '.join(MAKERS)}, not '{changed}'", field=f"ablations.{name}.steps"
+                )
     return recipe
 
 
@@ -192,59 +227,80 @@ def _config_class(stage: str) -> Any:
     return importlib.import_module(STAGES[stage]).Config
 
 
-def _references(value: Any) -> set[str]:
-    """The step names in braces anywhere in `value`."""
-    if isinstance(value, str):
-        try:
-            found = {name for _, name, _, _ in string.Formatter().parse(value) if name is not None}
-        except ValueError as error:
-            raise ConfigError(f"recipe: {value!r}: {error}; braces stand for a step's name") from None
-        return found - {"data", "results"}
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return {name for part in parts for name in _references(part)}
+def _asked(config: Config, recipe: Recipe) -> dict[str, Ablation]:
+    """The ablations in --ablate, by name. Raises ConfigError."""
+    if config.ablate and not recipe.ablations:
+        raise ConfigError(f"--ablate: recipe '{config.recipe}' has no ablations; write some into it")
+    for name in config.ablated:
+        if name not in recipe.ablations:
+            raise unknown_name(f"ablation of recipe '{config.recipe}'", name, recipe.ablations)
+    return {name: recipe.ablations[name].named(name) for name in config.ablated}
 
 
-def _overrides(config: Config, recipe: Recipe) -> list[tuple[str, str, Any]]:
-    """(step or stage, setting, value) of `--fast` and then each `--set`."""
-    found = [(name, key, value) for name, values in recipe.fast.items() for key, value in values.items()] if config.fast else []
-    names = {step["name"] for step in recipe.steps} | {step["stage"] for step in recipe.steps}
+def _overrides(config: Config, recipe: Recipe, asked: Mapping[str, Ablation]) -> list[tuple[str, str, Any]]:
+    """(step or stage, setting, value) of `--fast`, `--set` and the ablations; what goes for one ablation's step goes last."""
+    found = [
+        (f"{step}{MARK}{name}", key, value)
+        for name, ablation in asked.items()
+        for step, settings in ablation.steps.items()
+        for key, value in settings.items()
+    ]
+    found += (
+        [(name, key, value) for name, values in recipe.fast.items() for key, value in values.items()] if config.fast else []
+    )
+    steps = with_copies(recipe.steps, asked)
+    known = {step["name"] for step in steps} | {step["stage"] for step in steps}
     for text in config.set:
         target, equals, raw = text.partition("=")
         name, dot, key = target.rpartition(".")
         if not (equals and dot and name and key):
             raise ConfigError(f"--set {text!r}: write STEP.SETTING=VALUE")
-        if name not in names:
-            raise unknown_name(f"step of recipe '{config.recipe}'", name, names)
+        if name not in known:
+            raise unknown_name(f"step of recipe '{config.recipe}'", name, known)
         try:
             found.append((name, key.replace("-", "_"), yaml.safe_load(raw)))
         except yaml.YAMLError:
             raise ConfigError(f"--set {text!r}: the value is not YAML") from None
-    return found
+    return sorted(found, key=lambda entry: MARK in entry[0])
 
 
-def _jobs(config: Config, recipe: Recipe, overrides: list[tuple[str, str, Any]], seed: int) -> list[Job]:
+def _jobs(
+    config: Config, recipe: Recipe, asked: Mapping[str, Ablation], overrides: list[tuple[str, str, Any]], seed: int
+) -> list[Job]:
     prefix = f"seed{seed}/" if config.seeds > 1 else ""
     data, results = (folder / prefix if prefix else folder for folder in (config.data_dir, config.results_dir))
     jobs: list[Job] = []
-    for step in recipe.steps:
+    for step in with_copies(recipe.steps, asked):
+        base, _, ablation = step["name"].partition(MARK)
         kind = _config_class(step["stage"])
         known = {item.name for item in dataclasses.fields(kind)}
         values: dict[str, Any] = {key: value for key, value in recipe.defaults.items() if key in known}
         values |= {key: value for key, value in step.items() if key not in ("name", "stage")}
-        values |= {key: value for name, key, value in overrides if name in (step["name"], step["stage"])}
+        values |= {key: value for name, key, value in overrides if name in (step["name"], base, step["stage"])}
         if shared := sorted(WHOLE_RUN & values.keys()):
             raise ConfigError(f"step '{step['name']}': {shared[0]} is one for the whole run; set it with {flag(shared[0])}")
+        if ablation:
+            renamed = names(recipe.steps, ablation, asked[ablation])
+            values = {key: follow(value, renamed) for key, value in values.items()}
+            if step["stage"] == "gen-sft" and values.get("out_dir") in [None, *(job.values.get("out_dir") for job in jobs)]:
+                raise ConfigError(f"step '{step['name']}' writes where another does; give it an out_dir of its own")
+        else:
+            values |= {key: with_arms(values[key], asked, recipe.steps) for key in LISTS if isinstance(values.get(key), list)}
         values |= {"data_dir": data, "results_dir": results, "seed": seed, "force": config.force}
         for key in values:
             if key not in known:
                 raise unknown_name(f"setting of step '{step['name']}' ({step['stage']})", key, known)
-        earlier_data = {job.name for job in jobs if job.stage in DATA_STAGES}
-        earlier = [job.name.removeprefix(prefix) for job in jobs if job.prefix == prefix]
-        for reference in sorted(_references(values)):
+        before = [job for job in jobs if job.name.partition(MARK)[2] in ("", ablation)]
+        earlier = [job.name.removeprefix(prefix) for job in jobs]
+        for reference in sorted(references(values)):
             if reference not in earlier:
                 raise unknown_name(f"step before '{step['name']}'", reference, earlier)
-        after = {prefix + name for name in _references(values)} | earlier_data
+        after = {prefix + name for name in references(values)} | {job.name for job in before if job.stage in DATA_STAGES}
         jobs.append(Job(prefix + step["name"], step["stage"], values, frozenset(after), prefix))
+    played = {entry.partition("=")[0] for job in jobs if job.stage == "evaluate" for entry in job.values.get("policy", ())}
+    for name, one in asked.items():
+        if missing := [arm for arm in (one.of, one.arm) if arm not in played]:
+            raise ConfigError(f"--ablate {name}: no evaluation in recipe '{config.recipe}' plays {missing[0]!r}")
     return jobs
 
 

@@ -1,0 +1,111 @@
+"""Ablations of a recipe: what is trained once more with an ingredient changed, to stand beside the arm it departs from."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from reflectkit.core.errors import ConfigError
+from reflectkit.core.jsonl import read_jsonl
+from reflectkit.core.runs import Report
+from reflectkit.stages import comparing
+
+MAKERS = ("gen-sft", "sft", "rlft")
+"""Stages whose steps an ablation may change; the data before them is shared by all arms."""
+LISTS = ("policy", "runs")
+"""Settings of evaluate and plot in which an arm has an entry, `NAME=…`."""
+MARK = "@"
+
+Step = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """of: the evaluated arm that it departs from. arm: what stands beside it; without `steps` one that the recipe has anyway,
+    else a new one, by default "OF without NAME". steps: the settings that differ, by step. description: one line.
+    """
+
+    of: str
+    arm: str = ""
+    steps: dict[str, dict[str, Any]] = field(default_factory=dict)
+    description: str = ""
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    def named(self, name: str) -> Ablation:
+        """With its arm's name."""
+        return self if self.arm else replace(self, arm=f"{self.of} without {name}")
+
+
+def with_copies(steps: Sequence[Step], ablations: Mapping[str, Ablation]) -> list[Step]:
+    """`steps`, and behind each its copies `step@ablation`: where the ablation changes it, or where it stands between a changed
+    step and the arm.
+    """
+    renamed = {name: names(steps, name, ablation) for name, ablation in ablations.items()}
+    return [
+        copy
+        for step in steps
+        for copy in (step, *(step | {"name": new[step["name"]]} for new in renamed.values() if step["name"] in new))
+    ]
+
+
+def names(steps: Sequence[Step], name: str, ablation: Ablation) -> dict[str, str]:
+    """The copy's name of each step that ablation `name` copies."""
+    read = {step["name"]: references(step | ablation.steps.get(step["name"], {})) for step in steps}
+    changed: set[str] = set()
+    for step in steps:
+        if step["name"] in ablation.steps or (step["stage"] in MAKERS and read[step["name"]] & changed):
+            changed.add(step["name"])
+    entries = [entry for step in steps for key in LISTS for entry in step.get(key, ()) if _is_of(entry, ablation)]
+    needed = set(ablation.steps) | references(entries)
+    for step in reversed(steps):
+        if step["name"] in needed & changed:
+            needed |= read[step["name"]]
+    return {step: f"{step}{MARK}{name}" for step in read if step in needed & changed}
+
+
+def with_arms(entries: Sequence[str], ablations: Mapping[str, Ablation], steps: Sequence[Step]) -> list[str]:
+    """`entries` of a list of players, and for each that an ablation departs from the ablation's own."""
+    more = [
+        f"{ablation.arm}={follow(entry.partition('=')[2], names(steps, name, ablation))}"
+        for name, ablation in ablations.items()
+        for entry in entries
+        if ablation.steps and _is_of(entry, ablation)
+    ]
+    return [*entries, *more]
+
+
+def follow(value: Any, new: Mapping[str, str]) -> Any:
+    """`value` with the steps in braces by their new names."""
+    if isinstance(value, str):
+        for old, name in new.items():
+            value = value.replace(f"{{{old}}}", f"{{{name}}}")
+        return value
+    return [follow(part, new) for part in value] if isinstance(value, list | tuple) else value
+
+
+def references(value: Any) -> set[str]:
+    """The step names in braces anywhere in `value`. Raises ConfigError."""
+    if isinstance(value, str):
+        try:
+            found = {name for _, name, _, _ in string.Formatter().parse(value) if name is not None}
+        except ValueError as error:
+            raise ConfigError(f"recipe: {value!r}: {error}; braces stand for a step's name") from None
+        return found - {"data", "results"}
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return {name for part in parts for name in references(part)}
+
+
+def compared(ablations: Mapping[str, Ablation], evaluations: Sequence[Report]) -> list[dict[str, Any]]:
+    """Paired differences, arm that is departed from less ablation, over the episodes of `evaluations` (seeds) together."""
+    played = [dict(episode) for report in evaluations for _, episode in read_jsonl(report.folder / "episodes.jsonl")]
+    found = []
+    for name, ablation in ablations.items():
+        pair = [episode for arm in (ablation.of, ablation.arm) for episode in played if episode["name"] == arm]
+        found += [{"ablation": name} | one for one in comparing.differences(pair)]
+    return found
+
+
+def _is_of(entry: Any, ablation: Ablation) -> bool:
+    return isinstance(entry, str) and entry.startswith(f"{ablation.of}=")
