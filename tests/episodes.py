@@ -67,7 +67,7 @@ def many(count: int, turns: int = 10) -> Iterator[dict[str, Any]]:
                 "action": (number + step) % 6,
                 "said": ("south", "north", "east", "west", "pickup", "dropoff")[(number + step) % 6],
                 "reward": -0.05,
-                "info": {"state": (number * 17 + step) % 500, "success": False, "fatal": False},
+                "info": {"state": (number * 17 + step) % 500, "success": False, "refused": 0},
             }
             for step in range(turns)
         ]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from reflectkit.agents.client import ChatClient, Request
+from reflectkit.agents.client import ChatClient, Outcome, Request
 from reflectkit.agents.scripted import require_oracle
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.prompts import label, one_line, policy_prompt
@@ -80,45 +80,41 @@ class ChatTeacher:
 class ChatPolicy:
     """A chat model that plays by itself, for comparison: it thinks in a line and acts, in one call a step; no hints.
 
-    Where tools are offered it writes calls in the plain form. reflector: comments that it is shown first, as a policy is
-    (two calls a step, where it is a chat model too); None for none.
+    Where tools are offered it writes calls in the plain form. reflector: a model that comments in a line on each state first,
+    as a reflector does (two calls a step); None for none.
     """
 
-    def __init__(self, client: ChatClient, reflector: Any = None) -> None:
+    def __init__(self, client: ChatClient, reflector: ChatClient | None = None) -> None:
         self.client, self.reflector = client, reflector
 
     def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
-        """One decision for each observation; one without a usable answer carries its `failure`."""
-        comments: Sequence[str | None] = [None] * len(observations)
+        """One decision for each observation; one without a usable answer carries its `failure`, or its `overflow` where answers
+        came, but none was a legal action.
+        """
+        comments: list[Outcome[str]] = [Outcome("") for _ in observations]
         if self.reflector is not None:
-            comments = self.reflector.comment(observations, [context.seed for context in contexts])
-        requests = [playing_request(seen, comment) for seen, comment in zip(observations, comments, strict=True)]
-        outcomes = self.client.ask(requests, lambda number, text: _played(text, observations[number]))
-        decisions = []
-        for outcome, comment in zip(outcomes, comments, strict=True):
-            if outcome.value is None:
-                why = outcome.rejected.reason if outcome.rejected else "the budget is spent"
-                decisions.append(Decision(0, comment, failure=f"{self.client.endpoint}: {why}"))
-            else:
-                thought, action = outcome.value
-                decisions.append(Decision(action, comment if comment is not None else thought))
-        return decisions
+            comments = self.reflector.ask([comment_request(seen) for seen in observations], lambda _, text: one_line(text))
+        able = [index for index, comment in enumerate(comments) if comment.value is not None]
+        requests = [playing_request(observations[i], comments[i].value if self.reflector else None) for i in able]
+        answered = self.client.ask(requests, lambda number, text: _played(text, observations[able[number]]))
+        outcomes = dict(zip(able, answered, strict=True))
+        return [self._decision(comment, outcomes.get(index)) for index, comment in enumerate(comments)]
 
-
-class ChatReflector:
-    """A chat model that comments on each state in a line, as a reflector does."""
-
-    def __init__(self, client: ChatClient) -> None:
-        self.client = client
-
-    def comment(self, observations: Sequence[Observation], seeds: Sequence[int]) -> list[str]:
-        """A comment for each observation; "" where there was no usable answer."""
-        requests = [
-            Request(_title(seen), (Message("system", PLAYING), Message("user", seen.text + COMMENT)), ANSWER_TOKENS)
-            for seen in observations
-        ]
-        outcomes = self.client.ask(requests, lambda _, text: one_line(text))
-        return [outcome.value or "" for outcome in outcomes]
+    def _decision(self, comment: Outcome[str], outcome: Outcome[tuple[str | None, int | ToolUse]] | None) -> Decision:
+        """outcome: None where there was no comment to act on."""
+        clients = [self.client] + ([self.reflector] if self.reflector else [])
+        cost = comment.cost_usd + (outcome.cost_usd if outcome else 0.0)
+        price = cost if all(client.prices.known for client in clients) else None
+        said = comment.value if self.reflector else None
+        if outcome is not None and outcome.value is not None:
+            thought, action = outcome.value
+            return Decision(action, thought if said is None else said, illegal=outcome.unfit, price_usd=price)
+        asked = clients[-1] if outcome is None else self.client
+        rejected = (outcome or comment).rejected
+        why = f"{asked.endpoint}: {rejected.reason if rejected else 'the budget is spent'}"
+        if rejected and outcome is not None and outcome.unfit:
+            return Decision(0, said, overflow=why, illegal=outcome.unfit, price_usd=price)
+        return Decision(0, said, failure=why, price_usd=price)
 
 
 class Recovery:
@@ -163,6 +159,12 @@ def playing_request(observation: Observation, comment: str | None) -> Request:
     ask = CALL if observation.tools else ASK.format(words=ANALYSIS_WORDS)
     tokens = CALL_TOKENS if observation.tools else ANSWER_TOKENS
     return Request(_title(observation), (Message("system", PLAYING), Message("user", state + ask)), tokens)
+
+
+def comment_request(observation: Observation) -> Request:
+    """What a chat model that reflects is asked about one state."""
+    messages = (Message("system", PLAYING), Message("user", observation.text + COMMENT))
+    return Request(_title(observation), messages, ANSWER_TOKENS)
 
 
 def _played(text: str, observation: Observation) -> tuple[str | None, int | ToolUse]:

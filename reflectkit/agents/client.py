@@ -56,10 +56,26 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[Value]):
-    """What became of a request: its value, or why it was rejected, or neither where the budget was spent before it."""
+    """What became of a request: its value, or why it was rejected, or neither where the budget was spent before it.
+
+    unfit: how many answers came whole and did not parse. cost_usd: of all its answers, those of the journal too.
+    """
 
     value: Value | None = None
     rejected: Rejected | None = None
+    unfit: int = 0
+    cost_usd: float = 0.0
+
+
+@dataclass(slots=True)
+class Budget:
+    """What clients may spend together, in US dollars. limit: None for any amount. paid: all that their journals paid for.
+    reserved: the most that the calls under way will cost.
+    """
+
+    limit: float | None = None
+    paid: float = 0.0
+    reserved: float = 0.0
 
 
 class ChatClient:
@@ -76,18 +92,18 @@ class ChatClient:
         prices: Prices,
         *,
         concurrency: int = 8,
-        max_cost_usd: float | None = None,
+        budget: Budget | None = None,
         temperature: float = 1.0,
         timeout_s: float = 120.0,
     ) -> None:
         self.endpoint, self.journal, self.prices = endpoint, journal, prices
-        self.concurrency, self.max_cost_usd = concurrency, max_cost_usd
+        self.concurrency, self.budget = concurrency, budget or Budget()
         self.temperature, self.timeout_s = temperature, timeout_s
         self.calls = self.replayed = self.prompt_tokens = self.completion_tokens = 0
-        self.cost_usd = self._reserved_usd = 0.0
+        self.cost_usd = 0.0
         self.stopped = False
         self._secrets = secrets()
-        self._paid_usd = sum(prices.cost(known.prompt_tokens, known.completion_tokens) for known in journal.answers.values())
+        self.budget.paid += sum(map(self._cost, journal.answers.values()))
         self.thinking_tokens = THINKING_TOKENS if endpoint.model.startswith(THINKING_MODELS) else 0
         self._runner = asyncio.Runner()
         self._sdk: Any = None
@@ -159,18 +175,20 @@ class ChatClient:
         return outcomes
 
     async def _one(self, number: int, request: Request, parse: Callable[[int, str], Value]) -> Outcome[Value]:
-        reason, text = "", ""
+        reason, text, unfit, cost = "", "", 0, 0.0
         for attempt in range(1 + ASKED_AGAIN):
             answer = await self._answer(request, attempt)
             if answer is None:
-                return Outcome()
+                return Outcome(None, None, unfit, cost)
+            cost += self._cost(answer)
             text, reason = answer.text, _fault(answer)
             if not reason:
                 try:
-                    return Outcome(parse(number, answer.text))
+                    return Outcome(parse(number, answer.text), None, unfit, cost)
                 except ValueError as error:
                     reason = str(error)
-        return Outcome(rejected=Rejected(request.name, reason, self.redact(text)))
+                    unfit += 1
+        return Outcome(None, Rejected(request.name, reason, self.redact(text)), unfit, cost)
 
     async def _answer(self, request: Request, attempt: int) -> Answer | None:
         """From the journal, or from the server; None where the budget does not allow it."""
@@ -182,24 +200,28 @@ class ChatClient:
         known = self.journal.answers.get(key)
         if known is None:
             worst = self.prices.cost(request.prompt_tokens * 1.25, request.max_tokens + self.thinking_tokens)
-            if self.max_cost_usd is not None and self._paid_usd + self._reserved_usd + worst > self.max_cost_usd:
+            budget = self.budget
+            if budget.limit is not None and budget.paid + budget.reserved + worst > budget.limit:
                 self.stopped = True
                 return None
-            self._reserved_usd += worst
+            budget.reserved += worst
             try:
                 known = await self._call(request)
             finally:
-                self._reserved_usd -= worst
+                budget.reserved -= worst
             if known.finish_reason != "unanswered":
                 self.journal.add(key, self.endpoint.model, known)
-                self._paid_usd += self.prices.cost(known.prompt_tokens, known.completion_tokens)
+                budget.paid += self._cost(known)
                 self.calls += 1
         else:
             self.replayed += 1
         self.prompt_tokens += known.prompt_tokens
         self.completion_tokens += known.completion_tokens
-        self.cost_usd += self.prices.cost(known.prompt_tokens, known.completion_tokens)
+        self.cost_usd += self._cost(known)
         return known
+
+    def _cost(self, answer: Answer) -> float:
+        return self.prices.cost(answer.prompt_tokens, answer.completion_tokens)
 
     async def _call(self, request: Request) -> Answer:
         """One request to the server, with the package's retries."""

@@ -50,17 +50,23 @@ def parse_endpoint(text: str, base_url: str | None, flag: str = "--teacher", alo
     return Endpoint(kind, model, base_url)
 
 
+def key_of(endpoint: Endpoint) -> str:
+    """The key from the environment; "" for a local server without one. Raises ConfigError where one is needed."""
+    key = os.environ.get(KEYS[endpoint.kind], "")
+    if not key and endpoint.kind != "local":
+        raise ConfigError(f"{endpoint} needs a key: export {KEYS[endpoint.kind]}=…")
+    return key
+
+
 def connect(endpoint: Endpoint, timeout_s: float, retries: int) -> Any:
     """The package's client. Raises ConfigError for a missing key, ApiError where nothing listens."""
     import openai
 
     options: dict[str, Any] = {"max_retries": retries, "timeout": timeout_s}
-    key = os.environ.get(KEYS[endpoint.kind], "")
+    key = key_of(endpoint)
     if endpoint.kind == "local":
         _knock(str(endpoint.base_url))
         return openai.AsyncOpenAI(api_key=key or "none", base_url=endpoint.base_url, **options)
-    if not key:
-        raise ConfigError(f"{endpoint} needs a key: export {KEYS[endpoint.kind]}=…")
     if endpoint.kind == "openai":
         return openai.AsyncOpenAI(api_key=key, base_url=endpoint.base_url or "https://api.openai.com/v1", **options)
     address = endpoint.base_url or os.environ.get("AZURE_OPENAI_ENDPOINT", "")

@@ -20,7 +20,8 @@ class StepResult:
     """What an action led to. observation: None is never returned; after the end it is the last view.
 
     reward: in the env's unit. terminated: the env ended the episode. truncated: a wrapper did. info: JSON values;
-    `info["success"]` is a bool on the last step.
+    `info["success"]` is a bool on the last step; `info["refused"]`, where an env has it, is how many parts of the action could
+    not be done.
     """
 
     observation: Observation

@@ -57,17 +57,19 @@ def rollout(
     on_end: told of each trajectory as it ends (in order of ending).
 
     A failed engine (EnvironmentFailure) or an agent that could not decide (`Decision.failure`) makes the episode ABORTED
-    with its reason; an observation too long for the agent's model (`Decision.overflow`) makes it TRUNCATED. Other errors are
-    raised.
+    with its reason; an observation too long for the agent's model, or no legal answer
+    (`Decision.overflow`), makes it TRUNCATED. Other errors are raised.
     """
     trajectories: list[Trajectory | None] = [None] * len(episodes)
     waiting = iter(enumerate(episodes))
     spare: list[Env] = []
     seats: list[_Seat] = []
 
-    def finish(number: int, episode: Episode, turns: list[Turn], status: Status, reason: str = "") -> None:
+    def finish(
+        number: int, episode: Episode, turns: list[Turn], status: Status, reason: str = "", undone: Decision | None = None
+    ) -> None:
         success = status is not Status.ABORTED and bool(turns) and turns[-1].info.get("success") is True
-        ended = Trajectory(episode.task, episode.seed, tuple(turns), status, success, reason, episode.group)
+        ended = Trajectory(episode.task, episode.seed, tuple(turns), status, success, reason, episode.group, undone)
         trajectories[number] = ended
         if on_end is not None:
             on_end(ended)
@@ -87,7 +89,7 @@ def rollout(
         """Take one step; True while the episode goes on."""
         if (reason := decision.failure or decision.overflow) is not None:
             status = Status.ABORTED if decision.failure else Status.TRUNCATED
-            finish(seat.number, seat.episode, seat.turns, status, reason)
+            finish(seat.number, seat.episode, seat.turns, status, reason, decision)
             spare.append(seat.env)
             return False
         try:

@@ -96,8 +96,10 @@ class Decision:
     their natural-log probabilities under the sampling distribution, ≤ 0. entropy: of the distribution over the legal actions,
     in nats. probabilities: of each choice, where they were asked for. value: the critic's expected return-to-go, in the
     env's unit. note: how a demonstration marks the step ("positive", "mistake", "correction"). failure: why the agent could
-    not decide; the episode is then ABORTED. overflow: that what it was to read does not fit its model, or that the person who
-    plays has left; the episode is then TRUNCATED. What is unknown is None; scripted agents leave the token fields empty.
+    not decide; the episode is then ABORTED. overflow: that what it was to read does not fit its model, that nothing it answered
+    was a legal action, or that the person who plays has left; the episode is then TRUNCATED. illegal: how many answers were no
+    legal action before this one was. price_usd: of asking for it; None for an unknown price. What is unknown is None; scripted
+    agents leave the token fields empty.
     """
 
     action: int | str | ToolUse
@@ -111,6 +113,8 @@ class Decision:
     note: str | None = None
     failure: str | None = None
     overflow: str | None = None
+    illegal: int = 0
+    price_usd: float | None = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,8 @@ class Status(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """One episode. seed: of everything random in it, 0 ≤ seed < 2**63. reason: why it was ABORTED, or TRUNCATED by its
-    agent. group: what it is compared with: episodes of one group began alike. Empty where nothing is compared.
+    agent. group: what it is compared with: episodes of one group began alike. Empty where nothing is compared. undone: the
+    decision that ended it instead of a turn: a failure or an overflow.
     """
 
     task: Task
@@ -152,6 +157,14 @@ class Trajectory:
     success: bool
     reason: str = ""
     group: str = ""
+    undone: Decision | None = None
+
+    @property
+    def price_usd(self) -> float | None:
+        """Of asking for all its decisions, in US dollars; None where a price is unknown."""
+        decisions = [turn.decision for turn in self.turns] + ([self.undone] if self.undone else [])
+        prices = [decision.price_usd for decision in decisions]
+        return None if None in prices else sum(price or 0.0 for price in prices)
 
     @property
     def total_return(self) -> float:

@@ -1,7 +1,8 @@
 """Played episodes as they are kept for looking at and comparing: a line of `episodes.jsonl` each.
 
-`{name, env, level, task, group, seed, status, success, return, reason, figures, data, turns}`, and a turn is `{seen,
-reflection, choices, probabilities, action, said, reward, value, advantage, tokens, info}`; what is unknown is left out.
+`{name, env, level, task, group, seed, status, success, return, reason, figures, data, unfit, price_usd, turns}`, and a turn is
+`{seen, reflection, choices, probabilities, action, said, reward, value, advantage, tokens, illegal, info}`; what is unknown is
+left out. unfit: that it ended since no answer was a legal action.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def episode_to_json(name: str, trajectory: Trajectory, advantages: Sequence[floa
         "reason": trajectory.reason,
         "figures": trajectory.figures,
         "data": trajectory.task.data,
+        "unfit": bool(trajectory.undone and trajectory.undone.illegal) or "",
+        "price_usd": trajectory.price_usd,
         "turns": turns,
     }
     return {key: value for key, value in row.items() if value not in ("", {})}
@@ -54,6 +57,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "reward": turn.reward,
         "value": decision.value,
         "tokens": len(decision.token_ids) or None,
+        "illegal": decision.illegal or None,
         "info": turn.info or None,
     }
     return {key: value for key, value in row.items() if value is not None}

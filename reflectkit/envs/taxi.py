@@ -154,7 +154,7 @@ class Taxi(ChoiceEnv):
             reward += BONUS
         success = picked_up if self._level == "pickup" else delivered
         over = fatal or delivered or success
-        return reward, over, {"state": self._state, "success": success, "fatal": fatal}
+        return reward, over, {"state": self._state, "success": success, "refused": int(fatal)}
 
     def _text(self) -> str:
         last = "none" if self._last is None else ACTIONS[self._last]

@@ -23,8 +23,10 @@ def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, An
     """One row of eval.json, from lines of episodes.jsonl. Shares are of 1; ABORTED episodes are counted and left out.
 
     success with low and high: Wilson's interval over distinct tasks; bootstrap_low and bootstrap_high: over tasks as clusters.
-    pass_at, pass_all: by k, where problems were played several times. refused: share of decisions whose calls, or some of
-    them, could not be made. reflection_words: of a comment. tokens: written by the policy in an episode.
+    pass_at, pass_all: by k, where problems were played several times. illegal_share: of turns in which an answer was no legal
+    action, or the env refused it or some of its calls (in taxi a wall, or a pickup or drop-off that cannot be: fatal).
+    price_usd: what the player's requests cost, or would without the journal; 0 for local players, None for an unknown price.
+    reflection_words: of a comment. tokens: written by the policy in an episode.
     """
     counted = [episode for episode in played if episode["status"] != "aborted"]
     rates = by_task((episode["task"], float(episode["success"])) for episode in counted)
@@ -32,6 +34,8 @@ def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, An
     cluster_low, cluster_high = bootstrap(list(rates.values()))
     turns = [turn for episode in counted for turn in episode.get("turns", ())]
     comments = [len(turn["reflection"].split()) for turn in turns if turn.get("reflection") is not None]
+    unfit = sum(episode.get("unfit", False) for episode in counted)
+    prices = [episode.get("price_usd", 0.0) for episode in played]
     count = max(1, len(counted))
     found = {
         "name": name,
@@ -47,12 +51,17 @@ def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, An
         "aborted": len(played) - len(counted),
         "return": sum(episode["return"] for episode in counted) / count,
         "steps": sum(len(episode.get("turns", ())) for episode in counted) / count,
-        "refused": sum(turn.get("info", {}).get("refused", 0) > 0 for turn in turns) / max(1, len(turns)),
+        "illegal_share": (unfit + sum(map(_illegal, turns))) / max(1, unfit + len(turns)),
+        "price_usd": None if None in prices else sum(prices),
         "reflection_words": sum(comments) / len(comments) if comments else None,
         "tokens": sum(turn.get("tokens", 0) for turn in turns) / count,
         "figures": figures_of((episode["task"], episode.get("figures", {})) for episode in counted),
     }
     return found | _passes(counted)
+
+
+def _illegal(turn: Json) -> bool:
+    return bool(turn.get("illegal") or turn.get("info", {}).get("refused"))
 
 
 def _passes(counted: Sequence[Json]) -> dict[str, dict[str, float]]:
@@ -107,20 +116,31 @@ def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
 
 
 def table(title: str, rows: Sequence[Json]) -> Table:
-    """Rows of eval.json for a person."""
-    return Table(title, COLUMNS, tuple(map(_cells, rows)))
+    """Rows of eval.json for a person; the last columns are left out where there is nothing to tell."""
+    more = [
+        column
+        for column, name in (("illegal", "illegal_share"), ("US dollars", "price_usd"))
+        if any(row.get(name) != 0 for row in rows)
+    ]
+    return Table(title, (*COLUMNS, *more), tuple(_cells(row, more) for row in rows))
 
 
-def _cells(row: Json) -> tuple[str, ...]:
+def _cells(row: Json, more: Sequence[str]) -> tuple[str, ...]:
+    price = row["price_usd"]
+    last = {
+        "illegal": f"{100 * row['illegal_share']:.1f} %",
+        "US dollars": "unknown" if price is None else f"{price:.4f}" if price else "0",
+    }
     return (
         row["name"],
         row["level"],
         f"{100 * row['success']:.1f} %" if row["episodes"] else "all aborted",
         f"{100 * row['low']:.0f} to {100 * row['high']:.0f} %" if row["episodes"] else "",
         str(row["tasks"]),
-        str(row["episodes"]),
+        str(row["episodes"]) + (f" + {row['aborted']} aborted" if row["aborted"] else ""),
         f"{row['return']:.2f}",
         f"{row['steps']:.1f}",
+        *(last[column] for column in more),
     )
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reflectkit.agents.client import ChatClient
-from reflectkit.agents.endpoints import KEYS, Endpoint, parse_endpoint
+from reflectkit.agents.client import Budget, ChatClient
+from reflectkit.agents.endpoints import KEYS, Endpoint, key_of, parse_endpoint
 from reflectkit.core.config import at_least, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
@@ -82,9 +82,11 @@ def chat_parts(text: str) -> list[str]:
     return parts if len(parts) <= 2 and all(part.partition(":")[0] in KEYS for part in parts) else []
 
 
-def endpoint_of(config: AskingConfig, part: str) -> Endpoint:
-    """Where a chat model of a --policy is asked. Raises ConfigError."""
-    return parse_endpoint(part, config.base_url, "--policy", "")
+def endpoint_of(config: Config, part: str) -> Endpoint:
+    """Where a chat model of a --policy is asked; where there are local ones, --base-url is theirs alone. Raises ConfigError."""
+    local = any(other.startswith("local:") for text in config.policy for other in chat_parts(text))
+    base_url = config.base_url if part.startswith("local:") or not local else None
+    return parse_endpoint(part, base_url, "--policy", "")
 
 
 def parse_policy(text: str, baselines: Sequence[str] = ()) -> tuple[str, Path | None, Path | None]:
@@ -128,6 +130,9 @@ def run(config: Config, progress: Progress) -> Report:
     ]
     if config.dry_run:
         return _foreseen(config, matches)
+    for text in config.policy:
+        for part in chat_parts(text):
+            key_of(endpoint_of(config, part))
     with (
         open_run("evaluate", config, [source, *models, *config.worlds(tasks)]) as current,
         contextlib.closing(Players(config)) as players,
@@ -168,28 +173,30 @@ class Match:
 
 
 def _foreseen(config: Config, matches: Sequence[Match]) -> Report:
-    """What the chat models would be asked, at most: every episode to its horizon, each prompt as long as its first."""
-    from reflectkit.agents.chat import playing_request
+    """What the chat models would be asked: every episode to its horizon, each prompt as long as its first."""
+    from reflectkit.agents.chat import comment_request, playing_request
 
     rows, most = [], 0
     for match in matches:
-        if not chat_parts(match.name):
-            continue
         env: Any = config.maker(match.level)()
+        endpoints = [endpoint_of(config, part) for part in chat_parts(match.name)]
+        prices = [config.prices_at(endpoint) for endpoint in endpoints]
         calls = tokens = 0
-        for task in match.tasks:
-            request = playing_request(env.reset(task, config.seed), None)
+        usd = 0.0
+        for task in match.tasks if endpoints else ():
+            seen = env.reset(task, config.seed)
             steps = min(env.steps, len(task.data.get("chunks", ())) or env.steps) * config.eval_reps
-            calls += steps * len(chat_parts(match.name))
-            tokens += steps * len(chat_parts(match.name)) * request.prompt_tokens
+            requests = [playing_request(seen, None), comment_request(seen)]
+            for request, price in zip(requests, prices, strict=False):
+                calls += steps
+                tokens += steps * request.prompt_tokens
+                usd += price.cost(steps * request.prompt_tokens, steps * ANSWER)
         most += calls
-        prices = config.prices_at(endpoint_of(config, chat_parts(match.name)[0]))
-        usd = f"{prices.cost(tokens, calls * ANSWER):.4f}" if prices.known else "unknown; give --price-in and --price-out"
-        rows.append((match.name, match.level, str(calls), str(tokens), usd))
+        told = f"{usd:.4f}" if all(price.known for price in prices) else "unknown; give --price-in and --price-out"
+        rows.append((match.name, match.level, str(calls), str(tokens), told))
     columns = ("policy", "level", "calls", "prompt tokens", "US dollars")
-    return Report(
-        "evaluate", config.env_folder, {"calls": most}, (), (Table("What it would take, at most", columns, tuple(rows)),)
-    )
+    title = "What it would take, about, if every episode went to its horizon"
+    return Report("evaluate", config.env_folder, {"calls": most}, (), (Table(title, columns, tuple(rows)),))
 
 
 class Players:
@@ -199,6 +206,7 @@ class Players:
         self.config, self.device = config, config.device
         self._reflectors: dict[Path, Any] = {}
         self._clients: dict[str, ChatClient] = {}
+        self._budget = Budget(getattr(config, "max_cost_usd", None))
         self._stack = contextlib.ExitStack()
 
     def close(self) -> None:
@@ -227,7 +235,7 @@ class Players:
         }
 
     def _chat(self, endpoints: list[Endpoint]) -> Agent:
-        from reflectkit.agents.chat import ChatPolicy, ChatReflector
+        from reflectkit.agents.chat import ChatPolicy
 
         config = self.config
         clients = []
@@ -237,10 +245,10 @@ class Players:
                     config.env_folder / f"evaluate_{endpoint.kind}_{re.sub(r'[^A-Za-z0-9.-]+', '_', endpoint.model)}.jsonl"
                 )
                 journal.parent.mkdir(parents=True, exist_ok=True)
-                opened = config.asking_at(endpoint, journal, temperature=config.temperature)
+                opened = config.asking_at(endpoint, journal, temperature=config.temperature, budget=self._budget)
                 self._clients[str(endpoint)] = self._stack.enter_context(opened)
             clients.append(self._clients[str(endpoint)])
-        return ChatPolicy(clients[0], ChatReflector(clients[1]) if len(clients) > 1 else None)
+        return ChatPolicy(*clients)
 
     def agent(self, name: str, policy: Path | None, reflector: Path | None) -> Agent:
         """The agent that `name` stands for."""

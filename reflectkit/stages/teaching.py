@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reflectkit.agents.client import ChatClient, Rejected, Request, open_client
+from reflectkit.agents.client import Budget, ChatClient, Rejected, Request, open_client
 from reflectkit.agents.endpoints import Endpoint, parse_endpoint
 from reflectkit.agents.journal import open_journal
 from reflectkit.agents.prices import Prices, prices_of
@@ -59,8 +59,8 @@ class AskingConfig(StageConfig):
     @contextlib.contextmanager
     def asking_at(self, endpoint: Endpoint, journal: Path, **more: Any) -> Iterator[ChatClient]:
         """A client for `endpoint`, whose answers are kept in `journal`."""
-        settings = {"concurrency": self.concurrency, "max_cost_usd": self.max_cost_usd, "timeout_s": self.timeout_s}
-        with open_client(endpoint, journal, self.prices_at(endpoint), **settings, **more) as client:
+        settings = {"concurrency": self.concurrency, "budget": Budget(self.max_cost_usd), "timeout_s": self.timeout_s}
+        with open_client(endpoint, journal, self.prices_at(endpoint), **(settings | more)) as client:
             yield client
 
 
@@ -151,6 +151,6 @@ def stop_if_spent(config: AskingConfig, client: ChatClient, done: str) -> None:
     """Raises BudgetSpentError, after everything is written, where the budget ended the asking."""
     if client.stopped:
         raise BudgetSpentError(
-            f"stopped at the budget: ${client.cost_usd:.4f} of --max-cost-usd {config.max_cost_usd:g} spent; {done};"
+            f"stopped at the budget: ${client.budget.paid:.4f} of --max-cost-usd {config.max_cost_usd:g} spent; {done};"
             " run it again with a larger one to go on"
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.client import ChatClient, Request, open_client
+from reflectkit.agents.client import Budget, ChatClient, Request, open_client
 from reflectkit.agents.endpoints import ApiError, Endpoint, parse_endpoint
 from reflectkit.agents.journal import open_journal
 from reflectkit.agents.prices import Prices, prices_of
@@ -179,16 +179,16 @@ def test_the_budget_is_never_passed_and_the_rest_is_left(server: Server, tmp_pat
     """Each call may cost up to 50 written tokens at 2 dollars a million and its prompt: about 108e-6 dollars reserved,
     140e-6 billed.
     """
-    outcomes, client = ask(server, tmp_path, requests(40), max_cost_usd=10 * CALL_USD, concurrency=4)
+    outcomes, client = ask(server, tmp_path, requests(40), budget=Budget(10 * CALL_USD), concurrency=4)
     assert client.stopped
     answered = sum(outcome.value is not None for outcome in outcomes)
     assert 6 <= answered <= 10
     assert client.cost_usd <= 10 * CALL_USD
     assert all(outcome.rejected is None for outcome in outcomes)
     made = len(server.requests)
-    outcomes, client = ask(server, tmp_path, requests(40), max_cost_usd=10 * CALL_USD, concurrency=4)
+    outcomes, client = ask(server, tmp_path, requests(40), budget=Budget(10 * CALL_USD), concurrency=4)
     assert len(server.requests) == made, "what the journal paid for counts"
-    outcomes, client = ask(server, tmp_path, requests(40), max_cost_usd=1.0)
+    outcomes, client = ask(server, tmp_path, requests(40), budget=Budget(1.0))
     assert len(server.requests) == 40
     assert all(outcome.value for outcome in outcomes)
 

@@ -28,7 +28,7 @@ def test_agrees_with_taxi_v4_on_every_transition() -> None:
             ((_, following, reward, delivered),) = original.P[state][action]
             result = at(state).step(action)
             assert result.info["state"] == following
-            assert result.info["fatal"] == (following == state)
+            assert result.info["refused"] == (following == state)
             assert result.terminated == (delivered or following == state)
             picked_up = action == 4 and following != state
             expected = -10 if following == state else 20 if delivered else reward

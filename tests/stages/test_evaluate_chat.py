@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.core.jsonl import read_json, write_json
+from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.memory.generate import conversation
-from tests.server import Server, serve
+from reflectkit.envs.taxi import Taxi
+from tests.explore import explore_task, write_repository
+from tests.server import Server, completion, serve
 
 
 @pytest.fixture
@@ -82,18 +84,164 @@ def test_a_chat_model_keeps_a_memory_by_calls(here: Path) -> None:
     assert code == 0
     (row,) = found(here)["rows"]
     assert 0 < row["figures"]["tool_success"]["mean"] < 1
-    assert row["refused"] == 1.0
+    assert row["illegal_share"] == 1.0
 
 
-def test_rubbish_is_aborted_and_the_same_command_goes_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+CALL = 100 * 1e-6 + 20 * 2e-6  # dollars: tests.server says 100 and 20 tokens, at 1 and 2 dollars a million
+PRICES = ("--price-in", "1", "--price-out", "2")
+
+
+def test_answers_that_are_no_choice_end_the_episode_and_count_as_illegal(here: Path) -> None:
     with serve(lambda body: "I would rather not.") as server:
-        assert evaluate("--policy", "local:m", "--base-url", server.url) == 2
-    assert "were aborted" in capsys.readouterr().err
+        assert evaluate("--policy", "local:m", "--policy", "oracle", "--base-url", server.url, *PRICES) == 0
+    rubbish, oracle = found(here)["rows"]
+    assert (rubbish["success"], rubbish["episodes"], rubbish["aborted"], rubbish["illegal_share"]) == (0.0, 6, 0, 1.0)
+    assert rubbish["price_usd"] == pytest.approx(6 * 3 * CALL)  # each asked three times
+    assert (oracle["illegal_share"], oracle["price_usd"]) == (0.0, 0.0)
+    (run,) = (here / "results").glob("*_evaluate")
+    header, first, *_ = (run / "eval.md").read_text().partition("\n\n")[2].replace("| --- ", "").splitlines()[0::2]
+    assert header.endswith("| illegal | US dollars |")
+    assert first.endswith("| 100.0 % | 0.0025 |")
 
 
-def test_dry_run_asks_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert evaluate("--policy", "openai:gpt-4o-mini", "--dry-run") == 0
-    assert "openai:gpt-4o-mini" in capsys.readouterr().out
+def test_an_answer_that_was_mended_when_asked_again_is_an_illegal_turn(here: Path) -> None:
+    asked: dict[str, int] = {}
+
+    def answer(body: dict[str, Any]) -> str:
+        text = body["messages"][-1]["content"]
+        asked[text] = asked.get(text, 0) + 1
+        return "Choice: left" if asked[text] == 1 else "Analysis: go on.\nChoice: 1"
+
+    with serve(answer) as server:
+        assert evaluate("--policy", "local:m", "--base-url", server.url) == 0
+    (row,) = found(here)["rows"]
+    (run,) = (here / "results").glob("*_evaluate")
+    turns = [turn for _, episode in read_jsonl(run / "episodes.jsonl") for turn in episode["turns"]]
+    assert row["success"] == 1.0
+    assert row["illegal_share"] == 1.0  # the journal answers the second of two equal requests, the mended one too
+    assert {turn["illegal"] for turn in turns} == {1}
+
+
+def test_what_ends_without_an_answer_is_aborted_and_counted(here: Path, walker: Server) -> None:
+    command = ("--policy", "local:m", "--base-url", walker.url, "--concurrency", "1", "--width", "1")
+    walker.faults = [("json", completion("", "length"))] * 3
+    assert evaluate(*command) == 0
+    (row,) = found(here)["rows"]
+    assert (row["aborted"], row["episodes"], row["success"]) == (1, 5, 1.0)
+    (run,) = (here / "results").glob("*_evaluate")
+    assert "| 5 + 1 aborted |" in (run / "eval.md").read_text()
+
+
+@pytest.mark.parametrize("env", ["taxi", "auto_explore"])
+def test_one_and_two_calls_a_step_in_the_envs_of_the_paper(here: Path, env: str) -> None:
+    """A model that always takes the first choice: in taxi south, in AutoExplore the first folder, and up again."""
+    if env == "taxi":
+        records = [Record(task, ()) for task in Taxi.tasks("full")[:4]]
+        more: tuple[str, ...] = ()
+    else:
+        write_repository(here / "repos")
+        records = [
+            Record(
+                explore_task(
+                    "docs/guide.md", "How does one lend a book?", answer="Scan it.", optimal_path=[], model="m", n_level=1
+                ),
+                (),
+            )
+        ]
+        more = ("--repos-dir", "repos", "--horizon", "3")
+    write_json(here / "tasks.json", [record_to_json(record) for record in records])
+
+    def answer(body: dict[str, Any]) -> str:
+        asked = body["messages"][-1]["content"]
+        return "Analysis: the first one.\nChoice: 0" if "Choice:" in asked else "Take the first one."
+
+    with serve(answer) as server:
+        code = main(["evaluate", "--env", env, "--task-file", "tasks.json", "--policy", "local:doer", "--policy",
+                     "local:doer+local:thinker", "--base-url", server.url, *PRICES, *more])  # fmt: skip
+    assert code == 0
+    alone, two = found(here)["rows"]
+    (run,) = (here / "results").glob("*_evaluate")
+    episodes = [episode for _, episode in read_jsonl(run / "episodes.jsonl")]
+    turns = [len(episode["turns"]) for episode in episodes]
+    assert [sum(turns[: len(turns) // 2]), sum(turns[len(turns) // 2 :])] == [alone["steps"] * len(records)] * 2
+    assert alone["price_usd"] == pytest.approx(sum(turns) / 2 * CALL)
+    assert two["price_usd"] == pytest.approx(sum(turns) * CALL)  # a comment and a choice a step
+    assert {turn["reflection"] for turn in episodes[-1]["turns"]} == {"Take the first one."}
+    walls = [turn["info"]["refused"] for turn in episodes[0]["turns"] if env == "taxi"]
+    assert alone["illegal_share"] == pytest.approx(len(records) / sum(turns) * 2 if walls else 0)
+    assert walls == [0] * (len(walls) - 1) + [1] * bool(walls)
+
+
+def test_a_reflector_whose_budget_is_spent_leaves_no_uncommented_episode(here: Path, walker: Server) -> None:
+    """Both share one budget, so each can be the one that is stopped; nothing is kept that lacks a comment."""
+    near_first = sorted(Corridor.tasks("long"), key=lambda task: -task.data["start"])
+    write_json(here / "corridor.json", [record_to_json(Record(task, ())) for task in near_first])
+    command = ("--policy", "local:doer+local:thinker", "--base-url", walker.url, *PRICES, "--width", "1")
+    assert evaluate(*command, "--max-cost-usd", str(15 * CALL), "--concurrency", "1") == 2
+    assert walker.answered <= 15
+    kept = [line for path in (here / "results").glob("*_evaluate/episodes/*") for _, line in read_jsonl(path)]
+    assert kept
+    assert all(turn["reflection"] for episode in kept for turn in episode["turns"])
+    paid = walker.answered
+    assert evaluate(*command) == 0
+    (row,) = found(here)["rows"]
+    assert (row["aborted"], row["episodes"]) == (0, 6)
+    assert row["price_usd"] == pytest.approx(row["steps"] * 6 * 2 * CALL)
+    assert walker.answered > paid
+
+
+def test_killed_chat_episodes_go_on_without_paying_twice(here: Path, walker: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    from reflectkit.agents.chat import ChatPolicy
+
+    act, turns = ChatPolicy.act, [0]
+
+    def dying(self: Any, observations: Any, contexts: Any) -> Any:
+        turns[0] += 1
+        if turns[0] == 4:
+            raise KeyboardInterrupt
+        return act(self, observations, contexts)
+
+    command = ("--policy", "local:doer+local:thinker", "--base-url", walker.url, "--width", "2", *PRICES)
+    monkeypatch.setattr(ChatPolicy, "act", dying)
+    assert evaluate(*command) == 130
+    monkeypatch.setattr(ChatPolicy, "act", act)
+    assert evaluate(*command) == 0
+    asked = [json.dumps(body, sort_keys=True) for body in walker.requests]
+    assert len(asked) == len(set(asked))
+    (row,) = found(here)["rows"]
+    assert row["price_usd"] == pytest.approx(row["steps"] * 6 * 2 * CALL)
+
+
+def test_azure_plays_at_its_own_address_beside_a_local_model(
+    here: Path, walker: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policies = ("--policy", "azure:my-gpt", "--policy", "local:m")
+    monkeypatch.delenv("AZURE_OPENAI_API_KEY", raising=False)
+    with serve(lambda body: "Analysis: the goal is to the right.\nChoice: 1") as azure:
+        assert evaluate(*policies, "--base-url", walker.url) == 2
+        assert "export AZURE_OPENAI_API_KEY" in capsys.readouterr().err
+        assert not walker.requests, "nothing is played before every key is there"
+        monkeypatch.setenv("AZURE_OPENAI_API_KEY", "sesame-sesame")
+        monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", azure.url.removesuffix("/v1"))
+        assert evaluate(*policies, "--base-url", walker.url) == 0
+        assert set(azure.authorization) == {"sesame-sesame"}
+        assert set(walker.authorization) == {"Bearer none"}, "the base URL is the local model's alone"
+    rows = {row["name"]: row for row in found(here)["rows"]}
+    assert rows["azure:my-gpt"]["success"] == 1.0
+    assert rows["azure:my-gpt"]["price_usd"] is None, "no price is known of a deployment"
+    assert rows["local:m"]["price_usd"] == 0.0
+
+
+def test_dry_run_asks_nothing(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    policies = ("openai:gpt-4o-mini", "openai:gpt-4o-mini+openai:gpt-4o", "openai:gpt-4o-mini+openai:new", "random")
+    assert evaluate(*(f"--policy={name}" for name in policies), "--dry-run") == 0
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert [row[0] for row in cells] == list(policies)
+    assert [int(row[2]) for row in cells] == [96, 192, 192, 0]  # 6 problems of 16 steps
+    one, two = float(cells[0][4]), float(cells[1][4])
+    assert two > 10 * one, "each model at its own price"
+    assert cells[2][4].startswith("unknown")
     assert not (here / "results").exists()
 
 
