@@ -57,7 +57,7 @@ format: $(TEST_INSTALLED) ## Rewrite in the house's format
 type: $(TEST_INSTALLED) ## Check the types
 	$(BIN)/mypy
 
-bench: $(INSTALLED) ## The README's table: four arms, three seeds
+bench: $(INSTALLED) ## The table of docs/results.md: four arms, three seeds
 	$(BIN)/reflectkit run taxi-tiny --seeds 3 --data-dir data/bench --results-dir results/bench $(ARGS)
 
 filter-repo gen-task filter-task: $(INSTALLED)
