@@ -66,7 +66,7 @@ def rollout(
     Parameters
     ----------
     make_env: a fresh env, its horizon wrapper included; called once for each of at most `width` seats.
-    width: how many observations the agent sees at once.
+    width: how many observations the agent sees at once; fewer where the env has a smaller `widest`.
     patience: seconds without an answer of any remote env, after which those that have answered go on; the late ones join them
     when they are ready.
     on_end: told of each trajectory as it ends (in order of ending).
@@ -77,7 +77,8 @@ def rollout(
     """
     trajectories: list[Trajectory | None] = [None] * len(episodes)
     waiting = iter(enumerate(episodes))
-    spare: list[Env] = []
+    spare = [make_env()] if episodes else []
+    width = min([width, *(getattr(env, "widest", width) for env in spare)])
     seats: list[_Seat] = []
     bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 

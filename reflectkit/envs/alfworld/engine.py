@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.envs.alfworld.fast import PROBLEMS
 
 PACKAGES = ("alfworld", "textworld", "fast_downward")
 HANDCODED, PLANNER = "handcoded", "planner"
@@ -28,6 +27,7 @@ GAME, RECORD = "game.tw-pddl", "traj_data.json"
 PARTS = ("pddl_domain", "grammar", "pddl_problem")
 LOADED = ("_game_data", "_game_file", "_logic", "_entity_infos", "walkthrough")
 """What the engine keeps of a game that it loaded; a reset makes the rest anew."""
+GAMES = 64  # loaded games that are kept
 LONGEST = 200  # steps for which the handcoded expert advises
 CHANGES_NOTHING = ("look", "inventory", "help", "examine")
 
@@ -112,7 +112,7 @@ class Game:
                 said = " ".join(str(error).split())[:200]
                 reason = f"{type(error).__name__}{': ' if said else ''}{said}"
                 raise DataError(file, f"its PDDL or grammar is broken ({reason}); generate or download it again") from None
-        if len(self._loaded) >= PROBLEMS:
+        if len(self._loaded) >= GAMES:
             self._loaded.pop(next(iter(self._loaded)))
         self._loaded[stamp] = {name: value for name, value in vars(self._env.unwrapped).items() if name in LOADED}
         self._folder = folder

@@ -58,6 +58,8 @@ class Alfworld:
     horizons: ClassVar[dict[str, int]] = dict.fromkeys(levels, HORIZON)
     settings: ClassVar[tuple[str, ...]] = ("games_dir", "expert", "result_tokens", "prompt_tokens")
     remote: ClassVar[bool] = True
+    widest: ClassVar[int] = 32
+    """Games side by side: each takes a process."""
     load_seconds: ClassVar[float] = 120.0
     """What an engine has to load a game, the planner's first plan included."""
     step_seconds: ClassVar[float] = 60.0

@@ -9,8 +9,8 @@ Kept, and why that is safe:
   and the sentence put in. Rules are read and copied, never written.
 - A fact, from the planner's name for it ("Atom inreceptacle(…)"): a function of the name and its arguments' types, never
   changed.
-- A problem translated from PDDL to SAS: a function of domain and problem, and only read. The second translation, which the
-  planner alone needs, waits until somebody plans.
+- A problem translated from PDDL to SAS: a function of domain and problem, and only read. Engines may share a folder of what
+  they have translated. The second translation, which the planner alone needs, waits until somebody plans.
 
 Copies of a context are as deep as the dictionaries that the engine writes into: what lies in them (facts, names of things) it
 never changes.
@@ -18,27 +18,32 @@ never changes.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import os
+import pickle
 import re
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-PROBLEMS = 32  # translated problems that are kept
+PROBLEMS = 2  # translated problems that are kept in memory
 FACTS = 2**16  # facts that are kept
 ATOM = re.compile(r"(\w+) ([^(]+)\((.*)\)")
 TASK = re.compile(r"Your task is to: ([A-Za-z0-9 ,']+)\.")
 STAND_IN = "UNKNOWN GOAL"
 
 
-@contextmanager
-def memoised() -> Iterator[None]:
-    """Within it, the engines that are made in this process keep what they work out."""
+@contextlib.contextmanager
+def memoised(shared: Path | None = None) -> Iterator[None]:
+    """Within it, the engines that are made in this process keep what they work out. shared: a folder that is theirs alone."""
     import fast_downward
     from textworld.envs.pddl import logic, textgen
 
-    translate = lru_cache(maxsize=PROBLEMS)(fast_downward.pddl2sas)
+    translate = lru_cache(maxsize=PROBLEMS)(_kept(fast_downward.pddl2sas, shared) if shared else fast_downward.pddl2sas)
     open_library = fast_downward.load_lib
 
     def pddl2sas(domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> Any:
@@ -65,6 +70,23 @@ def memoised() -> Iterator[None]:
     finally:
         for (place, name, _), value in zip(changes, before, strict=True):
             setattr(place, name, value)
+
+
+def _kept(translate: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+    """What `translate` returns, from a file in `folder` where one of its processes has been asked for it before."""
+
+    def kept(domain: str, problem: str, optimize: bool = False) -> Any:
+        file = folder / hashlib.sha256(f"{optimize}\0{domain}\0{problem}".encode()).hexdigest()
+        if file.exists():
+            return pickle.loads(zlib.decompress(file.read_bytes()))
+        translated = translate(domain, problem, optimize=optimize)
+        with contextlib.suppress(OSError):  # a full disk costs time, no more
+            staging = file.with_suffix(f".{os.getpid()}")
+            staging.write_bytes(zlib.compress(pickle.dumps(translated), level=1))
+            staging.replace(file)
+        return translated
+
+    return kept
 
 
 def _copies_of(parse: Callable[..., Any], symbol: type) -> Callable[..., Any]:

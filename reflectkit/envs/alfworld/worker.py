@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -28,10 +29,13 @@ DONE, REFUSED, FAILED = "done", "refused", "failed"
 
 def main(descriptor: int) -> None:
     """Fork a child for each socket that comes through `descriptor`, until that is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle; its end is ours
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):  # the parent handles the first two, and its end is ours
+        signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
-    with memoised():
+    with (
+        tempfile.TemporaryDirectory(prefix="reflectkit-alfworld-", ignore_cleanup_errors=True) as shared,
+        memoised(Path(shared)),
+    ):
         with contextlib.suppress(Exception):  # what is wrong with the engine, each child finds and says itself
             Game()
         gc.collect()
@@ -41,9 +45,11 @@ def main(descriptor: int) -> None:
             if not received:
                 return
             if os.fork() == 0:
-                control.close()
-                serve(Connection(received[0]))
-                os._exit(0)
+                try:
+                    control.close()
+                    serve(Connection(received[0]))
+                finally:
+                    os._exit(0)
             os.close(received[0])
 
 
