@@ -1,0 +1,1 @@
+"""Text games of household tasks, played by the alfworld package's own engine."""
