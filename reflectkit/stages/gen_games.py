@@ -17,9 +17,11 @@ from reflectkit.core.jsonl import TEMPORARY_PREFIX, write_json, write_text
 from reflectkit.core.runs import Report, Table, open_run, write_permission
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import Record, record_to_json
-from reflectkit.envs.alfworld.games import LEVELS, PROBLEM, SPLITS, VERSION, check, find, read, task
+from reflectkit.envs.alfworld.engine import HANDCODED, PLANNER
+from reflectkit.envs.alfworld.expert import TYPES
+from reflectkit.envs.alfworld.games import PROBLEM, SPLITS, VERSION, check, find, read, task
 from reflectkit.envs.alfworld.generate import Game, draw, levels, trial_name
-from reflectkit.envs.alfworld.prove import HANDCODED, PLANNER, Prover
+from reflectkit.envs.alfworld.prove import prove
 from reflectkit.stages.common import EnvConfig
 
 SIDE_BY_SIDE = 2  # games that are proved at once
@@ -33,7 +35,7 @@ def gen_games(config: EnvConfig, number: int, patterns: tuple[str, ...], progres
 
     A finished game is a folder that is there, so that a killed run goes on where it was. Raises ConfigError, DataError.
     """
-    root, path = config.env_folder / "games", config.folder / "data.json"
+    root, path = config.games_folder, config.folder / "data.json"
     write_permission(root)
     write_permission(config.folder)
     with open_run("gen-task", config) as current:
@@ -46,7 +48,7 @@ def gen_games(config: EnvConfig, number: int, patterns: tuple[str, ...], progres
         figures, table = _made(made, root)
         current.tables.append(table)
         figures["given_up"] = number - len(made)
-        return current.finish(figures, [path, *made])
+        return current.finish(figures, [path, config.games_folder / VERSION])
 
 
 def list_games(config: EnvConfig, root: Path, patterns: tuple[str, ...], progress: Progress) -> Report:
@@ -73,7 +75,7 @@ def list_games(config: EnvConfig, root: Path, patterns: tuple[str, ...], progres
         figures = {
             "games": len(tasks),
             "by_split": dict(Counter(str(task.data["split"]) for task in tasks)),
-            "by_type": {level: sum(task.level == level for task in tasks) for level in LEVELS},
+            "by_type": {level: sum(task.level == level for task in tasks) for level in TYPES},
             "skipped": len(skipped),
             "skipped_because": dict(Counter(reason for _, reason in skipped)),
         }
@@ -101,33 +103,19 @@ class _Maker:
         for folder in kept.values():
             self._alike((folder / PROBLEM).read_text(encoding="utf-8"), folder.name)
         missing = [which for which in range(number) if which not in kept]
-        free = [Prover() for _ in range(min(SIDE_BY_SIDE, len(missing)))]
-        provers = list(free)
-
-        def one(which: int) -> Path | None:
-            with self.lock:
-                prover = free.pop()
-            try:
-                return self._one(which, prover)
-            finally:
-                with self.lock:
-                    free.append(prover)
-
-        pool = ThreadPoolExecutor(max(1, len(provers)))
+        players = ThreadPoolExecutor(SIDE_BY_SIDE)
         try:
             with progress.bar("Games", number, len(kept)) as bar:
-                waiting = {pool.submit(one, which): which for which in missing}
+                waiting = {players.submit(self._one, which): which for which in missing}
                 for done in as_completed(waiting):
                     if made := done.result():
                         kept[waiting[done]] = made
                     bar.advance()
         finally:
-            for prover in provers:
-                prover.close()
-            pool.shutdown(cancel_futures=True)
+            players.shutdown(cancel_futures=True)
         return [kept[which] for which in sorted(kept)]
 
-    def _one(self, which: int, prover: Prover) -> Path | None:
+    def _one(self, which: int) -> Path | None:
         """Game `which`: the first of its draws that can be won; None where none of them can."""
         level = self.levels[which % len(self.levels)]
         thrown: list[str] = []
@@ -138,7 +126,7 @@ class _Maker:
             reason = ALIKE if self._alike(game.problem, name) else ""
             if not reason:
                 _write(staged, game, ())
-                proof = prover.prove(staged)
+                proof = prove(staged)
                 reason = proof.reason
             if reason:
                 thrown.append(reason)
@@ -181,7 +169,7 @@ def _made(folders: Sequence[Path], root: Path) -> tuple[dict[str, Any], Table]:
     figures: dict[str, Any] = {"games": len(folders), "by_type": {}}
     rows = []
     told = [read(folder) for folder in folders]
-    for level in LEVELS:
+    for level in TYPES:
         of_level = [(trajectory, playable) for trajectory, playable in told if trajectory["task_type"] == level]
         if not of_level:
             continue
@@ -189,21 +177,18 @@ def _made(folders: Sequence[Path], root: Path) -> tuple[dict[str, Any], Table]:
         making = [trajectory["generation"] for trajectory, _ in of_level]
         thrown = Counter(reason for one in making for reason in one["thrown"])
         won_by = Counter(one["won_by"] for one in making)
-        middle = statistics.median(steps)
         figures["by_type"][level] = {
             "games": len(of_level),
             "won_by": dict(won_by),
             "thrown_away": dict(thrown),
-            "steps": {"least": steps[0], "median": middle, "most": steps[-1]},
+            "steps": {"least": steps[0], "median": statistics.median(steps), "most": steps[-1]},
         }
-        rows.append(
-            (level, len(of_level), won_by[HANDCODED], won_by[PLANNER], f"{steps[0]} / {middle:g} / {steps[-1]}", thrown.total())
-        )
-    heads = ("type", "games", "won by handcoded", "by planner", "steps: least / median / most", "thrown away")
+        rows.append((level, len(of_level), won_by[HANDCODED], won_by[PLANNER], f"{steps[0]} to {steps[-1]}", thrown.total()))
+    heads = ("type", "games", HANDCODED, PLANNER, "steps", "thrown away")
     return figures, Table(f"Games in {root}", heads, tuple(tuple(map(str, row)) for row in rows))
 
 
 def _listed(tasks: Sequence[Task], root: Path) -> Table:
     counts = Counter((task.level, task.data["split"]) for task in tasks)
-    rows = [(level, *(str(counts[level, split]) for split in SPLITS)) for level in LEVELS]
+    rows = [(level, *(str(counts[level, split]) for split in SPLITS)) for level in TYPES]
     return Table(f"Games of {root}", ("type", *SPLITS), tuple(rows))

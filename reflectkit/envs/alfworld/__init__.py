@@ -1,1 +1,1 @@
-"""Text games of household tasks, played by the alfworld package's own engine."""
+"""ALFWorld: household tasks as text games, played by the real engine (packages alfworld and textworld) in child processes."""

@@ -16,20 +16,14 @@ from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import read_json
 from reflectkit.core.seeding import generator
 from reflectkit.core.types import Task
+from reflectkit.envs.alfworld.engine import GAME, RECORD
+from reflectkit.envs.alfworld.expert import TYPES
 from reflectkit.envs.alfworld.package import BLANK, domain, grammar, task_text
 
 ENV = "alfworld"
-LEVELS = (
-    "pick_and_place_simple",
-    "look_at_obj_in_light",
-    "pick_clean_then_place_in_recep",
-    "pick_heat_then_place_in_recep",
-    "pick_cool_then_place_in_recep",
-    "pick_two_obj_and_place",
-)
 VERSION = "json_2.1.1"
 SPLITS = ("train", "valid_seen", "valid_unseen")
-PLAYABLE, TRAJECTORY, PROBLEM = "game.tw-pddl", "traj_data.json", "initial_state.pddl"
+PROBLEM = "initial_state.pddl"
 LARGEST = 20_000_000  # bytes of a file
 PARAMETERS = ("object_target", "parent_target", "toggle_target", "mrecep_target")
 
@@ -92,11 +86,11 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise DataError(folder, "the name has characters other than letters, digits, '_', '-' and '.'; rename the folder")
     if "movable" in name or "Sliced" in name:
         raise DataError(folder, "movable receptacles and slices are left out, as the benchmark leaves them out")
-    trajectory = _object(folder / TRAJECTORY)
-    _check_trajectory(trajectory, folder / TRAJECTORY)
-    finished = (folder / PLAYABLE).exists()
-    playable = _object(folder / PLAYABLE) if finished else _playable(trajectory, _text(folder / PROBLEM))
-    _check_playable(playable, folder / PLAYABLE)
+    trajectory = _object(folder / RECORD)
+    _check_trajectory(trajectory, folder / RECORD)
+    finished = (folder / GAME).exists()
+    playable = _object(folder / GAME) if finished else _playable(trajectory, _text(folder / PROBLEM))
+    _check_playable(playable, folder / GAME)
     return trajectory, playable
 
 
@@ -144,8 +138,8 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _check_trajectory(value: dict[str, Any], path: Path) -> None:
-    if value.get("task_type") not in LEVELS:
-        raise DataError(path, f"{value.get('task_type')!r} is none of {', '.join(LEVELS)}", field="task_type")
+    if value.get("task_type") not in TYPES:
+        raise DataError(path, f"{value.get('task_type')!r} is none of {', '.join(TYPES)}", field="task_type")
     parameters, scene = value.get("pddl_params"), value.get("scene")
     if not isinstance(parameters, dict) or not all(isinstance(parameters.get(name), str) for name in PARAMETERS):
         raise DataError(path, f"expected text for each of {', '.join(PARAMETERS)}", field="pddl_params")

@@ -16,11 +16,12 @@ from typing import Any
 
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.seeding import derive, generator
-from reflectkit.envs.alfworld.games import LEVELS, PLAYABLE, PROBLEM, TRAJECTORY, matches
+from reflectkit.envs.alfworld.engine import GAME, RECORD
+from reflectkit.envs.alfworld.expert import CLEAN, COOL, HEAT, LOOK, TWO, TYPES
+from reflectkit.envs.alfworld.games import PROBLEM, matches
 from reflectkit.envs.alfworld.layouts import Receptacle, Room, rooms
 from reflectkit.envs.alfworld.package import domain, grammar, table, task_text
 
-PLACE, LOOK, CLEAN, HEAT, COOL, TWO = LEVELS
 TOOLS = {CLEAN: ("Cleanable", "SinkBasin"), HEAT: ("Heatable", "Microwave"), COOL: ("Coolable", "Fridge")}
 LAMP = "DeskLamp"
 LAMP_STANDS = frozenset(("Desk", "SideTable", "Dresser", "Shelf", "CoffeeTable", "DiningTable"))
@@ -65,8 +66,8 @@ class Game:
         }
         return {
             PROBLEM: self.problem,
-            TRAJECTORY: json.dumps(self.trajectory, indent=1) + "\n",
-            PLAYABLE: json.dumps(playable) + "\n",
+            RECORD: json.dumps(self.trajectory, indent=1) + "\n",
+            GAME: json.dumps(playable) + "\n",
         }
 
 
@@ -82,9 +83,9 @@ def goals(level: str, patterns: tuple[str, ...] = ()) -> tuple[Goal, ...]:
 
 def levels(patterns: tuple[str, ...]) -> tuple[str, ...]:
     """The types that games matching one of `patterns` can be of. Raises ConfigError: none."""
-    found = tuple(level for level in LEVELS if goals(level, patterns))
+    found = tuple(level for level in TYPES if goals(level, patterns))
     if not found:
-        some = ", ".join(goals(level)[0].name for level in LEVELS[:2])
+        some = ", ".join(goals(level)[0].name for level in TYPES[:2])
         raise ConfigError(f"no game that matches --games {' '.join(patterns)} can be made; names are like {some}")
     return found
 

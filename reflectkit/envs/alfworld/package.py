@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.errors import ConfigError
+from reflectkit.envs.alfworld.engine import check_installed
 
 BLANK = "UNKNOWN GOAL"
 
@@ -17,9 +17,10 @@ BLANK = "UNKNOWN GOAL"
 @cache
 def folder() -> Path:
     """Where the package lies. Raises ConfigError where it is not installed."""
+    check_installed()
     found = importlib.util.find_spec("alfworld")
-    if found is None or found.origin is None:
-        raise ConfigError("env alfworld needs the alfworld package; install it with `pip install 'reflectkit[alfworld]'`")
+    assert found is not None
+    assert found.origin is not None
     return Path(found.origin).parent
 
 
