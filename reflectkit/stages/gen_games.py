@@ -6,7 +6,7 @@ import shutil
 import statistics
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from reflectkit.envs.alfworld.engine import HANDCODED, PLANNER
 from reflectkit.envs.alfworld.expert import TYPES
 from reflectkit.envs.alfworld.games import PROBLEM, SPLITS, VERSION, check, find, read, task
 from reflectkit.envs.alfworld.generate import Game, draw, levels, trial_name
-from reflectkit.envs.alfworld.prove import prove
+from reflectkit.envs.alfworld.prove import Proof, prove
 from reflectkit.stages.common import EnvConfig
 
 SIDE_BY_SIDE = 2  # games that are proved at once
@@ -41,7 +41,7 @@ def gen_games(config: EnvConfig, number: int, patterns: tuple[str, ...], progres
     with open_run("gen-task", config) as current:
         if current.done:
             return current.done
-        made = _Maker(root, config.seed, patterns).make(number, progress)
+        made = Maker(root, config.seed, patterns).make(number, progress)
         if not made:
             raise DataError(root, f"none of {number} games could be won, each drawn {DRAWS} times; widen --games")
         write_json(path, [record_to_json(Record(task(folder), ())) for folder in made])
@@ -60,37 +60,39 @@ def list_games(config: EnvConfig, root: Path, patterns: tuple[str, ...], progres
     ) as current:
         if current.done:
             return current.done
-        skipped, tasks = [], []
+        left_out: dict[str, list[str]] = {}
+        tasks = []
         with progress.bar("Games", len(folders)) as bar:
             for folder in folders:
                 reason = check(folder)
                 if reason is None:
                     tasks.append(task(folder))
                 else:
-                    skipped.append((str(folder.relative_to(root / VERSION)), reason))
+                    left_out.setdefault(reason, []).append(str(folder.relative_to(root / VERSION)))
                 bar.advance()
         if not tasks:
-            raise DataError(root, f"none of {len(folders)} games can be used, e.g. {skipped[0][0]}: {skipped[0][1]}")
+            reason, names = next(iter(left_out.items()))
+            raise DataError(root, f"none of {len(folders)} games can be used, e.g. {names[0]}: {reason}")
         outputs = _write_records(config, tasks)
         figures = {
             "games": len(tasks),
             "by_split": dict(Counter(str(task.data["split"]) for task in tasks)),
             "by_type": {level: sum(task.level == level for task in tasks) for level in TYPES},
-            "skipped": len(skipped),
-            "skipped_because": dict(Counter(reason for _, reason in skipped)),
+            "left_out": left_out,
         }
         current.tables.append(_listed(tasks, root))
-        if skipped:
-            current.tables.append(Table("Games left out", ("game", "reason"), tuple(skipped)))
+        if left_out:
+            rows = tuple((reason, str(len(names)), names[0]) for reason, names in left_out.items())
+            current.tables.append(Table("Games left out", ("reason", "games", "the first"), rows))
         return current.finish(figures, outputs)
 
 
-class _Maker:
-    """Makes games in `root`, two side by side, and takes up those that are there."""
+class Maker:
+    """Makes games in `root`, two side by side, and takes up those that are there. judge: whether one can be won."""
 
-    def __init__(self, root: Path, seed: int, patterns: tuple[str, ...]) -> None:
+    def __init__(self, root: Path, seed: int, patterns: tuple[str, ...], judge: Callable[[Path], Proof] = prove) -> None:
         self.train = root / VERSION / SPLITS[0]
-        self.root, self.seed, self.patterns = root, seed, patterns
+        self.root, self.seed, self.patterns, self.judge = root, seed, patterns, judge
         self.levels = levels(patterns)
         self.lock = threading.Lock()
         self.contents: dict[str, str] = {}  # of a game → its name
@@ -126,7 +128,7 @@ class _Maker:
             reason = ALIKE if self._alike(game.problem, name) else ""
             if not reason:
                 _write(staged, game, ())
-                proof = prove(staged)
+                proof = self.judge(staged)
                 reason = proof.reason
             if reason:
                 thrown.append(reason)

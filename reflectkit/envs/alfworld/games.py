@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import read_json
+from reflectkit.core.jsonl import dumps, read_json, write_text
 from reflectkit.core.seeding import generator
 from reflectkit.core.types import Task
 from reflectkit.envs.alfworld.engine import GAME, RECORD
@@ -58,11 +58,12 @@ def find(root: Path, patterns: Sequence[str] = (), splits: Sequence[str] = SPLIT
 
 
 def check(folder: Path) -> str | None:
-    """Why the game in `folder` cannot be used; None where it can."""
+    """Why the game in `folder` cannot be used; None where it can. It is completed first; see `complete`."""
     try:
+        complete(folder)
         task(folder)
     except DataError as error:
-        return f"{Path(error.path).name}: {error.message}" if Path(error.path) != folder else error.message
+        return str(error).removeprefix(f"{folder}/").removeprefix(f"{folder}: ")
     return None
 
 
@@ -92,6 +93,18 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     playable = _object(folder / GAME) if finished else _playable(trajectory, _text(folder / PROBLEM))
     _check_playable(playable, folder / GAME)
     return trajectory, playable
+
+
+def complete(folder: Path) -> None:
+    """Write `game.tw-pddl` in `folder`, if it is missing. Raises DataError; see `read`."""
+    path = folder / GAME
+    if path.exists():
+        return
+    _, playable = read(folder)
+    try:
+        write_text(path, dumps(playable) + "\n")
+    except OSError as error:
+        raise DataError(path, f"cannot be written ({error.strerror}); give permission, or run `alfworld-generate`") from None
 
 
 def room_kind(room: str) -> str:
@@ -160,8 +173,8 @@ def _check_playable(value: dict[str, Any], path: Path) -> None:
             raise DataError(path, "no PDDL, or cut off", field=name)
     if not value["grammar"].strip() or BLANK in value["grammar"]:
         raise DataError(path, "the grammar does not say the task; run `alfworld-generate`", field="grammar")
-    if value.get("solvable") is not True:
-        raise DataError(path, "not known to be winnable; `alfworld-generate` finds out", field="solvable")
+    if value.get("solvable", False) not in (True, None):  # None: nobody has tried
+        raise DataError(path, "the game cannot be won, or nobody knows; `alfworld-generate` finds out", field="solvable")
     steps = value.get("walkthrough")
     if steps is not None and not (isinstance(steps, list) and all(isinstance(step, str) for step in steps)):
         raise DataError(path, "expected a list of commands", field="walkthrough")
@@ -176,6 +189,6 @@ def _playable(trajectory: dict[str, Any], problem: str) -> dict[str, Any]:
         "pddl_domain": domain(),
         "grammar": grammar(text),
         "pddl_problem": problem,
-        "solvable": True,
+        "solvable": None,
         "walkthrough": None,
     }

@@ -16,7 +16,7 @@ from reflectkit.envs.alfworld.engine import GAME, HANDCODED, PLANNER
 from reflectkit.envs.alfworld.pool import Engine, pool
 
 STEPS = 100  # within which a game must be won
-SECONDS = 60.0  # that the engine may take for one answer, a plan included
+SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,19 @@ class Proof:
     reason: str = ""
 
 
-def prove(folder: Path) -> Proof:
-    """What came of the game in `folder`, played in a child process. Raises ConfigError: the packages are not installed."""
+def prove(folder: Path, seconds: float = SECONDS) -> Proof:
+    """What came of the game in `folder`, played in a child process that has `seconds` for each answer.
+
+    Raises ConfigError: the packages are not installed.
+    """
     try:
         with _engine(folder) as engine:
-            if played := _handcoded(engine, folder):
+            if played := _handcoded(engine, folder, seconds):
                 return Proof(tuple(played), HANDCODED)
-            plan = _plan(engine, folder)
-            state = engine.reset(folder, None, SECONDS)
+            plan = _plan(engine, folder, seconds)
+            state = engine.reset(folder, None, seconds)
             for command in plan[:STEPS]:
-                state = engine.step(command, SECONDS)
+                state = engine.step(command, seconds)
     except (DataError, EnvironmentFailure) as error:
         return Proof(reason=error.message if isinstance(error, DataError) else str(error))
     if state.won:
@@ -65,18 +68,18 @@ def _engine(folder: Path) -> Iterator[Engine]:
         pool().give(engine)
 
 
-def _handcoded(engine: Engine, folder: Path) -> list[str]:
+def _handcoded(engine: Engine, folder: Path, seconds: float) -> list[str]:
     """The commands with which the handcoded expert won; empty where it did not."""
-    state = engine.reset(folder, HANDCODED, SECONDS)
+    state = engine.reset(folder, HANDCODED, seconds)
     played: list[str] = []
     while not state.won and len(played) < STEPS:
         assert state.advice is not None
         played.append(state.advice)
-        state = engine.step(state.advice, SECONDS)
+        state = engine.step(state.advice, seconds)
     return played if state.won else []
 
 
-def _plan(engine: Engine, folder: Path) -> list[str]:
+def _plan(engine: Engine, folder: Path, seconds: float) -> list[str]:
     """The planner's commands from the start; empty where it finds none.
 
     It plans without the objects that do not matter: with them it takes minutes where there are many receptacles.
@@ -84,6 +87,6 @@ def _plan(engine: Engine, folder: Path) -> list[str]:
     game = read_json(folder / GAME)
     with tempfile.TemporaryDirectory(prefix="reflectkit-plan-") as aside:
         (Path(aside) / GAME).write_text(json.dumps(game | {"pddl_problem": essence(game["pddl_problem"])}), encoding="utf-8")
-        engine.reset(Path(aside), None, SECONDS)
-        plan: list[str] = engine.ask(SECONDS, "plan")
+        engine.reset(Path(aside), None, seconds)
+        plan: list[str] = engine.ask(seconds, "plan")
     return plan
