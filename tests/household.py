@@ -106,7 +106,8 @@ class Room:
             "mrecep_target": "",
             "object_sliced": False,
         }
-        (folder / "traj_data.json").write_text(json.dumps({"task_type": self.type, "pddl_params": parameters}))
+        record = {"task_type": self.type, "pddl_params": parameters, "scene": {"floor_plan": f"FloorPlan{self.number + 1}"}}
+        (folder / "traj_data.json").write_text(json.dumps(record))
         (folder / "initial_state.pddl").write_text(self.problem())
         found = find_spec("alfworld")
         assert found is not None

@@ -111,7 +111,7 @@ class Game:
             except (Exception, SystemExit) as error:  # the translator has many ways to say that PDDL is wrong
                 said = " ".join(str(error).split())[:200]
                 reason = f"{type(error).__name__}{': ' if said else ''}{said}"
-                raise DataError(file, f"its PDDL or grammar is broken ({reason}); generate or download it again") from None
+                raise DataError(file, f"cannot be won, or its PDDL is broken ({reason}); generate it again") from None
         if len(self._loaded) >= GAMES:
             self._loaded.pop(next(iter(self._loaded)))
         self._loaded[stamp] = {name: value for name, value in vars(self._env.unwrapped).items() if name in LOADED}
