@@ -183,14 +183,18 @@ def test_a_game_without_solution_and_a_hung_engine_have_reasons(root: Path) -> N
     assert "its PDDL is broken" in prove(folder).reason
 
 
-def test_the_essence_of_a_problem_keeps_what_the_goal_names() -> None:
+def test_the_essence_of_a_problem_keeps_what_the_goal_needs() -> None:
     game = draw(0, 2, 0, TWO)
     small = essence(game.problem)
-    kinds = dict(facts(game, "objectType"))
-    for name, kind in kinds.items():
-        assert (name in small) == (kind == f"{game.goal.item}Type"), name
-    for name, _ in facts(game, "receptacleType"):
-        assert f"{name} - receptacle" in small
+    whole, left = ({name: re.findall(rf"^\({name} ([^()]*)\)$", text, re.MULTILINE) for name in ("objectType", "receptacleType",
+                   "inReceptacle", "pickupable", "receptacleAtLocation")} for text in (game.problem, small))  # fmt: skip
+    assert [left[name] for name in ("objectType", "receptacleType")] == [
+        whole[name] for name in ("objectType", "receptacleType")
+    ]
+    wanted = sorted(name for name, kind in facts(game, "objectType") if kind == f"{game.goal.item}Type")[:2]
+    assert sorted(left["pickupable"]) == wanted
+    assert [line.split()[0] in wanted for line in left["inReceptacle"]] == [True, True]
+    assert 2 < len(left["receptacleAtLocation"]) < len(whole["receptacleAtLocation"])
     assert small.partition("(:goal")[2] == game.problem.partition("(:goal")[2]
 
 

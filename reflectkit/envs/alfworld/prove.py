@@ -13,10 +13,12 @@ from pathlib import Path
 from reflectkit.core.errors import DataError, EnvironmentFailure
 from reflectkit.core.jsonl import read_json
 from reflectkit.envs.alfworld.engine import GAME, HANDCODED, PLANNER
+from reflectkit.envs.alfworld.expert import TREATMENTS
 from reflectkit.envs.alfworld.pool import Engine, pool
 
 STEPS = 100  # within which a game must be won
 SECONDS = 60.0
+TREATING = frozenset(kind for _, kind in TREATMENTS.values())
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,23 @@ def prove(folder: Path, seconds: float = SECONDS) -> Proof:
 
 
 def essence(problem: str) -> str:
-    """PDDL `problem` without the objects of kinds that its goal does not name: a plan for it is one for the whole."""
+    """PDDL `problem` with nothing to be done about what the goal does not need: a plan for it is one for the whole.
+
+    Of each kind that the goal or a treatment names two are left, and what they lie in. The others stay by type alone, so that
+    the engine numbers everything as before.
+    """
     start, sign, goal = problem.partition("(:goal")
-    named = {kind.lower() for kind in re.findall(r"objectType\s+\?\w+\s+(\w+)Type", goal, re.IGNORECASE)}
-    declared = re.compile(r"^\s*(\S+) - object\s*$", re.MULTILINE)
-    idle = {name for name in declared.findall(start) if name.partition("_bar_")[0].lower() not in named}
-    start = declared.sub(lambda found: "" if found[1] in idle else found[0], start)
-    start = re.sub(r"\([^():]*\)", lambda found: "" if idle & set(found[0][1:-1].split()) else found[0], start)
-    return start + sign + goal
+    kinds = {kind.lower() for kind in re.findall(r"Type\s+\?\w+\s+(\w+)Type", goal, re.IGNORECASE)} | set(TREATING)
+    kind_of = {name: kind.lower() for name, kind in re.findall(r"\((?:object|receptacle)Type (\S+) (\w+)Type\)", start)}
+    useful = {name for kind in kinds for name in sorted(name for name in kind_of if kind_of[name] == kind)[:2]}
+    useful |= {place for name, place in re.findall(r"\(inReceptacle (\S+) (\S+)\)", start) if name in useful}
+    idle = kind_of.keys() - useful
+
+    def kept(fact: re.Match[str]) -> str:
+        name, *arguments = fact[1].split() or [""]
+        return fact[0] if name.endswith("Type") or not idle.intersection(arguments) else ""
+
+    return re.sub(r"\(([^():]*)\)", kept, start) + sign + goal
 
 
 @contextmanager
@@ -82,7 +93,7 @@ def _handcoded(engine: Engine, folder: Path, seconds: float) -> list[str]:
 def _plan(engine: Engine, folder: Path, seconds: float) -> list[str]:
     """The planner's commands from the start; empty where it finds none.
 
-    It plans without the objects that do not matter: with them it takes minutes where there are many receptacles.
+    It plans for the essence: for the whole it takes minutes where there are many receptacles.
     """
     game = read_json(folder / GAME)
     with tempfile.TemporaryDirectory(prefix="reflectkit-plan-") as aside:
