@@ -2,15 +2,21 @@
 
 Episodes are played side by side, up to `width` at once; one that ends makes room for the next. Chance comes from each
 episode's own seed, so an episode's course does not depend on which others are played beside it.
+
+An env that works in another process says so (`remote = True`): all of them are then reset and stepped at once, from threads.
+The agent sees those that have answered, which is all of them unless one is stuck.
 """
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from reflectkit.core.errors import EnvironmentFailure
-from reflectkit.core.protocols import Agent, Context, Env
+from reflectkit.core.protocols import Agent, Context, Env, StepResult
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Decision, Observation, Status, Task, Trajectory, Turn
 
@@ -29,15 +35,21 @@ class Episode:
     start: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Seat:
-    """An episode in play."""
+    """An episode in play. asked: whether its env was asked for something. answer: what came of it, an error included; None as
+    long as the env works. decision: what the agent decided last. late: the others do not wait for it.
+    """
 
     number: int
     episode: Episode
     env: Env
-    observation: Observation
+    asked: bool = False
+    answer: Observation | StepResult | Exception | None = None
+    observation: Observation | None = None
+    decision: Decision | None = None
     turns: list[Turn] = field(default_factory=list)
+    late: bool = False
 
 
 def rollout(
@@ -46,6 +58,7 @@ def rollout(
     agent: Agent,
     *,
     width: int = 32,
+    patience: float = 2.0,
     on_end: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
     """Play `episodes` with `agent`; trajectories come back in the order of `episodes`.
@@ -53,7 +66,9 @@ def rollout(
     Parameters
     ----------
     make_env: a fresh env, its horizon wrapper included; called once for each of at most `width` seats.
-    width: how many observations the agent sees at once.
+    width: how many observations the agent sees at once; fewer where the env has a smaller `widest`.
+    patience: seconds without an answer of any remote env, after which those that have answered go on; the late ones join them
+    when they are ready.
     on_end: told of each trajectory as it ends (in order of ending).
 
     A failed engine (EnvironmentFailure) or an agent that could not decide (`Decision.failure`) makes the episode ABORTED
@@ -62,53 +77,98 @@ def rollout(
     """
     trajectories: list[Trajectory | None] = [None] * len(episodes)
     waiting = iter(enumerate(episodes))
-    spare: list[Env] = []
+    spare = [make_env()] if episodes else []
+    width = min([width, *(getattr(env, "widest", width) for env in spare)])
     seats: list[_Seat] = []
+    bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def finish(
-        number: int, episode: Episode, turns: list[Turn], status: Status, reason: str = "", undone: Decision | None = None
-    ) -> None:
+    def finish(seat: _Seat, status: Status, reason: str = "", undone: Decision | None = None) -> None:
+        turns, episode = tuple(seat.turns), seat.episode
         success = status is not Status.ABORTED and bool(turns) and turns[-1].info.get("success") is True
-        ended = Trajectory(episode.task, episode.seed, tuple(turns), status, success, reason, episode.group, undone)
-        trajectories[number] = ended
+        ended = Trajectory(episode.task, episode.seed, turns, status, success, reason, episode.group, undone)
+        trajectories[seat.number] = ended
+        seats.remove(seat)
         if on_end is not None:
             on_end(ended)
 
-    def fill() -> None:
+    def ask(seat: _Seat, work: Callable[..., Any], *arguments: Any) -> None:
+        remote = getattr(seat.env, "remote", False)
+
+        def answer() -> None:
+            try:
+                seat.answer = work(*arguments)
+            except Exception as error:
+                seat.answer = error
+            if remote:
+                bell.put(None)
+
+        seat.asked, seat.answer = True, None
+        if remote:
+            threading.Thread(target=answer, daemon=True).start()
+        else:
+            answer()
+
+    def fill() -> bool:
+        """Give the free seats to episodes that wait; whether there were any."""
+        begun = False
         while len(seats) < width and (entry := next(waiting, None)) is not None:
             number, episode = entry
-            env = spare.pop() if spare else make_env()
+            seat = _Seat(number, episode, spare.pop() if spare else make_env())
+            seats.append(seat)
+            ask(seat, seat.env.reset, episode.task, derive(episode.seed, "env") if episode.start is None else episode.start)
+            begun = True
+        return begun
+
+    def settle() -> None:
+        """Wait for the envs that were asked; for the late ones only where there is nothing else to do."""
+        while True:
+            working = [seat for seat in seats if seat.asked and seat.answer is None]
+            awaited = [seat for seat in working if not seat.late]
+            if not awaited and len(working) < len(seats):
+                return
             try:
-                observation = env.reset(episode.task, derive(episode.seed, "env") if episode.start is None else episode.start)
-            except EnvironmentFailure as error:
-                finish(number, episode, [], Status.ABORTED, str(error))
-                continue  # the failed env is dropped, not reused
-            seats.append(_Seat(number, episode, env, observation))
+                bell.get(timeout=patience if awaited else None)
+            except queue.Empty:
+                for seat in awaited:
+                    seat.late = True
 
-    def advance(seat: _Seat, decision: Decision) -> bool:
-        """Take one step; True while the episode goes on."""
+    def advance(seat: _Seat) -> None:
+        """Take in what the env has answered."""
+        answer = seat.answer
+        seat.asked = seat.late = False
+        if isinstance(answer, EnvironmentFailure):
+            finish(seat, Status.ABORTED, str(answer))  # the failed env is dropped, not reused
+        elif isinstance(answer, Exception):
+            raise answer
+        elif isinstance(answer, StepResult):
+            assert seat.observation is not None
+            assert seat.decision is not None
+            seat.turns.append(Turn(seat.observation, seat.decision, answer.reward, answer.info))
+            seat.observation = answer.observation
+            if answer.terminated or answer.truncated:
+                spare.append(seat.env)
+                finish(seat, Status.COMPLETED if answer.terminated else Status.TRUNCATED)
+        else:
+            seat.observation = answer
+
+    def obey(seat: _Seat, decision: Decision) -> None:
         if (reason := decision.failure or decision.overflow) is not None:
-            status = Status.ABORTED if decision.failure else Status.TRUNCATED
-            finish(seat.number, seat.episode, seat.turns, status, reason, decision)
             spare.append(seat.env)
-            return False
-        try:
-            result = seat.env.step(decision.action)
-        except EnvironmentFailure as error:
-            finish(seat.number, seat.episode, seat.turns, Status.ABORTED, str(error))
-            return False
-        seat.turns.append(Turn(seat.observation, decision, result.reward, result.info))
-        seat.observation = result.observation
-        if not (result.terminated or result.truncated):
-            return True
-        finish(seat.number, seat.episode, seat.turns, Status.COMPLETED if result.terminated else Status.TRUNCATED)
-        spare.append(seat.env)
-        return False
+            finish(seat, Status.ABORTED if decision.failure else Status.TRUNCATED, reason, decision)
+        else:
+            seat.decision = decision
+            ask(seat, seat.env.step, decision.action)
 
-    fill()
-    while seats:
-        contexts = [Context(derive(seat.episode.seed, "turn", len(seat.turns)), seat.env) for seat in seats]
-        decisions = agent.act([seat.observation for seat in seats], contexts)
-        seats[:] = [seat for seat, decision in zip(seats, decisions, strict=True) if advance(seat, decision)]
-        fill()
+    while fill() or seats:
+        settle()
+        for seat in [seat for seat in seats if seat.asked and seat.answer is not None]:
+            advance(seat)
+        if fill():
+            continue
+        going = [(seat, seat.observation) for seat in seats if not seat.asked and seat.observation is not None]
+        if going:
+            contexts = [Context(derive(seat.episode.seed, "turn", len(seat.turns)), seat.env) for seat, _ in going]
+            decisions = agent.act([observation for _, observation in going], contexts)
+            for (seat, _), decision in zip(going, decisions, strict=True):
+                obey(seat, decision)
     return [trajectory for trajectory in trajectories if trajectory is not None]

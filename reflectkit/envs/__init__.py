@@ -13,6 +13,7 @@ ENVS = {
     "corridor": "reflectkit.envs.corridor:Corridor",
     "auto_explore": "reflectkit.envs.autoexplore.env:AutoExplore",
     "memory": "reflectkit.envs.memory.env:Memory",
+    "alfworld": "reflectkit.envs.alfworld.env:Alfworld",
 }
 
 

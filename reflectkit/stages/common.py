@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.agents.endpoints import parse_endpoint
-from reflectkit.core.config import PACKAGED, StageConfig, at_least, flag, fraction, option
+from reflectkit.core.config import PACKAGED, StageConfig, at_least, flag, fraction, one_of, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.protocols import Env
 from reflectkit.core.types import Task
 from reflectkit.envs import ENVS, env_class, folder_name, make
+from reflectkit.envs.alfworld.expert import EXPERTS
 
 RECORDS = "data_reflection_negative.json"
 DEFAULT_HORIZON = 15
 EXTRACTIVE = "extractive"
 ENV_SETTINGS = (
     "repos_dir", "leaveout_prob", "accept_teacher_answers", "result_tokens", "prompt_tokens",
-    "reader", "reader_url", "recent", "related", "compression_weight", "content_weight", "brief",
+    "games_dir", "expert", "reader", "reader_url", "recent", "related", "compression_weight", "content_weight", "brief",
 )  # fmt: skip
 """Settings that some envs alone know."""
 
@@ -58,6 +59,11 @@ class EnvConfig(StageConfig):
         """Where filtered repositories lie, unless a setting says otherwise."""
         return self.env_folder / "repos_filtered"
 
+    @property
+    def games_folder(self) -> Path:
+        """Where ALFWorld's games lie, unless a setting says otherwise."""
+        return self.env_folder / "games"
+
 
 @dataclass(frozen=True)
 class WorldConfig(EnvConfig):
@@ -69,8 +75,16 @@ class WorldConfig(EnvConfig):
     )
     leaveout_prob: float = option(0.0, help="auto_explore: share of the unrelated files that an episode leaves out at random.")
     accept_teacher_answers: bool = option(False, help="auto_explore: a file that the teacher named counts as right too.")
-    result_tokens: int = option(400, help="auto_explore: tokens, about, that are shown of a command's output.")
-    prompt_tokens: int = option(800, help="auto_explore: tokens, about, of a whole prompt; the oldest commands go first.")
+    games_dir: Path | None = option(
+        None, help="alfworld: folder of the games (json_2.1.1 in it); default: games in its data folder."
+    )
+    expert: str = option(
+        "search", help="alfworld: the oracle: search (knows what it saw), handcoded or planner (the package's)."
+    )
+    result_tokens: int = option(400, help="auto_explore, alfworld: tokens, about, that are shown of a command's output.")
+    prompt_tokens: int = option(
+        800, help="auto_explore, alfworld: tokens, about, of a whole prompt; the oldest commands go first."
+    )
     reader: str = option(EXTRACTIVE, help="memory: who answers at the end: extractive, openai:MODEL, azure:… or local:MODEL.")
     reader_url: str | None = option(None, help="memory: the reader's server; for local: http://localhost:1234/v1.")
     recent: int = option(5, help="memory: items of each list that are shown for being the most recent.")
@@ -82,6 +96,7 @@ class WorldConfig(EnvConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         fraction("leaveout_prob", self.leaveout_prob)
+        one_of("expert", self.expert, EXPERTS)
         at_least("result_tokens", self.result_tokens, 1)
         at_least("prompt_tokens", self.prompt_tokens, 50)
         for name in ("recent", "related", "compression_weight", "content_weight"):
@@ -105,13 +120,20 @@ class WorldConfig(EnvConfig):
         settings = {name: getattr(self, name) for name in known if hasattr(self, name) and name != "horizon"}
         if "repos_dir" in settings:
             settings["repos_dir"] = self.repos_dir or self.repos_folder
+        if "games_dir" in settings:
+            settings["games_dir"] = self.games_dir or self.games_folder
         if "reader" in settings:
             settings["reader"] = _reader(self.reader, self.reader_url, self.env_folder / "reader.jsonl")
         return make(self.env, horizon, shuffle=self.shuffle_action, **settings)
 
     def worlds(self, tasks: Iterable[Task]) -> list[Path]:
         """The files and folders that these tasks are set in, beside their records: inputs of a run."""
-        if "repos_dir" not in getattr(env_class(self.env), "settings", ()):
+        known = getattr(env_class(self.env), "settings", ())
+        if "games_dir" in known:
+            folder = self.games_dir or self.games_folder
+            games = sorted({str(task.data.get("game")) for task in tasks})
+            return [folder / game for game in games if ".." not in game and (folder / game).is_dir()]
+        if "repos_dir" not in known:
             return []
         folder = self.repos_dir or self.repos_folder
         roots = sorted({str(task.data.get("root")) for task in tasks})

@@ -26,6 +26,7 @@ from reflectkit.data.repos import kind_of
 from reflectkit.envs.autoexplore.commands import offered, shortest_path
 from reflectkit.envs.autoexplore.repo import Repository, open_repository
 from reflectkit.stages.common import EnvConfig, explore_only
+from reflectkit.stages.gen_games import gen_games, list_games
 from reflectkit.stages.gen_memory import gen_memory
 from reflectkit.stages.teaching import ORACLE, TeacherConfig, foreseen, free, settle, stop_if_spent
 
@@ -36,8 +37,18 @@ EXAMPLES = (
     "reflectkit gen-task --teacher local:qwen2.5-7b-instruct --base-url http://localhost:1234/v1",
     "reflectkit gen-task --env memory --instances 400 --long-instances 300",
     "reflectkit gen-task --env memory --parquet memalpha/train.parquet",
+    "reflectkit gen-task --env alfworld --instances 180",
+    'reflectkit gen-task --env alfworld --games "pick_and_place_simple-Tomato-*-Microwave" --instances 40',
+    "reflectkit gen-task --env alfworld --games-dir alfworld_data",
 )
-MEMORY = "memory"
+MEMORY, ALFWORLD = "memory", "alfworld"
+CONVERSATIONS, GAMES = 400, 180  # that are generated unless --instances says otherwise
+OWN = {
+    MEMORY: ("instances", "long_instances", "parquet"),
+    ALFWORLD: ("instances", "games_dir", "games"),
+    "auto_explore": ("repos_dir", "max_level", "per_file", "min_tokens", "max_tokens"),
+}
+"""The settings that are for one env, or for some."""
 FEWEST_TOKENS, MOST_TOKENS = 50, 2000  # of an excerpt, as in the paper's pipeline
 WHOLE_TOKENS = 20_000  # of a file that the oracle reads
 TOKENS_A_QUESTION = 90  # that a teacher writes, with its answer
@@ -47,38 +58,56 @@ TOKENS_A_QUESTION = 90  # that a teacher writes, with its answer
 class Config(TeacherConfig, EnvConfig):
     """Settings of gen-task."""
 
-    env: str = option("auto_explore", help="The environment that the questions are for: auto_explore or memory.")
+    env: str = option("auto_explore", help="The environment that the questions are for: auto_explore, memory or alfworld.")
     repos_dir: Path | None = option(None, help="The filtered repositories; default: repos_filtered in the env's data folder.")
     max_level: int = option(2, help="Files at most so many folders deep.")
     per_file: int = option(3, help="Questions a file, at most.")
     min_tokens: int = option(FEWEST_TOKENS, help="Files with fewer tokens, about, are passed over.")
     max_tokens: int = option(MOST_TOKENS, help="Tokens, about, of the excerpt that is asked about: both ends of a longer file.")
 
-    instances: int = option(400, help="memory: conversations of 4 to 10 chunks to generate.")
+    instances: int | None = option(
+        None,
+        help=f"memory: conversations of 4 to 10 chunks to generate ({CONVERSATIONS}). alfworld: games to generate ({GAMES}).",
+    )
     long_instances: int = option(300, help="memory: conversations of 40 chunks to generate.")
     parquet: tuple[Path, ...] = option((), help="memory: files in the Mem-α format to read instead (repeat the flag).")
+    games_dir: Path | None = option(
+        None, help="alfworld: list the games of this folder, which alfworld-download filled, and generate none."
+    )
+    games: tuple[str, ...] = option(
+        (), help="alfworld: only games whose name matches, e.g. 'pick_heat_*-Egg-*' (repeat the flag)."
+    )
 
     def __post_init__(self) -> None:
         EnvConfig.__post_init__(self)
         TeacherConfig.__post_init__(self)
-        for name in ("instances", "long_instances"):
-            at_least(name, getattr(self, name), 0)
-        if self.env_name == MEMORY:
-            if self.teacher != ORACLE:
-                raise ConfigError(f"--teacher {self.teacher}: conversations are generated without a teacher; leave it out")
-            self._refuse_foreign(("repos_dir", "max_level", "per_file", "min_tokens", "max_tokens"))
-            if not self.parquet and self.instances + self.long_instances == 0:
-                raise ConfigError("--instances and --long-instances are both 0; generate at least one conversation")
-            return
-        explore_only("gen-task", self.env)
-        self._refuse_foreign(("instances", "long_instances", "parquet"))
+        if self.env_name not in (MEMORY, ALFWORLD):
+            explore_only("gen-task", self.env)
+        self._refuse_foreign()
+        at_least("instances", self.number, 1 if self.env_name == ALFWORLD else 0)
+        at_least("long_instances", self.long_instances, 0)
         at_least("max_level", self.max_level, 0)
         for name in ("per_file", "min_tokens", "max_tokens"):
             at_least(name, getattr(self, name), 1)
+        if self.env_name in (MEMORY, ALFWORLD) and self.teacher != ORACLE:
+            made = "conversations" if self.env_name == MEMORY else "games"
+            raise ConfigError(f"--teacher {self.teacher}: {made} are generated without a teacher; leave it out")
+        if self.env_name == MEMORY and not self.parquet and self.number + self.long_instances == 0:
+            raise ConfigError("--instances and --long-instances are both 0; generate at least one conversation")
+        if self.games_dir is not None and self.instances is not None:
+            raise ConfigError("--instances generates games and --games-dir lists those that are there; leave one out")
 
-    def _refuse_foreign(self, names: tuple[str, ...]) -> None:
+    @property
+    def number(self) -> int:
+        """How many conversations or games are generated."""
+        if self.instances is not None:
+            return self.instances
+        return GAMES if self.env_name == ALFWORLD else CONVERSATIONS
+
+    def _refuse_foreign(self) -> None:
+        own = OWN.get(self.env_name, OWN["auto_explore"])
         defaults = {item.name: item.default for item in dataclasses.fields(self)}
-        for name in names:
+        for name in sorted({name for names in OWN.values() for name in names} - set(own)):
             if getattr(self, name) != defaults[name]:
                 raise ConfigError(f"{flag(name)} is not for env '{self.env}'; leave it out")
 
@@ -94,11 +123,20 @@ class _File:
 
 
 def run(config: Config, progress: Progress) -> Report:
-    """Write `tasks/<repository>.json`, or for env memory `data.json`. Raises DataError, ApiError, BudgetSpentError."""
-    if config.env_name == MEMORY and config.dry_run:
+    """Write `tasks/<repository>.json`, or for envs memory and alfworld `data.json`.
+
+    Raises
+    ------
+    DataError, ConfigError, ApiError, BudgetSpentError.
+    """
+    if config.env_name in (MEMORY, ALFWORLD) and config.dry_run:
         return Report("gen-task", config.env_folder, *free())
     if config.env_name == MEMORY:
-        return gen_memory(config, config.instances, config.long_instances, config.parquet, progress)
+        return gen_memory(config, config.number, config.long_instances, config.parquet, progress)
+    if config.env_name == ALFWORLD and config.games_dir is not None:
+        return list_games(config, config.games_dir, config.games, progress)
+    if config.env_name == ALFWORLD:
+        return gen_games(config, config.number, config.games, progress)
     repos = config.repos_dir or config.repos_folder
     if not repos.is_dir():
         raise DataError(repos, "no such folder; run `reflectkit filter-repo` first, or give --repos-dir")

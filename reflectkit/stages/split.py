@@ -1,29 +1,35 @@
-"""split: 7:2:1 into train, validate and test, by what a split must not tear apart (a start state, a repository, a game)."""
+"""split: 7:2:1 into train, validate and test, by what a split must not tear apart (a start state, a repository, a game).
+
+Where tasks are set in rooms, some of the rooms can be held out first, with all that is in them.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reflectkit.core.config import one_of, option
+from reflectkit.core.config import fraction, one_of, option
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError
+from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import write_json
 from reflectkit.core.runs import Report, Table, open_run, write_permission
 from reflectkit.core.seeding import generator
 from reflectkit.data.splits import NAMES, SHARES, split_groups, split_weighted
-from reflectkit.data.trajectories import read_records, record_to_json
+from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.envs import env_class
+from reflectkit.envs.alfworld.games import room_kind
 from reflectkit.stages.common import RECORDS, EnvConfig
 
 EXAMPLES = (
     "reflectkit split --env taxi",
     "reflectkit split --env auto_explore --by repo",
     "reflectkit split --env auto_explore --by question --seed 3",
+    "reflectkit split --env alfworld --unseen-rooms 0.2",
 )
 BY = ("group", "repo", "question")
+UNSEEN = "unseen"
 UNBALANCED = 0.05  # share of all questions by which a split may miss its own before it is said
 
 
@@ -35,9 +41,13 @@ class Config(EnvConfig):
     by: str = option(
         "", help="What is not torn apart: group (a start state), repo or question; default: repo for auto_explore."
     )
+    unseen_rooms: float = option(
+        0.0, help="alfworld: share of the rooms of each kind, one at least, whose games all go to unseen.json; 0: none."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        fraction("unseen_rooms", self.unseen_rooms)
         if self.by:
             one_of("by", self.by, BY)
         explores = hasattr(env_class(self.env), "records_folder")
@@ -59,19 +69,25 @@ def run(config: Config, progress: Progress) -> Report:
         records = read_records(source, config.env_name)
         by_repo = hasattr(env_class(config.env), "records_folder") and config.by in ("", "repo")
         group_of = {record.task.id: record.task.id if config.by == "question" else record.task.group for record in records}
+        unseen = _unseen_rooms(records, config, source)
+        held_out = [record for record in records if _room(record) in unseen]
+        records = [record for record in records if _room(record) not in unseen]
         if by_repo:
-            sizes = Counter(group_of.values())
+            sizes = Counter(group_of[record.task.id] for record in records)
             name_of_group = split_weighted(sizes, generator(config.seed, "split"))
             _say_if_unbalanced(sizes, name_of_group, progress)
         else:
-            taught: dict[str, bool] = {}
-            for record in records:
-                group = group_of[record.task.id]
-                taught[group] = taught.get(group, False) or bool(record.trajectories)
-            name_of_group = split_groups(taught, generator(config.seed, "split"))
+            taught = {group_of[record.task.id] for record in records if record.trajectories}
+            strata = {
+                group: (group in taught, record.task.level if _room(record) else "")
+                for record in records
+                for group in [group_of[record.task.id]]
+            }
+            name_of_group = split_groups(strata, generator(config.seed, "split"))
         outputs, rows, figures = [], [], {}
-        for name in NAMES:
-            part = [record for record in records if name_of_group[group_of[record.task.id]] == name]
+        parts = {name: [record for record in records if name_of_group[group_of[record.task.id]] == name] for name in NAMES}
+        (config.folder / f"{UNSEEN}.json").unlink(missing_ok=True)  # an earlier split's, whose rooms may be in this one's
+        for name, part in (parts | ({UNSEEN: held_out} if unseen else {})).items():
             path = config.folder / f"{name}.json"
             write_json(path, [record_to_json(record) for record in part])
             outputs.append(path)
@@ -82,6 +98,30 @@ def run(config: Config, progress: Progress) -> Report:
                 progress.news(f"{path} holds no task: {len(name_of_group)} groups are too few for 7:2:1")
         current.tables.append(Table(f"Split of {source}", ("split", "groups", "tasks", "with demonstration"), tuple(rows)))
         return current.finish(figures, outputs)
+
+
+def _room(record: Record) -> str:
+    """Where the task is set; "" where its env has no rooms."""
+    return str(record.task.data.get("room", ""))
+
+
+def _unseen_rooms(records: Sequence[Record], config: Config, source: Path) -> frozenset[str]:
+    """The rooms that are held out. Raises ConfigError for tasks that are set in none, DataError where no room is left."""
+    if not config.unseen_rooms:
+        return frozenset()
+    rooms = set(map(_room, records))
+    if "" in rooms:
+        raise ConfigError(f"--unseen-rooms: env '{config.env}' has no rooms; leave it out")
+    chance = generator(config.seed, "unseen rooms")
+    unseen: set[str] = set()
+    for kind in sorted(set(map(room_kind, rooms))):
+        of_kind = sorted(room for room in rooms if room_kind(room) == kind)
+        unseen |= set(chance.sample(of_kind, max(1, round(config.unseen_rooms * len(of_kind)))))
+    if unseen == rooms:
+        raise DataError(
+            source, f"--unseen-rooms {config.unseen_rooms:g} holds out all {len(rooms)} rooms; take a smaller share"
+        )
+    return frozenset(unseen)
 
 
 def _say_if_unbalanced(sizes: Mapping[str, int], name_of_group: Mapping[str, str], progress: Progress) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -60,6 +61,84 @@ def test_engine_failures_are_counted_and_the_rest_goes_on() -> None:
     assert not played[0].success
     assert sorted(told) == sorted(e.task.id for e in EPISODES[:6])
     assert played[5].status is Status.COMPLETED or played[5].status is Status.ABORTED
+
+
+class Remote(Corridor):
+    remote = True
+
+
+class Batches(RandomAgent):
+    def __init__(self) -> None:
+        self.seen: list[list[str]] = []
+
+    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
+        self.seen.append([observation.text for observation in observations])
+        return super().act(observations, contexts)
+
+
+@pytest.mark.parametrize("width", [1, 4, 100])
+def test_remote_envs_give_the_same_episodes_in_the_same_batches(width: int) -> None:
+    here, there = Batches(), Batches()
+    ended_here, ended_there = [], []
+    played = rollout(EPISODES, Corridor, here, width=width, on_end=ended_here.append)
+    assert rollout(EPISODES, Remote, there, width=width, patience=60, on_end=ended_there.append) == played
+    assert there.seen == here.seen
+    assert ended_there == ended_here
+
+
+def test_remote_envs_work_at_once() -> None:
+    together = threading.Barrier(4, timeout=60)
+
+    class Meeting(Remote):
+        def reset(self, task, seed):
+            together.wait()  # all four are in here, or nobody gets on
+            return super().reset(task, seed)
+
+    assert len(rollout(EPISODES[:4], Meeting, RandomAgent(), width=4)) == 4
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_the_others_do_not_wait_for_a_stuck_env(method: str) -> None:
+    freed = threading.Event()
+    order = []
+
+    class Stuck(Remote):
+        def reset(self, task, seed):
+            self.stuck = task.id == EPISODES[1].task.id and seed == 5
+            if self.stuck and method == "reset":
+                assert freed.wait(60)
+            return super().reset(task, seed)
+
+        def step(self, action) -> StepResult:
+            if self.stuck and method == "step":
+                assert freed.wait(60)
+            return super().step(action)
+
+    def on_end(trajectory) -> None:
+        order.append(trajectory.seed)
+        if len(order) == len(EPISODES) - 1:
+            freed.set()  # only when all others are through
+
+    episodes = [Episode(e.task, number, start=5 if number == 1 else 0) for number, e in enumerate(EPISODES)]
+    played = rollout(episodes, Stuck, RandomAgent(), width=4, patience=0.01, on_end=on_end)
+    assert order[-1] == 1
+    assert played == rollout(episodes, Corridor, RandomAgent(), width=4)
+
+
+def test_remote_engines_that_fail_are_counted_too() -> None:
+    class There(Flaky):
+        remote = True
+
+    assert rollout(EPISODES[:6], There, RandomAgent(), width=2) == rollout(EPISODES[:6], Flaky, RandomAgent(), width=2)
+
+
+def test_an_env_may_allow_fewer_side_by_side() -> None:
+    class Narrow(Corridor):
+        widest = 2
+
+    agent = Batches()
+    assert rollout(EPISODES, Narrow, agent, width=7) == rollout(EPISODES, Corridor, RandomAgent(), width=7)
+    assert max(map(len, agent.seen)) == 2
 
 
 def test_other_errors_are_raised() -> None:

@@ -8,6 +8,7 @@ import random
 import shutil
 import tempfile
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,20 @@ from reflectkit.envs import make as make_env
 from reflectkit.envs.autoexplore.repo import open_repository
 from reflectkit.envs.memory.generate import conversation
 from tests.explore import explore_task, write_repository
+from tests.household import write_games
 
-DEPTHS = ("0", "1", "2")  # of the test repository; "all" is no task's own level
-EVERY = [(name, level) for name in ENVS for level in (DEPTHS if name == "auto_explore" else env_class(name).levels)]
+OWN_LEVELS = {"auto_explore": ("0", "1", "2"), "alfworld": env_class("alfworld").levels[:-1]}  # "all" is no task's own level
+NAMES = [name for name in ENVS if name != "alfworld" or find_spec("alfworld")]
+EVERY = [(name, level) for name in NAMES for level in OWN_LEVELS.get(name, env_class(name).levels)]
+UNLISTED = ("auto_explore", "memory", "alfworld")
+
+
+@cache
+def games() -> tuple[Path, list[Task]]:
+    """A folder of small ALFWorld games, for as long as the tests run, and the tasks."""
+    folder = Path(tempfile.mkdtemp(prefix="reflectkit-test-"))
+    atexit.register(shutil.rmtree, folder)
+    return folder, write_games(folder)
 
 
 @cache
@@ -41,12 +53,15 @@ def repos() -> Path:
 
 
 def make(name: str, horizon: int | None = None) -> Any:
-    return make_env(name, horizon, **({"repos_dir": repos()} if name == "auto_explore" else {}))
+    worlds = {"auto_explore": lambda: {"repos_dir": repos()}, "alfworld": lambda: {"games_dir": games()[0]}}
+    return make_env(name, horizon, **worlds.get(name, dict)())
 
 
 def listed(name: str, level: str) -> list[Task]:
     if name == "memory":
         return [conversation(number, 40 if level == "long" else 4 + number % 7, level, seed=1) for number in range(4)]
+    if name == "alfworld":
+        return [task for task in games()[1] if task.level == level]
     if name != "auto_explore":
         return env_class(name).tasks(level)
     paths = sorted(open_repository(repos() / "library").sizes)
@@ -140,7 +155,7 @@ def test_task_ids_are_unique_and_levels_right(name: str, level: str) -> None:
     assert {(task.env, task.level) for task in tasks} == {(name, level)}
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", NAMES)
 def test_foreign_or_broken_tasks_are_refused(name: str) -> None:
     good = some(name, env_class(name).levels[0])[0]
     for broken in (
@@ -195,7 +210,7 @@ def test_a_dotted_path_is_an_env() -> None:
     assert make("reflectkit.envs.corridor:Corridor").reset(some("corridor", "long")[0], 0)
 
 
-@pytest.mark.parametrize(("name", "level"), [(name, level) for name, level in EVERY if name not in ("auto_explore", "memory")])
+@pytest.mark.parametrize(("name", "level"), [(name, level) for name, level in EVERY if name not in UNLISTED])
 def test_gymnasium_checker_passes(name: str, level: str) -> None:
     env = gymnasium.make(f"reflectkit/{env_class(name).__name__}-v0", level=level)
     check_env(env.unwrapped, skip_render_check=True)

@@ -1,0 +1,204 @@
+"""One game, played by ALFWorld's own engine in this process.
+
+Departs from the package: nothing is created where ALFWORLD_DATA points, `sys.argv` stays as it is, nothing is printed, and the
+expert that is asked for is the one that advises (the package's `planner` is its handcoded one).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reflectkit.core.errors import ConfigError, DataError
+
+PACKAGES = ("alfworld", "textworld", "fast_downward")
+HANDCODED, PLANNER = "handcoded", "planner"
+GAME, RECORD = "game.tw-pddl", "traj_data.json"
+PARTS = ("pddl_domain", "grammar", "pddl_problem")
+LOADED = ("_game_data", "_game_file", "_logic", "_entity_infos", "walkthrough")
+"""What the engine keeps of a game that it loaded; a reset makes the rest anew."""
+GAMES = 64  # loaded games that are kept
+LONGEST = 200  # steps for which the handcoded expert advises
+CHANGES_NOTHING = ("look", "inventory", "help", "examine")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the engine says after a command. commands: the admissible ones, in its order. score: 0 or 1.
+
+    advice: what the expert in the engine would do; None without one.
+    """
+
+    feedback: str
+    commands: tuple[str, ...]
+    score: float
+    won: bool
+    lost: bool
+    advice: str | None = None
+
+
+def check_installed() -> None:
+    """Raises ConfigError where a package of the engine is missing."""
+    for package in PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"env 'alfworld' needs the package {package}: pip install 'reflectkit[alfworld]' (or: make alfworld)"
+            )
+
+
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """Whatever runs within it prints nothing and leaves `sys.argv` and ALFWORLD_DATA as they were."""
+    arguments, data = sys.argv, os.environ.get("ALFWORLD_DATA")
+    os.environ["ALFWORLD_DATA"] = tempfile.gettempdir()  # the package makes this folder when it is imported
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        sys.argv = arguments
+        os.environ.pop("ALFWORLD_DATA")
+        if data is not None:
+            os.environ["ALFWORLD_DATA"] = data
+
+
+class Game:
+    """An engine and the game that it plays. Games that it has loaded before are quick to load again.
+
+    Raises
+    ------
+    ConfigError: the packages are not installed.
+    """
+
+    def __init__(self) -> None:
+        check_installed()
+        with _unseen():
+            import textworld
+            from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+            from textworld.envs import PddlEnv
+
+            self._infos = textworld.EnvInfos(admissible_commands=True)
+            self._env: Any = AlfredDemangler(PddlEnv(self._infos))
+        self._folder: Path | None = None
+        self._loaded: dict[tuple[Path, int, int], dict[str, Any]] = {}
+
+    def load(self, folder: Path) -> None:
+        """Load the game in `folder`. Raises DataError where its files are not those of a game, or not readable."""
+        file = folder / GAME
+        try:
+            stamp = folder, file.stat().st_mtime_ns, file.stat().st_size
+            if stamp in self._loaded:
+                vars(self._env.unwrapped).update(self._loaded[stamp])
+                self._folder = folder
+                return
+            data = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(file, f"cannot be read as a game: {error}; generate or download it again") from None
+        if not isinstance(data, dict) or not all(isinstance(data.get(part), str) for part in PARTS):
+            raise DataError(file, f"is no game: it lacks one of {', '.join(PARTS)}; generate or download it again")
+        with _unseen():
+            try:
+                self._env.load(str(file))
+            except (Exception, SystemExit) as error:  # the translator has many ways to say that PDDL is wrong
+                said = " ".join(str(error).split())[:200]
+                reason = f"{type(error).__name__}{': ' if said else ''}{said}"
+                raise DataError(file, f"cannot be won, or its PDDL is broken ({reason}); generate it again") from None
+        if len(self._loaded) >= GAMES:
+            self._loaded.pop(next(iter(self._loaded)))
+        self._loaded[stamp] = {name: value for name, value in vars(self._env.unwrapped).items() if name in LOADED}
+        self._folder = folder
+
+    def reset(self, expert: str | None = None) -> State:
+        """Begin the game that was loaded; `expert` advises.
+
+        Raises
+        ------
+        DataError: the planner finds no way to win it.
+        """
+        assert self._folder is not None
+        random.seed(0)  # the handcoded expert draws from it
+        self._infos.facts = expert == HANDCODED
+        with _unseen():
+            self._state = self._env.reset()
+            self._adviser: Any = {HANDCODED: _Handcoded, PLANNER: _Planner}[expert](self, self._folder) if expert else None
+            return self._seen()
+
+    def step(self, command: str) -> State:
+        """Take `command`."""
+        with _unseen():
+            self._state, _, _ = self._env.step(command)
+            if self._adviser is not None:
+                self._adviser.follow(command)
+            return self._seen()
+
+    def facts(self) -> list[str]:
+        """What is so, the player's knowledge or not, as "inreceptacle tomato 1 fridge 1"; sorted."""
+        named = self._env.unwrapped._get_human_readable_fact
+        facts = map(named, self._state["_facts"])
+        return sorted(" ".join([fact.name, *(name.strip() for name in fact.names)]) for fact in facts)
+
+    def plan(self) -> list[str]:
+        """Commands that win from here; empty where the planner finds none. Takes seconds."""
+        with _unseen():
+            inner = self._env.unwrapped
+            return [" ".join(command.split()) for command in inner._pddl_state.replan(inner._entity_infos)]
+
+    def _seen(self) -> State:
+        state = self._state
+        won = bool(state["won"])
+        advice = self._adviser.advice() if self._adviser is not None and not won else None
+        return State(state.feedback, tuple(state["admissible_commands"]), float(won), won, bool(state["lost"]), advice)
+
+
+class _Handcoded:
+    """The package's own rules. What they cannot do here is "look", as in the package."""
+
+    def __init__(self, game: Game, folder: Path) -> None:
+        from alfworld.agents.expert import HandCodedTWAgent
+
+        self.game = game
+        self.agent = HandCodedTWAgent(max_steps=LONGEST)
+        self.agent.reset(str(folder / GAME))
+        self.agent.observe(game._state.feedback)
+        self.next = "look"
+
+    def follow(self, command: str) -> None:
+        state = self.game._state
+        try:
+            advice = self.agent.act(state, 0, state["won"], command)
+        except Exception:  # it gives up, or meets what its rules do not foresee
+            advice = "look"
+        self.next = advice if advice in state["admissible_commands"] else "look"
+
+    def advice(self) -> str:
+        return self.next
+
+
+class _Planner:
+    """A plan made at the start; a new one is made after each departure from it."""
+
+    def __init__(self, game: Game, folder: Path) -> None:
+        self.game, self.folder = game, folder
+        self.plan: list[str] | None = None
+
+    def follow(self, command: str) -> None:
+        if self.plan and command == self.plan[0]:
+            self.plan.pop(0)
+        elif command.split()[0] not in CHANGES_NOTHING:
+            self.plan = None
+
+    def advice(self) -> str:
+        if self.plan is None:
+            self.plan = self.game.plan()
+        if not self.plan:
+            raise DataError(self.folder, "the planner finds no way to win this game; leave it out, or generate it again")
+        return self.plan[0]

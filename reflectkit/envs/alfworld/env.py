@@ -1,0 +1,238 @@
+"""ALFWorld: a household task in a room of receptacles, played as text in the benchmark's own engine.
+
+Departs from the benchmark: the engine runs in a child process, is stopped when it hangs, and is about twenty times as fast (see
+`fast`); the planner and the handcoded expert are those that are asked for; a game of sliced objects is refused, as there.
+
+Observation
+    The task, the receptacles that the room shows at the start, and the commands so far with what the engine answered, oldest
+    first. An answer over `result_tokens` is cut; the whole prompt is kept within `prompt_tokens` (both as counted by
+    `core.text`): the oldest commands go first, the newest is kept whole.
+Choices
+    The engine's admissible commands, in its order.
+Reward
+    The game's score: 1 for the step that wins, else 0.
+Episode end
+    The game is won (success) or lost.
+Source
+    ALFWorld, arXiv 2010.03768, package alfworld 0.4; TextWorld, arXiv 1806.11532. Horizon: the benchmark's 50 steps.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import weakref
+from pathlib import Path
+from typing import Any, ClassVar
+
+from reflectkit.core.errors import ConfigError, DataError, IllegalActionError, unknown_name
+from reflectkit.core.protocols import StepResult
+from reflectkit.core.text import count_short, shorten
+from reflectkit.core.types import Message, Observation, Task, ToolUse
+from reflectkit.envs.alfworld.belief import ROOM, Belief
+from reflectkit.envs.alfworld.engine import GAME, RECORD, State
+from reflectkit.envs.alfworld.expert import EXPERTS, LOOK, SEARCH, TYPES, Goal, good, rules
+from reflectkit.envs.alfworld.pool import Engine, pool
+from reflectkit.envs.alfworld.reflections import write_reflection
+from reflectkit.envs.base import check_task
+
+ALL = "all"
+HORIZON = 50
+HEADINGS = 24  # tokens of the words that every prompt has, and of the mark for commands left out
+OF_A_VERB = 2  # mistakes of each verb that are offered
+NOTHING = "Nothing happens."
+HELP = "help"  # never a mistake on purpose: its long answer drives out what was seen
+MORE = "make games with `reflectkit gen-task --env alfworld`, or say where they are with --games-dir"
+
+
+class Alfworld:
+    """See the module's text for the rules.
+
+    games_dir: what tasks name their games from. expert: who says what is best: search, handcoded or planner. result_tokens,
+    prompt_tokens: what an answer and the whole observation may have.
+    """
+
+    name: ClassVar[str] = "alfworld"
+    levels: ClassVar[tuple[str, ...]] = (*TYPES, ALL)
+    """The type of the task; "all" is whatever type."""
+    horizons: ClassVar[dict[str, int]] = dict.fromkeys(levels, HORIZON)
+    settings: ClassVar[tuple[str, ...]] = ("games_dir", "expert", "result_tokens", "prompt_tokens")
+    remote: ClassVar[bool] = True
+    widest: ClassVar[int] = 32
+    """Games side by side: each takes a process."""
+    load_seconds: ClassVar[float] = 120.0
+    """What an engine has to load a game, the planner's first plan included."""
+    step_seconds: ClassVar[float] = 60.0
+
+    def __init__(
+        self,
+        games_dir: Path | str = Path("data/alfworld/games"),
+        *,
+        expert: str = SEARCH,
+        result_tokens: int = 400,
+        prompt_tokens: int = 800,
+    ) -> None:
+        if expert not in EXPERTS:
+            raise unknown_name("expert", expert, EXPERTS)
+        if result_tokens < 1 or prompt_tokens < 50:
+            raise ConfigError("--result-tokens must be at least 1, --prompt-tokens at least 50")
+        self.games_dir, self.expert = Path(games_dir), expert
+        self.result_tokens, self.prompt_tokens = result_tokens, prompt_tokens
+        self._engine: Engine | None = None
+        self._return: weakref.finalize[..., Any] | None = None
+        self._over = True
+
+    @classmethod
+    def at_level(cls, task: Task, level: str) -> Task | None:
+        """The task itself, if it is of the type `level`, or that is "all"."""
+        return task if level in (ALL, task.level) else None
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Begin `task`; nothing in a game is drawn.
+
+        Raises
+        ------
+        ConfigError: the engine's packages are not installed. DataError: another env's task; a game that is not there or broken.
+        EnvironmentFailure: the engine fails or does not answer.
+        """
+        self._over = True
+        check_task(task, self.name, TYPES)
+        folder = self._folder(task)
+        self.goal = _goal(folder, task)
+        engine = self._taken(folder)
+        state = engine.reset(folder, None if self.expert == SEARCH else self.expert, self.load_seconds)
+        opening, _, asked = state.feedback.partition("Your task is to: ")
+        room = ROOM.search(opening)
+        if not asked or room is None:
+            raise DataError(folder / GAME, "does not begin as a game of ALFWorld does; generate or download it again")
+        self.task = " ".join(asked.split()).removesuffix(".")
+        self._belief = Belief()
+        self._history: list[tuple[str, str]] = []
+        self._last_note = ""
+        self._take_in(state)
+        self._room = ", ".join(self._belief.places)
+        self._over = False
+        return self._observe()
+
+    def step(self, action: int | str | ToolUse) -> StepResult:
+        """Take choice `action`.
+
+        Raises
+        ------
+        IllegalActionError: not one of the choices, or the episode is over. EnvironmentFailure: the engine fails or does not
+        answer.
+        """
+        if self._over:
+            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
+        if not isinstance(action, int) or isinstance(action, bool) or not 0 <= action < len(self._state.commands):
+            raise IllegalActionError(f"{self.name}: no action {action!r:.80}; choose 0 to {len(self._state.commands) - 1}")
+        assert self._engine is not None
+        command = self._state.commands[action]
+        self._last_note = "good" if command in self._good() else "mistake"
+        state = self._engine.step(command, self.step_seconds)
+        self._history.append((command, " ".join(state.feedback.split())))
+        self._take_in(state)
+        self._over = state.won or state.lost
+        info: dict[str, Any] = {"success": state.won, "score": state.score}
+        if state.feedback == NOTHING:
+            info["refused"] = 1
+        return StepResult(self._observe(), state.score, self._over, info=info)
+
+    # ------------------------------------------------------------------------------------------------ the oracle teacher
+
+    def oracle(self) -> int:
+        """What the expert does next."""
+        return self._state.commands.index(self._state.advice or self._good()[0])
+
+    def mistakes(self) -> list[int]:
+        """Commands that lead nowhere: neither the expert's nor as good as far as the player can know. At most two of a verb,
+        others at each step.
+        """
+        right = self._good()
+        by_verb: dict[str, list[int]] = {}
+        for index, command in enumerate(self._state.commands):
+            if command not in right and command != HELP:
+                by_verb.setdefault(command.split()[0], []).append(index)
+        step = len(self._history)
+        return sorted({wrong[(step + turn) % len(wrong)] for wrong in by_verb.values() for turn in range(OF_A_VERB)})
+
+    def note(self) -> str:
+        """How the last command is to be marked: "" at the start, "good", or "mistake" where it led nowhere."""
+        return self._last_note
+
+    def reflection(self, generator: random.Random) -> str:
+        """What is held, what was searched, where the wanted thing is, what is left to do; all as the player knows it."""
+        return write_reflection(self._belief, self.goal, self._last_note == "mistake", generator)
+
+    def _good(self) -> list[str]:
+        known = good(self._belief, self.goal)
+        return known if self._state.advice is None else [self._state.advice, *known]
+
+    # ---------------------------------------------------------------------------------------------------------- inside
+
+    def _folder(self, task: Task) -> Path:
+        name = task.data.get("game")
+        if not isinstance(name, str) or not name.strip() or "\0" in name:
+            raise DataError(task.id, f"expected the folder of a game, found {name!r:.60}", field="data.game")
+        root, folder = self.games_dir.resolve(), (self.games_dir / name).resolve()
+        if Path(name).is_absolute() or ".." in Path(name).parts or root not in folder.parents:
+            raise DataError(task.id, f"{name!r:.200} leads out of the games' folder {self.games_dir}", field="data.game")
+        for file in (GAME, RECORD):
+            if not (folder / file).is_file():
+                raise DataError(task.id, f"there is no {file} in {self.games_dir / name}; {MORE}", field="data.game")
+        return folder
+
+    def _taken(self, folder: Path) -> Engine:
+        """An engine of one's own, until the next reset or the end of this env."""
+        if self._return is not None:
+            self._return()
+        engine = pool().take(folder)
+        self._engine = engine
+        self._return = weakref.finalize(self, pool().give, engine)
+        self._return.atexit = False
+        return engine
+
+    def _take_in(self, state: State) -> None:
+        self._state = state
+        self._belief.learn(state.feedback, state.commands)
+
+    def _observe(self) -> Observation:
+        return Observation((Message("user", self._text()),), self._state.commands)
+
+    def _text(self) -> str:
+        """The prompt's parts within `prompt_tokens`; see the module's text for what goes first."""
+        start = f"Task: {self.task}\nRoom: {self._room}\n"
+        room = self.prompt_tokens - count_short(start) - HEADINGS
+        room -= sum(count_short(command) + 2 for command in self._state.commands)
+        lines: list[str] = []
+        for command, answer in reversed(self._history):
+            line = f" {command}: {' '.join(shorten(answer, self.result_tokens).split())}"
+            room -= count_short(line) + 1
+            if room < 0 and lines:
+                lines.append(" ...")
+                break
+            lines.append(line)
+        return start + "\n".join(["Commands:", *reversed(lines)] if lines else ["Commands: none"])
+
+
+def _goal(folder: Path, task: Task) -> Goal:
+    """What is to be done, as the game's record says."""
+    path = folder / RECORD
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        kind, parameters = record["task_type"], record["pddl_params"]
+        target = parameters["toggle_target" if kind == LOOK else "parent_target"]
+        wanted = parameters["object_target"].lower()
+        sliced = parameters.get("object_sliced", False)
+        problem = json.loads((folder / GAME).read_text(encoding="utf-8"))["pddl_problem"]
+        found = Goal(kind, wanted, target.lower(), *rules(problem, wanted))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(path, f"is no record of a game ({reason:.200}); generate or download it again") from None
+    if kind != task.level:
+        raise DataError(task.id, f"level {task.level!r}, but the game is of type {kind!r:.60}", field="level")
+    if sliced:
+        raise DataError(
+            task.id, "is about sliced objects, which the benchmark's text games leave out; leave it out", field="data.game"
+        )
+    return found

@@ -1,0 +1,173 @@
+"""The engine made faster without a word of difference: what it works out again and again from the same input is kept.
+
+Kept, and why that is safe:
+
+- A parsed text of the grammar (`#look.feedback#`, `go to [{r.name | …}]`): a function of the text. The engine writes contexts
+  into the symbols that it gets, so each use gets copies of them.
+- A conjunctive query (`openable(r:receptacle) & …`): a function of its text, and only read.
+- A game's whole grammar: a function of its text. Games differ in the sentence of their task alone, so the rest is parsed once
+  and the sentence put in. Rules are read and copied, never written.
+- A fact, from the planner's name for it ("Atom inreceptacle(…)"): a function of the name and its arguments' types, never
+  changed.
+- A problem translated from PDDL to SAS: a function of domain and problem, and only read. Engines may share a folder of what
+  they have translated. The second translation, which the planner alone needs, waits until somebody plans.
+
+Copies of a context are as deep as the dictionaries that the engine writes into: what lies in them (facts, names of things) it
+never changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+PROBLEMS = 2  # translated problems that are kept in memory
+FACTS = 2**16  # facts that are kept
+ATOM = re.compile(r"(\w+) ([^(]+)\((.*)\)")
+TASK = re.compile(r"Your task is to: ([A-Za-z0-9 ,']+)\.")
+STAND_IN = "UNKNOWN GOAL"
+
+
+@contextlib.contextmanager
+def memoised(shared: Path | None = None) -> Iterator[None]:
+    """Within it, the engines that are made in this process keep what they work out. shared: a folder that is theirs alone."""
+    import fast_downward
+    from textworld.envs.pddl import logic, textgen
+
+    translate = lru_cache(maxsize=PROBLEMS)(_kept(fast_downward.pddl2sas, shared) if shared else fast_downward.pddl2sas)
+    open_library = fast_downward.load_lib
+
+    def pddl2sas(domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> Any:
+        later = _Later(lambda: translate(domain, problem, optimize=True)[1])
+        return (None, later) if optimize else translate(domain, problem)
+
+    class Queries:
+        parse_conjunctive_query = staticmethod(lru_cache(maxsize=None)(textgen.Rule.parse_conjunctive_query))
+
+    changes: list[tuple[Any, str, Any]] = [
+        (textgen, "_parse_and_convert", _copies_of(lru_cache(maxsize=None)(textgen._parse_and_convert), textgen.Symbol)),
+        (textgen, "deepcopy", lambda value: _copied(value, textgen.Symbol)),
+        (textgen, "Rule", Queries),
+        (logic, "_parse_and_convert", _but_for_the_task(lru_cache(maxsize=8)(logic._parse_and_convert), textgen)),
+        (logic.Atom, "get_fact", _facts(logic)),
+        (fast_downward, "pddl2sas", pddl2sas),
+        (fast_downward, "load_lib", lambda: _Library(open_library())),
+    ]
+    before = [getattr(place, name) for place, name, _ in changes]
+    for place, name, value in changes:
+        setattr(place, name, value)
+    try:
+        yield
+    finally:
+        for (place, name, _), value in zip(changes, before, strict=True):
+            setattr(place, name, value)
+
+
+def _kept(translate: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+    """What `translate` returns, from a file in `folder` where one of its processes has been asked for it before."""
+
+    def kept(domain: str, problem: str, optimize: bool = False) -> Any:
+        file = folder / hashlib.sha256(f"{optimize}\0{domain}\0{problem}".encode()).hexdigest()
+        if file.exists():
+            return pickle.loads(zlib.decompress(file.read_bytes()))
+        translated = translate(domain, problem, optimize=optimize)
+        with contextlib.suppress(OSError):  # a full disk costs time, no more
+            staging = file.with_suffix(f".{os.getpid()}")
+            staging.write_bytes(zlib.compress(pickle.dumps(translated), level=1))
+            staging.replace(file)
+        return translated
+
+    return kept
+
+
+def _copies_of(parse: Callable[..., Any], symbol: type) -> Callable[..., Any]:
+    return lambda text, rule_name, trace=False: _copied(parse(text, rule_name=rule_name), symbol)
+
+
+def _copied(value: Any, symbol: type) -> Any:
+    """`value` with lists, dictionaries and symbols of its own, the symbols within symbols included."""
+    if isinstance(value, dict):
+        return dict(value)
+    if isinstance(value, list):
+        return [_copied(part, symbol) for part in value]
+    if not isinstance(value, symbol):
+        return value
+    copy = object.__new__(type(value))
+    for name, part in vars(value).items():
+        setattr(copy, name, _copied(part, symbol) if isinstance(part, symbol) else part)
+    return copy
+
+
+def _but_for_the_task(parse: Callable[..., Any], textgen: Any) -> Callable[..., Any]:
+    """Parses a grammar as `parse` does, but the sentence of the task apart from the rest."""
+
+    def parsed(text: str, rule_name: str) -> Any:
+        tasks = TASK.findall(text)
+        if len(tasks) != 1:
+            return parse(text, rule_name=rule_name)
+        actions, shared = parse(text.replace(tasks[0], STAND_IN), rule_name=rule_name)
+        told = textgen.ContextSensitiveGrammar.parse(json.dumps({"task": [{"rhs": f"Your task is to: {tasks[0]}."}]}))
+        told._rules = shared._rules | told._rules
+        return actions, told
+
+    return parsed
+
+
+def _facts(logic: Any) -> Callable[..., Any]:
+    """What `Atom.get_fact` does, each fact made once."""
+
+    @lru_cache(maxsize=FACTS)
+    def parts(name: str) -> tuple[str, tuple[str, ...]]:
+        found = ATOM.fullmatch(name)
+        assert found is not None, name
+        kind, predicate, arguments = found.groups()
+        negation = "not_" if kind == "NegatedAtom" else ""
+        return negation + predicate, tuple(argument for argument in arguments.split(", ") if argument)
+
+    @lru_cache(maxsize=FACTS)
+    def fact(predicate: str, typed: tuple[tuple[str, str], ...]) -> Any:
+        return logic.Proposition(predicate, [logic.Variable(name, kind) for name, kind in typed])
+
+    def get_fact(atom: Any, name2type: dict[str, str]) -> Any:
+        predicate, arguments = parts(atom.name)
+        return fact(predicate, tuple((name, name2type[name]) for name in arguments))
+
+    return get_fact
+
+
+class _Later:
+    """A text that is worked out when it is needed; stands in for it where only `encode` is asked of it."""
+
+    def __init__(self, work: Callable[[], str]) -> None:
+        self.work = work
+
+    def encode(self, _: str) -> _Later:
+        return self
+
+
+class _Library:
+    """The planner's library; it is given the problem when there is something to plan."""
+
+    def __init__(self, library: Any) -> None:
+        self.library, self.problem = library, None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.library, name)
+
+    def load_sas_replan(self, problem: Any) -> None:
+        self.problem = problem
+
+    def replan(self, verbose: bool) -> Any:
+        if self.problem is not None:
+            self.library.load_sas_replan(self.problem.work().encode("utf-8"))
+            self.problem = None
+        return self.library.replan(verbose)

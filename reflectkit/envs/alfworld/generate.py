@@ -1,0 +1,224 @@
+"""Games of our own for the ALFWorld engine: a room, a goal, and where everything lies, in the files that the benchmark has.
+
+Rules of what fits where, goals and task texts are the alfworld package's tables, read where it is installed. Departs from the
+benchmark: objects are placed by chance and not by a simulator, and no goal object starts where it is to be put.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from reflectkit.core.errors import ConfigError
+from reflectkit.core.seeding import derive, generator
+from reflectkit.envs.alfworld.engine import GAME, RECORD
+from reflectkit.envs.alfworld.expert import CLEAN, COOL, HEAT, LOOK, TWO, TYPES
+from reflectkit.envs.alfworld.games import PROBLEM, matches
+from reflectkit.envs.alfworld.layouts import Receptacle, Room, rooms
+from reflectkit.envs.alfworld.package import domain, grammar, table, task_text
+
+TOOLS = {CLEAN: ("Cleanable", "SinkBasin"), HEAT: ("Heatable", "Microwave"), COOL: ("Coolable", "Fridge")}
+LAMP = "DeskLamp"
+LAMP_STANDS = frozenset(("Desk", "SideTable", "Dresser", "Shelf", "CoffeeTable", "DiningTable"))
+SINGLE = frozenset(("StoveBurner", "CoffeeMachine", "Toaster", "ToiletPaperHanger", "TowelHolder", "HandTowelHolder"))
+WIDE = frozenset(("CounterTop", "DiningTable", "Desk", "Dresser", "Bed", "CoffeeTable", "SideTable", "Fridge"))
+OPEN_SHARE = 0.1  # of the cabinets and drawers, at the start
+COPIES = (1, 1, 1, 2, 2, 3)  # of a kind of object, by chance
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is to be done, and where. receptacle: the kind it is to be put in, or for look games the lamp."""
+
+    level: str
+    item: str
+    receptacle: str
+    room: Room
+
+    @property
+    def name(self) -> str:
+        """As the benchmark names the folder of such games: TYPE-Object-None-Receptacle-FLOOR."""
+        return f"{self.level}-{self.item}-None-{self.receptacle}-{self.room.number}"
+
+
+@dataclass(frozen=True)
+class Game:
+    """The texts of a game's files. problem: PDDL. trajectory: of traj_data.json. grammar: with the task's text in it."""
+
+    goal: Goal
+    problem: str
+    trajectory: dict[str, Any]
+    grammar: str
+
+    def files(self, walkthrough: Sequence[str]) -> dict[str, str]:
+        """Name → text of the three files. walkthrough: the commands that won."""
+        playable = {
+            "pddl_domain": domain(),
+            "grammar": self.grammar,
+            "pddl_problem": self.problem,
+            "solvable": True,
+            "walkthrough": list(walkthrough),
+        }
+        return {
+            PROBLEM: self.problem,
+            RECORD: json.dumps(self.trajectory, indent=1) + "\n",
+            GAME: json.dumps(playable) + "\n",
+        }
+
+
+@cache
+def goals(level: str, patterns: tuple[str, ...] = ()) -> tuple[Goal, ...]:
+    """Every goal of `level` that some room can host and whose name matches. Raises ConfigError."""
+    found = []
+    for room in rooms():
+        if room.kind in table("constants").GOALS_VALID[level]:
+            found += [goal for goal in _goals(level, room) if matches(goal.name, patterns)]
+    return tuple(found)
+
+
+def levels(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """The types that games matching one of `patterns` can be of. Raises ConfigError: none."""
+    found = tuple(level for level in TYPES if goals(level, patterns))
+    if not found:
+        some = ", ".join(goals(level)[0].name for level in TYPES[:2])
+        raise ConfigError(f"no game that matches --games {' '.join(patterns)} can be made; names are like {some}")
+    return found
+
+
+def trial_name(seed: int, number: int, patterns: tuple[str, ...]) -> str:
+    """What game `number` is called; games drawn for other patterns are called otherwise."""
+    return f"trial_G{seed}_" + (f"{derive(0, *patterns):016x}_" if patterns else "") + str(number)
+
+
+def draw(seed: int, number: int, attempt: int, level: str, patterns: tuple[str, ...] = ()) -> Game:
+    """Game `number`, one of `levels(patterns)`, drawn for the `attempt`-th time. Same arguments, same game."""
+    hosts = goals(level, patterns)
+    chance = generator(seed, "game", level, number, attempt)
+    room = chance.choice(list(dict.fromkeys(goal.room.number for goal in hosts)))
+    goal = chance.choice([goal for goal in hosts if goal.room.number == room])
+    name = trial_name(seed, number, patterns)
+    parameters = {
+        "object_target": goal.item,
+        "parent_target": "" if level == LOOK else goal.receptacle,
+        "toggle_target": goal.receptacle if level == LOOK else "",
+        "mrecep_target": "",
+    }
+    text = task_text(level, parameters, chance)
+    trajectory = {
+        "task_id": name,
+        "task_type": level,
+        "pddl_params": parameters | {"object_sliced": False},
+        "scene": {"floor_plan": goal.room.name, "scene_num": goal.room.number, "random_seed": seed},
+        "turk_annotations": {"anns": [{"task_desc": text, "high_descs": []}]},
+    }
+    return Game(goal, _problem(name, goal, chance), trajectory, grammar(text))
+
+
+def _goals(level: str, room: Room) -> Iterable[Goal]:
+    constants = table("constants")
+    there = {receptacle.kind for receptacle in room.receptacles}
+    items = [kind for kind in room.kinds if any(kind in _holds(other) for other in there)]
+    if level == LOOK:
+        if LAMP in room.kinds and there & LAMP_STANDS:
+            yield from (Goal(level, item, LAMP, room) for item in items)
+        return
+    tool = ""
+    if level in TOOLS:
+        able, tool = TOOLS[level]
+        items = [item for item in items if item in constants.VAL_ACTION_OBJECTS[able] and tool in there]
+    for item in items:
+        for kind in sorted(there):
+            elsewhere = any(item in _holds(other) for other in there - {kind})
+            if item in _holds(kind) and elsewhere and kind != tool and not (level == TWO and kind in SINGLE):
+                yield Goal(level, item, kind, room)
+
+
+def _holds(kind: str) -> frozenset[str]:
+    return frozenset(table("constants").VAL_RECEPTACLE_OBJECTS.get(kind, ()))
+
+
+def _placed(goal: Goal, chance: random.Random) -> list[tuple[str, str, Receptacle]]:
+    """(name, kind, where) of each object: those of the goal first, then copies of what else belongs in the room."""
+    room = goal.room
+    free = {
+        receptacle: 1 if receptacle.kind in SINGLE else 9 if receptacle.kind in WIDE else 3 for receptacle in room.receptacles
+    }
+    wanted = Counter({kind: chance.choice(COPIES) for kind in room.kinds})
+    wanted[goal.item] = max(wanted[goal.item], 2 if goal.level == TWO else 1)
+    if LAMP in wanted:
+        wanted[LAMP] = 1
+    rest = sorted(set(wanted) - {goal.item, LAMP})
+    chance.shuffle(rest)
+    placed = []
+    for kind in (goal.item, LAMP, *rest):
+        for copy in range(wanted[kind]):
+            hosts = [receptacle for receptacle, left in free.items() if left and _may_start(kind, receptacle, goal)]
+            if hosts:
+                where = chance.choice(hosts)
+                free[where] -= 1
+                x, y, z = where.name.split("|")[1:4]
+                placed.append((f"{kind}|{x}|{float(y) + 0.05:+06.2f}|{z}|{copy + 1}", kind, where))
+    return placed
+
+
+def _may_start(kind: str, receptacle: Receptacle, goal: Goal) -> bool:
+    if kind == LAMP:
+        return receptacle.kind in LAMP_STANDS
+    return kind in _holds(receptacle.kind) and not (kind == goal.item and receptacle.kind == goal.receptacle)
+
+
+def _problem(name: str, goal: Goal, chance: random.Random) -> str:
+    """The state of the world at the start and the goal, in PDDL, as the benchmark's initial_state.pddl has them."""
+    constants = table("constants")
+    room, placed = goal.room, _placed(goal, chance)
+    start = "loc|{}|{}|{}|{}".format(*chance.choice(room.places))
+    location = {receptacle.name: "loc|{}|{}|{}|{}".format(*receptacle.place) for receptacle in room.receptacles}
+    receptacle_kinds = sorted({receptacle.kind for receptacle in room.receptacles} | _named(goal))
+    item_kinds = sorted({kind for _, kind, _ in placed} | {goal.item})
+    objects = ["agent1 # agent"]
+    objects += [f"{kind}Type # otype" for kind in item_kinds]
+    objects += [f"{kind}Type # rtype" for kind in receptacle_kinds]
+    objects += [f"{item} # object" for item, _, _ in placed]
+    objects += [f"{receptacle.name} # receptacle" for receptacle in room.receptacles]
+    objects += [f"{place} # location" for place in sorted({start, *location.values()})]
+    facts = [f"(atLocation agent1 {start})"]
+    for receptacle in room.receptacles:
+        facts.append(f"(receptacleType {receptacle.name} {receptacle.kind}Type)")
+        facts.append(f"(receptacleAtLocation {receptacle.name} {location[receptacle.name]})")
+        if receptacle.opens:
+            facts.append(f"(openable {receptacle.name})")
+            if receptacle.kind in ("Cabinet", "Drawer") and chance.random() < OPEN_SHARE:
+                facts.append(f"(opened {receptacle.name})")
+    facts += [f"(canContain {kind}Type {item}Type)" for kind in receptacle_kinds for item in item_kinds if item in _holds(kind)]
+    for item, kind, where in placed:
+        facts.append(f"(objectType {item} {kind}Type)")
+        facts.append(f"(inReceptacle {item} {where.name})")
+        facts.append(f"(objectAtLocation {item} {location[where.name]})")
+        facts += [f"({able.lower()} {item})" for able, kinds in constants.VAL_ACTION_OBJECTS.items() if kind in kinds]
+        if kind in constants.MOVABLE_RECEPTACLES_SET:
+            facts.append(f"(isReceptacleObject {item})")
+        if kind != LAMP:
+            facts.append(f"(pickupable {item})")
+    asked = (
+        table("goal_library")
+        .gdict[goal.level]["pddl"]
+        .format(obj=goal.item, recep=goal.receptacle, toggle=goal.receptacle, mrecep="")
+    )
+    text = "\n".join((f"(define (problem plan_{name})", "(:domain alfred)", "(:objects", *objects, ")", "(:init", *facts, ")"))
+    return _legal(text + "\n" + asked.strip() + "\n")
+
+
+def _named(goal: Goal) -> set[str]:
+    return set() if goal.level == LOOK else {goal.receptacle}
+
+
+def _legal(text: str) -> str:
+    """`text` with the simulator's names spelt as the benchmark spells them in PDDL, and # for the dash before a type."""
+    for sign, spelt in (("-", "_minus_"), ("#", "-"), ("|", "_bar_"), ("+", "_plus_"), (".", "_dot_"), (",", "_comma_")):
+        text = text.replace(sign, spelt)
+    return text

@@ -1,0 +1,102 @@
+"""Where engines live: one process that has imported the engine, and its children, one for each game in play.
+
+Started by `pool` as `python -c … main(descriptor)`, with a fixed hash seed, so that the engine's sets have one order and a plan
+is the same each time. It forks a child for each socket that it is sent; the children share its memory until they write. Each
+ends when its own socket is closed at the other end, whatever it is doing, so nobody is left behind by a killed parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from reflectkit.core.errors import ReflectkitError
+from reflectkit.envs.alfworld.engine import Game
+from reflectkit.envs.alfworld.fast import memoised
+
+DONE, REFUSED, FAILED = "done", "refused", "failed"
+
+
+def main(descriptor: int) -> None:
+    """Fork a child for each socket that comes through `descriptor`, until that is closed."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):  # the parent handles the first two, and its end is ours
+        signal.signal(number, signal.SIG_IGN)
+    control = socket.socket(fileno=descriptor)
+    with (
+        tempfile.TemporaryDirectory(prefix="reflectkit-alfworld-", ignore_cleanup_errors=True) as shared,
+        memoised(Path(shared)),
+    ):
+        with contextlib.suppress(Exception):  # what is wrong with the engine, each child finds and says itself
+            Game()
+        gc.collect()
+        gc.freeze()
+        while True:
+            _, received, _, _ = socket.recv_fds(control, 1, 1)
+            if not received:
+                return
+            if os.fork() == 0:
+                try:
+                    control.close()
+                    serve(Connection(received[0]))
+                finally:
+                    os._exit(0)
+            os.close(received[0])
+
+
+def serve(connection: Connection) -> None:
+    """Answer requests, each the name of a method of `Play` and its arguments, until the other end is closed."""
+    threading.Thread(target=_leave_with, args=(connection.fileno(),), daemon=True).start()
+    connection.send((DONE, os.getpid()))
+    play = None
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            name, *arguments = connection.recv()
+            try:
+                play = play or Play()
+                connection.send((DONE, getattr(play, name)(*arguments)))
+            except ReflectkitError as error:
+                connection.send((REFUSED, error))
+            except Exception as error:
+                connection.send((FAILED, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"))
+
+
+class Play:
+    """What may be asked of an engine in a child process."""
+
+    def __init__(self) -> None:
+        self.game = Game()
+
+    def reset(self, folder: Path, expert: str | None) -> Any:
+        """The first State of the game in `folder`."""
+        self.game.load(folder)
+        return self.game.reset(expert)
+
+    def step(self, command: str) -> Any:
+        """The State that `command` leads to."""
+        return self.game.step(command)
+
+    def facts(self) -> list[str]:
+        """What is so."""
+        return self.game.facts()
+
+    def plan(self) -> list[str]:
+        """Commands that win."""
+        return self.game.plan()
+
+
+def _leave_with(descriptor: int, leave: Callable[[int], None] = os._exit) -> None:
+    """End this process as soon as the socket's other end is closed, even in the midst of a plan."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # only POLLHUP and POLLERR, which cannot be left out
+    poll.poll()
+    leave(1)

@@ -1,0 +1,442 @@
+"""ALFWorld's games: the rooms, what is drawn in them, that it can be won, and reading folders that anyone may have damaged."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reflectkit.cli.main import main
+from reflectkit.core.console import Quiet
+from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.jsonl import read_json, write_json
+from reflectkit.core.types import Task
+from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.envs.alfworld import games
+from reflectkit.envs.alfworld.expert import LOOK, TWO, TYPES
+from reflectkit.envs.alfworld.generate import TOOLS, Game, draw, goals, levels
+from reflectkit.envs.alfworld.layouts import rooms
+from reflectkit.envs.alfworld.package import table
+from reflectkit.envs.alfworld.prove import Proof, essence, prove
+from reflectkit.stages.gen_games import Maker
+from tests.household import write_games
+
+pytest.importorskip("alfworld", reason="the engine is not installed: pip install 'reflectkit[alfworld]'")
+FIXED = {"Kitchen": {"Fridge", "Microwave", "SinkBasin", "StoveBurner", "CounterTop", "Cabinet", "Toaster", "GarbageCan"},
+         "LivingRoom": {"Sofa", "GarbageCan"}, "Bedroom": {"Bed", "GarbageCan"},
+         "Bathroom": {"Toilet", "SinkBasin", "ToiletPaperHanger", "GarbageCan"}}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six games of our own, one a type, by the command."""
+    folder = tmp_path_factory.mktemp("alfworld")
+    assert gen(folder, "--instances", "6") == 0
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Twelve small games in the benchmark's layout."""
+    write_games(tmp_path / "bench")
+    return tmp_path / "bench"
+
+
+def gen(folder: Path, *flags: str, stage: str = "gen-task") -> int:
+    common = ["--env", "alfworld", "--data-dir", str(folder / "data"), "--results-dir", str(folder / "results")]
+    return main([stage, *common, *flags])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def facts(game: Game, name: str) -> list[list[str]]:
+    """The arguments of each fact `name` that holds at the start."""
+    return [found.split() for found in re.findall(rf"^\({name} ([^()]*)\)$", game.problem, re.MULTILINE)]
+
+
+# ------------------------------------------------------------------------------------------------------------ rooms and draws
+
+
+def test_every_floor_plan_is_a_room_as_the_benchmark_has_them() -> None:
+    assert Counter(room.kind for room in rooms()) == dict.fromkeys(FIXED, 30)
+    for room in rooms():
+        there = Counter(receptacle.kind for receptacle in room.receptacles)
+        assert set(there) >= FIXED[room.kind], room.name
+        assert len({receptacle.name for receptacle in room.receptacles}) == len(room.receptacles)
+        assert {item.kind for item in room.receptacles if item.opens} <= table("constants").OPENABLE_CLASS_SET
+        assert not {receptacle.place for receptacle in room.receptacles} & set(room.places)
+    assert Counter(item.kind for item in rooms()[0].receptacles)["StoveBurner"] == 4
+
+
+@pytest.mark.parametrize("level", TYPES)
+def test_a_draw_keeps_the_rules(level: str) -> None:
+    holds, able = table("constants").VAL_RECEPTACLE_OBJECTS, table("constants").VAL_ACTION_OBJECTS
+    for number in range(25):
+        game = draw(3, number, 0, level)
+        goal, kind_of = game.goal, {name: kind.removesuffix("Type") for name, kind in facts(game, "objectType")}
+        place_of = {name: kind.removesuffix("Type") for name, kind in facts(game, "receptacleType")}
+        lies = {item: place_of[place] for item, place in facts(game, "inReceptacle")}
+        assert lies.keys() == kind_of.keys()
+        wanted = [item for item, kind in kind_of.items() if kind == goal.item]
+        assert len(wanted) >= (2 if level == TWO else 1)
+        assert goal.receptacle not in {lies[item] for item in wanted} or level == LOOK
+        assert goal.room.kind in table("constants").GOALS_VALID[level]
+        for item, place in lies.items():
+            assert kind_of[item] == "DeskLamp" or kind_of[item] in holds[place]
+        opening = {place for (place,) in facts(game, "openable")}
+        assert {place for (place,) in facts(game, "opened")} <= opening
+        if level == LOOK:
+            lamps = [item for item, kind in kind_of.items() if kind == "DeskLamp"]
+            assert len(lamps) == 1
+            assert [lamps] == facts(game, "toggleable")
+            assert lamps not in facts(game, "pickupable")
+        if level in TOOLS:
+            assert goal.item in able[TOOLS[level][0]]
+            assert TOOLS[level][1] in place_of.values()
+        assert game.problem.count("(") == game.problem.count(")")
+        assert goal.item.lower() in game.trajectory["turk_annotations"]["anns"][0]["task_desc"]
+        assert game.trajectory["turk_annotations"]["anns"][0]["task_desc"] in game.grammar
+
+
+def test_a_draw_is_a_function_of_its_arguments() -> None:
+    first = draw(0, 4, 0, TWO)
+    assert first.files(("look",)) == draw(0, 4, 0, TWO).files(("look",))
+    others = [draw(1, 4, 0, TWO), draw(0, 5, 0, TWO), draw(0, 4, 1, TWO)]
+    assert len({game.problem.partition("\n")[2] for game in [first, *others]}) == 4
+
+
+def test_patterns_narrow_the_goals() -> None:
+    tomato = ("pick_and_place_simple-Tomato-*-Microwave",)
+    assert levels(tomato) == ("pick_and_place_simple",)
+    assert {(goal.item, goal.receptacle) for goal in goals(TYPES[0], tomato)} == {("Tomato", "Microwave")}
+    assert levels(("*-Egg-*-Fridge",)) == tuple(level for level in TYPES if "cool" not in level and level != LOOK)
+    with pytest.raises(ConfigError, match="no game that matches --games Tomato"):
+        levels(("Tomato",))
+
+
+# ----------------------------------------------------------------------------------------------------------------- winnable
+
+
+def test_games_of_every_type_are_made_and_won(made: Path) -> None:
+    records = read_json(made / "data" / "alfworld" / "data.json")
+    assert [record["level"] for record in records] == list(TYPES)
+    for record in records:
+        folder = made / "data" / "alfworld" / "games" / record["data"]["game"]
+        assert games.check(folder) is None
+        trajectory, playable = games.read(folder)
+        assert playable["pddl_problem"] == (folder / "initial_state.pddl").read_text()
+        assert trajectory["scene"]["floor_plan"] == record["data"]["room"]
+        assert playable["walkthrough"]
+        assert prove(folder).walkthrough == tuple(playable["walkthrough"])
+
+
+def test_fewer_games_are_the_same_games_and_a_lost_one_is_made_again(made: Path, tmp_path: Path) -> None:
+    assert gen(tmp_path, "--instances", "2") == 0
+    ours, all_six = tmp_path / "data" / "alfworld" / "games", contents(made / "data" / "alfworld" / "games")
+    first_two = contents(ours)
+    assert first_two.items() <= all_six.items()
+    lost = next(ours.glob("*/*/*/trial_G0_1"))
+    shutil.rmtree(lost)
+    kept = next(ours.glob("*/*/*/trial_G0_0")) / "game.tw-pddl"
+    before = kept.stat().st_mtime_ns
+    assert gen(tmp_path, "--instances", "2") == 0
+    assert contents(ours) == first_two
+    assert kept.stat().st_mtime_ns == before
+
+
+def test_what_cannot_be_won_is_drawn_again_and_counted(tmp_path: Path) -> None:
+    answers = iter([Proof(reason="there is no plan"), Proof(("look",), "planner"), *[Proof(reason="too long")] * 20])
+    made = Maker(tmp_path, 0, ("look_at*",), lambda folder: next(answers))
+    assert [folder.name.rpartition("_")[2] for folder in made.make(1, Quiet())] == ["0"]
+    trajectory, _ = games.read(made.make(1, Quiet())[0])
+    assert trajectory["generation"] == {"seed": 0, "number": 0, "thrown": ["there is no plan"], "won_by": "planner"}
+    assert len(made.make(2, Quiet())) == 1  # the second was given up after 20 draws
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_game_like_another_is_not_kept(tmp_path: Path) -> None:
+    twice = Maker(tmp_path, 0, ("look_at*",), lambda folder: Proof(("look",), "planner"))
+    twice._alike(draw(0, 0, 0, LOOK, ("look_at*",)).problem, "another")
+    trajectory, _ = games.read(twice.make(1, Quiet())[0])
+    assert trajectory["generation"]["thrown"] == ["like another game"]
+
+
+def test_a_game_without_solution_and_a_hung_engine_have_reasons(root: Path) -> None:
+    folder = next(root.glob("*/*/pick_and_place_simple*-1/*"))
+    assert prove(folder).by == "handcoded"
+    playable = read_json(folder / "game.tw-pddl")
+    playable["pddl_problem"] = re.sub(r"\(canContain MicrowaveType \w+\)", "", playable["pddl_problem"])
+    (folder / "game.tw-pddl").write_text(json.dumps(playable))
+    assert "cannot be won" in prove(folder).reason
+    assert "within 0 s, and was stopped" in prove(folder, seconds=0).reason
+    (folder / "game.tw-pddl").write_text(json.dumps(playable | {"pddl_problem": "(define (problem x) (:domain"}))
+    assert "its PDDL is broken" in prove(folder).reason
+
+
+def test_the_essence_of_a_problem_keeps_what_the_goal_needs() -> None:
+    game = draw(0, 2, 0, TWO)
+    small = essence(game.problem)
+    whole, left = ({name: re.findall(rf"^\({name} ([^()]*)\)$", text, re.MULTILINE) for name in ("objectType", "receptacleType",
+                   "inReceptacle", "pickupable", "receptacleAtLocation")} for text in (game.problem, small))  # fmt: skip
+    assert [left[name] for name in ("objectType", "receptacleType")] == [
+        whole[name] for name in ("objectType", "receptacleType")
+    ]
+    wanted = sorted(name for name, kind in facts(game, "objectType") if kind == f"{game.goal.item}Type")[:2]
+    assert sorted(left["pickupable"]) == wanted
+    assert [line.split()[0] in wanted for line in left["inReceptacle"]] == [True, True]
+    assert 2 < len(left["receptacleAtLocation"]) < len(whole["receptacleAtLocation"])
+    assert small.partition("(:goal")[2] == game.problem.partition("(:goal")[2]
+
+
+# ------------------------------------------------------------------------------------------------------- a benchmark's folder
+
+
+def test_games_are_found_by_split_and_pattern(root: Path) -> None:
+    assert len(games.find(root)) == 12
+    shutil.copytree(root / "json_2.1.1" / "train", root / "json_2.1.1" / "valid_seen")
+    assert [path.parent.parent.name for path in games.find(root)] == ["train"] * 12 + ["valid_seen"] * 12
+    found = games.find(root, ("*-Tomato-*-Microwave", "look_at*"), ("valid_seen",))
+    assert [path.parent.name for path in found] == [
+        f"{name}-{floor}" for name in ("look_at_obj_in_light-Book-None-DeskLamp", "pick_and_place_simple-Tomato-None-Microwave")
+        for floor in (1, 2)
+    ]  # fmt: skip
+    task = games.task(found[0])
+    assert task.id == task.group == "look_at_obj_in_light-Book-None-DeskLamp-1/trial_T0"
+    assert task.data == {"game": f"json_2.1.1/valid_seen/{task.id}", "room": "FloorPlan1", "split": "valid_seen"}
+    with pytest.raises(DataError, match="no game matches --games nothing; there are look_at_obj_in_light"):
+        games.find(root, ("nothing",))
+
+
+def test_links_out_of_the_folder_are_no_games(root: Path, tmp_path: Path) -> None:
+    train = root / "json_2.1.1" / "train"
+    outside = tmp_path / "outside"
+    shutil.copytree(next(train.glob("look*-1")), outside)
+    (train / "look_at_obj_in_light-Book-None-DeskLamp-9").symlink_to(outside)
+    inside = next(train.glob("pick_two*-1"))
+    (inside / "trial_again").symlink_to(inside / "trial_T0")
+    assert len(games.find(root)) == 13
+    (tmp_path / "linked").symlink_to(root)
+    assert len(games.find(tmp_path / "linked")) == 13
+
+
+def edit(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        value = read_json(folder / name)
+        change(value)
+        (folder / name).write_text(json.dumps(value))
+
+    return damage
+
+
+def put(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def huge(folder: Path) -> None:
+    with (folder / "traj_data.json").open("wb") as file:
+        file.truncate(20_000_001)
+
+
+def linked(folder: Path) -> None:
+    (folder / "game.tw-pddl").rename(folder.parents[3] / "away.json")
+    (folder / "game.tw-pddl").symlink_to(folder.parents[3] / "away.json")
+
+
+T, G = "traj_data.json", "game.tw-pddl"
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda folder: (folder / T).unlink(), "traj_data.json: is missing"),
+        (lambda folder: [(folder / G).unlink(), (folder / "initial_state.pddl").unlink()], "initial_state.pddl: is missing"),
+        (lambda folder: [(folder / T).unlink(), (folder / T).mkdir()], "traj_data.json: is missing or no file"),
+        (put(T, b""), "traj_data.json: the file is empty"),
+        (put(T, b'{"task_type": "look'), "traj_data.json:1: not JSON"),
+        (put(T, b"\xff\xfe"), "traj_data.json: not UTF-8"),
+        (put(T, b"[" * 100_000), "traj_data.json: JSON that cannot be read"),
+        (put(G, b"[1, 2]"), "game.tw-pddl: expected a JSON object, found list"),
+        (huge, "traj_data.json: has over 20 MB"),
+        (linked, "game.tw-pddl: is a link out"),
+        (edit(T, lambda value: value.update(task_type="pick_and_fly")), "field 'task_type': 'pick_and_fly' is none of"),
+        (edit(T, lambda value: value.update(task_type=["a"])), "field 'task_type': ['a'] is none of"),
+        (edit(T, lambda value: value.update(pddl_params=None)), "field 'pddl_params'"),
+        (edit(T, lambda value: value["pddl_params"].update(object_target=3)), "field 'pddl_params'"),
+        (edit(T, lambda value: value["pddl_params"].update(object_sliced=True)), "slices are left out"),
+        (edit(T, lambda value: value.pop("scene")), "field 'scene.floor_plan'"),
+        (edit(T, lambda value: value.update(scene={"floor_plan": "../FloorPlan1"})), "field 'scene.floor_plan'"),
+        (edit(G, lambda value: value.pop("pddl_problem")), "field 'pddl_problem': expected text, found NoneType"),
+        (edit(G, lambda value: value.update(pddl_domain=7)), "field 'pddl_domain': expected text, found int"),
+        (edit(G, lambda value: value.update(pddl_problem="hello")), "field 'pddl_problem': no PDDL"),
+        (edit(G, lambda value: value.update(pddl_problem=value["pddl_problem"][:-9])), "field 'pddl_problem': no PDDL, or cut"),
+        (edit(G, lambda value: value.update(grammar=" ")), "field 'grammar'"),
+        (edit(G, lambda value: value.update(solvable=False)), "field 'solvable'"),
+        (edit(G, lambda value: value.pop("solvable")), "field 'solvable'"),
+        (edit(G, lambda value: value.update(walkthrough="look")), "field 'walkthrough'"),
+        (edit(G, lambda value: value.update(walkthrough=[1])), "field 'walkthrough'"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_game_is_said(root: Path, damage: Callable[[Path], object], reason: str) -> None:
+    folder = games.find(root)[0]
+    assert games.check(folder) is None
+    damage(folder)
+    told = games.check(folder)
+    assert told is not None
+    assert reason in told
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("pick_and_place_with_movable_recep-Book-None-Desk-1", "movable receptacles and slices"),
+        ("pick_and_place_simple-AppleSliced-None-Desk-1", "movable receptacles and slices"),
+        ("pick_and_place_simple-Äpfel-None-Desk-1", "characters other than"),
+        ("pick_and_place simple", "characters other than"),
+    ],
+)
+def test_games_are_refused_by_name_as_the_benchmark_does(root: Path, name: str, reason: str) -> None:
+    folder = games.find(root)[0]
+    folder.parent.rename(folder.parent.with_name(name))
+    assert reason in str(games.check(folder.parent.with_name(name) / folder.name))
+
+
+@given(name=st.sampled_from([T, G]), share=st.floats(0, 1, exclude_max=True), rubbish=st.binary(max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_a_damaged_file_is_a_reason_and_never_a_crash(
+    tmp_path_factory: pytest.TempPathFactory, name: str, share: float, rubbish: bytes
+) -> None:
+    base = tmp_path_factory.getbasetemp() / "damaged"
+    if not base.exists():
+        write_games(base)
+    folder = games.find(base)[0]
+    whole = (folder / name).read_bytes()
+    try:
+        (folder / name).write_bytes(whole[: int(share * len(whole))] + rubbish)
+        assert games.check(folder)
+    finally:
+        (folder / name).write_bytes(whole)
+
+
+def test_the_older_download_is_completed(root: Path) -> None:
+    folder = games.find(root)[0]
+    (folder / G).unlink()
+    assert games.check(folder) is None
+    playable = read_json(folder / G)
+    assert playable["pddl_problem"] == (folder / "initial_state.pddl").read_text()
+    assert playable["solvable"] is None
+    assert re.search(r"Your task is to: (look at|examine the) book (under|with) the desklamp\.", playable["grammar"])
+    assert prove(folder).by == "handcoded"
+
+
+def test_a_folder_of_games_is_listed(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(root / "json_2.1.1" / "train", root / "json_2.1.1" / "valid_unseen")
+    broken = games.find(root, splits=("train",))[0]
+    (broken / T).unlink()
+    assert gen(tmp_path, "--games-dir", str(root)) == 0
+    assert "traj_data.json: is missing" in capsys.readouterr().out
+    data = tmp_path / "data" / "alfworld"
+    assert len(read_json(data / "data.json")) == 11
+    assert len(read_json(data / "valid_unseen.json")) == 12
+    assert not (data / "valid_seen.json").exists()
+    figures = read_json(tmp_path / "results" / "1_gen-task" / "report.json")["figures"]
+    assert figures["by_split"] == {"train": 11, "valid_unseen": 12}
+    assert list(figures["left_out"].values()) == [[str(broken.relative_to(root / "json_2.1.1"))]]
+    assert gen(tmp_path, "--games-dir", str(root), "--games", "pick_two*") == 0
+    assert {record["level"] for record in read_json(data / "data.json")} == {TWO}
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--games-dir", "nowhere"], "nowhere: no such folder"),
+        (["--games-dir", "empty"], "empty: holds no json_2.1.1; run `alfworld-download --data-dir empty`"),
+        (["--games-dir", "half"], "half/json_2.1.1: holds no game of train"),
+        (["--games-dir", "bench", "--games", "x"], "no game matches --games x"),
+        (["--games", "x"], "no game that matches --games x can be made"),
+        (["--games-dir", "bench", "--instances", "3"], "leave one out"),
+        (["--instances", "0"], "--instances must be at least 1"),
+        (["--long-instances", "3"], "--long-instances is not for env 'alfworld'"),
+        (["--repos-dir", "bench"], "--repos-dir is not for env 'alfworld'"),
+        (["--teacher", "openai:gpt-4o"], "games are generated without a teacher"),
+        (["--env", "memory", "--games", "x"], "--games is not for env 'memory'"),
+        (["--env", "auto_explore", "--games-dir", "bench"], "--games-dir is not for env 'auto_explore'"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str], told: str
+) -> None:
+    monkeypatch.chdir(root.parent)
+    Path("empty").mkdir()
+    Path("half/json_2.1.1/train/look-1").mkdir(parents=True)
+    assert main(["gen-task", *([] if "--env" in flags else ["--env", "alfworld"]), *flags]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_no_usable_game_is_an_error_with_a_reason(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in games.find(root):
+        (folder / T).unlink()
+    assert gen(tmp_path, "--games-dir", str(root)) == 2
+    assert "none of 12 games can be used, e.g. train/look_at" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------------------------------------- split
+
+
+def split_of(tmp_path: Path, *flags: str) -> dict[str, list[dict[str, Any]]]:
+    """Sixty games of six types in twenty rooms of two kinds, split."""
+    tasks = [
+        Task(
+            f"g{number}", "alfworld", TYPES[number % 6], f"g{number}", {"room": f"FloorPlan{number % 10 + 200 * (number % 2)}"}
+        )
+        for number in range(120)
+    ]
+    source = tmp_path / "data" / "alfworld" / "data_reflection_negative.json"
+    write_json(source, [record_to_json(Record(task, ())) for task in tasks])
+    assert gen(tmp_path, *flags, stage="split") == 0
+    return {path.stem: read_json(path) for path in source.parent.glob("*.json") if path != source}
+
+
+def test_types_are_balanced_in_every_split(tmp_path: Path) -> None:
+    parts = split_of(tmp_path)
+    assert {name: Counter(record["level"] for record in part) for name, part in parts.items()} == {
+        "train": dict.fromkeys(TYPES, 14), "validate": dict.fromkeys(TYPES, 4), "test": dict.fromkeys(TYPES, 2),
+    }  # fmt: skip
+
+
+def test_unseen_rooms_are_seen_nowhere_else(tmp_path: Path) -> None:
+    parts = split_of(tmp_path, "--unseen-rooms", "0.2")
+    rooms_of = {name: {record["data"]["room"] for record in part} for name, part in parts.items()}
+    assert sorted(games.room_kind(room) for room in rooms_of["unseen"]) == ["FloorPlan", "FloorPlan2"]  # 0.2 of five each
+    assert not rooms_of["unseen"] & (rooms_of["train"] | rooms_of["validate"] | rooms_of["test"])
+    assert sum(map(len, parts.values())) == 120
+    assert "unseen" not in split_of(tmp_path)  # rooms that were held out are in train now
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"), [(["--unseen-rooms", "1"], "holds out all 10"), (["--unseen-rooms", "2"], "between 0")]
+)
+def test_a_share_of_rooms_leaves_some(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], told: str) -> None:
+    split_of(tmp_path)
+    assert gen(tmp_path, *flags, stage="split") == 2
+    assert told in capsys.readouterr().err
+
+
+def test_unseen_rooms_are_for_envs_with_rooms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "tasks.json"
+    write_json(source, [record_to_json(Record(Task("a", "corridor", "1", "a", {}), ()))])
+    flags = ["--env", "corridor", "--task-file", str(source), "--data-dir", str(tmp_path), "--results-dir", str(tmp_path)]
+    assert main(["split", *flags, "--unseen-rooms", "0.2"]) == 2
+    assert "env 'corridor' has no rooms" in capsys.readouterr().err
