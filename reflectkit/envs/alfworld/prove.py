@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from reflectkit.core.errors import DataError, EnvironmentFailure
-from reflectkit.core.jsonl import read_json
-from reflectkit.envs.alfworld.engine import GAME, HANDCODED, PLANNER
+from reflectkit.envs.alfworld.engine import HANDCODED, PLANNER
 from reflectkit.envs.alfworld.pool import Engine, pool
 
 STEPS = 100  # within which a game must be won
@@ -37,8 +33,8 @@ def prove(folder: Path, seconds: float = SECONDS) -> Proof:
         with _engine(folder) as engine:
             if played := _handcoded(engine, folder, seconds):
                 return Proof(tuple(played), HANDCODED)
-            plan = _plan(engine, folder, seconds)
             state = engine.reset(folder, None, seconds)
+            plan: list[str] = engine.ask(seconds, "plan")
             for command in plan[:STEPS]:
                 state = engine.step(command, seconds)
     except (DataError, EnvironmentFailure) as error:
@@ -46,17 +42,6 @@ def prove(folder: Path, seconds: float = SECONDS) -> Proof:
     if state.won:
         return Proof(tuple(plan), PLANNER)
     return Proof(reason=f"the plan does not win within {STEPS} steps" if plan else "there is no plan")
-
-
-def essence(problem: str) -> str:
-    """PDDL `problem` without the objects of kinds that its goal does not name: a plan for it is one for the whole."""
-    start, sign, goal = problem.partition("(:goal")
-    named = {kind.lower() for kind in re.findall(r"objectType\s+\?\w+\s+(\w+)Type", goal, re.IGNORECASE)}
-    declared = re.compile(r"^\s*(\S+) - object\s*$", re.MULTILINE)
-    idle = {name for name in declared.findall(start) if name.partition("_bar_")[0].lower() not in named}
-    start = declared.sub(lambda found: "" if found[1] in idle else found[0], start)
-    start = re.sub(r"\([^():]*\)", lambda found: "" if idle & set(found[0][1:-1].split()) else found[0], start)
-    return start + sign + goal
 
 
 @contextmanager
@@ -77,16 +62,3 @@ def _handcoded(engine: Engine, folder: Path, seconds: float) -> list[str]:
         played.append(state.advice)
         state = engine.step(state.advice, seconds)
     return played if state.won else []
-
-
-def _plan(engine: Engine, folder: Path, seconds: float) -> list[str]:
-    """The planner's commands from the start; empty where it finds none.
-
-    It plans without the objects that do not matter: with them it takes minutes where there are many receptacles.
-    """
-    game = read_json(folder / GAME)
-    with tempfile.TemporaryDirectory(prefix="reflectkit-plan-") as aside:
-        (Path(aside) / GAME).write_text(json.dumps(game | {"pddl_problem": essence(game["pddl_problem"])}), encoding="utf-8")
-        engine.reset(Path(aside), None, seconds)
-        plan: list[str] = engine.ask(seconds, "plan")
-    return plan
