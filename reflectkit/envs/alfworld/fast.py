@@ -10,7 +10,7 @@ Kept, and why that is safe:
 - A fact, from the planner's name for it ("Atom inreceptacle(…)"): a function of the name and its arguments' types, never
   changed.
 - A problem translated from PDDL to SAS: a function of domain and problem, and only read. Engines may share a folder of what
-  they have translated. The second translation, which the planner alone needs, waits until somebody plans.
+  they have translated. The second translation, for a planning of the engine's that nobody asks for, is left out.
 
 Copies of a context are as deep as the dictionaries that the engine writes into: what lies in them (facts, names of things) it
 never changes.
@@ -47,8 +47,7 @@ def memoised(shared: Path | None = None) -> Iterator[None]:
     open_library = fast_downward.load_lib
 
     def pddl2sas(domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> Any:
-        later = _Later(lambda: translate(domain, problem, optimize=True)[1])
-        return (None, later) if optimize else translate(domain, problem)
+        return (None, "") if optimize else translate(domain, problem)
 
     class Queries:
         parse_conjunctive_query = staticmethod(lru_cache(maxsize=None)(textgen.Rule.parse_conjunctive_query))
@@ -75,11 +74,11 @@ def memoised(shared: Path | None = None) -> Iterator[None]:
 def _kept(translate: Callable[..., Any], folder: Path) -> Callable[..., Any]:
     """What `translate` returns, from a file in `folder` where one of its processes has been asked for it before."""
 
-    def kept(domain: str, problem: str, optimize: bool = False) -> Any:
-        file = folder / hashlib.sha256(f"{optimize}\0{domain}\0{problem}".encode()).hexdigest()
+    def kept(domain: str, problem: str) -> Any:
+        file = folder / hashlib.sha256(f"{domain}\0{problem}".encode()).hexdigest()
         if file.exists():
             return pickle.loads(zlib.decompress(file.read_bytes()))
-        translated = translate(domain, problem, optimize=optimize)
+        translated = translate(domain, problem)
         with contextlib.suppress(OSError):  # a full disk costs time, no more
             staging = file.with_suffix(f".{os.getpid()}")
             staging.write_bytes(zlib.compress(pickle.dumps(translated), level=1))
@@ -144,30 +143,14 @@ def _facts(logic: Any) -> Callable[..., Any]:
     return get_fact
 
 
-class _Later:
-    """A text that is worked out when it is needed; stands in for it where only `encode` is asked of it."""
-
-    def __init__(self, work: Callable[[], str]) -> None:
-        self.work = work
-
-    def encode(self, _: str) -> _Later:
-        return self
-
-
 class _Library:
-    """The planner's library; it is given the problem when there is something to plan."""
+    """The engine's library, but for what only its own planning needs."""
 
     def __init__(self, library: Any) -> None:
-        self.library, self.problem = library, None
+        self.library = library
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.library, name)
 
-    def load_sas_replan(self, problem: Any) -> None:
-        self.problem = problem
-
-    def replan(self, verbose: bool) -> Any:
-        if self.problem is not None:
-            self.library.load_sas_replan(self.problem.work().encode("utf-8"))
-            self.problem = None
-        return self.library.replan(verbose)
+    def load_sas_replan(self, problem: bytes) -> None:
+        """Not needed."""

@@ -26,7 +26,7 @@ AGAIN = ("it must lie where nobody looked.", "every place must be seen again.")
 NOT_NEEDED = ("It is not needed; put it away.", "It is of no use; put it away.")
 TREAT = ("It must be made {state} at {place}.", "Still to be made {state}, at {place}.")
 SHUT = ("{place} must be opened first.", "First {place} has to be open.")
-PUT = ("It belongs to {place}.", "It is to go to {place}.")
+PUT = ("It belongs to {place}.", "Its place is {place}.")
 LIGHT = ("It is to be seen under {lamp}.", "Under {lamp} it is to be seen.")
 SECOND = ("One {kind} is there, one is left.", "One more {kind} is needed.")
 

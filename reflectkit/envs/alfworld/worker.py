@@ -15,7 +15,6 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -36,8 +35,7 @@ def main(descriptor: int) -> None:
         tempfile.TemporaryDirectory(prefix="reflectkit-alfworld-", ignore_cleanup_errors=True) as shared,
         memoised(Path(shared)),
     ):
-        with contextlib.suppress(Exception):  # what is wrong with the engine, each child finds and says itself
-            Game()
+        game = Game()
         gc.collect()
         gc.freeze()
         while True:
@@ -47,22 +45,20 @@ def main(descriptor: int) -> None:
             if os.fork() == 0:
                 try:
                     control.close()
-                    serve(Connection(received[0]))
+                    serve(Connection(received[0]), Play(game))
                 finally:
                     os._exit(0)
             os.close(received[0])
 
 
-def serve(connection: Connection) -> None:
-    """Answer requests, each the name of a method of `Play` and its arguments, until the other end is closed."""
+def serve(connection: Connection, play: Play) -> None:
+    """Answer requests, each the name of a method of `play` and its arguments, until the other end is closed."""
     threading.Thread(target=_leave_with, args=(connection.fileno(),), daemon=True).start()
     connection.send((DONE, os.getpid()))
-    play = None
     with contextlib.suppress(EOFError, OSError):
         while True:
             name, *arguments = connection.recv()
             try:
-                play = play or Play()
                 connection.send((DONE, getattr(play, name)(*arguments)))
             except ReflectkitError as error:
                 connection.send((REFUSED, error))
@@ -73,8 +69,8 @@ def serve(connection: Connection) -> None:
 class Play:
     """What may be asked of an engine in a child process."""
 
-    def __init__(self) -> None:
-        self.game = Game()
+    def __init__(self, game: Game) -> None:
+        self.game = game
 
     def reset(self, folder: Path, expert: str | None) -> Any:
         """The first State of the game in `folder`."""
@@ -94,9 +90,9 @@ class Play:
         return self.game.plan()
 
 
-def _leave_with(descriptor: int, leave: Callable[[int], None] = os._exit) -> None:
+def _leave_with(descriptor: int) -> None:
     """End this process as soon as the socket's other end is closed, even in the midst of a plan."""
     poll = select.poll()
     poll.register(descriptor, 0)  # only POLLHUP and POLLERR, which cannot be left out
     poll.poll()
-    leave(1)
+    os._exit(1)

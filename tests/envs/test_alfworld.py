@@ -1,0 +1,463 @@
+"""ALFWorld: the engine is what it was, only faster; its processes; the experts; what the player sees."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent
+from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, UnknownNameError
+from reflectkit.core.rollout import Episode, rollout
+from reflectkit.core.text import count_tokens
+from reflectkit.core.types import Status, Task, Trajectory
+from reflectkit.envs import make
+from reflectkit.envs.alfworld.belief import Belief
+from reflectkit.envs.alfworld.engine import Game, State, essential
+from reflectkit.envs.alfworld.env import Alfworld
+from reflectkit.envs.alfworld.expert import COOL, HEAT, LOOK, PLACE, TWO, TYPES, Goal, good, rules
+from reflectkit.envs.alfworld.fast import memoised
+from reflectkit.envs.alfworld.pool import pool
+from reflectkit.envs.alfworld.reflections import write_reflection
+from tests.household import write_games
+
+pytest.importorskip("alfworld", reason="the engine is not installed: pip install 'reflectkit[alfworld]'")
+ROOM = (
+    "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly around you, you see a cabinet 1,"
+    " a countertop 1, a fridge 1, a microwave 1, and a shelf 1.\n\nYour task is to: put a hot tomato in fridge."
+)
+EVERYWHERE = tuple(f"go to {place}" for place in ("cabinet 1", "countertop 1", "fridge 1", "microwave 1", "shelf 1"))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("games")
+
+
+@pytest.fixture(scope="module")
+def tasks(root: Path) -> list[Task]:
+    return write_games(root)
+
+
+def play(root: Path, tasks: list[Task], agent: Any, seed: int = 1, horizon: int = 50, **settings: Any) -> list[Trajectory]:
+    return rollout(
+        [Episode(task, seed) for task in tasks], lambda: make("alfworld", horizon, games_dir=root, **settings), agent
+    )
+
+
+def one_of(tasks: list[Task], level: str) -> Task:
+    return next(task for task in tasks if task.level == level)
+
+
+# ----------------------------------------------------------------------------------------------------------- the engine
+
+
+def transcript(game: Game, folder: Path, seed: int, steps: int) -> list[State]:
+    """What is said where advice and random commands are mixed."""
+    chance = random.Random(seed)
+    game.load(folder)
+    states = [game.reset("handcoded")]
+    while len(states) <= steps and not states[-1].won:
+        state = states[-1]
+        command = state.advice if state.advice and chance.random() < 0.6 else chance.choice(state.commands)
+        states.append(game.step(command))
+    return states
+
+
+@pytest.mark.parametrize("level", TYPES)
+def test_memoised_transcripts_are_the_same(root: Path, tasks: list[Task], tmp_path: Path, level: str) -> None:
+    folders = [root / task.data["game"] for task in tasks if task.level == level]
+    plain = [transcript(Game(), folder, seed, 12) for seed, folder in enumerate(folders)]
+    with memoised(tmp_path):
+        game = Game()
+        for _ in range(2):
+            assert [transcript(game, folder, seed, 12) for seed, folder in enumerate(folders)] == plain
+    with memoised(tmp_path):  # from the files of the first
+        assert [transcript(Game(), folder, seed, 12) for seed, folder in enumerate(folders)] == plain
+    assert len(list(tmp_path.iterdir())) == len(folders)
+
+
+def test_nothing_is_left_of_the_memory(root: Path, tasks: list[Task]) -> None:
+    from fast_downward import pddl2sas
+    from textworld.envs.pddl import textgen
+
+    before = pddl2sas, textgen.Rule, textgen.deepcopy
+    with memoised():
+        assert textgen.Rule is not before[1]
+    assert (pddl2sas, textgen.Rule, textgen.deepcopy) == before
+
+
+def test_the_engine_leaves_no_trace(root: Path, tasks: list[Task], tmp_path: Path) -> None:
+    folder = root / tasks[0].data["game"]
+    code = (
+        "import os, sys; from pathlib import Path; from reflectkit.envs.alfworld.engine import Game; game = Game();"
+        f"game.load(Path({str(folder)!r})); game.reset('planner'); assert sys.argv == ['-c', 'mine'];"
+        "assert 'ALFWORLD_DATA' not in os.environ"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "ALFWORLD_DATA"} | {"HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code, "mine"], env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_so_is_told(root: Path, tasks: list[Task]) -> None:
+    engine = pool().take(Path())
+    engine.reset(root / one_of(tasks, PLACE).data["game"], None, 60)
+    facts = engine.ask(60, "facts")
+    assert "inreceptacle tomato 1 drawer 1" in facts
+    assert "openable fridge 1" in facts
+    pool().give(engine)
+
+
+def test_a_plan_is_made_for_what_matters_from_where_one_is() -> None:
+    problem = "(define (problem p) (:objects …) (:init …) (:goal (objectType ?o MugType)))"
+    objects = {"mug_bar_1": "object", "book_bar_1": "object", "pan_bar_1": "object", "shelf_bar_1": "receptacle"}
+    facts = [
+        ("inreceptacle", "mug_bar_1", "shelf_bar_1"),
+        ("inreceptacle", "book_bar_1", "shelf_bar_1"),
+        ("holds", "agent1", "pan_bar_1"),
+        ("not_opened", "shelf_bar_1"),
+        ("new-axiom@0", "shelf_bar_1"),
+    ]
+    assert essential(problem, objects, facts) == (
+        "(define (problem rest) (:domain alfred) (:objects mug_bar_1 - object pan_bar_1 - object shelf_bar_1 - receptacle)"
+        " (:init (= (total-cost) 0) (inreceptacle mug_bar_1 shelf_bar_1) (holds agent1 pan_bar_1))"
+        " (:goal (objectType ?o MugType)))"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- the processes
+
+
+def test_a_hung_engine_is_stopped_and_the_next_reset_has_another(root: Path, tasks: list[Task]) -> None:
+    class Hasty(Alfworld):
+        step_seconds = 0.2
+
+    env = Hasty(root)
+    first = env.reset(tasks[0], 0)
+    assert env._engine is not None
+    hung = env._engine.pid
+    os.kill(hung, signal.SIGSTOP)
+    with pytest.raises(EnvironmentFailure, match=r"has not answered 'step' within 0\.2 s, and was stopped"):
+        env.step(0)
+    with pytest.raises(EnvironmentFailure, match="was stopped; reset begins with another"):
+        env.step(0)
+    assert gone(hung)
+    assert env.reset(tasks[0], 0) == first
+
+
+def test_a_dead_engine_aborts_its_episode_alone(root: Path, tasks: list[Task]) -> None:
+    class Killing(RandomAgent):
+        def act(self, observations: Any, contexts: Any) -> Any:
+            for context in contexts:
+                if context.env.task.startswith("look at") and context.env.note() != "":
+                    os.kill(context.env._engine.pid, signal.SIGKILL)
+            return super().act(observations, contexts)
+
+    chosen = [one_of(tasks, PLACE), one_of(tasks, LOOK), one_of(tasks, TWO)]
+    played = play(root, chosen, Killing(), horizon=4)
+    assert [trajectory.status for trajectory in played] == [Status.TRUNCATED, Status.ABORTED, Status.TRUNCATED]
+    assert "process ended before it answered 'step'" in played[1].reason
+    assert len(played[1].turns) == 1
+
+
+def test_engines_are_used_again(root: Path, tasks: list[Task]) -> None:
+    pids = set()
+    for task in tasks[:4]:
+        env = Alfworld(root)
+        env.reset(task, 0)
+        assert env._engine is not None
+        pids.add(env._engine.pid)
+        del env
+        gc.collect()
+    assert len(pids) == 1
+
+
+def test_many_threads_get_engines_of_their_own(root: Path, tasks: list[Task]) -> None:
+    envs = [Alfworld(root) for _ in tasks]
+    threads = [threading.Thread(target=env.reset, args=(task, 0)) for env, task in zip(envs, tasks, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({env._engine.pid for env in envs if env._engine}) == len(tasks)
+    assert [env.reset(task, 0) for env, task in zip(envs, tasks, strict=True)] == [
+        Alfworld(root).reset(task, 0) for task in tasks
+    ]
+
+
+def test_nobody_is_left_behind_by_a_killed_parent(root: Path, tasks: list[Task]) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from reflectkit.envs.alfworld.pool import pool\n"
+        "engines = [pool().take(Path()) for _ in range(3)]\n"
+        f"engines[0].reset(Path({str(root / tasks[0].data['game'])!r}), None, 60)\n"
+        "engines[1].connection.send(('reset', Path('/'), None))\n"
+        "print(*(engine.pid for engine in engines), flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    children = [int(word) for word in parent.stdout.readline().split()]
+    assert len(children) == 3
+    nursery = int(Path(f"/proc/{children[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    parent.kill()
+    parent.wait()
+    assert all(gone(pid) for pid in [*children, nursery])
+
+
+def gone(pid: int) -> bool:
+    """Whether the process ends; waits for it."""
+    for _ in range(600):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+# ------------------------------------------------------------------------------------------------------------- the experts
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_search_wins_all_types(root: Path, tasks: list[Task], noise: float) -> None:
+    assert all(trajectory.success for trajectory in play(root, tasks, Demonstrator(noise), horizon=150))
+
+
+def test_search_wins_after_random_commands(root: Path, tasks: list[Task]) -> None:
+    class Late(RandomAgent):
+        def act(self, observations: Any, contexts: Any) -> Any:
+            if len(contexts[0].env._history) < 25:
+                return super().act(observations, contexts)
+            return Oracle().act(observations, contexts)
+
+    for seed in (1, 2):
+        assert all(
+            rollout([Episode(task, seed)], lambda: make("alfworld", 90, games_dir=root), Late())[0].success for task in tasks
+        )
+
+
+def test_the_planner_wins_in_fewest_steps_and_after_departures(root: Path, tasks: list[Task]) -> None:
+    straight = play(root, tasks, Oracle(), expert="planner")
+    assert all(trajectory.success for trajectory in straight)
+    place = straight[tasks.index(one_of(tasks, PLACE))]
+    assert [turn.said for turn in place.turns] == [
+        "go to drawer 1",
+        "open drawer 1",
+        "take tomato 1 from drawer 1",
+        "go to microwave 1",
+        "open microwave 1",
+        "move tomato 1 to microwave 1",
+    ]
+    assert all(trajectory.success for trajectory in play(root, tasks, Demonstrator(0.4), horizon=100, expert="planner"))
+
+
+def test_the_handcoded_expert_is_the_packages_and_has_its_faults(root: Path, tasks: list[Task]) -> None:
+    won = {t.task.id: t.success for t in play(root, tasks, Oracle(), expert="handcoded")}
+    assert all(success for name, success in won.items() if not name.startswith(TWO))
+    assert not all(won.values())
+
+
+def test_a_game_that_cannot_be_won_is_said_to_be_so(root: Path, tasks: list[Task], tmp_path: Path) -> None:
+    task = altered(root, tmp_path, one_of(tasks, TWO), lambda text: text.replace("(canContain FridgeType MugType)", ""))
+    with pytest.raises(DataError, match="cannot be won"):
+        Alfworld(tmp_path).reset(task, 0)
+
+
+# ------------------------------------------------------------------------------------------------------------ what is known
+
+
+def seen(*steps: tuple[str, tuple[str, ...]]) -> Belief:
+    belief = Belief()
+    for feedback, commands in ((ROOM, (*EVERYWHERE, "inventory", "look")), *steps):
+        belief.learn(feedback, commands)
+    return belief
+
+
+AT_FRIDGE = ("You arrive at fridge 1. The fridge 1 is closed.", (*EVERYWHERE, "examine fridge 1", "open fridge 1", "look"))
+OPENED = (
+    "You open the fridge 1. The fridge 1 is open. In it, you see a egg 1, and a tomato 2.",
+    (*EVERYWHERE, "close fridge 1", "examine fridge 1", "take egg 1 from fridge 1", "take tomato 2 from fridge 1", "look"),
+)
+TAKEN = (
+    "You pick up the tomato 2 from the fridge 1.",
+    (*EVERYWHERE, "close fridge 1", "cool tomato 2 with fridge 1", "examine fridge 1", "move tomato 2 to fridge 1", "look"),
+)
+AT_MICROWAVE = (
+    "You arrive at microwave 1. The microwave 1 is closed.",
+    (*EVERYWHERE, "examine microwave 1", "heat tomato 2 with microwave 1", "open microwave 1", "look"),
+)
+HEATED = ("You heat the tomato 2 using the microwave 1.", AT_MICROWAVE[1])
+HOT = Goal(HEAT, "tomato", "fridge", frozenset({"fridge", "countertop"}), frozenset({"fridge", "cabinet", "microwave"}))
+
+
+def test_belief_is_what_was_seen() -> None:
+    belief = seen(AT_FRIDGE, OPENED)
+    assert list(belief.places) == ["cabinet 1", "countertop 1", "fridge 1", "microwave 1", "shelf 1"]
+    assert belief.places["fridge 1"] == ["egg 1", "tomato 2"]
+    assert belief.unsearched() == ["cabinet 1", "countertop 1", "microwave 1", "shelf 1"]
+    assert belief.here == ("fridge 1",)
+    belief = seen(AT_FRIDGE, OPENED, TAKEN, AT_MICROWAVE, HEATED)
+    assert (belief.held, belief.origin, belief.treated) == ("tomato 2", "fridge 1", {"tomato 2": {"heat"}})
+    assert belief.places["fridge 1"] == ["egg 1"]
+    assert belief.closed == {"microwave 1"}
+    belief.learn("You move the tomato 2 to the shelf 1.", EVERYWHERE)
+    assert belief.held is None
+    assert belief.where("tomato") == [("tomato 2", "shelf 1")]
+    belief.learn("You cool the tomato 2 using the fridge 1.", EVERYWHERE)
+    assert belief.treated == {"tomato 2": {"cool"}}
+
+
+def test_what_is_good_follows_from_what_is_known() -> None:
+    # of the five, the two of fitting kinds first, and of these that which needs no opening
+    assert good(seen(), HOT)[:2] == ["go to countertop 1", "go to fridge 1"]
+    assert set(good(seen(), HOT)) == set(EVERYWHERE)
+    assert good(seen(AT_FRIDGE), HOT) == ["open fridge 1"]
+    assert good(seen(AT_FRIDGE, OPENED), HOT) == ["take tomato 2 from fridge 1"]
+    assert good(seen(AT_FRIDGE, OPENED, TAKEN), HOT) == ["go to microwave 1"]
+    assert good(seen(AT_FRIDGE, OPENED, TAKEN, AT_MICROWAVE), HOT) == ["heat tomato 2 with microwave 1"]
+    assert good(seen(AT_FRIDGE, OPENED, TAKEN, AT_MICROWAVE, HEATED), HOT) == ["go to fridge 1"]
+    # for another goal the tomato in hand is put away, and for a cold one it is cooled here
+    assert good(seen(AT_FRIDGE, OPENED, TAKEN), Goal(PLACE, "egg", "shelf")) == ["move tomato 2 to fridge 1"]
+    assert good(seen(AT_FRIDGE, OPENED, TAKEN), Goal(COOL, "tomato", "shelf")) == ["cool tomato 2 with fridge 1"]
+
+
+def test_of_two_the_one_that_lies_there_stays() -> None:
+    goal = Goal(TWO, "tomato", "fridge")
+    assert good(seen(AT_FRIDGE, OPENED), goal)[0] == "go to cabinet 1"
+    assert "take tomato 2 from fridge 1" not in good(seen(AT_FRIDGE, OPENED), goal)
+
+
+def test_the_rules_of_the_game_say_what_fits_and_opens() -> None:
+    text = "(canContain FridgeType AppleType) (canContain ShelfType BookType)\n(openable Fridge_bar__minus_1)"
+    assert rules(text, "apple") == ({"fridge"}, {"fridge"})
+
+
+@pytest.mark.parametrize(
+    ("steps", "mistaken", "said"),
+    [
+        ((), False, ("countertop 1", "No")),
+        ((AT_FRIDGE,), False, ("fridge 1", "closed")),
+        ((AT_FRIDGE, OPENED), True, ("tomato 2 at fridge 1", "tomato 2 is at fridge 1")),
+        ((AT_FRIDGE, OPENED, TAKEN), False, ("tomato 2", "hot", "microwave 1")),
+        ((AT_FRIDGE, OPENED, TAKEN, AT_MICROWAVE, HEATED), False, ("tomato 2, now hot", "fridge 1")),
+    ],
+)
+def test_reflections_say_what_is_known_and_left(steps: Any, mistaken: bool, said: tuple[str, ...]) -> None:
+    texts = [write_reflection(seen(*steps), HOT, mistaken, random.Random(seed)) for seed in range(20)]
+    for text in texts:
+        assert any(word in text for word in said[:1]) or mistaken
+        assert any(word in text for word in said)
+        assert not any(command in text for command in EVERYWHERE)
+        assert any(word in text for word in ("mistake", "wrong", "did not help")) == mistaken
+    assert len(set(texts)) > 2
+
+
+def test_mistakes_leave_alone_what_leads_on(root: Path, tasks: list[Task]) -> None:
+    env = Alfworld(root)
+    observation = env.reset(one_of(tasks, PLACE), 0)
+    wrong = [observation.choices[index] for index in env.mistakes()]
+    assert wrong == ["inventory", "look"]  # any receptacle may hold it
+    observation = env.step(observation.choices.index("go to drawer 1")).observation
+    wrong = [observation.choices[index] for index in env.mistakes()]
+    assert [choice for choice in wrong if choice.startswith("go to ")]  # there is a drawer to open
+    assert "open drawer 1" not in wrong
+    assert "help" not in wrong
+    assert len([choice for choice in wrong if choice.startswith("go to ")]) == 2
+
+
+# ------------------------------------------------------------------------------------------------------------ what is shown
+
+
+def test_what_the_player_sees(root: Path, tasks: list[Task]) -> None:
+    env = Alfworld(root)
+    observation = env.reset(one_of(tasks, PLACE), 0)
+    room = "cabinet 2, cabinet 1, countertop 1, drawer 1, fridge 1, microwave 1, shelf 1, sinkbasin 1"
+    assert observation.text == f"Task: put a tomato in microwave\nRoom: {room}\nCommands: none"
+    assert observation.choices[0] == "go to cabinet 1"
+    result = env.step(observation.choices.index("go to drawer 1"))
+    assert (result.reward, result.terminated, result.info) == (0.0, False, {"success": False, "score": 0.0})
+    assert result.observation.text.endswith("Commands:\n go to drawer 1: You arrive at drawer 1. The drawer 1 is closed.")
+    while not result.terminated:
+        result = env.step(env.oracle())
+    assert (result.reward, result.info) == (1.0, {"success": True, "score": 1.0})
+
+
+def test_the_oldest_goes_first_and_the_newest_stays_whole(root: Path, tasks: list[Task]) -> None:
+    env = Alfworld(root, prompt_tokens=150, result_tokens=30)
+    observation = env.reset(tasks[0], 0)
+    for command in ("look", "go to drawer 1", "open drawer 1", "help"):
+        observation = env.step(observation.choices.index(command)).observation
+        lines = observation.text.split("\n")
+        assert lines[-1].startswith(f" {command}: ")
+        if command != "help":
+            assert lines[-1] == f" {command}: {' '.join(env._state.feedback.split())}"
+    assert "Commands:\n ...\n" in observation.text
+    assert "[cut]" in lines[-1]
+    assert count_tokens(lines[-1]) < 50
+    assert "Task: " in observation.text
+    assert "Room: " in observation.text
+
+
+# -------------------------------------------------------------------------------------------------------------- bad input
+
+
+def altered(root: Path, target: Path, task: Task, change: Callable[[str], str], file: str = "game.tw-pddl") -> Task:
+    """The game of `task` below `target`, with one file changed."""
+    folder = target / task.data["game"]
+    folder.mkdir(parents=True)
+    for path in (root / task.data["game"]).iterdir():
+        text = path.read_text()
+        (folder / path.name).write_text(change(text) if path.name == file else text)
+    return task
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("game.tw-pddl", lambda text: text[:500], "not JSON"),
+        ("game.tw-pddl", lambda text: "[]", "expected a JSON object"),
+        ("game.tw-pddl", lambda text: json.dumps(json.loads(text) | {"grammar": None}), "field 'grammar': expected text"),
+        ("game.tw-pddl", lambda text: json.dumps(json.loads(text) | {"grammar": "no grammar"}), "or its PDDL is broken"),
+        ("game.tw-pddl", lambda text: text.replace("(:goal", "(:gaol"), "or its PDDL is broken"),
+        ("traj_data.json", lambda text: "{", "not JSON"),
+        ("traj_data.json", lambda text: text.replace("object_target", "object"), "field 'pddl_params'"),
+        ("traj_data.json", lambda text: text.replace("false", "true"), "object_sliced"),
+        ("traj_data.json", lambda text: text.replace(PLACE, LOOK).replace('target": ""', 'target": "X"'), "of type"),
+    ],
+)
+def test_broken_games_are_named(root: Path, tasks: list[Task], tmp_path: Path, file: str, change: Any, said: str) -> None:
+    task = altered(root, tmp_path, one_of(tasks, PLACE), change, file)
+    with pytest.raises(DataError, match=said) as caught:
+        Alfworld(tmp_path).reset(task, 0)
+    assert "\n" not in str(caught.value)
+    assert task.id.partition("/")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "/etc", "json_2.1.1/train/../../..", "link", "nowhere", "", "a\0b"])
+def test_a_game_lies_in_the_games_folder(root: Path, tasks: list[Task], tmp_path: Path, name: str) -> None:
+    (tmp_path / "games").mkdir()
+    (tmp_path / "games" / "link").symlink_to(root / tasks[0].data["game"])
+    with pytest.raises(DataError, match=r"leads out of|there is no game\.tw-pddl|expected the folder"):
+        Alfworld(tmp_path / "games").reset(Task("t", "alfworld", tasks[0].level, "t", {"game": name}), 0)
+
+
+def test_settings_are_checked(root: Path, tasks: list[Task], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnknownNameError, match="no expert named 'serach'; did you mean 'search'"):
+        Alfworld(root, expert="serach")
+    with pytest.raises(ConfigError, match="prompt-tokens"):
+        Alfworld(root, prompt_tokens=49)
+    monkeypatch.setitem(sys.modules, "textworld", None)
+    with pytest.raises(ConfigError, match=r"pip install 'reflectkit\[alfworld\]'"):
+        Alfworld(root)
