@@ -25,9 +25,9 @@ OPPOSITE = {"heat": "cool", "cool": "heat"}
 class Belief:
     """What was seen so far.
 
-    places: receptacles in the order in which the room names them, each with what is known to lie in it; None before it was
-    seen. closed: those that are known to be. here: those that can be reached. held: what is in the hand; origin: where it came
-    from. treated: what was done to each object ("heat", "clean", "cool"). searched: the receptacles that were looked into, the
+    places: the room's receptacles by kind and number, each with what is known to lie in it; None before it was seen. closed:
+    those that are known to be. here: those that can be reached. held: what is in the hand; origin: where it came from.
+    treated: what was done to each object ("heat", "clean", "cool"). searched: the receptacles that were looked into, the
     latest last. commands: the admissible ones.
     """
 
@@ -43,7 +43,7 @@ class Belief:
     def learn(self, feedback: str, commands: Sequence[str]) -> None:
         """Take in what the engine said, and what it admits now."""
         if not self.places and (room := ROOM.search(feedback)):
-            self.places = dict.fromkeys(LISTED.findall(room[1]))
+            self.places = dict.fromkeys(sorted(LISTED.findall(room[1]), key=_place))
         for on, within, listed in SEEN.findall(feedback):
             place = on or within
             self.closed.discard(place)
@@ -65,6 +65,14 @@ class Belief:
         self.here = tuple(name for name in HERE.findall(said) if name in self.places)
         self.closed |= set(OPENS.findall(said))
 
+    def room(self) -> str:
+        """The receptacles in short: "cabinet 1-4, fridge 1"."""
+        numbers: dict[str, list[int]] = {}
+        for place in self.places:
+            kind, number = _place(place)
+            numbers.setdefault(kind, []).append(number)
+        return ", ".join(f"{kind} {_ranges(found)}" for kind, found in numbers.items())
+
     def where(self, kind: str) -> list[tuple[str, str]]:
         """(object, receptacle) of each object of `kind` that is known to lie somewhere; those in reach first."""
         found = [(name, place) for place, names in self.places.items() for name in names or () if kind_of(name) == kind]
@@ -83,6 +91,22 @@ class Belief:
             self.searched.remove(place)
         self.searched.append(place)
         self.places[place] = names
+
+
+def _place(name: str) -> tuple[str, int]:
+    kind, _, number = name.rpartition(" ")
+    return kind, int(number)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Rising `numbers`, those that follow each other as their ends.
+
+    >>> _ranges([1, 2, 3, 5, 7, 8])
+    '1-3, 5, 7-8'
+    """
+    starts = [number for number in numbers if number - 1 not in numbers]
+    ends = [number for number in numbers if number + 1 not in numbers]
+    return ", ".join(f"{start}-{end}" if start < end else str(start) for start, end in zip(starts, ends, strict=True))
 
 
 def kind_of(name: str) -> str:

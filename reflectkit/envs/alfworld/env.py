@@ -4,11 +4,12 @@ Departs from the benchmark: the engine runs in a child process, is stopped when 
 `fast`); the planner and the handcoded expert are those that are asked for; a game of sliced objects is refused, as there.
 
 Observation
-    The task, the receptacles that the room shows at the start, and the commands so far with what the engine answered, oldest
-    first. An answer over `result_tokens` is cut; the whole prompt is kept within `prompt_tokens` (both as counted by
-    `core.text`): the oldest commands go first, the newest is kept whole.
+    The task, the room's receptacles ("cabinet 1-4" for four of them), and the commands so far with what the engine answered,
+    oldest first, without its "You arrive at …". An answer over `result_tokens` is cut; the whole prompt is kept within
+    `prompt_tokens` (both as counted by `core.text`): the oldest commands go first, the newest is kept whole.
 Choices
-    The engine's admissible commands, in its order.
+    The engine's admissible commands. First one for each receptacle, in the room's order, to go there, or once there to examine
+    it, so that each keeps its number through the game; then the others in the engine's order, those that change nothing last.
 Reward
     The game's score: 1 for the step that wins, else 0.
 Episode end
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import random
 import weakref
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,7 +31,7 @@ from reflectkit.core.protocols import StepResult
 from reflectkit.core.text import count_short, shorten
 from reflectkit.core.types import Message, Observation, Task, ToolUse
 from reflectkit.envs.alfworld.belief import ROOM, Belief
-from reflectkit.envs.alfworld.engine import GAME, RECORD, State, check_installed
+from reflectkit.envs.alfworld.engine import CHANGES_NOTHING, GAME, RECORD, State, check_installed
 from reflectkit.envs.alfworld.expert import EXPERTS, LOOK, SEARCH, TYPES, Goal, good, rules
 from reflectkit.envs.alfworld.games import read
 from reflectkit.envs.alfworld.pool import Engine, pool
@@ -40,6 +42,7 @@ ALL = "all"
 HORIZON = 50
 HEADINGS = 24  # tokens of the words that every prompt has, and of the mark for commands left out
 OF_A_VERB = 2  # mistakes of each verb that are offered
+GO = "go to "
 NOTHING = "Nothing happens."
 HELP = "help"  # never a mistake on purpose: its long answer drives out what was seen
 MORE = "make games with `reflectkit gen-task --env alfworld`, or say where they are with --games-dir"
@@ -111,7 +114,7 @@ class Alfworld:
         self._history: list[tuple[str, str]] = []
         self._last_note = ""
         self._take_in(state)
-        self._room = ", ".join(self._belief.places)
+        self._room = self._belief.room()
         self._over = False
         return self._observe()
 
@@ -125,13 +128,14 @@ class Alfworld:
         """
         if self._over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
-        if not isinstance(action, int) or isinstance(action, bool) or not 0 <= action < len(self._state.commands):
-            raise IllegalActionError(f"{self.name}: no action {action!r:.80}; choose 0 to {len(self._state.commands) - 1}")
+        if not isinstance(action, int) or isinstance(action, bool) or not 0 <= action < len(self._choices):
+            raise IllegalActionError(f"{self.name}: no action {action!r:.80}; choose 0 to {len(self._choices) - 1}")
         assert self._engine is not None
-        command = self._state.commands[action]
+        command = self._choices[action]
         self._last_note = "good" if command in self._good() else "mistake"
         state = self._engine.step(command, self.step_seconds)
-        self._history.append((command, " ".join(state.feedback.split())))
+        answer = " ".join(state.feedback.split())
+        self._history.append((command, answer.removeprefix(f"You arrive at {command.removeprefix(GO)}. ")))
         self._take_in(state)
         self._over = state.won or state.lost
         info: dict[str, Any] = {"success": state.won, "score": state.score}
@@ -143,7 +147,7 @@ class Alfworld:
 
     def oracle(self) -> int:
         """What the expert does next."""
-        return self._state.commands.index(self._state.advice or self._good()[0])
+        return self._choices.index(self._state.advice or self._good()[0])
 
     def mistakes(self) -> list[int]:
         """Commands that lead nowhere: neither the expert's nor as good as far as the player can know. At most two of a verb,
@@ -151,7 +155,7 @@ class Alfworld:
         """
         right = self._good()
         by_verb: dict[str, list[int]] = {}
-        for index, command in enumerate(self._state.commands):
+        for index, command in enumerate(self._choices):
             if command not in right and command != HELP:
                 by_verb.setdefault(command.split()[0], []).append(index)
         step = len(self._history)
@@ -196,9 +200,10 @@ class Alfworld:
     def _take_in(self, state: State) -> None:
         self._state = state
         self._belief.learn(state.feedback, state.commands)
+        self._choices = _numbered(state.commands, self._belief.places)
 
     def _observe(self) -> Observation:
-        return Observation((Message("user", self._text()),), self._state.commands)
+        return Observation((Message("user", self._text()),), self._choices)
 
     def _text(self) -> str:
         """The prompt's parts within `prompt_tokens`; see the module's text for what goes first."""
@@ -214,6 +219,13 @@ class Alfworld:
                 break
             lines.append(line)
         return start + "\n".join(["Commands:", *reversed(lines)] if lines else ["Commands: none"])
+
+
+def _numbered(commands: Sequence[str], places: Iterable[str]) -> tuple[str, ...]:
+    """`commands` as they are offered; see the module's text for their order."""
+    ways = [command for place in places for command in (GO + place, f"examine {place}") if command in commands]
+    others = [command for command in commands if command not in ways]
+    return (*ways, *sorted(others, key=lambda command: command.split()[0] in CHANGES_NOTHING))
 
 
 def _goal(folder: Path, task: Task) -> Goal:
