@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -46,6 +46,7 @@ EXAMPLES = (
 )
 DATA_STAGES = ("filter-repo", "gen-task", "filter-task", "gen-trajectory", "split", "gen-sft")
 NAME = re.compile(r"[a-z0-9_-]+")
+DEFAULTS = "defaults"  # for every step that has the setting
 WHOLE_RUN = frozenset({"data_dir", "results_dir", "seed", "force"})
 
 
@@ -56,7 +57,9 @@ class Config(StageConfig):
     recipe: str = dataclasses.field(
         metadata={"help": "A packaged recipe's name, or a YAML file.", "argument": True}, kw_only=True
     )
-    set: tuple[str, ...] = option((), help="STEP.SETTING=VALUE, over the recipe (repeat the flag); STEP may be a stage's name.")
+    set: tuple[str, ...] = option(
+        (), help="STEP.SETTING=VALUE, over the recipe (repeat the flag); STEP may be a stage's name, or defaults."
+    )
     ablate: tuple[str, ...] = option((), help="Ablations of the recipe to run beside it, apart by commas (or repeat the flag).")
     seeds: int = option(1, help="How many seeds to run, counting from --seed; more than one use folders seed0, seed1, …")
     jobs: int = option(2, help="Steps side by side.")
@@ -195,9 +198,11 @@ def _checked(value: Any, path: Path) -> Recipe:
                 raise DataError(path, "expected text", field=f"steps.{index}.{key}")
         if step["stage"] not in STAGES or step["stage"] == "run":
             raise unknown_name(f"stage in recipe {path}", step["stage"], [name for name in STAGES if name != "run"])
-        if not NAME.fullmatch(step["name"]) or step["name"] in ("data", "results"):
+        if not NAME.fullmatch(step["name"]) or step["name"] in ("data", "results", DEFAULTS):
             raise DataError(
-                path, f"{step['name']!r} can't name a step; use small letters, not data or results", field=f"steps.{index}.name"
+                path,
+                f"{step['name']!r} can't name a step; use small letters, not data, results or defaults",
+                field=f"steps.{index}.name",
             )
         if step["name"] in stages:
             raise DataError(path, f"the name {step['name']!r} is given twice", field=f"steps.{index}.name")
@@ -205,7 +210,7 @@ def _checked(value: Any, path: Path) -> Recipe:
             if reference not in stages:
                 raise unknown_name(f"earlier step in recipe {path}", reference, stages)
         stages[step["name"]] = step["stage"]
-    possible = {item.name for step in recipe.steps for item in dataclasses.fields(_config_class(step["stage"]))}
+    possible = _settings(recipe.steps)
     for key in recipe.defaults:
         if key not in possible:
             raise unknown_name(f"setting in the defaults of recipe {path}", key, possible)
@@ -221,6 +226,11 @@ def _checked(value: Any, path: Path) -> Recipe:
                     path, f"an ablation changes steps of {', '.join(MAKERS)}, not '{changed}'", field=f"ablations.{name}.steps"
                 )
     return recipe
+
+
+def _settings(steps: Sequence[Mapping[str, Any]]) -> set[str]:
+    """What may be set in the stages of `steps`."""
+    return {item.name for step in steps for item in dataclasses.fields(_config_class(step["stage"]))}
 
 
 def _config_class(stage: str) -> Any:
@@ -255,8 +265,10 @@ def _overrides(config: Config, recipe: Recipe, asked: Mapping[str, Ablation]) ->
         name, dot, key = target.rpartition(".")
         if not (equals and dot and name and key):
             raise ConfigError(f"--set {text!r}: write STEP.SETTING=VALUE")
-        if name not in known:
+        if name not in known | {DEFAULTS}:
             raise unknown_name(f"step of recipe '{config.recipe}'", name, known)
+        if name == DEFAULTS and key.replace("-", "_") not in (possible := _settings(recipe.steps)):
+            raise unknown_name(f"setting of recipe '{config.recipe}'", key, possible)
         try:
             found.append((name, key.replace("-", "_"), yaml.safe_load(raw)))
         except yaml.YAMLError:
@@ -270,11 +282,12 @@ def _jobs(
     prefix = f"seed{seed}/" if config.seeds > 1 else ""
     data, results = (folder / prefix if prefix else folder for folder in (config.data_dir, config.results_dir))
     jobs: list[Job] = []
+    defaults = recipe.defaults | {key: value for name, key, value in overrides if name == DEFAULTS}
     for step in with_copies(recipe.steps, asked):
         base, _, ablation = step["name"].partition(MARK)
         kind = _config_class(step["stage"])
         known = {item.name for item in dataclasses.fields(kind)}
-        values: dict[str, Any] = {key: value for key, value in recipe.defaults.items() if key in known}
+        values: dict[str, Any] = {key: value for key, value in defaults.items() if key in known}
         values |= {key: value for key, value in step.items() if key not in ("name", "stage")}
         values |= {key: value for name, key, value in overrides if name in (step["name"], base, step["stage"])}
         if shared := sorted(WHOLE_RUN & values.keys()):

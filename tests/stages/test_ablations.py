@@ -56,6 +56,15 @@ def test_only_what_differs_and_what_depends_on_it_is_run_again() -> None:
     assert more["curves"].values["runs"][-1] == "Reflect-RL with a curriculum={reflect-rl@curriculum}"
 
 
+def test_a_default_is_set_for_every_step_that_has_it() -> None:
+    made = jobs("alfworld-gpt2-xl", set=("defaults.games-dir=elsewhere", "defaults.horizon=50", "reflect-rl.horizon=9"))
+    assert {job.values["games_dir"] for job in made.values() if "games_dir" in job.values} == {"elsewhere"}
+    assert "games_dir" in made["games"].values
+    assert "games_dir" not in made["split"].values
+    assert made["reflect-rl"].values["horizon"] == 9, "a step's own setting goes before"
+    assert made["sft-rl"].values["horizon"] == 50
+
+
 def test_every_packaged_ablation_makes_jobs() -> None:
     known = {name: list(load_recipe(name).ablations) for name in recipe_names()}
     for name in ("taxi-tiny", "auto-explore-tiny", "auto-explore-gpt2-xl"):

@@ -329,6 +329,7 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int
         (["run", "taxi-tiny", "--set", "reflectorr.max_steps=3"], "did you mean 'reflector'"),
         (["run", "taxi-tiny", "--set", "reflector.max_stepz=3"], "did you mean 'max_steps'"),
         (["run", "taxi-tiny", "--set", "reflector"], "STEP.SETTING=VALUE"),
+        (["run", "taxi-tiny", "--set", "defaults.horizn=3"], "did you mean 'horizon'"),
     ],
 )  # fmt: skip
 def test_bad_settings_are_one_line_and_code_2(
