@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from reflectkit.agents.chat import Recovery
 from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, UnknownNameError
 from reflectkit.core.rollout import Episode, rollout
@@ -197,12 +199,13 @@ def test_many_threads_get_engines_of_their_own(root: Path, tasks: list[Task]) ->
     ]
 
 
-def test_nobody_is_left_behind_by_a_killed_parent(root: Path, tasks: list[Task]) -> None:
+def test_nobody_is_left_behind_by_a_killed_parent(root: Path, tasks: list[Task], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "game.tw-pddl")  # whoever reads it waits for ever
     code = (
         "import sys, time; from pathlib import Path; from reflectkit.envs.alfworld.pool import pool\n"
         "engines = [pool().take(Path()) for _ in range(3)]\n"
         f"engines[0].reset(Path({str(root / tasks[0].data['game'])!r}), None, 60)\n"
-        "engines[1].connection.send(('reset', Path('/'), None))\n"
+        f"engines[1].connection.send(('reset', Path({str(tmp_path)!r}), None))\n"
         "print(*(engine.pid for engine in engines), flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -213,6 +216,24 @@ def test_nobody_is_left_behind_by_a_killed_parent(root: Path, tasks: list[Task])
     parent.kill()
     parent.wait()
     assert all(gone(pid) for pid in [*children, nursery])
+
+
+def report_engine(folder: Path, pids: Any) -> None:
+    engine = pool().take(folder)
+    engine.reset(folder, None, 60)
+    pids.put(engine.pid)
+    time.sleep(600)
+
+
+def test_a_daemonic_process_has_engines_and_takes_them_with_it(root: Path, tasks: list[Task]) -> None:
+    context = multiprocessing.get_context("spawn")  # as `run` starts its steps
+    pids: Any = context.Queue()
+    process = context.Process(target=report_engine, args=(root / tasks[0].data["game"], pids), daemon=True)
+    process.start()
+    pid = pids.get(timeout=60)
+    process.terminate()
+    process.join()
+    assert gone(pid)
 
 
 def gone(pid: int) -> bool:
@@ -362,6 +383,15 @@ def test_reflections_say_what_is_known_and_left(steps: Any, mistaken: bool, said
         assert not any(command in text for command in EVERYWHERE)
         assert any(word in text for word in ("mistake", "wrong", "did not help")) == mistaken
     assert len(set(texts)) > 2
+
+
+def test_a_negative_example_slips_once(root: Path, tasks: list[Task]) -> None:
+    teacher = Recovery(Demonstrator(0.0))
+    played = [play(root, tasks, teacher, seed)[number] for seed in (1, 2) for number in (0, 4, 11)]
+    notes = [[turn.decision.note for turn in trajectory.turns] for trajectory in played]
+    assert all(trajectory.success for trajectory in played)
+    assert all(said.count("mistake") == 1 and "correction" in said for said in notes)
+    assert len({said.index("mistake") for said in notes}) > 1
 
 
 def test_mistakes_leave_alone_what_leads_on(root: Path, tasks: list[Task]) -> None:

@@ -28,11 +28,12 @@ from typing import Any, ClassVar
 
 from reflectkit.core.errors import ConfigError, DataError, IllegalActionError, unknown_name
 from reflectkit.core.protocols import StepResult
+from reflectkit.core.seeding import uniform
 from reflectkit.core.text import count_short, shorten
 from reflectkit.core.types import Message, Observation, Task, ToolUse
 from reflectkit.envs.alfworld.belief import ROOM, Belief
 from reflectkit.envs.alfworld.engine import CHANGES_NOTHING, GAME, RECORD, State, check_installed
-from reflectkit.envs.alfworld.expert import EXPERTS, LOOK, SEARCH, TYPES, Goal, good, rules
+from reflectkit.envs.alfworld.expert import EXPERTS, LOOK, SEARCH, TYPES, Goal, good, progress, rules
 from reflectkit.envs.alfworld.games import read
 from reflectkit.envs.alfworld.pool import Engine, pool
 from reflectkit.envs.alfworld.reflections import write_reflection
@@ -43,6 +44,7 @@ HORIZON = 50
 HEADINGS = 24  # tokens of the words that every prompt has, and of the mark for commands left out
 OF_A_VERB = 2  # mistakes of each verb that are offered
 GO = "go to "
+SLIP_SHARE = 0.2  # of the steps of a search
 NOTHING = "Nothing happens."
 HELP = "help"  # never a mistake on purpose: its long answer drives out what was seen
 MORE = "make games with `reflectkit gen-task --env alfworld`, or say where they are with --games-dir"
@@ -92,7 +94,7 @@ class Alfworld:
         return task if level in (ALL, task.level) else None
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Begin `task`; nothing in a game is drawn.
+        """Begin `task`. Nothing in a game is drawn; `seed` is for `slips`.
 
         Raises
         ------
@@ -112,7 +114,7 @@ class Alfworld:
         self.task = " ".join(asked.split()).removesuffix(".")
         self._belief = Belief()
         self._history: list[tuple[str, str]] = []
-        self._last_note = ""
+        self._last_note, self._seed, self._slipped = "", seed, False
         self._take_in(state)
         self._room = self._belief.room()
         self._over = False
@@ -133,6 +135,7 @@ class Alfworld:
         assert self._engine is not None
         command = self._choices[action]
         self._last_note = "good" if command in self._good() else "mistake"
+        self._slipped = self._slipped or self._last_note == "mistake"
         state = self._engine.step(command, self.step_seconds)
         answer = " ".join(state.feedback.split())
         self._history.append((command, answer.removeprefix(f"You arrive at {command.removeprefix(GO)}. ")))
@@ -160,6 +163,13 @@ class Alfworld:
                 by_verb.setdefault(command.split()[0], []).append(index)
         step = len(self._history)
         return sorted({wrong[(step + turn) % len(wrong)] for wrong in by_verb.values() for turn in range(OF_A_VERB)})
+
+    def slips(self) -> list[int]:
+        """The mistakes that a negative example makes, once: at a drawn step of the search, or when the object is held."""
+        if self._slipped:
+            return []
+        held, _ = progress(self._belief, self.goal)
+        return self.mistakes() if held or uniform(self._seed, "slip", len(self._history)) < SLIP_SHARE else []
 
     def note(self) -> str:
         """How the last command is to be marked: "" at the start, "good", or "mistake" where it led nowhere."""
