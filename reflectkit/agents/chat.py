@@ -147,6 +147,7 @@ class Recovery:
 
 def teaching_request(observation: Observation, mistaken: bool) -> Request:
     """What a teacher is asked about one state."""
+    _refuse_free_text(observation)
     state = policy_prompt(observation).rpartition("\n")[0]
     content = state + (MISTAKEN if mistaken else "") + ASK.format(words=ANALYSIS_WORDS)
     name = observation.text.partition("\n")[0]
@@ -155,6 +156,7 @@ def teaching_request(observation: Observation, mistaken: bool) -> Request:
 
 def playing_request(observation: Observation, comment: str | None) -> Request:
     """What a chat model that plays is asked about one state; `comment` stands in it as it does for a policy."""
+    _refuse_free_text(observation)
     state = policy_prompt(observation, comment).rpartition("\n")[0]
     ask = CALL if observation.tools else ASK.format(words=ANALYSIS_WORDS)
     tokens = CALL_TOKENS if observation.tools else ANSWER_TOKENS
@@ -165,6 +167,11 @@ def comment_request(observation: Observation) -> Request:
     """What a chat model that reflects is asked about one state."""
     messages = (Message("system", PLAYING), Message("user", observation.text + COMMENT))
     return Request(_title(observation), messages, ANSWER_TOKENS)
+
+
+def _refuse_free_text(observation: Observation) -> None:
+    if not observation.choices and not observation.tools:
+        raise ConfigError("chat models choose among actions or call tools, and here an action is free text; leave out --typed")
 
 
 def _played(text: str, observation: Observation) -> tuple[str | None, int | ToolUse]:

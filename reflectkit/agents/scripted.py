@@ -46,7 +46,7 @@ class RandomAgent:
         return [
             _any_calls(observation, generator(context.seed, "random"))
             if observation.tools
-            else Decision(generator(context.seed, "random").randrange(len(observation.choices)))
+            else _any_choice(observation, context.env, generator(context.seed, "random"))
             for observation, context in zip(observations, contexts, strict=True)
         ]
 
@@ -89,6 +89,9 @@ class Replay:
         if observation.tools:
             self.next += 1
             return [Decision(parse(step["cmd"], observation.tools, PLAIN), step["reflection"], note=step["note"])]
+        if not observation.choices:
+            self.next += 1
+            return [Decision(step["cmd"], step["reflection"], note=step["note"])]
         if step["cmd"] not in observation.choices:
             raise DataError(self.where, f"step {self.next}: the env does not offer {step['cmd']!r}", field="cmd")
         self.next += 1
@@ -107,6 +110,14 @@ class Marker:
         (context,) = contexts
         self.notes.append(getattr(context.env, "note", str)())
         return [Decision(self.actions[len(self.notes) - 1])]
+
+
+def _any_choice(observation: Observation, env: Any, chance: random.Random) -> Decision:
+    if observation.choices:
+        return Decision(chance.randrange(len(observation.choices)))
+    if not hasattr(env, "legal"):
+        raise ConfigError(f"env '{env.name}' takes text, and has no legal(): nothing to draw at random")
+    return Decision(chance.choice(env.legal()))
 
 
 def _any_calls(observation: Observation, chance: random.Random) -> Decision:

@@ -58,11 +58,11 @@ class Env(Protocol):
 class OracleEnv(Env, Protocol):
     """An env in which a best action is known, so that demonstrations cost nothing."""
 
-    def oracle(self) -> int | ToolUse:
-        """A best action in the current state: its index, or the calls."""
+    def oracle(self) -> int | str | ToolUse:
+        """A best action in the current state: its index, the calls, or the text."""
         ...
 
-    def mistakes(self) -> Sequence[int | ToolUse]:
+    def mistakes(self) -> Sequence[int | str | ToolUse]:
         """Actions that are not best but do not end the episode: what a noisy demonstration may do."""
         ...
 

@@ -83,19 +83,19 @@ class Shuffled(Wrapper):
         self._steps += 1
         return dataclasses.replace(result, observation=self._shuffled(result.observation))
 
-    def oracle(self) -> int | ToolUse:
+    def oracle(self) -> int | str | ToolUse:
         """The wrapped env's, at its place in the drawn order."""
         return self._places([self.env.oracle()])[0]  # type: ignore[attr-defined]
 
-    def mistakes(self) -> list[int | ToolUse]:
+    def mistakes(self) -> list[int | str | ToolUse]:
         """Likewise."""
         return self._places(self.env.mistakes())  # type: ignore[attr-defined]
 
-    def slips(self) -> list[int | ToolUse]:
+    def slips(self) -> list[int | str | ToolUse]:
         """Likewise."""
         return self._places(self.env.slips())  # type: ignore[attr-defined]
 
-    def _places(self, actions: Sequence[int | ToolUse]) -> list[int | ToolUse]:
+    def _places(self, actions: Sequence[int | str | ToolUse]) -> list[int | str | ToolUse]:
         return [*sorted(map(self._order.index, actions))] if self._order else [*actions]  # type: ignore[arg-type]
 
     def _shuffled(self, observation: Observation) -> Observation:

@@ -24,7 +24,8 @@ DEFAULT_HORIZON = 15
 EXTRACTIVE = "extractive"
 ENV_SETTINGS = (
     "repos_dir", "leaveout_prob", "accept_teacher_answers", "result_tokens", "prompt_tokens",
-    "games_dir", "expert", "reader", "reader_url", "recent", "related", "compression_weight", "content_weight", "brief",
+    "games_dir", "expert", "typed",
+    "reader", "reader_url", "recent", "related", "compression_weight", "content_weight", "brief",
 )  # fmt: skip
 """Settings that some envs alone know."""
 
@@ -85,6 +86,7 @@ class WorldConfig(EnvConfig):
     prompt_tokens: int = option(
         800, help="auto_explore, alfworld: tokens, about, of a whole prompt; the oldest commands go first."
     )
+    typed: bool = option(False, help="alfworld: commands are written as text; none are offered to choose from.")
     reader: str = option(EXTRACTIVE, help="memory: who answers at the end: extractive, openai:MODEL, azure:… or local:MODEL.")
     reader_url: str | None = option(None, help="memory: the reader's server; for local: http://localhost:1234/v1.")
     recent: int = option(5, help="memory: items of each list that are shown for being the most recent.")

@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.chat import Recovery
-from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent
-from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, UnknownNameError
+from reflectkit.agents.chat import Recovery, playing_request
+from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent, Replay
+from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError, UnknownNameError
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.text import count_tokens
 from reflectkit.core.types import Status, Task, Trajectory
+from reflectkit.data.trajectories import demonstration_steps, from_trajectory
 from reflectkit.envs import make
 from reflectkit.envs.alfworld.belief import Belief
 from reflectkit.envs.alfworld.engine import Game, State, essential
@@ -424,6 +425,32 @@ def test_what_the_player_sees(root: Path, tasks: list[Task]) -> None:
     while not result.terminated:
         result = env.step(env.oracle())
     assert (result.reward, result.info) == (1.0, {"success": True, "score": 1.0})
+
+
+def test_typed_commands(root: Path, tasks: list[Task]) -> None:
+    env = Alfworld(root, typed=True)
+    assert env.reset(one_of(tasks, PLACE), 0).choices == ()
+    for wrong in ("go to the moon", "", "go to drawer 1 now", "x" * 10_000):
+        result = env.step(wrong)
+        assert (result.reward, result.terminated, result.info["refused"]) == (0.0, False, 1)
+        assert result.observation.text.endswith(": Nothing happens.")
+        assert env.note() == "mistake"
+    assert env.step("  go to  drawer 1\n").observation.text.endswith(" go to drawer 1: The drawer 1 is closed.")
+    with pytest.raises(IllegalActionError, match="takes a command's text"):
+        env.step(0)
+    with pytest.raises(ConfigError, match="leave out --typed"):
+        playing_request(result.observation, None)
+
+
+def test_typed_games_are_played_by_rule_at_random_and_from_a_record(root: Path, tasks: list[Task]) -> None:
+    shown = play(root, tasks, Demonstrator(0.2), typed=True)
+    assert all(episode.success for episode in shown)
+    assert "mistake" in {turn.decision.note for episode in shown for turn in episode.turns}
+    steps = demonstration_steps(from_trajectory(shown[0], "oracle", "positive0"))
+    (again,) = play(root, tasks[:1], Replay(steps, "here"), typed=True)
+    assert again.turns == shown[0].turns
+    guessed = play(root, tasks, RandomAgent(), horizon=20, typed=True)
+    assert not any("refused" in turn.info for episode in guessed for turn in episode.turns)
 
 
 def test_the_oldest_goes_first_and_the_newest_stays_whole(root: Path, tasks: list[Task]) -> None:

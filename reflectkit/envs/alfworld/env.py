@@ -10,6 +10,7 @@ Observation
 Choices
     The engine's admissible commands. First one for each receptacle, in the room's order, to go there, or once there to examine
     it, so that each keeps its number through the game; then the others in the engine's order, those that change nothing last.
+    `typed`: none are shown, and the action is a command's text; one that is not admissible changes nothing, and is told so.
 Reward
     The game's score: 1 for the step that wins, else 0.
 Episode end
@@ -23,6 +24,7 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -44,6 +46,7 @@ HORIZON = 50
 HEADINGS = 24  # tokens of the words that every prompt has, and of the mark for commands left out
 OF_A_VERB = 2  # mistakes of each verb that are offered
 GO = "go to "
+LONGEST_TYPED = 100  # characters of a command that was written
 SLIP_SHARE = 0.2  # of the steps of a search
 NOTHING = "Nothing happens."
 HELP = "help"  # never a mistake on purpose: its long answer drives out what was seen
@@ -54,14 +57,14 @@ class Alfworld:
     """See the module's text for the rules.
 
     games_dir: what tasks name their games from. expert: who says what is best: search, handcoded or planner. result_tokens,
-    prompt_tokens: what an answer and the whole observation may have.
+    prompt_tokens: what an answer and the whole observation may have. typed: commands are written, not chosen.
     """
 
     name: ClassVar[str] = "alfworld"
     levels: ClassVar[tuple[str, ...]] = (*TYPES, ALL)
     """The type of the task; "all" is whatever type."""
     horizons: ClassVar[dict[str, int]] = dict.fromkeys(levels, HORIZON)
-    settings: ClassVar[tuple[str, ...]] = ("games_dir", "expert", "result_tokens", "prompt_tokens")
+    settings: ClassVar[tuple[str, ...]] = ("games_dir", "expert", "result_tokens", "prompt_tokens", "typed")
     remote: ClassVar[bool] = True
     widest: ClassVar[int] = 32
     """Games side by side: each takes a process."""
@@ -76,6 +79,7 @@ class Alfworld:
         expert: str = SEARCH,
         result_tokens: int = 400,
         prompt_tokens: int = 800,
+        typed: bool = False,
     ) -> None:
         if expert not in EXPERTS:
             raise unknown_name("expert", expert, EXPERTS)
@@ -83,7 +87,7 @@ class Alfworld:
         if result_tokens < 1 or prompt_tokens < 50:
             raise ConfigError("--result-tokens must be at least 1, --prompt-tokens at least 50")
         self.games_dir, self.expert = Path(games_dir), expert
-        self.result_tokens, self.prompt_tokens = result_tokens, prompt_tokens
+        self.result_tokens, self.prompt_tokens, self.typed = result_tokens, prompt_tokens, typed
         self._engine: Engine | None = None
         self._return: weakref.finalize[..., Any] | None = None
         self._over = True
@@ -121,7 +125,7 @@ class Alfworld:
         return self._observe()
 
     def step(self, action: int | str | ToolUse) -> StepResult:
-        """Take choice `action`.
+        """Take choice `action`; or where it is `typed`, the command that it says.
 
         Raises
         ------
@@ -130,13 +134,12 @@ class Alfworld:
         """
         if self._over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
-        if not isinstance(action, int) or isinstance(action, bool) or not 0 <= action < len(self._choices):
-            raise IllegalActionError(f"{self.name}: no action {action!r:.80}; choose 0 to {len(self._choices) - 1}")
+        command = self._command(action)
         assert self._engine is not None
-        command = self._choices[action]
         self._last_note = "good" if command in self._good() else "mistake"
         self._slipped = self._slipped or self._last_note == "mistake"
-        state = self._engine.step(command, self.step_seconds)
+        known = command in self._choices
+        state = self._engine.step(command, self.step_seconds) if known else replace(self._state, feedback=NOTHING)
         answer = " ".join(state.feedback.split())
         self._history.append((command, answer.removeprefix(f"You arrive at {command.removeprefix(GO)}. ")))
         self._take_in(state)
@@ -148,11 +151,16 @@ class Alfworld:
 
     # ------------------------------------------------------------------------------------------------ the oracle teacher
 
-    def oracle(self) -> int:
+    def oracle(self) -> int | str:
         """What the expert does next."""
-        return self._choices.index(self._state.advice or self._good()[0])
+        (action,) = self._actions([self._state.advice or self._good()[0]])
+        return action
 
-    def mistakes(self) -> list[int]:
+    def legal(self) -> tuple[str, ...]:
+        """The admissible commands."""
+        return self._choices
+
+    def mistakes(self) -> list[int] | list[str]:
         """Commands that lead nowhere: neither the expert's nor as good as far as the player can know. At most two of a verb,
         others at each step.
         """
@@ -162,9 +170,10 @@ class Alfworld:
             if command not in right and command != HELP:
                 by_verb.setdefault(command.split()[0], []).append(index)
         step = len(self._history)
-        return sorted({wrong[(step + turn) % len(wrong)] for wrong in by_verb.values() for turn in range(OF_A_VERB)})
+        found = {wrong[(step + turn) % len(wrong)] for wrong in by_verb.values() for turn in range(OF_A_VERB)}
+        return self._actions([self._choices[index] for index in sorted(found)])
 
-    def slips(self) -> list[int]:
+    def slips(self) -> list[int] | list[str]:
         """The mistakes that a negative example makes, once: at a drawn step of the search, or when the object is held."""
         if self._slipped:
             return []
@@ -178,6 +187,20 @@ class Alfworld:
     def reflection(self, generator: random.Random) -> str:
         """What is held, what was searched, where the wanted thing is, what is left to do; all as the player knows it."""
         return write_reflection(self._belief, self.goal, self._last_note == "mistake", generator)
+
+    def _actions(self, commands: list[str]) -> list[int] | list[str]:
+        """`commands` as actions."""
+        return commands if self.typed else [self._choices.index(command) for command in commands]
+
+    def _command(self, action: int | str | ToolUse) -> str:
+        """What `action` means. Raises IllegalActionError."""
+        if self.typed:
+            if isinstance(action, str):
+                return " ".join(action.split())[:LONGEST_TYPED]
+            raise IllegalActionError(f"{self.name}: no action {action!r:.80}; it takes a command's text")
+        if not isinstance(action, int) or isinstance(action, bool) or not 0 <= action < len(self._choices):
+            raise IllegalActionError(f"{self.name}: no action {action!r:.80}; choose 0 to {len(self._choices) - 1}")
+        return self._choices[action]
 
     def _good(self) -> list[str]:
         known = good(self._belief, self.goal)
@@ -213,13 +236,14 @@ class Alfworld:
         self._choices = _numbered(state.commands, self._belief.places)
 
     def _observe(self) -> Observation:
-        return Observation((Message("user", self._text()),), self._choices)
+        return Observation((Message("user", self._text()),), () if self.typed else self._choices)
 
     def _text(self) -> str:
         """The prompt's parts within `prompt_tokens`; see the module's text for what goes first."""
         start = f"Task: {self.task}\nRoom: {self._room}\n"
         room = self.prompt_tokens - count_short(start) - HEADINGS
-        room -= sum(count_short(command) + 2 for command in self._state.commands)
+        if not self.typed:
+            room -= sum(count_short(command) + 2 for command in self._choices)
         lines: list[str] = []
         for command, answer in reversed(self._history):
             line = f" {command}: {' '.join(shorten(answer, self.result_tokens).split())}"
