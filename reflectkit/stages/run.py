@@ -134,21 +134,26 @@ def run(config: Config, progress: Progress) -> Report:
         reports = perform(jobs, config.jobs, progress)
         finals = [report for name, report in reports.items() if report.stage in ("evaluate", "plot")]
         figures: dict[str, Any] = {"steps": {name: str(report.folder) for name, report in reports.items()}}
-        evaluations = [report for report in finals if report.stage == "evaluate"]
+        evaluations: dict[str, list[Report]] = {}  # by step, a report each seed
+        for job in jobs:
+            if job.stage == "evaluate":
+                evaluations.setdefault(job.name.removeprefix(job.prefix), []).append(reports[job.name])
         ablated = []
         if asked:
-            figures["ablations"] = compared(asked, evaluations)
+            figures["ablations"] = compared(asked, next(iter(evaluations.values())))
             ablated = [comparing.ablations_table(figures["ablations"])]
         if config.seeds == 1:
             current.tables += [*(table for report in finals for table in report.tables), *ablated]
             return current.finish(figures, [path for report in finals for path in report.outputs])
         outputs = []
-        if evaluations:
-            rows = pool(evaluations)
-            write_json(current.folder / "eval.json", {"rows": rows})
-            outputs.append(current.folder / "eval.json")
-            current.tables.append(comparing.table(f"{config.recipe}, {config.seeds} seeds pooled", rows))
-            current.tables += [*comparing.figures_tables(rows), *ablated]
+        for number, (step, parts) in enumerate(evaluations.items()):
+            rows = pool(parts)
+            path = current.folder / (f"eval-{step}.json" if number else "eval.json")
+            write_json(path, {"rows": rows})
+            outputs.append(path)
+            current.tables.append(comparing.table(f"{config.recipe}, {step}, {config.seeds} seeds pooled", rows))
+            current.tables += comparing.figures_tables(rows)
+        current.tables += ablated
         if drawn_from := _all_curves(jobs, reports):
             picture = current.folder / "curves.png"
             drawn = plot.run(
