@@ -146,7 +146,7 @@ class Alfworld:
 
     def oracle(self) -> int:
         """What the expert does next."""
-        return self._state.commands.index(self._state.advice or self._good()[0])
+        return self._state.commands.index(self._good()[0])
 
     def mistakes(self) -> list[int]:
         """Commands that lead nowhere: neither the expert's nor as good as far as the player can know. At most two of a verb,
@@ -177,7 +177,7 @@ class Alfworld:
 
     def _good(self) -> list[str]:
         known = good(self._belief, self.goal)
-        return known if self._state.advice is None else [self._state.advice, *known]
+        return [self._state.advice, *known] if self._state.advice in self._state.commands else known
 
     # ---------------------------------------------------------------------------------------------------------- inside
 
