@@ -124,20 +124,21 @@ def test_what_is_so_is_told(root: Path, tasks: list[Task]) -> None:
 
 
 def test_a_plan_is_made_for_what_matters_from_where_one_is() -> None:
-    problem = "(define (problem p) (:objects …) (:init …) (:goal (objectType ?o MugType)))"
-    objects = {"mug_bar_1": "object", "book_bar_1": "object", "pan_bar_1": "object", "shelf_bar_1": "receptacle"}
-    facts = [
-        ("inreceptacle", "mug_bar_1", "shelf_bar_1"),
-        ("inreceptacle", "book_bar_1", "shelf_bar_1"),
-        ("holds", "agent1", "pan_bar_1"),
-        ("not_opened", "shelf_bar_1"),
-        ("new-axiom@0", "shelf_bar_1"),
-    ]
-    assert essential(problem, objects, facts) == (
-        "(define (problem rest) (:domain alfred) (:objects mug_bar_1 - object pan_bar_1 - object shelf_bar_1 - receptacle)"
-        " (:init (= (total-cost) 0) (inreceptacle mug_bar_1 shelf_bar_1) (holds agent1 pan_bar_1))"
-        " (:goal (objectType ?o MugType)))"
-    )
+    problem = "(define (problem p) (:objects …) (:init …) (:goal (and (objectType ?o MugType) (receptacleType ?r ShelfType))))"
+    objects = {f"mug{number}": "object" for number in range(4)} | {"book": "object", "pan": "object"}
+    objects |= {f"{kind}{number}": "receptacle" for kind in ("shelf", "drawer") for number in range(4)}
+    facts = [("objecttype", name, f"{name.rstrip('0123')}type") for name, kind in objects.items() if kind == "object"]
+    facts += [("receptacletype", name, f"{name[:-1]}type") for name, kind in objects.items() if kind == "receptacle"]
+    facts += [("inreceptacle", f"mug{number}", f"drawer{number}") for number in range(3)]
+    facts += [("inreceptacle", "mug3", "shelf3"), ("inreceptacle", "book", "shelf2"), ("holds", "agent1", "pan")]
+    facts += [("isclean", "mug2"), ("not_opened", "shelf0"), ("new-axiom@0", "shelf0")]
+    left = essential(problem, objects, facts)
+    assert left.startswith("(define (problem rest) (:domain alfred) (:objects mug2 - object mug3 - object pan - object ")
+    # two mugs, the clean one and that on a shelf, with their places; of each kind of receptacle two
+    there = {"mug2", "mug3", "pan", "shelf0", "shelf1", "shelf3", "drawer0", "drawer1", "drawer2"}
+    assert {name for name in objects if f"{name} - " in left} == there
+    assert "(inreceptacle mug2 drawer2) (inreceptacle mug3 shelf3) (holds agent1 pan) (isclean mug2))" in left
+    assert left.endswith(problem[problem.index("(:goal") :])
 
 
 # ---------------------------------------------------------------------------------------------------------- the processes

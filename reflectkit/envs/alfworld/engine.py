@@ -175,16 +175,30 @@ class Game:
 
 
 def essential(problem: str, objects: Mapping[str, str], facts: Collection[tuple[str, ...]]) -> str:
-    """PDDL of what is left to do of `problem` where `facts` are so, without the objects of kinds that its goal does not name.
+    """PDDL of what is left to do of `problem` where `facts` are so, without what it can be done without.
 
-    A plan for it is one for the whole, and made in a fraction of a second where that would take minutes. objects: the type of
-    each name. facts: predicate and names; those that are not so, or follow from others, are passed over.
+    Left are two objects of each kind that the goal names, the nearest to it first, two receptacles of each kind, what is held,
+    and where all that lies. A plan for it is one for the whole, and made in a fraction of a second where that would take
+    minutes. objects: the type of each name. facts: predicate and names; negated and derived ones are passed over.
     """
     goal = problem[problem.index("(:goal") :]
-    named = {kind.lower() for kind in re.findall(r"objectType\s+\?\w+\s+(\w+)Type", goal, re.IGNORECASE)}
-    held = {names[1] for predicate, *names in facts if predicate == "holds"}
-    things = {name for name, kind in objects.items() if kind == "object"}
-    idle = {name for name in things if name.partition("_bar_")[0] not in named} - held
+    named = {kind.lower() for kind in re.findall(r"Type\s+\?\w+\s+(\w+Type)", goal, re.IGNORECASE)}
+    of_kind: dict[str, list[str]] = {}
+    kinds = {fact[1]: fact[2] for fact in facts if fact[0] in ("objecttype", "receptacletype")}
+    for name, kind in kinds.items():
+        of_kind.setdefault(kind, []).append(name)
+    places = {fact[1]: fact[2] for fact in facts if fact[0] == "inreceptacle"}
+    useful = {fact[2] for fact in facts if fact[0] == "holds"}
+    treated = {fact[1] for fact in facts if fact[0] in ("isclean", "ishot", "iscool")}
+
+    def distance(name: str) -> tuple[bool, bool, bool, str]:
+        return name not in useful, name not in treated, kinds.get(places.get(name, "")) not in named, name
+
+    for kind, names in of_kind.items():
+        if kind in named or objects[names[0]] == "receptacle":
+            useful = useful.union(sorted(names, key=distance)[:2])
+    useful |= {places[name] for name in useful if name in places}
+    idle = kinds.keys() - useful
     known = " ".join(f"{name} - {kind}" for name, kind in objects.items() if name not in idle)
     so = [fact for fact in facts if not fact[0].startswith(("not_", "new-axiom")) and not idle.intersection(fact)]
     state = " ".join(f"({' '.join(fact)})" for fact in so)

@@ -153,7 +153,7 @@ class Alfworld:
 
     def oracle(self) -> int | str:
         """What the expert does next."""
-        (action,) = self._actions([self._state.advice or self._good()[0]])
+        (action,) = self._actions(self._good()[:1])
         return action
 
     def legal(self) -> tuple[str, ...]:
@@ -204,7 +204,7 @@ class Alfworld:
 
     def _good(self) -> list[str]:
         known = good(self._belief, self.goal)
-        return known if self._state.advice is None else [self._state.advice, *known]
+        return [self._state.advice, *known] if self._state.advice in self._state.commands else known
 
     # ---------------------------------------------------------------------------------------------------------- inside
 
