@@ -20,6 +20,7 @@ import pytest
 
 from reflectkit.agents.chat import Recovery, playing_request
 from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent, Replay
+from reflectkit.cli.main import main
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError, UnknownNameError
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.text import count_tokens
@@ -471,6 +472,14 @@ def test_the_oldest_goes_first_and_the_newest_stays_whole(root: Path, tasks: lis
     assert "Room: " in observation.text
 
 
+def test_bench_plays_games_that_it_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "env", "--env", "alfworld", "--steps", "30"]) == 0
+    figures = json.loads(next(tmp_path.glob("results/*_bench/report.json")).read_text())["figures"]
+    assert figures["resets"] == 5  # one a round: six steps win no game
+    assert figures["steps_per_second_16_at_once"] > 0
+
+
 # -------------------------------------------------------------------------------------------------------------- bad input
 
 
@@ -512,6 +521,19 @@ def test_a_game_lies_in_the_games_folder(root: Path, tasks: list[Task], tmp_path
     (tmp_path / "games" / "link").symlink_to(root / tasks[0].data["game"])
     with pytest.raises(DataError, match=r"leads out of|there is no game\.tw-pddl|expected the folder"):
         Alfworld(tmp_path / "games").reset(Task("t", "alfworld", tasks[0].level, "t", {"game": name}), 0)
+
+
+def test_half_an_installation_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tatsu").mkdir()
+    (tmp_path / "tatsu" / "__init__.py").write_text("raise ImportError('no tatsu here')")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pathlib import Path\n"
+        "from reflectkit.core.errors import ConfigError; from reflectkit.envs.alfworld.pool import pool\n"
+        "for _ in range(2):\n  try: pool().take(Path())\n  except ConfigError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    line = "env 'alfworld' needs its engine (no tatsu here): pip install 'reflectkit[alfworld]' (or: make alfworld)\n"
+    assert done.stdout == 2 * line
 
 
 def test_settings_are_checked(root: Path, tasks: list[Task], monkeypatch: pytest.MonkeyPatch) -> None:

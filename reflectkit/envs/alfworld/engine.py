@@ -28,7 +28,7 @@ GAME, RECORD = "game.tw-pddl", "traj_data.json"
 PARTS = ("pddl_domain", "grammar", "pddl_problem")
 LOADED = ("_game_data", "_game_file", "_logic", "_entity_infos", "walkthrough")
 """What the engine keeps of a game that it loaded; a reset makes the rest anew."""
-GAMES = 64  # loaded games that are kept
+GAMES = 16  # loaded games that are kept
 LONGEST = 200  # steps for which the handcoded expert advises
 CHANGES_NOTHING = ("look", "inventory", "help", "examine")
 
@@ -52,9 +52,12 @@ def check_installed() -> None:
     """Raises ConfigError where a package of the engine is missing."""
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"env 'alfworld' needs the package {package}: pip install 'reflectkit[alfworld]' (or: make alfworld)"
-            )
+            raise lacking(f"No module named {package!r}")
+
+
+def lacking(what: str) -> ConfigError:
+    """The error for an engine that cannot be imported."""
+    return ConfigError(f"env 'alfworld' needs its engine ({what}): pip install 'reflectkit[alfworld]' (or: make alfworld)")
 
 
 @contextlib.contextmanager
@@ -109,6 +112,9 @@ class Game:
         if not isinstance(data, dict) or not all(isinstance(data.get(part), str) for part in PARTS):
             raise DataError(file, f"is no game: it lacks one of {', '.join(PARTS)}; generate or download it again")
         with _unseen():
+            from mementos.core import _memento_cache
+
+            _memento_cache.clear()  # the package keeps each fact of each game for ever
             try:
                 self._env.load(str(file))
             except (Exception, SystemExit) as error:  # the translator has many ways to say that PDDL is wrong

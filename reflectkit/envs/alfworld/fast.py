@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 PROBLEMS = 2  # translated problems that are kept in memory
-FACTS = 2**16  # facts that are kept
+FACTS = 2**12  # facts that are kept; a large room has 1,500
 ATOM = re.compile(r"(\w+) ([^(]+)\((.*)\)")
 TASK = re.compile(r"Your task is to: ([A-Za-z0-9 ,']+)\.")
 STAND_IN = "UNKNOWN GOAL"

@@ -15,12 +15,13 @@ import signal
 import socket
 import tempfile
 import threading
+from collections.abc import Generator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from reflectkit.core.errors import ReflectkitError
-from reflectkit.envs.alfworld.engine import Game
+from reflectkit.envs.alfworld.engine import Game, lacking
 from reflectkit.envs.alfworld.fast import memoised
 
 DONE, REFUSED, FAILED = "done", "refused", "failed"
@@ -30,25 +31,33 @@ def main(descriptor: int) -> None:
     """Fork a child for each socket that comes through `descriptor`, until that is closed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):  # the parent handles the first two, and its end is ours
         signal.signal(number, signal.SIG_IGN)
-    control = socket.socket(fileno=descriptor)
-    with (
-        tempfile.TemporaryDirectory(prefix="reflectkit-alfworld-", ignore_cleanup_errors=True) as shared,
-        memoised(Path(shared)),
-    ):
-        game = Game()
-        gc.collect()
-        gc.freeze()
-        while True:
-            _, received, _, _ = socket.recv_fds(control, 1, 1)
-            if not received:
-                return
-            if os.fork() == 0:
-                try:
-                    control.close()
-                    serve(Connection(received[0]), Play(game))
-                finally:
-                    os._exit(0)
-            os.close(received[0])
+    requests = _received(socket.socket(fileno=descriptor))
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="reflectkit-alfworld-", ignore_cleanup_errors=True) as shared,
+            memoised(Path(shared)),
+        ):
+            play = Play(Game())
+            gc.collect()
+            gc.freeze()
+            for connection in requests:
+                if os.fork() == 0:
+                    try:
+                        requests.close()
+                        serve(connection, play)
+                    finally:
+                        os._exit(0)
+                connection.close()
+    except ImportError as error:
+        for connection in requests:
+            connection.send((REFUSED, lacking(str(error))))
+
+
+def _received(control: socket.socket) -> Generator[Connection]:
+    """The sockets that come through `control`, until it is closed."""
+    with control:
+        while received := socket.recv_fds(control, 1, 1)[1]:
+            yield Connection(received[0])
 
 
 def serve(connection: Connection, play: Play) -> None:
