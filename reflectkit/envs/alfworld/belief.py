@@ -65,14 +65,6 @@ class Belief:
         self.here = tuple(name for name in HERE.findall(said) if name in self.places)
         self.closed |= set(OPENS.findall(said))
 
-    def room(self) -> str:
-        """The receptacles in short: "cabinet 1-4, fridge 1"."""
-        numbers: dict[str, list[int]] = {}
-        for place in self.places:
-            kind, number = _place(place)
-            numbers.setdefault(kind, []).append(number)
-        return ", ".join(f"{kind} {_ranges(found)}" for kind, found in numbers.items())
-
     def where(self, kind: str) -> list[tuple[str, str]]:
         """(object, receptacle) of each object of `kind` that is known to lie somewhere; those in reach first."""
         found = [(name, place) for place, names in self.places.items() for name in names or () if kind_of(name) == kind]
@@ -96,17 +88,6 @@ class Belief:
 def _place(name: str) -> tuple[str, int]:
     kind, _, number = name.rpartition(" ")
     return kind, int(number)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Rising `numbers`, those that follow each other as their ends.
-
-    >>> _ranges([1, 2, 3, 5, 7, 8])
-    '1-3, 5, 7-8'
-    """
-    starts = [number for number in numbers if number - 1 not in numbers]
-    ends = [number for number in numbers if number + 1 not in numbers]
-    return ", ".join(f"{start}-{end}" if start < end else str(start) for start, end in zip(starts, ends, strict=True))
 
 
 def kind_of(name: str) -> str:

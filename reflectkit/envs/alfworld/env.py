@@ -4,8 +4,8 @@ Departs from the benchmark: the engine runs in a child process, is stopped when 
 `fast`); the planner and the handcoded expert are those that are asked for; a game of sliced objects is refused, as there.
 
 Observation
-    The task, the room's receptacles ("cabinet 1-4" for four of them), and the commands so far with what the engine answered,
-    oldest first, without its "You arrive at …". An answer over `result_tokens` is cut; the whole prompt is kept within
+    The task, the room's receptacles by kind and number, and the commands so far with what the engine answered, oldest first,
+    without its "You arrive at …". An answer over `result_tokens` is cut; the whole prompt is kept within
     `prompt_tokens` (both as counted by `core.text`): the oldest commands go first, the newest is kept whole.
 Choices
     The engine's admissible commands. First one for each receptacle, in the room's order, to go there, or once there to examine
@@ -120,7 +120,7 @@ class Alfworld:
         self._history: list[tuple[str, str]] = []
         self._last_note, self._seed, self._slipped = "", seed, False
         self._take_in(state)
-        self._room = self._belief.room()
+        self._room = ", ".join(self._belief.places)
         self._over = False
         return self._observe()
 

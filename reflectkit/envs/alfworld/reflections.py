@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from reflectkit.envs.alfworld.belief import Belief
 from reflectkit.envs.alfworld.expert import LOOK, TWO, Goal, candidates, destination, likely, progress
 
-LATEST = 3  # searched places that are named
+LATEST = 2  # searched places that are named
 WRONG = ("That was a mistake.", "The last move was wrong.", "That did not help.")
 EMPTY = ("Holding nothing.", "The hands are empty.")
 HOLDING = ("Holding {held}.", "In hand: {held}.")
