@@ -21,7 +21,7 @@ from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import write_json
 from reflectkit.core.protocols import Agent
 from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.runs import Report, figures_table, open_run, write_permission
+from reflectkit.core.runs import Report, Table, figures_table, open_run, write_permission
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.trajectories import Demonstration, Record, from_trajectory, read_records, record_to_json
@@ -36,6 +36,7 @@ EXAMPLES = (
     "reflectkit gen-trajectory --env auto_explore --teacher openai:gpt-4o-mini --dry-run",
 )
 NOISE = 0.2
+MOST_TOLD = 10  # aborted episodes that are printed; the report has all
 ANALYSIS_TOKENS = 90  # that a teacher writes a step
 
 
@@ -119,6 +120,9 @@ def run(config: Config, progress: Progress) -> Report:
             progress.news(f"{given} demonstrations of {source} are kept beside the new ones")
         figures = _figures(wanted, played, made, len(tasks)) | asking
         current.tables.append(figures_table(f"Demonstrations in {path}", "count", figures))
+        if failed := {trajectory.task.id: trajectory.reason for trajectory in played if trajectory.status is Status.ABORTED}:
+            figures["aborted_because"] = failed
+            current.tables.append(Table("Aborted", ("problem", "reason"), tuple(failed.items())[:MOST_TOLD]))
         return current.finish(figures, [path])
 
 

@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.core.errors import ConfigError, DataError, IllegalActionError, unknown_name
+from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError, unknown_name
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.seeding import uniform
 from reflectkit.core.text import count_short, shorten
@@ -102,19 +102,20 @@ class Alfworld:
 
         Raises
         ------
-        ConfigError: the engine's packages are not installed. DataError: another env's task; a game that is not there or broken.
-        EnvironmentFailure: the engine fails or does not answer.
+        ConfigError: the engine's packages are not installed. DataError: another env's task; a game that is not there.
+        EnvironmentFailure: a game that is broken; the engine fails or does not answer.
         """
         self._over = True
         check_task(task, self.name, TYPES)
         folder = self._folder(task)
-        self.goal = _goal(folder, task)
-        engine = self._taken(folder)
-        state = engine.reset(folder, None if self.expert == SEARCH else self.expert, self.load_seconds)
-        opening, _, asked = state.feedback.partition("Your task is to: ")
-        room = ROOM.search(opening)
-        if not asked or room is None:
-            raise DataError(folder / GAME, "does not begin as a game of ALFWorld does; generate or download it again")
+        try:
+            self.goal = _goal(folder, task)
+            state = self._taken(folder).reset(folder, None if self.expert == SEARCH else self.expert, self.load_seconds)
+            opening, _, asked = state.feedback.partition("Your task is to: ")
+            if not asked or ROOM.search(opening) is None:
+                raise DataError(folder / GAME, "does not begin as a game of ALFWorld does; generate or download it again")
+        except DataError as error:  # one broken game of many is counted, and does not end a run
+            raise EnvironmentFailure(str(error)) from None
         self.task = " ".join(asked.split()).removesuffix(".")
         self._belief = Belief()
         self._history: list[tuple[str, str]] = []
