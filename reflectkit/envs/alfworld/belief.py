@@ -28,7 +28,7 @@ class Belief:
     places: the room's receptacles by kind and number, each with what is known to lie in it; None before it was seen. closed:
     those that are known to be. here: those that can be reached. held: what is in the hand; origin: where it came from.
     treated: what was done to each object ("heat", "clean", "cool"). searched: the receptacles that were looked into, the
-    latest last. commands: the admissible ones.
+    latest last. shown: the receptacle whose content the last answer listed. commands: the admissible ones.
     """
 
     places: dict[str, list[str] | None] = field(default_factory=dict)
@@ -38,16 +38,19 @@ class Belief:
     origin: str | None = None
     treated: dict[str, set[str]] = field(default_factory=dict)
     searched: list[str] = field(default_factory=list)
+    shown: str | None = None
     commands: tuple[str, ...] = ()
 
     def learn(self, feedback: str, commands: Sequence[str]) -> None:
         """Take in what the engine said, and what it admits now."""
         if not self.places and (room := ROOM.search(feedback)):
             self.places = dict.fromkeys(sorted(LISTED.findall(room[1]), key=_place))
+        self.shown = None
         for on, within, listed in SEEN.findall(feedback):
             place = on or within
             self.closed.discard(place)
             self._fill(place, LISTED.findall(listed))
+            self.shown = place
         for found in CLOSED.findall(feedback):
             self.closed.add(found[0] or found[1])
         if taken := TAKEN.search(feedback):

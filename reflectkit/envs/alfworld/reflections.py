@@ -1,6 +1,8 @@
 """What a perfect teacher says in a game: what is held, where was searched, where the wanted thing is, what is left to do.
 
-It says what the player could know, and points on; the numbered command is left to the policy.
+It says what the player could know, and points on; the command is left to the policy. What a receptacle shows is gone
+through one by one, so that the verdict follows from what stands before it: a small model that writes such a comment token by
+token has less to see at once.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from reflectkit.envs.alfworld.belief import Belief
+from reflectkit.envs.alfworld.belief import Belief, kind_of
 from reflectkit.envs.alfworld.expert import LOOK, TWO, Goal, candidates, destination, likely, progress
 
 LATEST = 2  # searched places that are named
@@ -16,6 +18,7 @@ WRONG = ("That was a mistake.", "The last move was wrong.", "That did not help."
 EMPTY = ("Holding nothing.", "The hands are empty.")
 HOLDING = ("Holding {held}.", "In hand: {held}.")
 TREATED = {"heat": "hot", "clean": "clean", "cool": "cool"}
+HERE = ("At {place}: {verdicts}.", "{place} has: {verdicts}.")
 SEARCHED = ("Searched {places}.", "Seen so far: {places}.")
 NOWHERE = ("Nothing searched yet.", "No place was searched yet.")
 FOUND = ("{name} is at {place}.", "There is {name} at {place}.")
@@ -40,9 +43,16 @@ def write_reflection(belief: Belief, goal: Goal, mistaken: bool, generator: rand
     def shut(place: str) -> list[str]:
         return [say(SHUT, place=place)] if place in belief.closed else []
 
+    def look(kind: str) -> list[str]:
+        if belief.shown is None:
+            latest = ", ".join(belief.searched[-LATEST:])
+            return [say(SEARCHED, places=latest) if latest else say(NOWHERE)]
+        there = dict.fromkeys(kind_of(name) for name in belief.places[belief.shown] or ())
+        verdicts = ", ".join(f"{one} {'yes' if one == kind else 'no'}" for one in there)
+        return [say(HERE, place=belief.shown, verdicts=verdicts or "nothing")]
+
     def search(kind: str) -> list[str]:
-        latest = ", ".join(belief.searched[-LATEST:])
-        parts = [say(SEARCHED, places=latest) if latest else say(NOWHERE), say(MISSING, kind=kind)]
+        parts = [*look(kind), say(MISSING, kind=kind)]
         place = next(iter(likely(belief, goal)), None)
         return [*parts, say(AGAIN) if place is None else say(CLOSED if place in belief.closed else NEXT, place=place)]
 
@@ -55,14 +65,14 @@ def write_reflection(belief: Belief, goal: Goal, mistaken: bool, generator: rand
     if belief.held is None:
         if found := candidates(belief, goal):
             name, place = found[0]
-            return " ".join([*parts, say(FOUND, name=name, place=place), *shut(place)])
+            return " ".join([*parts, *look(goal.kind), say(FOUND, name=name, place=place), *shut(place)])
         return " ".join([*parts, *search(goal.kind)])
     if not right:
         parts.append(say(NOT_NEEDED))
     elif goal.type == LOOK:
         if lamps := belief.where(goal.target):
             lamp, place = lamps[0]
-            parts += [say(FOUND, name=lamp, place=place), say(LIGHT, lamp=lamp)]
+            parts += [*look(goal.target), say(FOUND, name=lamp, place=place), say(LIGHT, lamp=lamp)]
         else:
             parts += search(goal.target)
     elif goal.treatment and not ready:
