@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ENV ?= taxi
 FAST ?=
+WORKERS ?= 2
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -12,7 +13,7 @@ TEST_INSTALLED := $(VENV)/.installed-test
 ALFWORLD_INSTALLED := $(VENV)/.installed-alfworld
 
 .PHONY: help install demo test check lint format type bench docs alfworld smollm2 clean
-.PHONY: demo-explore demo-memory play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot view export
+.PHONY: demo-explore demo-memory demo-alfworld play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot view export
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -46,12 +47,15 @@ demo: $(INSTALLED) ## The whole pipeline on DangerousTaxi; FAST=1 for a short on
 demo-explore: $(INSTALLED) ## The whole pipeline on the boxed repositories; FAST=1 for a short one
 	$(BIN)/reflectkit run auto-explore-tiny $(if $(FAST),--fast) $(ARGS)
 
+demo-alfworld: $(ALFWORLD_INSTALLED) ## The whole pipeline on generated household games; FAST=1 for a short one
+	$(BIN)/reflectkit run alfworld-tiny $(if $(FAST),--fast) $(ARGS)
+
 demo-memory: $(INSTALLED) ## The whole pipeline on generated conversations; FAST=1 for a short one
 	$(BIN)/reflectkit run memory-tiny $(if $(FAST),--fast) $(ARGS)
 
 test: $(TEST_INSTALLED) ## Run the tests; those of ALFWorld need a C++ compiler, and are skipped without
 	$(MAKE) --no-print-directory alfworld || echo "ALFWorld's engine is not installed; its tests are skipped"
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: lint type test ## Everything that must pass: lint, types, tests
 

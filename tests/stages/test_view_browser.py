@@ -18,7 +18,7 @@ from tests.episodes import HOSTILE, episode, many, write
 
 pytestmark = pytest.mark.skipif(find() is None, reason="no chromium or google-chrome on the PATH")
 
-FAST_MS = 2000
+MOST_ELEMENTS, MOST_CHARACTERS = 20_000, 500_000  # of a page, whatever it is about: what keeps it quick
 ENVS = ("taxi", "memory", "auto_explore", "__proto__")
 
 
@@ -97,11 +97,10 @@ def test_what_is_far_too_long_does_not_stop_the_page(browser: Browser, tmp_path:
     url = page(tmp_path, rows)
     browser.open(url)
     for number in range(len(rows)):
-        browser.do("(window.from = performance.now())")
         browser.press("j")
         chosen(browser, f"episode={number}&")
-        spent = browser.do("performance.now() - window.from")
-        assert spent < FAST_MS, number
+        assert browser.do("document.querySelectorAll('*').length") < MOST_ELEMENTS, number
+        assert browser.do("document.querySelector('main').textContent.length") < MOST_CHARACTERS, number
     assert browser.do("document.querySelector('blockquote').textContent.length") < 21_000
     browser.do("document.querySelector('blockquote button').click()")
     assert browser.do("document.querySelector('blockquote').textContent.length") == 3_000_000
@@ -110,16 +109,15 @@ def test_what_is_far_too_long_does_not_stop_the_page(browser: Browser, tmp_path:
 
 def test_ten_thousand_episodes(browser: Browser, tmp_path: Path) -> None:
     url = page(tmp_path, many(10_000))
-    times = [browser.open(url) for _ in range(3)]
-    assert min(times) < FAST_MS
+    browser.open(url)
+    assert browser.do("document.querySelectorAll('*').length") < MOST_ELEMENTS, "what is drawn does not grow with the list"
     assert browser.do("document.querySelectorAll('#rows tr').length") < 60
     browser.do("document.getElementById('list').scrollTop = 32 * 5000")
     browser.wait("document.querySelector('#rows tr[data-episode=\"5005\"]') !== null")
-    spent = browser.do(
-        "(() => { const from = performance.now(); const box = document.getElementById('search'); box.value = '4999';"
-        " box.dispatchEvent(new Event('input', {bubbles: true})); return performance.now() - from; })()"
+    browser.do(
+        "(() => { const box = document.getElementById('search'); box.value = '4999';"
+        " box.dispatchEvent(new Event('input', {bubbles: true})); })()"
     )
-    assert spent < FAST_MS / 4
     assert browser.do("document.getElementById('count').textContent") == "2 of 10,000 episodes"
     browser.do("document.querySelector('#rows button').click()")
     chosen(browser, "episode=9998&")
