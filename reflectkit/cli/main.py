@@ -113,7 +113,7 @@ def _explain(error: Exception) -> int:
 
 def _elsewhere(error: Exception) -> str:
     """Which one command has the flag that this one lacks."""
-    missing = getattr(error, "option_name", None)
+    missing = getattr(error, "option_name", None) if type(error).__name__ == "NoSuchOption" else None
     having = [name for name, flags in stage_flags().items() if missing in flags]
     return f"; `reflectkit {having[0]}` has it" if len(having) == 1 else ""
 

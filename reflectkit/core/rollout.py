@@ -134,9 +134,10 @@ def rollout(
 
     def advance(seat: _Seat) -> None:
         """Take in what the env has answered."""
-        answer = seat.answer
+        answer, seat.answer = seat.answer, None
         seat.asked = seat.late = False
         if isinstance(answer, EnvironmentFailure):
+            answer.__traceback__ = None  # it holds this seat, and so the env and its process
             finish(seat, Status.ABORTED, str(answer))  # the failed env is dropped, not reused
         elif isinstance(answer, Exception):
             raise answer

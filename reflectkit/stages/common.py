@@ -18,6 +18,7 @@ from reflectkit.core.protocols import Env
 from reflectkit.core.types import Task
 from reflectkit.envs import ENVS, env_class, folder_name, make
 from reflectkit.envs.alfworld.expert import EXPERTS
+from reflectkit.envs.alfworld.games import inside
 
 RECORDS = "data_reflection_negative.json"
 DEFAULT_HORIZON = 15
@@ -133,8 +134,7 @@ class WorldConfig(EnvConfig):
         known = getattr(env_class(self.env), "settings", ())
         if "games_dir" in known:
             folder = self.games_dir or self.games_folder
-            games = sorted({str(task.data.get("game")) for task in tasks})
-            return [folder / game for game in games if ".." not in game and (folder / game).is_dir()]
+            return sorted({game for task in tasks if (game := inside(folder, task.data.get("game"))) and game.is_dir()})
         if "repos_dir" not in known:
             return []
         folder = self.repos_dir or self.repos_folder

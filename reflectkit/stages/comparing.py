@@ -164,11 +164,9 @@ def differences_table(found: Sequence[Json], figure: str) -> Table:
     return _paired_table(title, "first − second", told, figure)
 
 
-def ablations_table(found: Sequence[Json]) -> Table:
-    """Differences in success between arms and their ablations for a person; each names its `ablation`."""
-    title = (
-        "Ablations: success of the arm departed from, less the ablation's, in points (bootstrap over tasks; p by sign flips)"
-    )
+def ablations_table(found: Sequence[Json], step: str) -> Table:
+    """Differences in success between arms and their ablations in evaluation `step`, for a person; each names its `ablation`."""
+    title = f"Ablations, {step}: the arm departed from, less the ablation, in points (bootstrap over tasks; p by sign flips)"
     return _paired_table(title, "ablation", found, "success")
 
 

@@ -44,7 +44,7 @@ class Config(AskingConfig, PlayConfig):
 
     policy: tuple[str, ...] = option(
         help="NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, oracle, random, a baseline of the env, or a chat model as"
-        " openai:MODEL, azure:DEPLOYMENT, local:MODEL, also twice, MODEL+MODEL, to reflect and then act (repeat the flag)."
+        " openai:MODEL, azure:DEPLOYMENT, local:MODEL, or two of them, ACTOR+REFLECTOR (repeat the flag)."
     )
     task_file: Path | None = option(None, help="Held-out problems; default: test.json in the env's data folder.")
     level: tuple[str, ...] = option((), help="Curriculum levels to play (repeat the flag); default: the last.")
@@ -178,13 +178,16 @@ def _foreseen(config: Config, matches: Sequence[Match]) -> Report:
 
     rows, most = [], 0
     for match in matches:
-        env: Any = config.maker(match.level)()
         endpoints = [endpoint_of(config, part) for part in chat_parts(match.name)]
+        env: Any = config.maker(match.level)() if endpoints else None
         prices = [config.prices_at(endpoint) for endpoint in endpoints]
         calls = tokens = 0
         usd = 0.0
         for task in match.tasks if endpoints else ():
-            seen = env.reset(task, config.seed)
+            try:
+                seen = env.reset(task, config.seed)
+            except EnvironmentFailure:
+                continue  # its episode will be aborted, and nothing asked
             steps = min(env.steps, len(task.data.get("chunks", ())) or env.steps) * config.eval_reps
             requests = [playing_request(seen, None), comment_request(seen)]
             for request, price in zip(requests, prices, strict=False):

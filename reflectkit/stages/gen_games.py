@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from reflectkit.core.types import Task
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.alfworld.engine import HANDCODED, PLANNER
 from reflectkit.envs.alfworld.expert import TYPES
-from reflectkit.envs.alfworld.games import PROBLEM, SPLITS, VERSION, check, find, read, task
+from reflectkit.envs.alfworld.games import PROBLEM, SPLITS, VERSION, complete, find, read, task, usable
 from reflectkit.envs.alfworld.generate import Game, draw, levels, trial_name
 from reflectkit.envs.alfworld.prove import Proof, prove
 from reflectkit.stages.common import EnvConfig
@@ -41,9 +42,11 @@ def gen_games(config: EnvConfig, number: int, patterns: tuple[str, ...], progres
     with open_run("gen-task", config) as current:
         if current.done:
             return current.done
-        made = Maker(root, config.seed, patterns).make(number, progress)
+        maker = Maker(root, config.seed, patterns)
+        made = maker.make(number, progress)
         if not made:
-            raise DataError(root, f"none of {number} games could be won, each drawn {DRAWS} times; widen --games")
+            ((usual, _),) = maker.thrown.most_common(1)
+            raise DataError(root, f"none of {number} games could be won, each drawn {DRAWS} times ({usual}); widen --games")
         write_json(path, [record_to_json(Record(task(folder), ())) for folder in made])
         figures, table = _made(made, root)
         current.tables.append(table)
@@ -55,6 +58,9 @@ def list_games(config: EnvConfig, root: Path, patterns: tuple[str, ...], progres
     """Write `data.json`, `valid_seen.json` and `valid_unseen.json`: the usable games of folder `root`. Raises DataError."""
     folders = find(root, patterns)
     write_permission(config.folder)
+    for folder in folders:
+        with suppress(DataError):  # what is wrong with it is said below; what is written is an input
+            complete(folder)
     with open_run(
         "gen-task", config, [root / VERSION / split for split in SPLITS if (root / VERSION / split).is_dir()]
     ) as current:
@@ -64,11 +70,11 @@ def list_games(config: EnvConfig, root: Path, patterns: tuple[str, ...], progres
         tasks = []
         with progress.bar("Games", len(folders)) as bar:
             for folder in folders:
-                reason = check(folder)
-                if reason is None:
-                    tasks.append(task(folder))
+                found = usable(folder)
+                if isinstance(found, str):
+                    left_out.setdefault(found, []).append(str(folder.relative_to(root / VERSION)))
                 else:
-                    left_out.setdefault(reason, []).append(str(folder.relative_to(root / VERSION)))
+                    tasks.append(found)
                 bar.advance()
         if not tasks:
             reason, names = next(iter(left_out.items()))
@@ -96,6 +102,7 @@ class Maker:
         self.levels = levels(patterns)
         self.lock = threading.Lock()
         self.contents: dict[str, str] = {}  # of a game → its name
+        self.thrown: Counter[str] = Counter()  # why games were thrown away
 
     def make(self, number: int, progress: Progress) -> list[Path]:
         """The folders of games 0 … `number` - 1, in that order, without those that were given up."""
@@ -132,6 +139,8 @@ class Maker:
                 reason = proof.reason
             if reason:
                 thrown.append(reason)
+                with self.lock:
+                    self.thrown[reason] += 1
                 continue
             game.trajectory["generation"] = {"seed": self.seed, "number": which, "thrown": thrown, "won_by": proof.by}
             _write(staged, game, proof.walkthrough)

@@ -8,12 +8,12 @@ from pathlib import Path
 from reflectkit.agents.scripted import Replay
 from reflectkit.core.config import at_least, fraction, one_of, option
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Report, Table, open_run, write_permission
 from reflectkit.core.seeding import derive, generator
-from reflectkit.core.types import Trajectory
+from reflectkit.core.types import Status, Trajectory
 from reflectkit.data.sft import FILES, Lesson, lessons, mismatched, plain_row, policy_row, reflection_row
 from reflectkit.data.trajectories import Demonstration, Record, demonstration_steps, read_records
 from reflectkit.stages.common import WorldConfig
@@ -122,6 +122,8 @@ def _replayed(config: Config, source: Path, record: Record, demonstration: Demon
     steps = demonstration_steps(demonstration)
     seed = demonstration.seed if repeat == 0 else derive(demonstration.seed, "repeat", repeat)
     (played,) = rollout([Episode(record.task, seed)], lambda: config.make(len(steps)), Replay(steps, where), width=1)
+    if played.status is Status.ABORTED:
+        raise EnvironmentFailure(f"{where}: {played.reason}")
     if len(played.turns) < len(steps):
         raise DataError(where, f"the episode ends at step {len(played.turns)} of {len(steps)} recorded")
     return played

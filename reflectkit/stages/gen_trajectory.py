@@ -17,7 +17,7 @@ from reflectkit.agents.client import Rejected
 from reflectkit.agents.scripted import Demonstrator, Marker
 from reflectkit.core.config import at_least, fraction, option
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.jsonl import write_json
 from reflectkit.core.protocols import Agent
 from reflectkit.core.rollout import Episode, rollout
@@ -203,7 +203,9 @@ def _add_demonstrations(
 def _marked(config: Config, level: str, trajectory: Trajectory) -> Trajectory:
     """A chat teacher's episode with its own wrong moves marked as mistakes, by what the env says of each."""
     marker = Marker([turn.decision.action for turn in trajectory.turns])
-    rollout([Episode(trajectory.task, trajectory.seed)], config.maker(level), marker, width=1)
+    (again,) = rollout([Episode(trajectory.task, trajectory.seed)], config.maker(level), marker, width=1)
+    if again.status is Status.ABORTED:
+        raise EnvironmentFailure(f"{trajectory.task.id}: {again.reason}; run the same command again, what was asked is kept")
     notes = [*marker.notes[1:], "good" if trajectory.success else "mistake"]
     turns = [
         replace(turn, decision=replace(turn.decision, note="mistake")) if note == "mistake" else turn

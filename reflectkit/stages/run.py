@@ -140,8 +140,9 @@ def run(config: Config, progress: Progress) -> Report:
                 evaluations.setdefault(job.name.removeprefix(job.prefix), []).append(reports[job.name])
         ablated = []
         if asked:
-            figures["ablations"] = compared(asked, next(iter(evaluations.values())))
-            ablated = [comparing.ablations_table(figures["ablations"])]
+            found = {step: compared(asked, parts) for step, parts in evaluations.items()}
+            figures["ablations"] = [{"step": step} | one for step, entries in found.items() for one in entries]
+            ablated = [comparing.ablations_table(entries, step) for step, entries in found.items() if entries]
         if config.seeds == 1:
             current.tables += [*(table for report in finals for table in report.tables), *ablated]
             return current.finish(figures, [path for report in finals for path in report.outputs])
@@ -315,10 +316,11 @@ def _jobs(
                 raise unknown_name(f"step before '{step['name']}'", reference, earlier)
         after = {prefix + name for name in references(values)} | {job.name for job in before if job.stage in DATA_STAGES}
         jobs.append(Job(prefix + step["name"], step["stage"], values, frozenset(after), prefix))
-    played = {entry.partition("=")[0] for job in jobs if job.stage == "evaluate" for entry in job.values.get("policy", ())}
+    played = [{entry.partition("=")[0] for entry in job.values.get("policy", ())} for job in jobs if job.stage == "evaluate"]
     for name, one in asked.items():
-        if missing := [arm for arm in (one.of, one.arm) if arm not in played]:
-            raise ConfigError(f"--ablate {name}: no evaluation in recipe '{config.recipe}' plays {missing[0]!r}")
+        if not any({one.of, one.arm} <= arms for arms in played):
+            missing = next((arm for arm in (one.of, one.arm) if not any(arm in arms for arms in played)), one.arm)
+            raise ConfigError(f"--ablate {name}: no evaluation in recipe '{config.recipe}' plays {missing!r}")
     return jobs
 
 

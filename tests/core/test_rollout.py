@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -130,6 +132,23 @@ def test_remote_engines_that_fail_are_counted_too() -> None:
         remote = True
 
     assert rollout(EPISODES[:6], There, RandomAgent(), width=2) == rollout(EPISODES[:6], Flaky, RandomAgent(), width=2)
+
+
+def test_a_failed_env_is_let_go_at_once() -> None:
+    """What it holds (a process) is not to wait for a collection of garbage."""
+    made: list[weakref.ref[Flaky]] = []
+
+    def make_env() -> Flaky:
+        env = Flaky()
+        made.append(weakref.ref(env))
+        return env
+
+    gc.disable()
+    try:
+        rollout(EPISODES[:2], make_env, RandomAgent(), width=2)
+        assert [env() for env in made] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_an_env_may_allow_fewer_side_by_side() -> None:

@@ -519,7 +519,7 @@ def test_broken_games_are_named(root: Path, tasks: list[Task], tmp_path: Path, f
 def test_a_game_lies_in_the_games_folder(root: Path, tasks: list[Task], tmp_path: Path, name: str) -> None:
     (tmp_path / "games").mkdir()
     (tmp_path / "games" / "link").symlink_to(root / tasks[0].data["game"])
-    with pytest.raises(DataError, match=r"leads out of|there is no game\.tw-pddl|expected the folder"):
+    with pytest.raises(DataError, match=r"leads out of|there is no game\.tw-pddl"):
         Alfworld(tmp_path / "games").reset(Task("t", "alfworld", tasks[0].level, "t", {"game": name}), 0)
 
 

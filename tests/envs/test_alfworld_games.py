@@ -132,7 +132,7 @@ def test_games_of_every_type_are_made_and_won(made: Path) -> None:
     assert [record["level"] for record in records] == list(TYPES)
     for record in records:
         folder = made / "data" / "alfworld" / "games" / record["data"]["game"]
-        assert games.check(folder) is None
+        assert isinstance(games.usable(folder), Task)
         trajectory, playable = games.read(folder)
         assert playable["pddl_problem"] == (folder / "initial_state.pddl").read_text()
         assert trajectory["scene"]["floor_plan"] == record["data"]["room"]
@@ -273,10 +273,10 @@ T, G = "traj_data.json", "game.tw-pddl"
 )  # fmt: skip
 def test_what_is_wrong_with_a_game_is_said(root: Path, damage: Callable[[Path], object], reason: str) -> None:
     folder = games.find(root)[0]
-    assert games.check(folder) is None
+    assert isinstance(games.usable(folder), Task)
     damage(folder)
-    told = games.check(folder)
-    assert told is not None
+    told = games.usable(folder)
+    assert isinstance(told, str)
     assert reason in told
     assert "\n" not in told
 
@@ -293,7 +293,13 @@ def test_what_is_wrong_with_a_game_is_said(root: Path, damage: Callable[[Path], 
 def test_games_are_refused_by_name_as_the_benchmark_does(root: Path, name: str, reason: str) -> None:
     folder = games.find(root)[0]
     folder.parent.rename(folder.parent.with_name(name))
-    assert reason in str(games.check(folder.parent.with_name(name) / folder.name))
+    assert reason in str(games.usable(folder.parent.with_name(name) / folder.name))
+
+
+@pytest.mark.parametrize("name", ["/", "/etc", "", " ", ".", "..", "a/../../b", "a\0b", 7, None, ["train"]])
+def test_a_name_of_a_game_leads_nowhere_else(tmp_path: Path, name: object) -> None:
+    assert games.inside(tmp_path, name) is None
+    assert games.inside(tmp_path, "train/game") == (tmp_path / "train" / "game").resolve()
 
 
 @given(name=st.sampled_from([T, G]), share=st.floats(0, 1, exclude_max=True), rubbish=st.binary(max_size=8))
@@ -308,7 +314,7 @@ def test_a_damaged_file_is_a_reason_and_never_a_crash(
     whole = (folder / name).read_bytes()
     try:
         (folder / name).write_bytes(whole[: int(share * len(whole))] + rubbish)
-        assert games.check(folder)
+        assert isinstance(games.usable(folder), str)
     finally:
         (folder / name).write_bytes(whole)
 
@@ -316,7 +322,7 @@ def test_a_damaged_file_is_a_reason_and_never_a_crash(
 def test_the_older_download_is_completed(root: Path) -> None:
     folder = games.find(root)[0]
     (folder / G).unlink()
-    assert games.check(folder) is None
+    assert isinstance(games.usable(folder), Task)
     playable = read_json(folder / G)
     assert playable["pddl_problem"] == (folder / "initial_state.pddl").read_text()
     assert playable["solvable"] is None

@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,7 +37,7 @@ from reflectkit.core.types import Message, Observation, Task, ToolUse
 from reflectkit.envs.alfworld.belief import ROOM, Belief
 from reflectkit.envs.alfworld.engine import CHANGES_NOTHING, GAME, RECORD, State, check_installed
 from reflectkit.envs.alfworld.expert import EXPERTS, LOOK, SEARCH, TYPES, Goal, good, progress, rules
-from reflectkit.envs.alfworld.games import read
+from reflectkit.envs.alfworld.games import inside, read
 from reflectkit.envs.alfworld.pool import Engine, pool
 from reflectkit.envs.alfworld.reflections import write_reflection
 from reflectkit.envs.base import check_task
@@ -108,14 +109,12 @@ class Alfworld:
         self._over = True
         check_task(task, self.name, TYPES)
         folder = self._folder(task)
-        try:
+        with _aborting():
             self.goal = _goal(folder, task)
             state = self._taken(folder).reset(folder, None if self.expert == SEARCH else self.expert, self.load_seconds)
             opening, _, asked = state.feedback.partition("Your task is to: ")
             if not asked or ROOM.search(opening) is None:
                 raise DataError(folder / GAME, "does not begin as a game of ALFWorld does; generate or download it again")
-        except DataError as error:  # one broken game of many is counted, and does not end a run
-            raise EnvironmentFailure(str(error)) from None
         self.task = " ".join(asked.split()).removesuffix(".")
         self._belief = Belief()
         self._history: list[tuple[str, str]] = []
@@ -140,7 +139,8 @@ class Alfworld:
         self._last_note = "good" if command in self._good() else "mistake"
         self._slipped = self._slipped or self._last_note == "mistake"
         known = command in self._choices
-        state = self._engine.step(command, self.step_seconds) if known else replace(self._state, feedback=NOTHING)
+        with _aborting():
+            state = self._engine.step(command, self.step_seconds) if known else replace(self._state, feedback=NOTHING)
         answer = " ".join(state.feedback.split())
         self._history.append((command, answer.removeprefix(f"You arrive at {command.removeprefix(GO)}. ")))
         self._take_in(state)
@@ -211,14 +211,14 @@ class Alfworld:
 
     def _folder(self, task: Task) -> Path:
         name = task.data.get("game")
-        if not isinstance(name, str) or not name.strip() or "\0" in name:
-            raise DataError(task.id, f"expected the folder of a game, found {name!r:.60}", field="data.game")
-        root, folder = self.games_dir.resolve(), (self.games_dir / name).resolve()
-        if Path(name).is_absolute() or ".." in Path(name).parts or root not in folder.parents:
-            raise DataError(task.id, f"{name!r:.200} leads out of the games' folder {self.games_dir}", field="data.game")
+        folder = inside(self.games_dir, name)
+        if folder is None:
+            raise DataError(
+                task.id, f"{name!r:.200} is no name, or leads out of the games' folder {self.games_dir}", field="data.game"
+            )
         for file in (GAME, RECORD):
             if not (folder / file).is_file():
-                raise DataError(task.id, f"there is no {file} in {self.games_dir / name}; {MORE}", field="data.game")
+                raise DataError(task.id, f"there is no {file} in {self.games_dir / str(name)}; {MORE}", field="data.game")
         return folder
 
     def _taken(self, folder: Path) -> Engine:
@@ -254,6 +254,15 @@ class Alfworld:
                 break
             lines.append(line)
         return start + "\n".join(["Commands:", *reversed(lines)] if lines else ["Commands: none"])
+
+
+@contextmanager
+def _aborting() -> Iterator[None]:
+    """One broken game of many ends its own episode, and not the run."""
+    try:
+        yield
+    except DataError as error:
+        raise EnvironmentFailure(str(error)) from None
 
 
 def _numbered(commands: Sequence[str], places: Iterable[str]) -> tuple[str, ...]:

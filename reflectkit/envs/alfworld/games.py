@@ -57,14 +57,21 @@ def find(root: Path, patterns: Sequence[str] = (), splits: Sequence[str] = SPLIT
     return found
 
 
-def check(folder: Path) -> str | None:
-    """Why the game in `folder` cannot be used; None where it can. It is completed first; see `complete`."""
+def inside(root: Path, name: object) -> Path | None:
+    """The folder of the game called `name` in `root`, links followed; None for what is no name, or leads out of `root`."""
+    if not isinstance(name, str) or not name.strip() or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
+        return None
+    folder = (root / name).resolve()
+    return folder if root.resolve() in folder.parents else None
+
+
+def usable(folder: Path) -> Task | str:
+    """The task that the game in `folder` is, or why it cannot be used. It is completed first; see `complete`."""
     try:
         complete(folder)
-        task(folder)
+        return task(folder)
     except DataError as error:
         return str(error).removeprefix(f"{folder}/").removeprefix(f"{folder}: ")
-    return None
 
 
 def task(folder: Path) -> Task:

@@ -30,15 +30,24 @@ def prove(folder: Path, seconds: float = SECONDS) -> Proof:
     Raises ConfigError: the packages are not installed.
     """
     try:
-        with _engine(folder) as engine:
-            if played := _handcoded(engine, folder, seconds):
-                return Proof(tuple(played), HANDCODED)
-            state = engine.reset(folder, None, seconds)
-            plan: list[str] = engine.ask(seconds, "plan")
-            for command in plan[:STEPS]:
-                state = engine.step(command, seconds)
-    except (DataError, EnvironmentFailure) as error:
-        return Proof(reason=error.message if isinstance(error, DataError) else str(error))
+        return _proof(folder, seconds)
+    except DataError as error:
+        return Proof(reason=error.message)
+    except EnvironmentFailure:  # the engine's fault, or the machine's: another one tries
+        try:
+            return _proof(folder, seconds)
+        except (DataError, EnvironmentFailure) as error:
+            return Proof(reason=str(error))
+
+
+def _proof(folder: Path, seconds: float) -> Proof:
+    with _engine(folder) as engine:
+        if played := _handcoded(engine, folder, seconds):
+            return Proof(tuple(played), HANDCODED)
+        state = engine.reset(folder, None, seconds)
+        plan: list[str] = engine.ask(seconds, "plan")
+        for command in plan[:STEPS]:
+            state = engine.step(command, seconds)
     if state.won:
         return Proof(tuple(plan), PLANNER)
     return Proof(reason=f"the plan does not win within {STEPS} steps" if plan else "there is no plan")

@@ -48,7 +48,7 @@ def main(descriptor: int) -> None:
                     finally:
                         os._exit(0)
                 connection.close()
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         for connection in requests:
             connection.send((REFUSED, lacking(str(error))))
 
