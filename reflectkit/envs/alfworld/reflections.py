@@ -1,8 +1,8 @@
 """What a perfect teacher says in a game: what is held, where was searched, where the wanted thing is, what is left to do.
 
 It says what the player could know, and points on; the command is left to the policy. What a receptacle shows is gone
-through one by one, so that the verdict follows from what stands before it: a small model that writes such a comment token by
-token has less to see at once.
+through one by one, behind what is wanted, so that each verdict is to be copied from what stands before it: a small model that
+writes such a comment token by token has less to see at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WRONG = ("That was a mistake.", "The last move was wrong.", "That did not help."
 EMPTY = ("Holding nothing.", "The hands are empty.")
 HOLDING = ("Holding {held}.", "In hand: {held}.")
 TREATED = {"heat": "hot", "clean": "clean", "cool": "cool"}
-HERE = ("At {place}: {verdicts}.", "{place} has: {verdicts}.")
+HERE = ("Only {kind} yes. At {place}: {verdicts}.", "Only {kind} yes. {place} has: {verdicts}.")
 SEARCHED = ("Searched {places}.", "Seen so far: {places}.")
 NOWHERE = ("Nothing searched yet.", "No place was searched yet.")
 FOUND = ("{name} is at {place}.", "There is {name} at {place}.")
@@ -49,7 +49,7 @@ def write_reflection(belief: Belief, goal: Goal, mistaken: bool, generator: rand
             return [say(SEARCHED, places=latest) if latest else say(NOWHERE)]
         there = dict.fromkeys(kind_of(name) for name in belief.places[belief.shown] or ())
         verdicts = ", ".join(f"{one} {'yes' if one == kind else 'no'}" for one in there)
-        return [say(HERE, place=belief.shown, verdicts=verdicts or "nothing")]
+        return [say(HERE, kind=kind, place=belief.shown, verdicts=verdicts or "nothing")]
 
     def search(kind: str) -> list[str]:
         parts = [*look(kind), say(MISSING, kind=kind)]
