@@ -162,9 +162,13 @@ class PlayConfig(WorldConfig):
         at_least("horizon", self.horizon, 0)
         at_least("width", self.width, 1)
 
+    def horizon_at(self, level: str) -> int:
+        """The horizon for `level`."""
+        return self.horizon or int(getattr(env_class(self.env), "horizons", {}).get(level, DEFAULT_HORIZON))
+
     def maker(self, level: str) -> Callable[[], Env]:
         """Makes fresh envs with the horizon for `level`."""
-        steps = self.horizon or getattr(env_class(self.env), "horizons", {}).get(level, DEFAULT_HORIZON)
+        steps = self.horizon_at(level)
         return lambda: self.make(steps)
 
 

@@ -142,8 +142,9 @@ def run(config: Config, progress: Progress) -> Report:
         kept = current.folder / "episodes"
         rows: list[dict[str, Any]] = []
         episodes: list[dict[str, Any]] = []
+        known: dict[tuple[int, int, str, int], dict[str, Any]] = {}  # by player, horizon, task and seed, whatever the level
         for match in matches:
-            played = _played(config, match, kept, players, progress)
+            played = _played(config, match, kept, players, progress, known)
             rows.append(row(match.name, config.env_name, match.level, played))
             episodes += played
         write_jsonl(current.folder / "episodes.jsonl", episodes)
@@ -281,8 +282,16 @@ class Players:
         return self._reflectors[checkpoint]
 
 
-def _played(config: Config, match: Match, folder: Path, players: Players, progress: Progress) -> list[dict[str, Any]]:
-    """An episode of each problem and repeat, as lines of episodes.jsonl; those kept in `folder` are not played again.
+def _played(
+    config: Config,
+    match: Match,
+    folder: Path,
+    players: Players,
+    progress: Progress,
+    known: dict[tuple[int, int, str, int], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """An episode of each problem and repeat, as lines of episodes.jsonl; those kept in `folder` are not played again, nor those
+    that are `known` from another level with the same horizon; it learns the new ones.
 
     Raises EnvironmentFailure where all are aborted, BudgetSpentError where the budget ends them.
     """
@@ -292,7 +301,8 @@ def _played(config: Config, match: Match, folder: Path, players: Players, progre
         for task in match.tasks
         for repeat in range(config.eval_reps)
     ]
-    done = _kept(path)
+    same = match.number, config.horizon_at(match.level)
+    done = {key[2:]: line | {"level": match.level} for key, line in known.items() if key[:2] == same} | _kept(path)
     left = [episode for episode in episodes if (episode.task.id, episode.seed) not in done]
     with progress.bar(f"{match.name} ({match.level})", len(episodes), len(episodes) - len(left)) as bar:
         if left:
@@ -313,6 +323,7 @@ def _played(config: Config, match: Match, folder: Path, players: Players, progre
     played = [done[episode.task.id, episode.seed] for episode in episodes]
     if played and all(line["status"] == "aborted" for line in played):
         raise EnvironmentFailure(f"all {len(played)} episodes of {match.name} were aborted: {played[0].get('reason')}")
+    known |= {(*same, line["task"], line["seed"]): line for line in played if line["status"] != "aborted"}
     return played
 
 

@@ -1,0 +1,31 @@
+"""evaluate: an episode that two levels share is played once."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from reflectkit.core.console import Quiet
+from reflectkit.envs.corridor import Corridor
+from reflectkit.stages.evaluate import Config, Match, Players, _played
+
+
+def test_what_another_level_played_is_not_played_again(tmp_path: Path) -> None:
+    config = Config(env="corridor", policy=("random",), horizon=5)
+    tasks = tuple(Corridor.tasks("long"))
+    known: dict[Any, Any] = {}
+
+    def play(number: int, folder: str, horizon: int = 5) -> list[dict[str, Any]]:
+        match = Match(number, "random", None, None, "long", tasks)
+        settled = Config(env="corridor", policy=("random",), horizon=horizon)
+        with contextlib.closing(Players(config)) as players:
+            return _played(settled, match, tmp_path / folder, players, Quiet(), known)
+
+    first = play(0, "first")
+    assert len(known) == len(first) == len(tasks)
+    for line in known.values():
+        line["level"], line["mark"] = "elsewhere", True
+    assert [(line["level"], line["mark"]) for line in play(0, "second")] == [("long", True)] * len(tasks)
+    assert not any("mark" in line for line in play(1, "third")), "another player's"
+    assert not any("mark" in line for line in play(0, "fourth", horizon=6)), "another horizon's"
