@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from reflectkit.core.errors import DataError, IllegalActionError
+from reflectkit.core.errors import ConfigError, DataError, IllegalActionError
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.types import Message, Observation, Task, ToolUse
 
@@ -56,6 +56,12 @@ class ChoiceEnv:
 
     def _text(self) -> str:
         raise NotImplementedError
+
+
+def check_budgets(result_tokens: int, prompt_tokens: int) -> None:
+    """Raises ConfigError for too few tokens to show a command's output, or a prompt, in."""
+    if result_tokens < 1 or prompt_tokens < 50:
+        raise ConfigError("--result-tokens must be at least 1, --prompt-tokens at least 50")
 
 
 def check_task(task: Task, name: str, levels: Sequence[str]) -> None:

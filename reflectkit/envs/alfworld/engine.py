@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import json
 import os
 import random
 import re
@@ -25,7 +24,6 @@ from reflectkit.core.errors import ConfigError, DataError
 PACKAGES = ("alfworld", "textworld", "fast_downward")
 HANDCODED, PLANNER = "handcoded", "planner"
 GAME, RECORD = "game.tw-pddl", "traj_data.json"
-PARTS = ("pddl_domain", "grammar", "pddl_problem")
 LOADED = ("_game_data", "_game_file", "_logic", "_entity_infos", "walkthrough")
 """What the engine keeps of a game that it loaded; a reset makes the rest anew."""
 GAMES = 16  # loaded games that are kept
@@ -98,19 +96,17 @@ class Game:
         self._loaded: dict[tuple[Path, int, int], dict[str, Any]] = {}
 
     def load(self, folder: Path) -> None:
-        """Load the game in `folder`. Raises DataError where its files are not those of a game, or not readable."""
+        """Load the game in `folder`, whose files `games.read` has checked. Raises DataError where they do not make a game."""
         file = folder / GAME
         try:
-            stamp = folder, file.stat().st_mtime_ns, file.stat().st_size
-            if stamp in self._loaded:
-                vars(self._env.unwrapped).update(self._loaded[stamp])
-                self._folder = folder
-                return
-            data = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            known = file.stat()
+        except OSError as error:
             raise DataError(file, f"cannot be read as a game: {error}; generate or download it again") from None
-        if not isinstance(data, dict) or not all(isinstance(data.get(part), str) for part in PARTS):
-            raise DataError(file, f"is no game: it lacks one of {', '.join(PARTS)}; generate or download it again")
+        stamp = folder, known.st_mtime_ns, known.st_size
+        if stamp in self._loaded:
+            vars(self._env.unwrapped).update(self._loaded[stamp])
+            self._folder = folder
+            return
         with _unseen():
             from mementos.core import _memento_cache
 

@@ -29,7 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError, unknown_name
+from reflectkit.core.errors import DataError, EnvironmentFailure, IllegalActionError, unknown_name
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.seeding import uniform
 from reflectkit.core.text import count_short, shorten
@@ -40,7 +40,7 @@ from reflectkit.envs.alfworld.expert import EXPERTS, LOOK, SEARCH, TYPES, Goal, 
 from reflectkit.envs.alfworld.games import inside, read
 from reflectkit.envs.alfworld.pool import Engine, pool
 from reflectkit.envs.alfworld.reflections import write_reflection
-from reflectkit.envs.base import check_task
+from reflectkit.envs.base import check_budgets, check_task
 
 ALL = "all"
 HORIZON = 50
@@ -85,8 +85,7 @@ class Alfworld:
         if expert not in EXPERTS:
             raise unknown_name("expert", expert, EXPERTS)
         check_installed()
-        if result_tokens < 1 or prompt_tokens < 50:
-            raise ConfigError("--result-tokens must be at least 1, --prompt-tokens at least 50")
+        check_budgets(result_tokens, prompt_tokens)
         self.games_dir, self.expert = Path(games_dir), expert
         self.result_tokens, self.prompt_tokens, self.typed = result_tokens, prompt_tokens, typed
         self._engine: Engine | None = None

@@ -26,7 +26,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.core.errors import ConfigError, DataError, IllegalActionError
+from reflectkit.core.errors import DataError, IllegalActionError
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.seeding import uniform
 from reflectkit.core.text import count_short, count_tokens, shorten
@@ -35,6 +35,7 @@ from reflectkit.envs.autoexplore import costs
 from reflectkit.envs.autoexplore.commands import UP, Output, Walk, offered
 from reflectkit.envs.autoexplore.reflections import write_reflection
 from reflectkit.envs.autoexplore.repo import Folder, Repository, open_repository
+from reflectkit.envs.base import check_budgets
 
 ALL = "all"
 DEEPEST = 9
@@ -72,8 +73,7 @@ class AutoExplore:
         result_tokens: int = 400,
         prompt_tokens: int = 800,
     ) -> None:
-        if result_tokens < 1 or prompt_tokens < 50:
-            raise ConfigError("--result-tokens must be at least 1, --prompt-tokens at least 50")
+        check_budgets(result_tokens, prompt_tokens)
         self.repos_dir, self.horizon, self.leaveout_prob = Path(repos_dir), horizon, leaveout_prob
         self.accept_teacher_answers = accept_teacher_answers
         self.result_tokens, self.prompt_tokens = result_tokens, prompt_tokens
