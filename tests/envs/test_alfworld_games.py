@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +27,7 @@ from reflectkit.envs.alfworld.expert import LOOK, TWO, TYPES
 from reflectkit.envs.alfworld.generate import TOOLS, Game, draw, goals, levels
 from reflectkit.envs.alfworld.layouts import rooms
 from reflectkit.envs.alfworld.package import table
+from reflectkit.envs.alfworld.pool import Engine, Pool
 from reflectkit.envs.alfworld.prove import Proof, prove
 from reflectkit.stages.gen_games import Maker
 from tests.household import write_games
@@ -171,16 +174,43 @@ def test_a_game_like_another_is_not_kept(tmp_path: Path) -> None:
     assert trajectory["generation"]["thrown"] == ["like another game"]
 
 
-def test_a_game_without_solution_and_a_hung_engine_have_reasons(root: Path) -> None:
+def test_a_game_without_solution_has_a_reason(root: Path) -> None:
     folder = next(root.glob("*/*/pick_and_place_simple*-1/*"))
     assert prove(folder).by == "handcoded"
     playable = read_json(folder / "game.tw-pddl")
     playable["pddl_problem"] = re.sub(r"\(canContain MicrowaveType \w+\)", "", playable["pddl_problem"])
     (folder / "game.tw-pddl").write_text(json.dumps(playable))
     assert "cannot be won" in prove(folder).reason
-    assert "within 0 s, and was stopped" in prove(folder, seconds=0).reason
     (folder / "game.tw-pddl").write_text(json.dumps(playable | {"pddl_problem": "(define (problem x) (:domain"}))
     assert "its PDDL is broken" in prove(folder).reason
+
+
+def strike(monkeypatch: pytest.MonkeyPatch, blow: signal.Signals, engines: int) -> list[Engine]:
+    """Whoever takes one of the first `engines` gets it with `blow` already struck. Returns those taken, as they are taken."""
+    taken: list[Engine] = []
+    real = Pool.take
+
+    def take(pool: Pool, folder: Path) -> Engine:
+        taken.append(engine := real(pool, folder))
+        if len(taken) <= engines:
+            os.kill(engine.pid, blow)
+        return engine
+
+    monkeypatch.setattr(Pool, "take", take)
+    return taken
+
+
+def test_where_an_engine_dies_another_one_proves_the_game(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = strike(monkeypatch, signal.SIGKILL, 1)
+    assert prove(next(root.glob("*/*/pick_and_place_simple*-1/*"))).by == "handcoded"
+    assert [engine.alive for engine in taken] == [False, True]
+
+
+def test_where_two_engines_hang_the_reason_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = strike(monkeypatch, signal.SIGSTOP, 2)
+    proof = prove(next(root.glob("*/*/pick_and_place_simple*-1/*")), seconds=0.1)
+    assert proof.reason == "the engine has not answered 'reset' within 0.1 s, and was stopped"
+    assert [engine.alive for engine in taken] == [False, False]
 
 
 # ------------------------------------------------------------------------------------------------------- a benchmark's folder
