@@ -127,6 +127,15 @@ def digest(path: Path) -> str:
         raise DataError(path, "may not be read; change its permissions") from None
 
 
+def finished(results_dir: Path, stage: str) -> Iterator[tuple[Mapping[str, Any], Report]]:
+    """The config.json and the report of each finished run of `stage`, the newest first."""
+    for _, name, folder in sorted(_numbered(results_dir), reverse=True):
+        if name == stage and (report := _finished(stage, folder)):
+            with contextlib.suppress(DataError):
+                if isinstance(known := read_json(folder / "config.json"), dict):
+                    yield known, report
+
+
 def latest_number(results_dir: Path) -> int:
     """The highest number of a run in `results_dir`; 0 without one."""
     return max((number for number, _, _ in _numbered(results_dir)), default=0)

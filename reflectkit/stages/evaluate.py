@@ -19,10 +19,11 @@ from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.core.jsonl import dumps, write_json, write_jsonl, write_text
 from reflectkit.core.protocols import Agent
 from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.runs import Report, Table, open_run
+from reflectkit.core.runs import Report, Table, digest, finished, open_run
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.episodes import episode_to_json
+from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
 from reflectkit.stages.common import PlayConfig, at_level, check_level
@@ -34,6 +35,7 @@ EXAMPLES = (
     'reflectkit evaluate --env taxi --policy "SFT=results/7_sft/checkpoint-600"'
     ' --policy "Reflect-RL=results/8_rlft/checkpoint-60+results/4_sft/checkpoint-700"',
 )
+SFT = "sft"
 SCRIPTED = ("oracle", "random")
 ANSWER = 90  # tokens that a chat model writes a step, about
 
@@ -43,8 +45,9 @@ class Config(AskingConfig, PlayConfig):
     """Settings of evaluate."""
 
     policy: tuple[str, ...] = option(
-        help="NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, oracle, random, a baseline of the env, or a chat model as"
-        " openai:MODEL, azure:DEPLOYMENT, local:MODEL, or two of them, ACTOR+REFLECTOR (repeat the flag)."
+        help="NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, oracle, random, sft (what `sft --role plain` made of the rows that"
+        " gen-sft wrote last), a baseline of the env, or a chat model as openai:MODEL, azure:DEPLOYMENT, local:MODEL, or two"
+        " of them, ACTOR+REFLECTOR (repeat the flag)."
     )
     task_file: Path | None = option(None, help="Held-out problems; default: test.json in the env's data folder.")
     level: tuple[str, ...] = option((), help="Curriculum levels to play (repeat the flag); default: the last.")
@@ -72,8 +75,8 @@ class Config(AskingConfig, PlayConfig):
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """The env's own, by name."""
-        return tuple(getattr(env_class(self.env), "baselines", ()))
+        """Those with a name of their own: the env's, and SFT."""
+        return (SFT, *getattr(env_class(self.env), "baselines", ()))
 
 
 def chat_parts(text: str) -> list[str]:
@@ -105,6 +108,35 @@ def parse_policy(text: str, baselines: Sequence[str] = ()) -> tuple[str, Path | 
     return name, Path(policy), Path(reflector) if reflector else None
 
 
+def entrant(config: Config, text: str) -> tuple[str, Path | None, Path | None]:
+    """What `parse_policy` makes of a --policy; "sft" with its checkpoint. Raises ConfigError."""
+    return (SFT, plain_sft(config), None) if text == SFT else parse_policy(text, config.baselines)
+
+
+def plain_sft(config: Config) -> Path:
+    """The checkpoint of the one finished SFT without reflections on the rows that lie in the env's folder.
+
+    Raises
+    ------
+    ConfigError: there is none, or more than one. DataError: there are no rows.
+    """
+    rows = config.folder / FILE_OF_ROLE["plain"]
+    content = digest(rows)
+    made = [
+        str(report.outputs[0])
+        for known, report in finished(config.results_dir, "sft")
+        if known["settings"]["role"] == "plain" and content in known["inputs"].values() and report.outputs
+    ]
+    if len(made) == 1:
+        return Path(made[0])
+    if made:
+        raise ConfigError(f"--policy sft may be any of {', '.join(made)}; write --policy sft=CHECKPOINT")
+    raise ConfigError(
+        f"--policy sft: {config.results_dir} has no finished SFT on {rows};"
+        f" make it with `reflectkit sft --env {config.env} --role plain`, or write --policy sft=CHECKPOINT"
+    )
+
+
 def run(config: Config, progress: Progress) -> Report:
     """Write `eval.json`, `eval.md` and `eval.csv` (a row a policy and level), and `episodes.jsonl`.
 
@@ -112,7 +144,7 @@ def run(config: Config, progress: Progress) -> Report:
     """
     source = config.task_file or config.folder / "test.json"
     records = read_records(source, config.env_name)
-    entrants = [parse_policy(text, config.baselines) for text in config.policy]
+    entrants = [entrant(config, text) for text in config.policy]
     models = list(dict.fromkeys(path for _, *paths in entrants for path in paths if path))
     tasks = [record.task for record in records]
     levels = config.level or (env_class(config.env).levels[-1],)

@@ -519,6 +519,25 @@ def test_an_env_by_its_dotted_path_goes_through_the_data_stages(tmp_path: Path) 
     assert len((tmp_path / "data" / "corridor" / "sft.jsonl").read_text().splitlines()) > 5
 
 
+def test_sft_by_name_is_the_one_made_of_these_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    evaluating = ["evaluate", "--env", "corridor", "--policy", "random", "--policy", "sft"]
+    training = ["sft", "--env", "corridor", "--role", "plain", "--save-steps", "9", "--max-steps"]
+    for stage in ("gen-trajectory", "split", "gen-sft"):
+        assert main([stage, "--env", "corridor"]) == 0
+    assert "no finished SFT on data/corridor/sft.jsonl" in error_of(evaluating, capsys)
+    assert main([*training, "2"]) == 0
+    assert main(evaluating) == 0
+    (made,) = tmp_path.glob("results/*_evaluate/eval.json")
+    assert [row["name"] for row in read_json(made)["rows"]] == ["random", "sft"]
+    assert main([*training, "3"]) == 0
+    assert "may be any of results/6_sft/checkpoint-3, results/4_sft/checkpoint-2; write" in error_of(evaluating, capsys)
+    (tmp_path / "data" / "corridor" / "sft.jsonl").open("a").write("\n")
+    assert "no finished SFT on data/corridor/sft.jsonl" in error_of(evaluating, capsys)
+
+
 @pytest.mark.parametrize(
     ("steps", "extra", "message"),
     [
