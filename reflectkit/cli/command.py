@@ -6,13 +6,14 @@ import dataclasses
 import importlib
 import inspect
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from reflectkit.core.config import flag, from_mapping
+from reflectkit.core.config import StageConfig, flag, from_mapping
 from reflectkit.core.errors import DataError
 from reflectkit.stages import STAGES
 
@@ -21,7 +22,7 @@ def add_stage(app: typer.Typer, name: str) -> None:
     """Add the command of stage `name` to `app`: its module's text is the help, EXAMPLES the epilog."""
     module = importlib.import_module(STAGES[name])
     text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
-    summary = text[:1].upper() + text[1:]
+    summary = re.sub(r"(?<!\n)\n(?!\n)", " ", text[:1].upper() + text[1:])
     examples = "\n\n".join(f"  $ {example}" for example in module.EXAMPLES)
     app.command(name, help=summary, epilog=f"Examples:\n\n{examples}")(_function(name, module))
 
@@ -29,7 +30,7 @@ def add_stage(app: typer.Typer, name: str) -> None:
 def stage_flags() -> dict[str, set[str]]:
     """The flags of each command."""
     fields = {name: dataclasses.fields(importlib.import_module(STAGES[name]).Config) for name in STAGES}
-    return {name: {flag(item.name) for item in items} for name, items in fields.items()}
+    return {name: {flag(item.name) for item in items if not item.metadata.get("argument")} for name, items in fields.items()}
 
 
 def _function(name: str, module: Any) -> Callable[..., None]:
@@ -43,9 +44,12 @@ def _function(name: str, module: Any) -> Callable[..., None]:
             annotation: Any = Annotated[kind, typer.Argument(help=item.metadata["help"])]
         else:
             declared = flag(item.name)
-            names = [declared if kind is not bool else f"{declared}/--no-{declared[2:]}"]
+            names = [f"{declared}/--no-{declared[2:]}" if item.default is True else declared]
             text = item.metadata["help"] + (" Required." if required else "")
-            annotation = Annotated[kind | None if required else kind, typer.Option(*names, help=text)]
+            annotation = Annotated[
+                kind | None if required else kind,
+                typer.Option(*names, help=text, rich_help_panel=_panel(module.Config, item.name)),
+            ]
         default: Any = inspect.Parameter.empty if item.metadata.get("argument") and required else None
         if not required:
             default = list(item.default) if isinstance(item.default, tuple) else item.default
@@ -66,7 +70,7 @@ def _function(name: str, module: Any) -> Callable[..., None]:
         show(console, report)
 
     text = "YAML file of settings, by the names of these flags; a flag that is given goes before it."
-    file = Annotated[Path | None, typer.Option("--config", help=text)]
+    file = Annotated[Path | None, typer.Option("--config", help=text, rich_help_panel=StageConfig.PANEL)]
     parameters.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=file))
     parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -99,6 +103,12 @@ def _order(item: Any) -> int:
     """Required settings first, the ones that every stage has last."""
     shared = ("data_dir", "results_dir", "seed", "force")
     return 2 if item.name in shared else 0 if item.default is dataclasses.MISSING else 1
+
+
+def _panel(config: type[StageConfig], name: str) -> str | None:
+    """The heading of the class that setting `name` is from; None for the command's own."""
+    owner = next(kind for kind in config.__mro__ if name in inspect.get_annotations(kind))
+    return owner.__dict__.get("PANEL")
 
 
 def _plain(hint: Any) -> Any:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from reflectkit.core.errors import ConfigError, unknown_name
 
@@ -21,8 +21,9 @@ def option(default: Any = dataclasses.MISSING, *, help: str) -> Any:
 
 @dataclass(frozen=True)
 class StageConfig:
-    """What every stage takes."""
+    """What every stage takes. PANEL: under which heading a class' own settings stand in the help."""
 
+    PANEL: ClassVar = "Every command"
     data_dir: Path = option(Path("data"), help="Folder of the data files; each env has a folder in it.")
     results_dir: Path = option(Path("results"), help="Folder of the numbered runs.")
     seed: int = option(0, help="Seed of everything random; the same seed gives the same result.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 from reflectkit.core.config import above, at_least, flag, fraction, one_of, option
 from reflectkit.core.errors import ConfigError
@@ -25,6 +26,8 @@ GROUP_SIZE = 8  # grpo's, where none is given
 @dataclass(frozen=True)
 class AlgorithmConfig(PlayConfig):
     """How rlft learns."""
+
+    PANEL: ClassVar = "Algorithm"
 
     algo: str = option(
         "reinforce", help="reinforce, ppo (a clipped ratio and a critic) or grpo (groups of episodes of one problem)."

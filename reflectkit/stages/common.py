@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from reflectkit.agents.endpoints import parse_endpoint
 from reflectkit.core.config import PACKAGED, StageConfig, at_least, flag, fraction, one_of, option
@@ -71,6 +71,7 @@ class EnvConfig(StageConfig):
 class WorldConfig(EnvConfig):
     """What a stage takes that makes environments. What an env does not know may not be set for it."""
 
+    PANEL: ClassVar = "Environments"
     shuffle_action: bool = option(False, help="Draw the order of the actions, and so their labels, anew at each step.")
     repos_dir: Path | None = option(
         None, help="auto_explore: the filtered repositories; default: repos_filtered in its data folder."

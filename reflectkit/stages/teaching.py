@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from reflectkit.agents.client import Budget, ChatClient, Rejected, Request, open_client
 from reflectkit.agents.endpoints import Endpoint, parse_endpoint
@@ -29,6 +29,7 @@ class BudgetSpentError(ReflectkitError):
 class AskingConfig(StageConfig):
     """What a stage takes that asks chat models."""
 
+    PANEL: ClassVar = "Chat models"
     base_url: str | None = option(None, help="Of a server that speaks OpenAI's protocol; for local: http://localhost:1234/v1.")
     concurrency: int = option(8, help="Requests at once.")
     timeout_s: float = option(120.0, help="Seconds to wait for an answer before it is asked for again.")

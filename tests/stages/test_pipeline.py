@@ -17,6 +17,7 @@ import torch
 
 from reflectkit.agents.scripted import Demonstrator
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.cli.command import stage_flags
 from reflectkit.cli.main import main
 from reflectkit.core.console import Quiet
 from reflectkit.core.jsonl import read_json, read_jsonl, write_jsonl
@@ -453,15 +454,17 @@ def test_bad_recipes_are_one_line(
     assert message in error_of(["run", "r.yaml"], capsys)
 
 
-def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    from reflectkit.stages import STAGES
-
-    for name in STAGES:
+def test_every_command_has_help_with_an_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, flags in stage_flags().items():
         assert main([name, "--help"]) == 0
-        assert f"$ reflectkit {name}" in capsys.readouterr().out
+        told = capsys.readouterr().out
+        assert f"$ reflectkit {name}" in told
+        whole = {line.split()[1] for line in told.splitlines() if line.startswith("│ --")}
+        assert flags <= whole  # none is cut off
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    places = [text.index(f"│ {name} ") for name in STAGES]
+    places = [text.index(f"│ {name} ") for name in stage_flags()]
     assert places == sorted(places)
 
 
