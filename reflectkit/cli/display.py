@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from types import TracebackType
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -23,6 +24,7 @@ from rich.table import Table
 
 from reflectkit.core.console import Bar
 from reflectkit.core.runs import Report
+from reflectkit.core.runs import Table as Rows
 from reflectkit.core.text import visible
 
 WIDEST_NAME = 40  # characters of a table's first column; more of it would squeeze the figures out
@@ -100,18 +102,35 @@ class _Shown:
 def show(console: Console, report: Report) -> None:
     """The report's tables, and where everything is."""
     for table in report.tables:
-        drawn = Table(title=escape(visible(table.title)), title_justify="left", title_style="bold")
-        for index, column in enumerate(table.columns):
-            if index == 0:
-                drawn.add_column(column, no_wrap=True, max_width=WIDEST_NAME)
-            else:
-                drawn.add_column(column, justify="right")
-        for row in table.rows:
-            drawn.add_row(*(escape(visible(cell)) for cell in row))
-        console.print(drawn)
+        title = escape(visible(table.title))
+        for columns in _bands(table, console.width):
+            drawn = Table(title=title, title_justify="left", title_style="bold")
+            for index in columns:
+                if index == 0:
+                    drawn.add_column(table.columns[0], no_wrap=True, max_width=WIDEST_NAME)
+                else:
+                    drawn.add_column(table.columns[index], justify="right", overflow="fold")
+            for row in table.rows:
+                drawn.add_row(*(escape(visible(row[index])) for index in columns))
+            console.print(drawn)
+            title = ""
     if report.skipped:
         console.print(
             f"Already finished in {report.folder}; --force runs it again.", highlight=False, soft_wrap=True, markup=False
         )
     for output in report.outputs:
         console.print(f"→ {output}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _bands(table: Rows, width: int) -> list[list[int]]:
+    """The columns in bands that fit into `width`, each beginning with as many of the first as tell the rows apart."""
+    widths = [3 + max(cell_len(visible(cell)) for cell in cells) for cells in zip(table.columns, *table.rows, strict=True)]
+    widths[0] = min(widths[0], 3 + WIDEST_NAME)
+    count = len(table.columns)
+    keys = next((n for n in range(1, count) if len({row[:n] for row in table.rows}) == len(table.rows)), 1)
+    bands = [list(range(keys))]
+    for index in range(keys, count):
+        if len(bands[-1]) > keys and 1 + sum(widths[one] for one in (*bands[-1], index)) > width:
+            bands.append(list(range(keys)))
+        bands[-1].append(index)
+    return bands
