@@ -418,7 +418,8 @@ def _loop(
                 numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
                 processes.accelerator.log(numbers, step=trainer.step)
             recent = [row["success_rate"] for row in history[-10:]]
-            bar.advance(1, success=sum(recent) / len(recent), entropy=float(str(figures.get("entropy", "nan"))))
+            learnt = {name: float(str(figures[name])) for name in ("entropy",) if name in figures}
+            bar.advance(1, success=sum(recent) / len(recent), **learnt)
     if config.report_to:
         processes.accelerator.end_training()
     return target
