@@ -108,7 +108,8 @@ class ChatPolicy:
         said = comment.value if self.reflector else None
         if outcome is not None and outcome.value is not None:
             thought, action = outcome.value
-            return Decision(action, thought if said is None else said, illegal=outcome.unfit, price_usd=price)
+            said = thought if said is None else said
+            return Decision(action, said, illegal=outcome.unfit, price_usd=price, tokens=outcome.tokens)
         asked = clients[-1] if outcome is None else self.client
         rejected = (outcome or comment).rejected
         why = f"{asked.endpoint}: {rejected.reason if rejected else 'the budget is spent'}"

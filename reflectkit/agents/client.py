@@ -58,13 +58,15 @@ class Rejected:
 class Outcome(Generic[Value]):
     """What became of a request: its value, or why it was rejected, or neither where the budget was spent before it.
 
-    unfit: how many answers came whole and did not parse. cost_usd: of all its answers, those of the journal too.
+    unfit: how many answers came whole and did not parse. cost_usd, tokens: what all its answers cost and have, those of the
+    journal too.
     """
 
     value: Value | None = None
     rejected: Rejected | None = None
     unfit: int = 0
     cost_usd: float = 0.0
+    tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -175,20 +177,21 @@ class ChatClient:
         return outcomes
 
     async def _one(self, number: int, request: Request, parse: Callable[[int, str], Value]) -> Outcome[Value]:
-        reason, text, unfit, cost = "", "", 0, 0.0
+        reason, text, unfit, cost, tokens = "", "", 0, 0.0, 0
         for attempt in range(1 + ASKED_AGAIN):
             answer = await self._answer(request, attempt)
             if answer is None:
-                return Outcome(None, None, unfit, cost)
+                return Outcome(None, None, unfit, cost, tokens)
             cost += self._cost(answer)
+            tokens += answer.completion_tokens
             text, reason = answer.text, _fault(answer)
             if not reason:
                 try:
-                    return Outcome(parse(number, answer.text), None, unfit, cost)
+                    return Outcome(parse(number, answer.text), None, unfit, cost, tokens)
                 except ValueError as error:
                     reason = str(error)
                     unfit += 1
-        return Outcome(None, Rejected(request.name, reason, self.redact(text)), unfit, cost)
+        return Outcome(None, Rejected(request.name, reason, self.redact(text)), unfit, cost, tokens)
 
     async def _answer(self, request: Request, attempt: int) -> Answer | None:
         """From the journal, or from the server; None where the budget does not allow it."""

@@ -98,8 +98,8 @@ class Decision:
     env's unit. note: how a demonstration marks the step ("positive", "mistake", "correction"). failure: why the agent could
     not decide; the episode is then ABORTED. overflow: that what it was to read does not fit its model, that nothing it answered
     was a legal action, or that the person who plays has left; the episode is then TRUNCATED. illegal: how many answers were no
-    legal action before this one was. price_usd: of asking for it; None for an unknown price. What is unknown is None; scripted
-    agents leave the token fields empty.
+    legal action before this one was. price_usd: of asking for it; None for an unknown price. tokens: how many were written for
+    it, where they themselves are not known. What is unknown is None; scripted agents leave the token fields empty.
     """
 
     action: int | str | ToolUse
@@ -115,6 +115,7 @@ class Decision:
     overflow: str | None = None
     illegal: int = 0
     price_usd: float | None = 0.0
+    tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

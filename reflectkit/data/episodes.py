@@ -56,7 +56,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "said": turn.said,
         "reward": turn.reward,
         "value": decision.value,
-        "tokens": len(decision.token_ids) or None,
+        "tokens": len(decision.token_ids) or decision.tokens,
         "illegal": decision.illegal or None,
         "info": turn.info or None,
     }

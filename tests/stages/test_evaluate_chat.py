@@ -166,6 +166,7 @@ def test_one_and_two_calls_a_step_in_the_envs_of_the_paper(here: Path, env: str)
     assert [sum(turns[: len(turns) // 2]), sum(turns[len(turns) // 2 :])] == [alone["steps"] * len(records)] * 2
     assert alone["price_usd"] == pytest.approx(sum(turns) / 2 * CALL)
     assert two["price_usd"] == pytest.approx(sum(turns) * CALL)  # a comment and a choice a step
+    assert alone["tokens"] == two["tokens"] == pytest.approx(20 * alone["steps"])  # the comment is not the policy's
     assert {turn["reflection"] for turn in episodes[-1]["turns"]} == {"Take the first one."}
     walls = [turn["info"]["refused"] for turn in episodes[0]["turns"] if env == "taxi"]
     assert alone["illegal_share"] == pytest.approx(len(records) / sum(turns) * 2 if walls else 0)
