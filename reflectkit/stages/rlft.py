@@ -6,7 +6,6 @@ torchrun or `accelerate launch`, its processes play and learn together, to the s
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,13 +17,14 @@ from reflectkit.core.console import Progress, Quiet
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, ReflectkitError
 from reflectkit.core.jsonl import read_json, read_jsonl, rows_so_far, write_jsonl
 from reflectkit.core.prompts import policy_prompt
-from reflectkit.core.runs import Report, Run, digest, figures_table, open_run, plain_settings
+from reflectkit.core.runs import Report, digest, figures_table, plain_settings
 from reflectkit.core.types import Task, to_json
 from reflectkit.data.episodes import episode_to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
 from reflectkit.stages.algorithm import AlgorithmConfig
 from reflectkit.stages.common import at_level, check_level, model_source
+from reflectkit.stages.together import started_together, together
 
 if TYPE_CHECKING:
     from reflectkit.models.load import Player
@@ -138,7 +138,7 @@ def run(config: Config, progress: Progress) -> Report:
     source = config.task_file or config.folder / "train.json"
     tasks = [record.task for record in read_records(source, config.env_name)]
     levels = _levels(config, tasks, source)
-    processes = _processes(config)
+    processes = started_together(config)
     progress = progress if processes.first else Quiet()
     with processes.first_then_rest():
         config = replace(config, model=model_source(config.model, config.data_dir, progress))
@@ -147,7 +147,7 @@ def run(config: Config, progress: Progress) -> Report:
         models.append(Path(config.model))
     _try_prompts(config, levels)
     held_out = [source.with_name("validate.json")] if config.validate_steps else []
-    with _together("rlft", config, [source, *held_out, *models, *config.worlds(tasks)], processes) as current:
+    with together("rlft", config, [source, *held_out, *models, *config.worlds(tasks)], processes) as current:
         if current.done:
             return current.done
         told = plain_settings(config) | {"problems": digest(source)}
@@ -203,57 +203,6 @@ def _try_prompts(config: Config, levels: list[Level]) -> None:
                     f"the first prompt of task '{task.id}' is {tokens} tokens, and {config.start} reads {context};"
                     " take a model that reads more, or train one with a larger --max-length"
                 )
-
-
-def _processes(config: Config) -> Processes:
-    """The processes that were started together, or this one alone."""
-    import torch
-    from accelerate import Accelerator
-    from accelerate.utils import DistributedType
-
-    from reflectkit.models.hush import hush
-    from reflectkit.rl.processes import Processes
-
-    hush()
-    for name in config.report_to:
-        _need_tracker(name)
-    accelerator = Accelerator(
-        cpu=config.device == "cpu" or not torch.cuda.is_available(),
-        log_with=list(config.report_to) or None,
-        project_dir=str(config.results_dir),
-    )
-    known = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED")
-    if accelerator.distributed_type not in map(DistributedType, known):
-        raise ConfigError(f"rlft cannot run under {accelerator.distributed_type}; see configs/ for what it can")
-    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
-        raise ConfigError("rlft shards with FSDP2 only: set fsdp_version: 2, as in configs/fsdp2.yaml")
-    processes = Processes(accelerator)
-    if processes.sharded and config.share_base:
-        raise ConfigError("--share-base needs the base whole in each process; leave it out, or use configs/multi_gpu.yaml")
-    if processes.kind == "DEEPSPEED" and config.target_kl:
-        raise ConfigError(
-            "--target-kl cannot take back gradients that DeepSpeed holds; leave it out, or use configs/fsdp2.yaml"
-        )
-    return processes
-
-
-def _need_tracker(name: str) -> None:
-    import importlib.util
-
-    if importlib.util.find_spec("torch.utils.tensorboard" if name == "tensorboard" else name) is None or (
-        name == "tensorboard" and importlib.util.find_spec("tensorboard") is None
-    ):
-        raise ConfigError(f"--report-to {name}: the package is not installed; pip install {name}")
-
-
-@contextlib.contextmanager
-def _together(stage: str, config: Config, inputs: list[Path], processes: Processes) -> Iterator[Run]:
-    """The run, opened and held by the first process; the others get to know it."""
-    with contextlib.ExitStack() as stack:
-        mine = stack.enter_context(open_run(stage, config, inputs)) if processes.first else None
-        folder, done = processes.gather((mine.folder, mine.done) if mine else None)[0]
-        yield mine or Run(stage, folder, done)
-        processes.wait()
 
 
 def _resumed(

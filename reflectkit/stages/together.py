@@ -1,0 +1,66 @@
+"""rlft in several processes: what was started, whether it can be worked with, and one run that all of them share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from reflectkit.core.errors import ConfigError
+from reflectkit.core.runs import Run, open_run
+
+if TYPE_CHECKING:
+    from reflectkit.rl.processes import Processes
+    from reflectkit.stages.rlft import Config
+
+
+def started_together(config: Config) -> Processes:
+    """The processes that were started together, or this one alone. Raises ConfigError where rlft cannot run so."""
+    import torch
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedType
+
+    from reflectkit.models.hush import hush
+    from reflectkit.rl.processes import Processes
+
+    hush()
+    for name in config.report_to:
+        _need_tracker(name)
+    accelerator = Accelerator(
+        cpu=config.device == "cpu" or not torch.cuda.is_available(),
+        log_with=list(config.report_to) or None,
+        project_dir=str(config.results_dir),
+    )
+    known = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED")
+    if accelerator.distributed_type not in map(DistributedType, known):
+        raise ConfigError(f"rlft cannot run under {accelerator.distributed_type}; see configs/ for what it can")
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise ConfigError("rlft shards with FSDP2 only: set fsdp_version: 2, as in configs/fsdp2.yaml")
+    processes = Processes(accelerator)
+    if processes.sharded and config.share_base:
+        raise ConfigError("--share-base needs the base whole in each process; leave it out, or use configs/multi_gpu.yaml")
+    if processes.kind == "DEEPSPEED" and config.target_kl:
+        raise ConfigError(
+            "--target-kl cannot take back gradients that DeepSpeed holds; leave it out, or use configs/fsdp2.yaml"
+        )
+    return processes
+
+
+def _need_tracker(name: str) -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("torch.utils.tensorboard" if name == "tensorboard" else name) is None or (
+        name == "tensorboard" and importlib.util.find_spec("tensorboard") is None
+    ):
+        raise ConfigError(f"--report-to {name}: the package is not installed; pip install {name}")
+
+
+@contextlib.contextmanager
+def together(stage: str, config: Config, inputs: list[Path], processes: Processes) -> Iterator[Run]:
+    """The run, opened and held by the first process; the others get to know it."""
+    with contextlib.ExitStack() as stack:
+        mine = stack.enter_context(open_run(stage, config, inputs)) if processes.first else None
+        folder, done = processes.gather((mine.folder, mine.done) if mine else None)[0]
+        yield mine or Run(stage, folder, done)
+        processes.wait()
