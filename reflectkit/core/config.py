@@ -32,6 +32,11 @@ class StageConfig:
     def __post_init__(self) -> None:
         at_least("seed", self.seed, 0)
 
+    def departed(self, names: Iterable[str]) -> list[str]:
+        """Those of the settings `names` that are not at their defaults."""
+        defaults = {item.name: item.default for item in dataclasses.fields(self)}
+        return [name for name in names if getattr(self, name) != defaults[name]]
+
 
 Config = TypeVar("Config", bound=StageConfig)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -86,10 +85,9 @@ class AlgorithmConfig(PlayConfig):
         return None if self.algo != "ppo" else "linear" if self.critic == "auto" else self.critic
 
     def _refuse_contradictions(self) -> None:
-        defaults = {item.name: item.default for item in dataclasses.fields(self)}
         for algorithm, names in OWN.items():
-            for name in names:
-                if algorithm != self.algo and getattr(self, name) not in (defaults[name], "none"):
+            for name in self.departed(names) if algorithm != self.algo else ():
+                if getattr(self, name) != "none":
                     raise ConfigError(
                         f"{flag(name)} is {algorithm}'s, and --algo is {self.algo}; leave it out, or --algo {algorithm}"
                     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -114,9 +113,8 @@ class WorldConfig(EnvConfig):
             parse_endpoint(self.reader, self.reader_url, "--reader", "extractive, ")
         known = set(getattr(env_class(self.env), "settings", ()))
         known |= {"reader_url"} & {f"{name}_url" for name in known}
-        for item in dataclasses.fields(WorldConfig):
-            if item.name in ENV_SETTINGS and item.name not in known and getattr(self, item.name) != item.default:
-                raise ConfigError(f"env '{self.env}' has no setting {flag(item.name)}")
+        for name in self.departed(name for name in ENV_SETTINGS if name not in known):
+            raise ConfigError(f"env '{self.env}' has no setting {flag(name)}")
 
     def make(self, horizon: int | None) -> Env:
         """A fresh env with these settings."""

@@ -7,7 +7,6 @@ killed run, or the same command again, pays for nothing twice.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,10 +105,8 @@ class Config(TeacherConfig, EnvConfig):
 
     def _refuse_foreign(self) -> None:
         own = OWN.get(self.env_name, OWN["auto_explore"])
-        defaults = {item.name: item.default for item in dataclasses.fields(self)}
-        for name in sorted({name for names in OWN.values() for name in names} - set(own)):
-            if getattr(self, name) != defaults[name]:
-                raise ConfigError(f"{flag(name)} is not for env '{self.env}'; leave it out")
+        for name in self.departed(sorted({name for names in OWN.values() for name in names} - set(own))):
+            raise ConfigError(f"{flag(name)} is not for env '{self.env}'; leave it out")
 
 
 @dataclass(frozen=True)
