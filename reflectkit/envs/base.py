@@ -34,9 +34,7 @@ class ChoiceEnv:
         """Take choice `action`. Raises IllegalActionError: not one of the choices, or the episode is over."""
         if self._over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
-        if not isinstance(action, int) or isinstance(action, bool) or not 0 <= action < len(self.choices):
-            raise IllegalActionError(f"{self.name}: no action {action!r}; choose 0 to {len(self.choices) - 1}")
-        reward, terminated, info = self._move(action)
+        reward, terminated, info = self._move(check_choice(action, self.choices, self.name))
         self._over = terminated
         return StepResult(self._observe(), reward, terminated, info=info)
 
@@ -70,6 +68,13 @@ def check_task(task: Task, name: str, levels: Sequence[str]) -> None:
         raise DataError(task.id, f"is a task of env '{task.env}', not of '{name}'")
     if task.level not in levels:
         raise DataError(task.id, f"level {task.level!r} is none of {', '.join(levels)}", field="level")
+
+
+def check_choice(action: object, choices: Sequence[str], name: str) -> int:
+    """`action`, the index of one of the K `choices`. Raises IllegalActionError where it is none."""
+    if not isinstance(action, int) or isinstance(action, bool) or not 0 <= action < len(choices):
+        raise IllegalActionError(f"{name}: no action {action!r:.80}; choose 0 to {len(choices) - 1}")
+    return action
 
 
 def task_int(task: Task, field: str, low: int, high: int) -> int:

@@ -40,7 +40,7 @@ from reflectkit.envs.alfworld.expert import EXPERTS, LOOK, SEARCH, TYPES, Goal, 
 from reflectkit.envs.alfworld.games import inside, read
 from reflectkit.envs.alfworld.pool import Engine, pool
 from reflectkit.envs.alfworld.reflections import write_reflection
-from reflectkit.envs.base import check_budgets, check_task
+from reflectkit.envs.base import check_budgets, check_choice, check_task
 
 ALL = "all"
 HORIZON = 50
@@ -198,9 +198,7 @@ class Alfworld:
             if isinstance(action, str):
                 return " ".join(action.split())[:LONGEST_TYPED]
             raise IllegalActionError(f"{self.name}: no action {action!r:.80}; it takes a command's text")
-        if not isinstance(action, int) or isinstance(action, bool) or not 0 <= action < len(self._choices):
-            raise IllegalActionError(f"{self.name}: no action {action!r:.80}; choose 0 to {len(self._choices) - 1}")
-        return self._choices[action]
+        return self._choices[check_choice(action, self._choices, self.name)]
 
     def _good(self) -> list[str]:
         known = good(self._belief, self.goal)

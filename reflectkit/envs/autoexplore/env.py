@@ -35,7 +35,7 @@ from reflectkit.envs.autoexplore import costs
 from reflectkit.envs.autoexplore.commands import UP, Output, Walk, offered
 from reflectkit.envs.autoexplore.reflections import write_reflection
 from reflectkit.envs.autoexplore.repo import Folder, Repository, open_repository
-from reflectkit.envs.base import check_budgets
+from reflectkit.envs.base import check_budgets, check_choice, check_task
 
 ALL = "all"
 DEEPEST = 9
@@ -91,10 +91,7 @@ class AutoExplore:
         ------
         DataError: another env's task; a repository or file that is not there; a question that is too long for the prompt.
         """
-        if task.env != self.name:
-            raise DataError(task.id, f"is a task of env '{task.env}', not of '{self.name}'")
-        if task.level not in self.levels[:-1]:
-            raise DataError(task.id, f"level {task.level!r} is no depth from 0 to {DEEPEST}", field="level")
+        check_task(task, self.name, self.levels[:-1])
         self.repository = self._repository(task)
         self.question = " ".join(_text(task, "question").split())
         if count_short(self.question) > self.prompt_tokens * QUESTION_SHARE:
@@ -115,9 +112,7 @@ class AutoExplore:
         """Take choice `action`. Raises IllegalActionError: not one of the choices, or the episode is over."""
         if self._over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
-        if not isinstance(action, int) or isinstance(action, bool) or not 0 <= action < len(self._choices):
-            raise IllegalActionError(f"{self.name}: no action {action!r:.80}; choose 0 to {len(self._choices) - 1}")
-        command = self._choices[action]
+        command = self._choices[check_choice(action, self._choices, self.name)]
         before = self._walk.here, len(self._walk.shown)
         done = self._walk.run(command)
         self._history.append(command)
