@@ -122,6 +122,29 @@ def test_an_answer_that_was_mended_when_asked_again_is_an_illegal_turn(here: Pat
     assert {turn["illegal"] for turn in turns} == {1}
 
 
+def test_repeats_of_a_sampled_chat_model_are_answered_each_by_itself(here: Path) -> None:
+    """The server goes right, left, right, …: copies of one episode would be as many wins as losses of whole tasks."""
+    count = [0]
+
+    def answer(body: dict[str, Any]) -> str:
+        count[0] += 1
+        return f"Analysis: go on.\nChoice: {count[0] % 2}"
+
+    with serve(answer) as server:
+        command = ("--policy", "local:m", "--base-url", server.url, "--eval-reps", "2", "--concurrency", "1")
+        assert evaluate(*command, "--temperature", "1") == 0
+        (run,) = (here / "results").glob("*_evaluate")
+        turns = sum(len(episode["turns"]) for _, episode in read_jsonl(run / "episodes.jsonl"))
+        assert len(server.requests) == turns
+        run.rename(here / "first")
+        assert evaluate(*command, "--temperature", "1") == 0
+        assert len(server.requests) == turns, "the journal answers the same command"
+        (again,) = (here / "results").glob("*_evaluate")
+        assert (again / "episodes.jsonl").read_bytes() == (here / "first" / "episodes.jsonl").read_bytes()
+        assert evaluate(*command) == 0
+        assert len(server.requests) < 2 * turns, "without chance equal requests are asked once"
+
+
 def test_what_ends_without_an_answer_is_aborted_and_counted(here: Path, walker: Server) -> None:
     command = ("--policy", "local:m", "--base-url", walker.url, "--concurrency", "1", "--width", "1")
     walker.faults = [("json", completion("", "length"))] * 3
