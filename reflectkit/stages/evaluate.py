@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
 from collections.abc import Sequence
@@ -16,13 +15,13 @@ from reflectkit.agents.endpoints import KEYS, Endpoint, key_of, parse_endpoint
 from reflectkit.core.config import at_least, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
-from reflectkit.core.jsonl import dumps, write_json, write_jsonl, write_text
+from reflectkit.core.jsonl import rows_so_far, write_json, write_text
 from reflectkit.core.protocols import Agent
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Report, Table, open_run
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Status, Task, Trajectory
-from reflectkit.data.episodes import episode_to_json
+from reflectkit.data.episodes import episode_line, episode_to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
 from reflectkit.stages.common import PlayConfig, at_level, check_level
@@ -115,7 +114,7 @@ def run(config: Config, progress: Progress) -> Report:
     entrants = [parse_policy(text, config.baselines) for text in config.policy]
     models = list(dict.fromkeys(path for _, *paths in entrants for path in paths if path))
     tasks = [record.task for record in records]
-    levels = config.level or (env_class(config.env).levels[-1],)
+    levels = tuple(dict.fromkeys(config.level)) or (env_class(config.env).levels[-1],)
     matches = [
         Match(
             number,
@@ -147,7 +146,7 @@ def run(config: Config, progress: Progress) -> Report:
             played = _played(config, match, kept, players, progress, known)
             rows.append(row(match.name, config.env_name, match.level, played))
             episodes += played
-        write_jsonl(current.folder / "episodes.jsonl", episodes)
+        write_text(current.folder / "episodes.jsonl", "".join(map(episode_line, episodes)))
         compared = differences(episodes)
         write_json(current.folder / "eval.json", {"rows": rows, "differences": compared, "asked": players.asking})
         current.tables.append(table(f"Held-out problems of {source}", rows))
@@ -156,9 +155,10 @@ def run(config: Config, progress: Progress) -> Report:
             current.tables.append(differences_table(compared, "success"))
         write_text(current.folder / "eval.md", markdown(current.tables))
         write_text(current.folder / "eval.csv", csv_text(rows))
-        shutil.rmtree(kept, ignore_errors=True)
         made = [current.folder / name for name in ("eval.json", "eval.md", "eval.csv", "episodes.jsonl")]
-        return current.finish({"rows": rows} | ({"asked": players.asking} if players.asking else {}), made)
+        report = current.finish({"rows": rows} | ({"asked": players.asking} if players.asking else {}), made)
+        shutil.rmtree(kept, ignore_errors=True)
+        return report
 
 
 @dataclass(frozen=True)
@@ -307,13 +307,13 @@ def _played(
     with progress.bar(f"{match.name} ({match.level})", len(episodes), len(episodes) - len(left)) as bar:
         if left:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            with path.open("a", encoding="utf-8") as file:
 
                 def on_end(trajectory: Trajectory) -> None:
                     line = episode_to_json(match.name, trajectory) | {"level": match.level}
                     done[trajectory.task.id, trajectory.seed] = line
                     if trajectory.status is not Status.ABORTED:  # which is played again by the same command
-                        file.write(dumps(line) + "\n")
+                        file.write(episode_line(line))
                         file.flush()
                     bar.advance()
 
@@ -329,11 +329,7 @@ def _played(
 
 def _kept(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
     """The whole lines that a killed run left, by task and seed; a half-written last one is cut off."""
-    if not path.is_file():
-        return {}
-    text = path.read_text("utf-8", errors="replace")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole, "utf-8")
-    rows = [json.loads(line) for line in whole.splitlines()]
-    return {(row["task"], row["seed"]): row for row in rows}
+    if path.is_file():
+        with path.open("r+b") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+    return {(row["task"], row["seed"]): dict(row) for row in rows_so_far(path)}

@@ -302,6 +302,41 @@ def test_a_killed_evaluation_keeps_what_ended(here: Path, monkeypatch: pytest.Mo
     assert json.dumps(found(here)["differences"]) == json.dumps(whole["differences"])
 
 
+class Awkward(Corridor):
+    """Shows what ends a line for some readers and not for others, and half a surrogate pair."""
+
+    def _text(self) -> str:
+        return f"\u2028{super()._text()}\u0085\ud83d"
+
+
+def test_awkward_text_is_kept_and_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from reflectkit.agents.scripted import RandomAgent
+    from reflectkit.core.runs import Run
+
+    command = ["evaluate", "--env", f"{__name__}:Awkward", "--task-file", "corridor.json", "--policy", "random"]
+
+    def killed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    finish = Run.finish
+    monkeypatch.setattr(Run, "finish", killed)
+    assert main(command) == 130
+    monkeypatch.setattr(Run, "finish", finish)
+    monkeypatch.setattr(RandomAgent, "act", killed)
+    assert main(command) == 0, "all was played, nothing is played again"
+    (run,) = (here / "results").glob("*_evaluate")
+    assert not (run / "episodes").exists()
+    (episode, *_) = [episode for _, episode in read_jsonl(run / "episodes.jsonl")]
+    assert episode["turns"][0]["seen"].startswith("\u2028")
+    assert episode["turns"][0]["seen"].endswith("\u0085\ud83d")
+    assert main(["view", str(run)]) == 0
+
+
+def test_a_level_that_is_named_twice_is_played_once(here: Path) -> None:
+    assert evaluate("--policy", "random", "--level", "long", "--level", "long") == 0
+    assert [row["episodes"] for row in found(here)["rows"]] == [6]
+
+
 def test_settings_come_from_a_file_and_a_flag_goes_before(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "evals.yaml").write_text("env: corridor\ntask-file: corridor.json\npolicy: [oracle, random]\neval_reps: 2\n")
     assert main(["evaluate", "--config", "evals.yaml", "--eval-reps", "1"]) == 0
