@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -170,6 +170,16 @@ class PlayConfig(WorldConfig):
         """Makes fresh envs with the horizon for `level`."""
         steps = self.horizon_at(level)
         return lambda: self.make(steps)
+
+
+def told_apart(folders: Sequence[Path]) -> list[str]:
+    """A name for each: its own, with as many of the folders above as it takes to tell them apart."""
+    parts = [folder.absolute().parts for folder in folders]
+    for depth in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return list(map(str, folders))
 
 
 def model_source(name: str, data_dir: Path, progress: Progress) -> str:
