@@ -33,6 +33,8 @@ EXAMPLES = (
     'reflectkit evaluate --env taxi --policy "SFT=results/7_sft/checkpoint-600"'
     ' --policy "Reflect-RL=results/8_rlft/checkpoint-60+results/4_sft/checkpoint-700"',
 )
+Known = dict[tuple[int, int, str, int], tuple[Task, dict[str, Any]]]
+"""Tasks and their lines of episodes.jsonl by player, horizon, task's id and seed."""
 SCRIPTED = ("oracle", "random")
 ANSWER = 90  # tokens that a chat model writes a step, about
 
@@ -141,7 +143,7 @@ def run(config: Config, progress: Progress) -> Report:
         kept = current.folder / "episodes"
         rows: list[dict[str, Any]] = []
         episodes: list[dict[str, Any]] = []
-        known: dict[tuple[int, int, str, int], dict[str, Any]] = {}  # by player, horizon, task and seed, whatever the level
+        known: Known = {}
         for match in matches:
             played = _played(config, match, kept, players, progress, known)
             rows.append(row(match.name, config.env_name, match.level, played))
@@ -288,10 +290,10 @@ def _played(
     folder: Path,
     players: Players,
     progress: Progress,
-    known: dict[tuple[int, int, str, int], dict[str, Any]],
+    known: Known,
 ) -> list[dict[str, Any]]:
     """An episode of each problem and repeat, as lines of episodes.jsonl; those kept in `folder` are not played again, nor those
-    that are `known` from another level with the same horizon; it learns the new ones.
+    that are `known` from another level where the task and the horizon are the same; it learns the new ones.
 
     Raises EnvironmentFailure where all are aborted, BudgetSpentError where the budget ends them.
     """
@@ -302,7 +304,12 @@ def _played(
         for repeat in range(config.eval_reps)
     ]
     same = match.number, config.horizon_at(match.level)
-    done = {key[2:]: line | {"level": match.level} for key, line in known.items() if key[:2] == same} | _kept(path)
+    done = {}
+    for episode in episodes:
+        task, line = known.get((*same, episode.task.id, episode.seed), (None, {}))
+        if task == episode.task:
+            done[episode.task.id, episode.seed] = line | {"level": match.level}
+    done |= _kept(path)
     left = [episode for episode in episodes if (episode.task.id, episode.seed) not in done]
     with progress.bar(f"{match.name} ({match.level})", len(episodes), len(episodes) - len(left)) as bar:
         if left:
@@ -323,7 +330,9 @@ def _played(
     played = [done[episode.task.id, episode.seed] for episode in episodes]
     if played and all(line["status"] == "aborted" for line in played):
         raise EnvironmentFailure(f"all {len(played)} episodes of {match.name} were aborted: {played[0].get('reason')}")
-    known |= {(*same, line["task"], line["seed"]): line for line in played if line["status"] != "aborted"}
+    for episode, line in zip(episodes, played, strict=True):
+        if line["status"] != "aborted":
+            known[*same, episode.task.id, episode.seed] = episode.task, line
     return played
 
 
