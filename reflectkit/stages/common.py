@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -104,9 +103,6 @@ class WorldConfig(EnvConfig):
         at_least("prompt_tokens", self.prompt_tokens, 50)
         for name in ("recent", "related", "compression_weight", "content_weight"):
             at_least(name, getattr(self, name), 0)
-        for name in ("compression_weight", "content_weight"):
-            if not math.isfinite(getattr(self, name)):
-                raise ConfigError(f"{flag(name)} must be a finite number, got {getattr(self, name)}")
         if self.reader_url is not None and self.reader == EXTRACTIVE:
             raise ConfigError("--reader-url needs a --reader, e.g. local:MODEL")
         if self.reader != EXTRACTIVE:
