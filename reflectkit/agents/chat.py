@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from reflectkit.agents.client import ChatClient, Outcome, Request
@@ -93,9 +94,15 @@ class ChatPolicy:
         """
         comments: list[Outcome[str]] = [Outcome("") for _ in observations]
         if self.reflector is not None:
-            comments = self.reflector.ask([comment_request(seen) for seen in observations], lambda _, text: one_line(text))
+            asked = [
+                replace(comment_request(seen), draw=context.seed) for seen, context in zip(observations, contexts, strict=True)
+            ]
+            comments = self.reflector.ask(asked, lambda _, text: one_line(text))
         able = [index for index, comment in enumerate(comments) if comment.value is not None]
-        requests = [playing_request(observations[i], comments[i].value if self.reflector else None) for i in able]
+        requests = [
+            replace(playing_request(observations[i], comments[i].value if self.reflector else None), draw=contexts[i].seed)
+            for i in able
+        ]
         answered = self.client.ask(requests, lambda number, text: _played(text, observations[able[number]]))
         outcomes = dict(zip(able, answered, strict=True))
         return [self._decision(comment, outcomes.get(index)) for index, comment in enumerate(comments)]

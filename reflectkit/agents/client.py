@@ -33,11 +33,14 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question. name: what a person knows it by. messages: the chat. max_tokens: of the answer."""
+    """One question. name: what a person knows it by. messages: the chat. max_tokens: of the answer. draw: tells apart equal
+    questions of which each is to be answered by itself, where answers are sampled.
+    """
 
     name: str
     messages: tuple[Message, ...]
     max_tokens: int
+    draw: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -141,7 +144,7 @@ class ChatClient:
             "max_tokens": request.max_tokens,
             "temperature": self.temperature,
             "attempt": attempt,
-        }
+        } | ({"draw": request.draw} if request.draw and self.temperature else {})
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def redact(self, text: str) -> str:

@@ -6,6 +6,7 @@ A field is made by `option`, with its help text; the command-line flags are gene
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,10 @@ class StageConfig:
     force: bool = option(False, help="Run again although a finished run with these settings is there.")
 
     def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{flag(item.name)} must be a finite number, got {value}")
         at_least("seed", self.seed, 0)
 
     def departed(self, names: Iterable[str]) -> list[str]:

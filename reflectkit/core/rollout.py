@@ -9,13 +9,14 @@ The agent sees those that have answered, which is all of them unless one is stuc
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reflectkit.core.errors import EnvironmentFailure
+from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.core.protocols import Agent, Context, Env, StepResult
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Decision, Observation, Status, Task, Trajectory, Turn
@@ -73,7 +74,7 @@ def rollout(
 
     A failed engine (EnvironmentFailure) or an agent that could not decide (`Decision.failure`) makes the episode ABORTED
     with its reason; an observation too long for the agent's model, or no legal answer
-    (`Decision.overflow`), makes it TRUNCATED. Other errors are raised.
+    (`Decision.overflow`), makes it TRUNCATED. Other errors are raised; ConfigError where an env's reward or info is no JSON.
     """
     trajectories: list[Trajectory | None] = [None] * len(episodes)
     waiting = iter(enumerate(episodes))
@@ -144,6 +145,7 @@ def rollout(
         elif isinstance(answer, StepResult):
             assert seat.observation is not None
             assert seat.decision is not None
+            _check(answer, seat.env)
             seat.turns.append(Turn(seat.observation, seat.decision, answer.reward, answer.info))
             seat.observation = answer.observation
             if answer.terminated or answer.truncated:
@@ -173,3 +175,14 @@ def rollout(
             for (seat, _), decision in zip(going, decisions, strict=True):
                 obey(seat, decision)
     return [trajectory for trajectory in trajectories if trajectory is not None]
+
+
+def _check(result: StepResult, env: Env) -> None:
+    """Raises ConfigError for a reward or info that could be neither kept nor learnt from."""
+    try:
+        json.dumps([result.reward, result.info], allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"env '{env.name}' gave a reward or info that is no JSON ({error}); give finite numbers, texts, true and false,"
+            " as float(reward)"
+        ) from None

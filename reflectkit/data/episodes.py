@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
 from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import lines
+from reflectkit.core.jsonl import dumps, lines
 from reflectkit.core.types import Trajectory, Turn
 
 
@@ -43,6 +43,11 @@ def episode_to_json(name: str, trajectory: Trajectory, advantages: Sequence[floa
         "turns": turns,
     }
     return {key: value for key, value in row.items() if value not in ("", {})}
+
+
+def episode_line(row: Mapping[str, Any]) -> str:
+    """A line of episodes.jsonl; half a surrogate pair, which an env or a model may show, is JSON's escape there."""
+    return dumps(row).encode("utf-8", "backslashreplace").decode() + "\n"
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -104,9 +103,6 @@ class WorldConfig(EnvConfig):
         at_least("prompt_tokens", self.prompt_tokens, 50)
         for name in ("recent", "related", "compression_weight", "content_weight"):
             at_least(name, getattr(self, name), 0)
-        for name in ("compression_weight", "content_weight"):
-            if not math.isfinite(getattr(self, name)):
-                raise ConfigError(f"{flag(name)} must be a finite number, got {getattr(self, name)}")
         if self.reader_url is not None and self.reader == EXTRACTIVE:
             raise ConfigError("--reader-url needs a --reader, e.g. local:MODEL")
         if self.reader != EXTRACTIVE:
@@ -169,6 +165,16 @@ class PlayConfig(WorldConfig):
         """Makes fresh envs with the horizon for `level`."""
         steps = self.horizon_at(level)
         return lambda: self.make(steps)
+
+
+def told_apart(folders: Sequence[Path]) -> list[str]:
+    """A name for each: its own, with as many of the folders above as it takes to tell them apart."""
+    parts = [folder.absolute().parts for folder in folders]
+    for depth in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return list(map(str, folders))
 
 
 def model_source(name: str, data_dir: Path, progress: Progress) -> str:

@@ -84,14 +84,18 @@ def figures_of(played: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, d
 
     An episode that was cut off before it reported a figure counts 0.
     """
-    episodes = list(played)
-    names = dict.fromkeys(name for _, figures in episodes for name in figures)
     found = {}
-    for name in names:
-        told = by_task((task, figures.get(name, 0.0)) for task, figures in episodes)
+    for name, told in _rates(played).items():
         low, high = bootstrap(list(told.values()))
         found[name] = {"mean": sum(told.values()) / len(told), "low": low, "high": high}
     return found
+
+
+def _rates(played: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, Mapping[str, float]]:
+    """Of each figure its mean by task; 0 counts where an episode has none."""
+    episodes = list(played)
+    names = dict.fromkeys(name for _, figures in episodes for name in figures)
+    return {name: by_task((task, figures.get(name, 0.0)) for task, figures in episodes) for name in names}
 
 
 def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
@@ -99,19 +103,18 @@ def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
 
     `{figure, level, first, second, difference, low, high, p, tasks}`: first less second. p is of the single comparison.
     """
-    told: dict[tuple[str, str], dict[str, list[tuple[str, float]]]] = {}
+    told: dict[str, dict[str, list[tuple[str, dict[str, float]]]]] = {}
     for episode in episodes:
         if episode["status"] != "aborted":
-            values = {"success": float(episode["success"])} | dict(episode.get("figures", {}))
-            for figure, value in values.items():
-                players = told.setdefault((episode["level"], figure), {})
-                players.setdefault(episode["name"], []).append((episode["task"], value))
+            values = dict(episode.get("figures", {})) | {"success": float(episode["success"])}
+            told.setdefault(episode["level"], {}).setdefault(episode["name"], []).append((episode["task"], values))
     found = []
-    for (level, figure), players in told.items():
-        means = {name: by_task(values) for name, values in players.items()}
-        for first, second in combinations(means, 2):
-            result = asdict(paired(means[first], means[second]))
-            found.append({"figure": figure, "level": level, "first": first, "second": second} | result)
+    for level, players in told.items():
+        means = {name: _rates(played) for name, played in players.items()}
+        for figure in dict.fromkeys(["success", *(name for one in means.values() for name in one)]):
+            for first, second in combinations([name for name in means if figure in means[name]], 2):
+                result = asdict(paired(means[first][figure], means[second][figure]))
+                found.append({"figure": figure, "level": level, "first": first, "second": second} | result)
     return found
 
 
@@ -201,7 +204,8 @@ def csv_text(rows: Sequence[Json]) -> str:
     flat = []
     for row in rows:
         plain = {name: value for name, value in row.items() if not isinstance(value, dict | list)}
-        for name, one in row.get("figures", {}).items():
+        for figure, one in row.get("figures", {}).items():
+            name = f"env_{figure}" if figure in row else figure
             plain |= {name: one["mean"], f"{name}_low": one["low"], f"{name}_high": one["high"]}
         for kind in ("pass_at", "pass_all"):
             plain |= {f"{kind}_{k}": value for k, value in row.get(kind, {}).items()}

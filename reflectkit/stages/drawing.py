@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from reflectkit.core.jsonl import replacing
+from reflectkit.core.prompts import one_line
+from reflectkit.core.text import visible
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for the colour-blind
 STYLES = ("-", "--", "-.", ":")
 HATCHES = ("", "//", "..", "xx")
@@ -16,12 +20,9 @@ Curve = tuple[Sequence[float], Sequence[float]]
 
 def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: str, smoothed: int, out: Path) -> None:
     """A panel for each figure: of each name's curves (x, y) their median, and their range where there are several."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     import numpy as np
-    from matplotlib import pyplot
 
+    pyplot = _pyplot()
     picture, axes = pyplot.subplots(len(panels), 1, figsize=(7, 1 + 3 * len(panels)), dpi=150, squeeze=False)
     for panel, (figure, curves) in zip(axes[:, 0], panels.items(), strict=True):
         for index, (name, seeds) in enumerate(curves.items()):
@@ -29,7 +30,7 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
             places = np.median(np.array([where[:length] for where, _ in seeds]), axis=0)
             values_SN = np.array([values[:length] for _, values in seeds])
             colour, style = COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
-            shown = f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name
+            shown = _shown(f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name)
             panel.plot(places, np.median(values_SN, axis=0), color=colour, linestyle=style, linewidth=2, label=shown)
             if len(seeds) > 1:
                 panel.fill_between(places, values_SN.min(axis=0), values_SN.max(axis=0), color=colour, alpha=0.2, linewidth=0)
@@ -46,11 +47,7 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
 
 def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, float]]], out: Path) -> None:
     """Groups of bars with intervals: player → level → (mean, low, high)."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = _pyplot()
     levels = list(dict.fromkeys(level for one in bars.values() for level in one))
     picture, axes = pyplot.subplots(figsize=(max(7, 0.45 * len(bars) * len(levels) + 3), 4), dpi=150)
     panel: Any = axes
@@ -59,12 +56,14 @@ def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, f
         told = [(place, found[level]) for place, level in enumerate(levels) if level in found]
         places = [place - 0.4 + wide * (index + 0.5) for place, _ in told]
         means = [mean for _, (mean, _, _) in told]
-        errors = [[mean - low for _, (mean, low, _) in told], [high - mean for _, (mean, _, high) in told]]
+        errors = [  # rounding may put an end on the wrong side of the mean
+            [max(0.0, mean - low) for _, (mean, low, _) in told],
+            [max(0.0, high - mean) for _, (mean, _, high) in told],
+        ]
         hatch = HATCHES[index // len(COLOURS) % len(HATCHES)]
-        panel.bar(
-            places, means, wide * 0.92, yerr=errors, capsize=2, color=COLOURS[index % len(COLOURS)], hatch=hatch, label=name
-        )
-    panel.set_xticks(range(len(levels)), levels)
+        colour = COLOURS[index % len(COLOURS)]
+        panel.bar(places, means, wide * 0.92, yerr=errors, capsize=2, color=colour, hatch=hatch, label=_shown(name))
+    panel.set_xticks(range(len(levels)), list(map(_shown, levels)))
     panel.set(ylabel=figure.replace("_", " "), title=f"{figure.replace('_', ' ')} by level, 95 % intervals")
     if figure in SHARES:
         panel.set_ylim(0, 1.02)
@@ -74,14 +73,29 @@ def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, f
     _finish(picture, [panel], out)
 
 
-def _finish(picture: Any, panels: Sequence[Any], out: Path) -> None:
+def _pyplot() -> Any:
+    """Draws into files; a dollar is a dollar, and SVG's ids are the same each time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"text.parse_math": False, "svg.hashsalt": "reflectkit"})
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def _shown(name: str) -> str:
+    """`name` on one line; matplotlib leaves out of the legend what begins with an underscore."""
+    text = visible(one_line(name))
+    return f" {text}" if text.startswith("_") else text
+
+
+def _finish(picture: Any, panels: Sequence[Any], out: Path) -> None:
     for panel in panels:
         for side in ("top", "right"):
             panel.spines[side].set_visible(False)
     picture.tight_layout()
-    partial = out.with_name(f".reflectkit-tmp-{out.name}")
-    picture.savefig(partial, metadata={"Software": None} if out.suffix == ".png" else {"Date": None})
-    partial.replace(out)
-    pyplot.close(picture)
+    with replacing(out) as file:
+        metadata = {"Software": None} if out.suffix == ".png" else {"Date": None}
+        picture.savefig(file, format=out.suffix[1:], metadata=metadata)
+    _pyplot().close(picture)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
 from collections.abc import Sequence
@@ -16,14 +15,18 @@ from reflectkit.agents.endpoints import KEYS, Endpoint, key_of, parse_endpoint
 from reflectkit.core.config import at_least, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
-from reflectkit.core.jsonl import dumps, write_json, write_jsonl, write_text
+from reflectkit.core.jsonl import rows_so_far, write_json, write_text
 from reflectkit.core.protocols import Agent
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Report, Table, digest, finished, open_run
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Status, Task, Trajectory
+<<<<<<< HEAD
 from reflectkit.data.episodes import episode_to_json
 from reflectkit.data.sft import FILE_OF_ROLE
+=======
+from reflectkit.data.episodes import episode_line, episode_to_json
+>>>>>>> 90cfb54a60cb368f2b165f3f8943bb334431d55a
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
 from reflectkit.stages.common import PlayConfig, at_level, check_level
@@ -35,7 +38,12 @@ EXAMPLES = (
     'reflectkit evaluate --env taxi --policy "SFT=results/7_sft/checkpoint-600"'
     ' --policy "Reflect-RL=results/8_rlft/checkpoint-60+results/4_sft/checkpoint-700"',
 )
+<<<<<<< HEAD
 SFT = "sft"
+=======
+Known = dict[tuple[int, int, str, int], tuple[Task, dict[str, Any]]]
+"""Tasks and their lines of episodes.jsonl by player, horizon, task's id and seed."""
+>>>>>>> 90cfb54a60cb368f2b165f3f8943bb334431d55a
 SCRIPTED = ("oracle", "random")
 ANSWER = 90  # tokens that a chat model writes a step, about
 
@@ -147,7 +155,7 @@ def run(config: Config, progress: Progress) -> Report:
     entrants = [entrant(config, text) for text in config.policy]
     models = list(dict.fromkeys(path for _, *paths in entrants for path in paths if path))
     tasks = [record.task for record in records]
-    levels = config.level or (env_class(config.env).levels[-1],)
+    levels = tuple(dict.fromkeys(config.level)) or (env_class(config.env).levels[-1],)
     matches = [
         Match(
             number,
@@ -174,12 +182,12 @@ def run(config: Config, progress: Progress) -> Report:
         kept = current.folder / "episodes"
         rows: list[dict[str, Any]] = []
         episodes: list[dict[str, Any]] = []
-        known: dict[tuple[int, int, str, int], dict[str, Any]] = {}  # by player, horizon, task and seed, whatever the level
+        known: Known = {}
         for match in matches:
             played = _played(config, match, kept, players, progress, known)
             rows.append(row(match.name, config.env_name, match.level, played))
             episodes += played
-        write_jsonl(current.folder / "episodes.jsonl", episodes)
+        write_text(current.folder / "episodes.jsonl", "".join(map(episode_line, episodes)))
         compared = differences(episodes)
         write_json(current.folder / "eval.json", {"rows": rows, "differences": compared, "asked": players.asking})
         current.tables.append(table(f"Held-out problems of {source}", rows))
@@ -188,9 +196,10 @@ def run(config: Config, progress: Progress) -> Report:
             current.tables.append(differences_table(compared, "success"))
         write_text(current.folder / "eval.md", markdown(current.tables))
         write_text(current.folder / "eval.csv", csv_text(rows))
-        shutil.rmtree(kept, ignore_errors=True)
         made = [current.folder / name for name in ("eval.json", "eval.md", "eval.csv", "episodes.jsonl")]
-        return current.finish({"rows": rows} | ({"asked": players.asking} if players.asking else {}), made)
+        report = current.finish({"rows": rows} | ({"asked": players.asking} if players.asking else {}), made)
+        shutil.rmtree(kept, ignore_errors=True)
+        return report
 
 
 @dataclass(frozen=True)
@@ -320,10 +329,10 @@ def _played(
     folder: Path,
     players: Players,
     progress: Progress,
-    known: dict[tuple[int, int, str, int], dict[str, Any]],
+    known: Known,
 ) -> list[dict[str, Any]]:
     """An episode of each problem and repeat, as lines of episodes.jsonl; those kept in `folder` are not played again, nor those
-    that are `known` from another level with the same horizon; it learns the new ones.
+    that are `known` from another level where the task and the horizon are the same; it learns the new ones.
 
     Raises EnvironmentFailure where all are aborted, BudgetSpentError where the budget ends them.
     """
@@ -334,18 +343,23 @@ def _played(
         for repeat in range(config.eval_reps)
     ]
     same = match.number, config.horizon_at(match.level)
-    done = {key[2:]: line | {"level": match.level} for key, line in known.items() if key[:2] == same} | _kept(path)
+    done = {}
+    for episode in episodes:
+        task, line = known.get((*same, episode.task.id, episode.seed), (None, {}))
+        if task == episode.task:
+            done[episode.task.id, episode.seed] = line | {"level": match.level}
+    done |= _kept(path)
     left = [episode for episode in episodes if (episode.task.id, episode.seed) not in done]
     with progress.bar(f"{match.name} ({match.level})", len(episodes), len(episodes) - len(left)) as bar:
         if left:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            with path.open("a", encoding="utf-8") as file:
 
                 def on_end(trajectory: Trajectory) -> None:
                     line = episode_to_json(match.name, trajectory) | {"level": match.level}
                     done[trajectory.task.id, trajectory.seed] = line
                     if trajectory.status is not Status.ABORTED:  # which is played again by the same command
-                        file.write(dumps(line) + "\n")
+                        file.write(episode_line(line))
                         file.flush()
                     bar.advance()
 
@@ -355,17 +369,15 @@ def _played(
     played = [done[episode.task.id, episode.seed] for episode in episodes]
     if played and all(line["status"] == "aborted" for line in played):
         raise EnvironmentFailure(f"all {len(played)} episodes of {match.name} were aborted: {played[0].get('reason')}")
-    known |= {(*same, line["task"], line["seed"]): line for line in played if line["status"] != "aborted"}
+    for episode, line in zip(episodes, played, strict=True):
+        if line["status"] != "aborted":
+            known[*same, episode.task.id, episode.seed] = episode.task, line
     return played
 
 
 def _kept(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
     """The whole lines that a killed run left, by task and seed; a half-written last one is cut off."""
-    if not path.is_file():
-        return {}
-    text = path.read_text("utf-8", errors="replace")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole, "utf-8")
-    rows = [json.loads(line) for line in whole.splitlines()]
-    return {(row["task"], row["seed"]): row for row in rows}
+    if path.is_file():
+        with path.open("r+b") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+    return {(row["task"], row["seed"]): dict(row) for row in rows_so_far(path)}

@@ -16,14 +16,13 @@ from reflectkit.agents.scripted import require_oracle
 from reflectkit.core.config import at_least, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, unknown_name
-from reflectkit.core.jsonl import dumps
 from reflectkit.core.prompts import one_line
 from reflectkit.core.protocols import Agent, Context, Env, StepResult
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Report, Table, open_run
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Decision, Message, Observation, Status, Task, ToolUse, Trajectory
-from reflectkit.data.episodes import episode_to_json
+from reflectkit.data.episodes import episode_line, episode_to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
 from reflectkit.envs.wrappers import Wrapper
@@ -108,8 +107,8 @@ def run(config: Config, progress: Progress) -> Report:
             episode = Episode(task, derive(config.seed, "play", task.id, number))
             played += rollout([episode], lambda maker=maker: _Told(maker(), progress), shown, width=1)  # type: ignore[misc]
             progress.news(_ending(played[-1]))
-            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:  # a lone surrogate becomes JSON's escape
-                file.write(dumps(episode_to_json(name, played[-1])) + "\n")
+            with path.open("a", encoding="utf-8") as file:
+                file.write(episode_line(episode_to_json(name, played[-1])))
             if shown.left:
                 break
         if len(played) > 1:

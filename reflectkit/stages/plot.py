@@ -5,8 +5,10 @@ A run that went on from another's checkpoint (`--resume-from`) is one curve with
 
 from __future__ import annotations
 
+import math
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import read_json, read_jsonl, rows_so_far
 from reflectkit.core.runs import Report, Table, open_run
 from reflectkit.core.stats import smooth
+from reflectkit.stages.common import told_apart
 from reflectkit.stages.drawing import Curve, draw_bars, draw_curves
 
 EXAMPLES = (
@@ -29,6 +32,7 @@ EXAMPLES = (
 AGAINST = ("episodes", "step", "tokens", "seconds")
 SUMMED = {"tokens": ("tokens",), "seconds": ("rollout_seconds", "update_seconds")}
 """What metrics.jsonl tells of each update by itself."""
+FOLLOWED = ("success_rate", "return", "loss")
 LONGEST_CHAIN = 100  # runs, one gone on from the other
 LOOK_S = 1.0  # seconds between looks at a run that is followed
 
@@ -55,6 +59,8 @@ class Config(StageConfig):
             raise ConfigError("--live follows a run: give --runs NAME=FOLDER")
         if self.out is not None and self.out.suffix not in (".png", ".svg"):
             raise ConfigError(f"--out {self.out}: write a .png or .svg")
+        if self.out is not None and self.out.is_dir():
+            raise ConfigError(f"--out {self.out}: is a folder; name another")
         for text in self.runs:
             parse_run(text)
 
@@ -78,14 +84,13 @@ def run(config: Config, progress: Progress) -> Report:
         if current.done and (config.out is None or config.out.exists()):
             return current.done
         out = config.out or current.folder / ("curves.png" if named else "bars.png")
-        out.parent.mkdir(parents=True, exist_ok=True)
         if config.evals:
             figures = _bars(config, out)
             told = tuple((name, level, f"{value:.3f}") for (name, level), value in figures.items())
             current.tables.append(Table(f"Bars in {out}", ("policy", "level", (config.figure or ("success",))[0]), told))
             return current.finish({f"{name} {level}": value for (name, level), value in figures.items()}, [out])
         panels: dict[str, dict[str, list[Curve]]] = {}
-        for figure in config.figure or ("success_rate",):
+        for figure in dict.fromkeys(config.figure or ("success_rate",)):
             for name, path in named:
                 panels.setdefault(figure, {}).setdefault(name, []).append(_read(path, figure, config))
         draw_curves(panels, config.against, config.smooth, out)
@@ -118,8 +123,11 @@ def _went_on_from(path: Path) -> Path | None:
         start = settings.get("resume_from")
     except (DataError, KeyError, TypeError, AttributeError):
         return None
-    found = Path(start).parent / "metrics.jsonl" if isinstance(start, str) and start else None
-    return found if found is not None and found.is_file() else None
+    if not isinstance(start, str) or not start:
+        return None
+    bases = (*path.absolute().parents, Path())  # it was written where the run was begun, which is above the run
+    places = (base / Path(start).parent / "metrics.jsonl" for base in bases)
+    return next((place for place in places if place.is_file()), None)
 
 
 def _read(path: Path, figure: str, config: Config) -> Curve:
@@ -136,7 +144,7 @@ def _read(path: Path, figure: str, config: Config) -> Curve:
     for _, (part, line, row) in sorted(rows.items()):
         if config.against in SUMMED:
             total += sum(_number(part, line, row, name) for name in SUMMED[config.against])
-        value = _number(part, line, row, figure, missing_is_fine=figure.startswith("validation_"))
+        value = _number(part, line, row, figure)
         if value is not None:
             places.append(total if config.against in SUMMED else float(_number(part, line, row, config.against)))
             values.append(float(value))
@@ -145,11 +153,12 @@ def _read(path: Path, figure: str, config: Config) -> Curve:
     return places, smooth(values, config.smooth)
 
 
-def _number(path: Path, line: int, row: dict[str, Any], name: str, missing_is_fine: bool = False) -> Any:
+def _number(path: Path, line: int, row: Mapping[str, Any], name: str) -> Any:
+    """A figure of a row; None for one of a validation, which not every update has. Raises DataError where it is no number."""
     value = row.get(name)
-    if value is None and missing_is_fine:
+    if value is None and name.startswith("validation_"):
         return None
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
         numeric = [key for key, other in row.items() if isinstance(other, int | float)]
         raise DataError(path, f"no number here; this run has {', '.join(numeric)}", line=line, field=name)
     return value
@@ -167,7 +176,7 @@ def _bars(config: Config, out: Path) -> dict[tuple[str, str], float]:
         raise ConfigError("--evals draws one --figure")
     figure = (config.figure or ("success",))[0]
     bars: dict[str, dict[str, tuple[float, float, float]]] = {}
-    for folder in config.evals:
+    for folder, known_as in zip(config.evals, told_apart(config.evals), strict=True):
         path = folder / "eval.json"
         value = read_json(path)
         rows = value.get("rows") if isinstance(value, dict) else None
@@ -179,14 +188,20 @@ def _bars(config: Config, out: Path) -> dict[tuple[str, str], float]:
                     told = (row["success"], row["low"], row["high"])
                 else:
                     told = tuple(row["figures"][figure][part] for part in ("mean", "low", "high"))
-                name = row["name"] if len(config.evals) == 1 else f"{row['name']} ({folder.name})"
-                mean, low, high = map(float, told)
+                name = row["name"] if len(config.evals) == 1 else f"{row['name']} ({known_as})"
+                mean, low, high = (_finite(value) for value in told)
                 bars.setdefault(name, {})[row["level"]] = (mean, low, high)
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, OverflowError):
                 known = ", ".join(["success", *(row.get("figures", {}) if isinstance(row, dict) else {})])
                 raise DataError(path, f"a row has no '{figure}'; there are {known}", field=figure) from None
     draw_bars(figure, bars, out)
     return {(name, level): mean for name, found in bars.items() for level, (mean, _, _) in found.items()}
+
+
+def _finite(value: Any) -> float:
+    if not math.isfinite(value):
+        raise ValueError(value)
+    return float(value)
 
 
 def _follow(config: Config, progress: Progress) -> Report:
@@ -194,7 +209,6 @@ def _follow(config: Config, progress: Progress) -> Report:
     name, path = parse_run(config.runs[0])
     if not path.parent.is_dir():
         raise DataError(path.parent, "no such run; name the folder that rlft writes into")
-    figures = config.figure or ("success_rate", "return")
     try:
         total = int(read_json(path.with_name("config.json"))["settings"]["max_steps"])
     except (DataError, KeyError, TypeError, ValueError):
@@ -206,7 +220,9 @@ def _follow(config: Config, progress: Progress) -> Report:
             ended = path.with_name("report.json").is_file()
             rows = rows_so_far(path)
             if len(rows) > seen:
-                newest = {figure: float(rows[-1].get(figure) or 0.0) for figure in figures}
+                figures = config.figure or [figure for figure in FOLLOWED if figure in rows[-1]]
+                told = {figure: _number(path, len(rows), rows[-1], figure) for figure in figures}
+                newest = {figure: float(value) for figure, value in told.items() if value is not None}
                 bar.advance(len(rows) - seen, **newest)
                 seen = len(rows)
             if ended:

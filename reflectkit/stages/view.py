@@ -22,6 +22,7 @@ from reflectkit.core.runs import Report
 from reflectkit.data.episodes import Played, read_episodes
 from reflectkit.data.inspect_log import Log
 from reflectkit.data.page import Source, write_page
+from reflectkit.stages.common import told_apart
 
 EXAMPLES = (
     "reflectkit view results/16_evaluate --open",
@@ -65,7 +66,7 @@ class Config(StageConfig):
 def run(config: Config, progress: Progress) -> Report:
     """Write the page, or the logs. Raises DataError: a path is missing, holds no episodes, or one is broken."""
     files = _files(config.paths or (config.results_dir,))
-    sources = [_source(file, name) for file, name in zip(files, _names(files), strict=True)]
+    sources = [_source(file, name) for file, name in zip(files, told_apart(list(map(_place, files))), strict=True)]
     total = sum(file.stat().st_size for file in files) // KILOBYTE
     with progress.bar("Reading episodes, in kB", total) as bar:
         episodes = _episodes(files, sources, bar, total)
@@ -113,16 +114,6 @@ def _by_number(name: str) -> tuple[int, str]:
     """Runs in the order in which they were made: 9_evaluate before 10_evaluate."""
     number = name.partition("_")[0]
     return (int(number) if number.isdecimal() and len(number) < 10 else -1), name
-
-
-def _names(files: Sequence[Path]) -> list[str]:
-    """What tells the runs apart: their folders' names, with as many of the folders above as that takes."""
-    parts = [_place(file).absolute().parts for file in files]
-    for depth in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-depth:]) for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [str(_place(file)) for file in files]
 
 
 def _place(file: Path) -> Path:

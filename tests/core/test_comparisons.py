@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import random
+from typing import Any
 
 import pytest
 
 from reflectkit.core.stats import bootstrap, paired, pass_all, pass_at, wilson
+from reflectkit.stages.comparing import csv_text, differences, row
 
 
 def test_a_fair_players_interval_covers_the_truth_as_often_as_it_says() -> None:
@@ -54,3 +58,28 @@ def test_pass_at_and_pass_all_by_hand() -> None:
     for k in (0, 5):
         with pytest.raises(ValueError, match="k must lie"):
             pass_at(k, 1, 4)
+
+
+def episode(name: str, task: str, success: bool, figures: dict[str, float]) -> dict[str, Any]:
+    facts = {"name": name, "level": "full", "task": task, "status": "completed", "success": success, "return": 1.0}
+    return facts | {"figures": figures}
+
+
+def test_paired_differences_are_those_of_the_rows() -> None:
+    """What was cut off before it told its accuracy counts 0 in both: 0.9 and 0.9, less 0.9 and 0."""
+    first = [episode("a", "1", True, {"accuracy": 0.9}), episode("a", "2", True, {"accuracy": 0.9})]
+    second = [episode("b", "1", True, {"accuracy": 0.9}), episode("b", "2", False, {})]
+    means = [row("x", "env", "full", played)["figures"]["accuracy"]["mean"] for played in (first, second)]
+    found = {one["figure"]: one for one in differences(first + second)}
+    assert means == [pytest.approx(0.9), pytest.approx(0.45)]
+    assert (found["accuracy"]["difference"], found["accuracy"]["tasks"]) == (pytest.approx(0.45), 2)
+    assert found["success"]["difference"] == 0.5
+
+
+def test_an_envs_own_figures_take_no_place_of_ours() -> None:
+    own = {"success": 7.0, "return": 3.0}
+    played = [episode("a", "1", True, own), episode("b", "1", False, own)]
+    (found,) = [one for one in differences(played) if one["figure"] == "success"]
+    assert found["difference"] == 1.0
+    (cells,) = csv.DictReader(io.StringIO(csv_text([row("a", "env", "full", played[:1])])))
+    assert [cells[name] for name in ("success", "return", "env_success", "env_return")] == ["1.0", "1.0", "7.0", "3.0"]

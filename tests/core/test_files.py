@@ -100,6 +100,7 @@ def test_not_a_number_is_never_written(tmp_path: Path) -> None:
 @dataclass(frozen=True)
 class Example(StageConfig):
     size: int = option(3, help="A size.")
+    rate: float = option(0.5, help="A rate.")
 
 
 def config(tmp_path: Path, **values: object) -> Example:
@@ -183,3 +184,6 @@ def test_settings_are_checked_by_name_and_type() -> None:
         from_mapping(Example, {"size": "many"}, "example")
     with pytest.raises(ConfigError, match="--seed must be at least 0"):
         from_mapping(Example, {"seed": -1}, "example")
+    for value in ("inf", "nan"):
+        with pytest.raises(ConfigError, match="--rate must be a finite number"):
+            from_mapping(Example, {"rate": float(value)}, "example")

@@ -6,7 +6,9 @@ import gc
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from reflectkit.agents.scripted import RandomAgent
@@ -158,6 +160,19 @@ def test_an_env_may_allow_fewer_side_by_side() -> None:
     agent = Batches()
     assert rollout(EPISODES, Narrow, agent, width=7) == rollout(EPISODES, Corridor, RandomAgent(), width=7)
     assert max(map(len, agent.seen)) == 2
+
+
+@pytest.mark.parametrize(
+    ("reward", "info"),
+    [(float("nan"), {}), (np.float32(1), {}), (1.0, {"success": np.True_}), (1.0, {"figures": {"accuracy": float("inf")}})],
+)
+def test_what_an_env_gives_is_json(reward: float, info: dict[str, object]) -> None:
+    class Odd(Corridor):
+        def step(self, action) -> StepResult:
+            return replace(super().step(action), reward=reward, info=info)
+
+    with pytest.raises(ConfigError, match="env 'corridor' gave a reward or info that is no JSON"):
+        rollout(EPISODES[:1], Odd, RandomAgent())
 
 
 def test_other_errors_are_raised() -> None:

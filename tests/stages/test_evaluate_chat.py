@@ -122,6 +122,29 @@ def test_an_answer_that_was_mended_when_asked_again_is_an_illegal_turn(here: Pat
     assert {turn["illegal"] for turn in turns} == {1}
 
 
+def test_repeats_of_a_sampled_chat_model_are_answered_each_by_itself(here: Path) -> None:
+    """The server goes right, left, right, …: copies of one episode would be as many wins as losses of whole tasks."""
+    count = [0]
+
+    def answer(body: dict[str, Any]) -> str:
+        count[0] += 1
+        return f"Analysis: go on.\nChoice: {count[0] % 2}"
+
+    with serve(answer) as server:
+        command = ("--policy", "local:m", "--base-url", server.url, "--eval-reps", "2", "--concurrency", "1")
+        assert evaluate(*command, "--temperature", "1") == 0
+        (run,) = (here / "results").glob("*_evaluate")
+        turns = sum(len(episode["turns"]) for _, episode in read_jsonl(run / "episodes.jsonl"))
+        assert len(server.requests) == turns
+        run.rename(here / "first")
+        assert evaluate(*command, "--temperature", "1") == 0
+        assert len(server.requests) == turns, "the journal answers the same command"
+        (again,) = (here / "results").glob("*_evaluate")
+        assert (again / "episodes.jsonl").read_bytes() == (here / "first" / "episodes.jsonl").read_bytes()
+        assert evaluate(*command) == 0
+        assert len(server.requests) < 2 * turns, "without chance equal requests are asked once"
+
+
 def test_what_ends_without_an_answer_is_aborted_and_counted(here: Path, walker: Server) -> None:
     command = ("--policy", "local:m", "--base-url", walker.url, "--concurrency", "1", "--width", "1")
     walker.faults = [("json", completion("", "length"))] * 3
@@ -278,6 +301,41 @@ def test_a_killed_evaluation_keeps_what_ended(here: Path, monkeypatch: pytest.Mo
     assert evaluate(*command) == 0
     assert found(here)["rows"] == whole["rows"]
     assert json.dumps(found(here)["differences"]) == json.dumps(whole["differences"])
+
+
+class Awkward(Corridor):
+    """Shows what ends a line for some readers and not for others, and half a surrogate pair."""
+
+    def _text(self) -> str:
+        return f"\u2028{super()._text()}\u0085\ud83d"
+
+
+def test_awkward_text_is_kept_and_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from reflectkit.agents.scripted import RandomAgent
+    from reflectkit.core.runs import Run
+
+    command = ["evaluate", "--env", f"{__name__}:Awkward", "--task-file", "corridor.json", "--policy", "random"]
+
+    def killed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    finish = Run.finish
+    monkeypatch.setattr(Run, "finish", killed)
+    assert main(command) == 130
+    monkeypatch.setattr(Run, "finish", finish)
+    monkeypatch.setattr(RandomAgent, "act", killed)
+    assert main(command) == 0, "all was played, nothing is played again"
+    (run,) = (here / "results").glob("*_evaluate")
+    assert not (run / "episodes").exists()
+    (episode, *_) = [episode for _, episode in read_jsonl(run / "episodes.jsonl")]
+    assert episode["turns"][0]["seen"].startswith("\u2028")
+    assert episode["turns"][0]["seen"].endswith("\u0085\ud83d")
+    assert main(["view", str(run)]) == 0
+
+
+def test_a_level_that_is_named_twice_is_played_once(here: Path) -> None:
+    assert evaluate("--policy", "random", "--level", "long", "--level", "long") == 0
+    assert [row["episodes"] for row in found(here)["rows"]] == [6]
 
 
 def test_settings_come_from_a_file_and_a_flag_goes_before(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

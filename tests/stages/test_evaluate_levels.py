@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from reflectkit.core.console import Quiet
+from reflectkit.core.types import Task
 from reflectkit.envs.corridor import Corridor
 from reflectkit.stages.evaluate import Config, Match, Players, _played
 
@@ -16,7 +18,7 @@ def test_what_another_level_played_is_not_played_again(tmp_path: Path) -> None:
     tasks = tuple(Corridor.tasks("long"))
     known: dict[Any, Any] = {}
 
-    def play(number: int, folder: str, horizon: int = 5) -> list[dict[str, Any]]:
+    def play(number: int, folder: str, horizon: int = 5, tasks: tuple[Task, ...] = tasks) -> list[dict[str, Any]]:
         match = Match(number, "random", None, None, "long", tasks)
         settled = Config(env="corridor", policy=("random",), horizon=horizon)
         with contextlib.closing(Players(config)) as players:
@@ -24,8 +26,10 @@ def test_what_another_level_played_is_not_played_again(tmp_path: Path) -> None:
 
     first = play(0, "first")
     assert len(known) == len(first) == len(tasks)
-    for line in known.values():
+    for _, line in known.values():
         line["level"], line["mark"] = "elsewhere", True
     assert [(line["level"], line["mark"]) for line in play(0, "second")] == [("long", True)] * len(tasks)
     assert not any("mark" in line for line in play(1, "third")), "another player's"
+    elsewhere = tuple(replace(task, data=task.data | {"new": 1}) for task in tasks)
+    assert not any("mark" in line for line in play(0, "fifth", tasks=elsewhere)), "another problem by the same id"
     assert not any("mark" in line for line in play(0, "fourth", horizon=6)), "another horizon's"

@@ -48,6 +48,17 @@ def test_a_run_that_went_on_is_one_curve_with_what_it_went_on_from(tmp_path: Pat
     assert curve(first, against="episodes")[0] == [8, 16, 24, 32, 40]
 
 
+def test_a_chain_is_found_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path in config.json is from where the run was begun; another project has a run of that name too."""
+    made(tmp_path / "mine" / "results" / "1_rlft", range(1, 4))
+    second = made(tmp_path / "mine" / "results" / "2_rlft", range(4, 6), Path("results/1_rlft/checkpoint-3"))
+    made(tmp_path / "yours" / "results" / "1_rlft", range(1, 3))
+    monkeypatch.chdir(tmp_path / "yours")
+    assert curve(second, against="step")[0] == [1, 2, 3, 4, 5]
+    monkeypatch.chdir(tmp_path / "mine")
+    assert curve(Path("results/2_rlft"), against="step")[0] == [1, 2, 3, 4, 5]
+
+
 def test_a_circle_of_runs_is_told(tmp_path: Path) -> None:
     first = made(tmp_path / "1_rlft", range(1, 3), tmp_path / "2_rlft" / "checkpoint-1")
     made(tmp_path / "2_rlft", range(1, 3), first / "checkpoint-1")
@@ -71,9 +82,53 @@ def test_pictures_are_the_same_bytes_for_the_same_data(tmp_path: Path, monkeypat
             assert (
                 main(["plot", *runs, "--figure", "success_rate", "--figure", "loss", "--out", f"{name}.{kind}", "--force"]) == 0
             )
-        if kind == "png":
-            assert (tmp_path / "x.png").read_bytes() == (tmp_path / "y.png").read_bytes()
+        assert (tmp_path / f"x.{kind}").read_bytes() == (tmp_path / f"y.{kind}").read_bytes()
     assert "<svg" in (tmp_path / "x.svg").read_text()
+
+
+def test_names_stand_in_the_legend_as_they_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = made(tmp_path / "1_rlft", range(1, 3))
+    assert main(["plot", f"--runs=_ours={run}", f"--runs=$\\frac{{$={run}", f"--runs=a\n\x1bb={run}", "--out", "x.svg"]) == 0
+    legend = (tmp_path / "x.svg").read_text().partition("legend_1")[2]
+    assert [name for name in ("<!--  _ours -->", "<!-- $\\frac{$ -->", "<!-- a \\x1bb -->") if name not in legend] == []
+
+
+def test_bad_numbers_and_places_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = made(tmp_path / "1_rlft", range(1, 3))
+    for number in ("NaN", "1e999", f"1{'0' * 400}"):
+        (run / "metrics.jsonl").write_text(f'{{"step": 1, "episodes": 8, "success_rate": {number}}}\n')
+        assert main(["plot", "--runs", f"a={run}"]) == 2
+        assert "metrics.jsonl:1: field 'success_rate': no number here" in capsys.readouterr().err
+        (run / "eval.json").write_text(
+            f'{{"rows": [{{"name": "a", "level": "x", "success": {number}, "low": 0, "high": 1, "figures": {{}}}}]}}'
+        )
+        assert main(["plot", "--evals", str(run)]) == 2
+        assert "a row has no 'success'" in capsys.readouterr().err
+    (tmp_path / "folder.png").mkdir()
+    assert main(["plot", "--runs", f"a={run}", "--out", "folder.png"]) == 2
+
+
+def test_a_figure_that_is_asked_for_twice_is_no_second_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = made(tmp_path / "1_rlft", range(1, 3))
+    assert main(["plot", f"--runs=a={run}", "--figure", "success_rate", "--figure", "success_rate"]) == 0
+    (report,) = (tmp_path / "results").glob("*_plot/report.json")
+    assert [row[:2] for row in read_json(report)["tables"][0]["rows"]] == [["a", "1"]]
+
+
+def test_bars_of_evaluations_of_one_name_stand_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with --seeds; and the ends of an interval may be off by a rounding."""
+    monkeypatch.chdir(tmp_path)
+    for number, seed in enumerate(("seed0", "seed1")):
+        row = {"name": "ours", "level": "full", "success": 0.5 + number / 4, "low": 0.8, "high": 0.9}
+        write_json(tmp_path / seed / "3_evaluate" / "eval.json", {"rows": [row]})
+    assert main(["plot", "--evals", "seed0/3_evaluate", "--evals", "seed1/3_evaluate", "--out", "x.png"]) == 0
+    (report,) = (tmp_path / "results").glob("*_plot/report.json")
+    assert read_json(report)["figures"] == {"ours (seed0/3_evaluate) full": 0.5, "ours (seed1/3_evaluate) full": 0.75}
 
 
 def test_bars_of_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,4 +153,6 @@ def test_live_follows_to_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[s
     run = made(tmp_path / "1_rlft", range(1, 6))
     write_json(run / "report.json", {})
     assert main(["plot", "--runs", f"now={run}", "--live"]) == 0
+    assert capsys.readouterr().out == "now: 5 of 9  success_rate 0.5\n"
+    assert main(["plot", "--runs", f"now={run}", "--live", "--figure", "retrun"]) == 2
     assert main(["plot", "--runs", f"now={tmp_path / 'none'}", "--live"]) == 2
