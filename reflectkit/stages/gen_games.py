@@ -8,7 +8,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from reflectkit.core.types import Task
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.alfworld.engine import HANDCODED, PLANNER
 from reflectkit.envs.alfworld.expert import TYPES
-from reflectkit.envs.alfworld.games import PROBLEM, SPLITS, VERSION, complete, find, read, task, usable
+from reflectkit.envs.alfworld.games import PROBLEM, SPLITS, VERSION, find, read, task, usable
 from reflectkit.envs.alfworld.generate import Game, draw, levels, trial_name
 from reflectkit.envs.alfworld.prove import Proof, prove
 from reflectkit.stages.common import EnvConfig
@@ -58,9 +57,6 @@ def list_games(config: EnvConfig, root: Path, patterns: tuple[str, ...], progres
     """Write `data.json`, `valid_seen.json` and `valid_unseen.json`: the usable games of folder `root`. Raises DataError."""
     folders = find(root, patterns)
     write_permission(config.folder)
-    for folder in folders:
-        with suppress(DataError):  # what is wrong with it is said below; what is written is an input
-            complete(folder)
     with open_run(
         "gen-task", config, [root / VERSION / split for split in SPLITS if (root / VERSION / split).is_dir()]
     ) as current:

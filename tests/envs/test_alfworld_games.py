@@ -274,7 +274,7 @@ T, G = "traj_data.json", "game.tw-pddl"
     ("damage", "reason"),
     [
         (lambda folder: (folder / T).unlink(), "traj_data.json: is missing"),
-        (lambda folder: [(folder / G).unlink(), (folder / "initial_state.pddl").unlink()], "initial_state.pddl: is missing"),
+        (lambda folder: (folder / G).unlink(), "game.tw-pddl: is missing"),
         (lambda folder: [(folder / T).unlink(), (folder / T).mkdir()], "traj_data.json: is missing or no file"),
         (put(T, b""), "traj_data.json: the file is empty"),
         (put(T, b'{"task_type": "look'), "traj_data.json:1: not JSON"),
@@ -296,7 +296,9 @@ T, G = "traj_data.json", "game.tw-pddl"
         (edit(G, lambda value: value.update(pddl_problem=value["pddl_problem"][:-9])), "field 'pddl_problem': no PDDL, or cut"),
         (edit(G, lambda value: value.update(grammar=" ")), "field 'grammar'"),
         (edit(G, lambda value: value.update(solvable=False)), "field 'solvable'"),
+        (edit(G, lambda value: value.update(solvable=None)), "field 'solvable'"),
         (edit(G, lambda value: value.pop("solvable")), "field 'solvable'"),
+        (edit(G, lambda value: value.update(grammar=value["grammar"].replace("move {o} to", "put {o} in/on"))), "before 0.4"),
         (edit(G, lambda value: value.update(walkthrough="look")), "field 'walkthrough'"),
         (edit(G, lambda value: value.update(walkthrough=[1])), "field 'walkthrough'"),
     ],
@@ -349,15 +351,28 @@ def test_a_damaged_file_is_a_reason_and_never_a_crash(
         (folder / name).write_bytes(whole)
 
 
-def test_the_older_download_is_completed(root: Path) -> None:
-    folder = games.find(root)[0]
-    (folder / G).unlink()
-    assert isinstance(games.usable(folder), Task)
-    playable = read_json(folder / G)
-    assert playable["pddl_problem"] == (folder / "initial_state.pddl").read_text()
-    assert playable["solvable"] is None
-    assert re.search(r"Your task is to: (look at|examine the) book (under|with) the desklamp\.", playable["grammar"])
-    assert prove(folder).by == "handcoded"
+def test_what_the_benchmark_has_no_game_of_is_left_out_and_left_alone(root: Path, tmp_path: Path) -> None:
+    train = root / "json_2.1.1" / "train"
+    for folder in games.find(root)[:11]:
+        (folder / G).unlink()
+    before = contents(root)
+    assert gen(tmp_path, "--games-dir", str(root)) == 0
+    assert contents(root) == before
+    figures = read_json(tmp_path / "results" / "1_gen-task" / "report.json")["figures"]
+    assert figures["games"] == 1
+    ((reason, names),) = figures["left_out"].items()
+    assert reason.startswith("game.tw-pddl: is missing, as for what the benchmark leaves out")
+    assert names == [f"train/{folder.relative_to(train)}" for folder in games.find(root)[:11]]
+
+
+def test_what_the_version_is_a_link_to_is_of_the_folder(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "json_2.1.1").symlink_to(root / "json_2.1.1")
+    found = games.find(tmp_path / "linked")
+    assert len(found) == 12
+    name = str(found[0].relative_to(tmp_path / "linked"))
+    assert games.inside(tmp_path / "linked", name) == root / name
+    assert games.inside(tmp_path / "linked", "json_2.1.1") is None
 
 
 def test_a_folder_of_games_is_listed(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -382,6 +397,7 @@ def test_a_folder_of_games_is_listed(root: Path, tmp_path: Path, capsys: pytest.
     [
         (["--games-dir", "nowhere"], "nowhere: no such folder"),
         (["--games-dir", "empty"], "empty: holds no json_2.1.1; run `alfworld-download --data-dir empty`"),
+        (["--games-dir", "bench/json_2.1.1"], "name the folder that json_2.1.1 lies in: --games-dir"),
         (["--games-dir", "half"], "half/json_2.1.1: holds no game of train"),
         (["--games-dir", "bench", "--games", "x"], "no game matches --games x"),
         (["--games", "x"], "no game that matches --games x can be made"),
