@@ -157,6 +157,30 @@ def test_fewer_games_are_the_same_games_and_a_lost_one_is_made_again(made: Path,
     assert kept.stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize(
+    ("name", "damage", "reason"),
+    [
+        ("game.tw-pddl", b"{", "game.tw-pddl:1: not JSON"),
+        ("traj_data.json", b"\xff", "traj_data.json: not UTF-8"),
+        ("traj_data.json", None, "does not tell how it was made"),
+    ],
+)
+def test_a_game_that_was_damaged_since_is_named(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: bytes | None, reason: str
+) -> None:
+    shutil.copytree(made / "data", tmp_path / "data")
+    folder = next((tmp_path / "data" / "alfworld" / "games").glob("*/*/*/trial_G0_1"))
+    (folder / "initial_state.pddl").unlink()  # which nobody reads
+    (folder / name).write_bytes((folder / name).read_bytes().replace(b"won_by", b"by") if damage is None else damage)
+    assert gen(tmp_path, "--instances", "6") == 2
+    error = capsys.readouterr().err
+    assert reason in error
+    assert error.endswith("delete this folder, and the same command makes the game again\n")
+    shutil.rmtree(folder)
+    assert gen(tmp_path, "--instances", "6") == 0
+    assert contents(tmp_path / "data") == contents(made / "data")
+
+
 def test_what_cannot_be_won_is_drawn_again_and_counted(tmp_path: Path) -> None:
     answers = iter([Proof(reason="there is no plan"), Proof(("look",), "planner"), *[Proof(reason="too long")] * 20])
     made = Maker(tmp_path, 0, ("look_at*",), lambda folder: next(answers))
@@ -380,7 +404,8 @@ def test_a_folder_of_games_is_listed(root: Path, tmp_path: Path, capsys: pytest.
     broken = games.find(root, splits=("train",))[0]
     (broken / T).unlink()
     assert gen(tmp_path, "--games-dir", str(root)) == 0
-    assert "traj_data.json: is missing" in capsys.readouterr().out
+    told = capsys.readouterr().out.partition("Games left out")[2]
+    assert "`alfworld-download -f`" in told  # the end of the reason, on a narrow terminal too
     data = tmp_path / "data" / "alfworld"
     assert len(read_json(data / "data.json")) == 11
     assert len(read_json(data / "valid_unseen.json")) == 12
