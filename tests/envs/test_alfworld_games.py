@@ -457,13 +457,13 @@ def test_no_usable_game_is_an_error_with_a_reason(root: Path, tmp_path: Path, ca
 # -------------------------------------------------------------------------------------------------------------------- split
 
 
-def split_of(tmp_path: Path, *flags: str) -> dict[str, list[dict[str, Any]]]:
-    """Sixty games of six types in twenty rooms of two kinds, split."""
+def split_of(tmp_path: Path, *flags: str, games: int = 120) -> dict[str, list[dict[str, Any]]]:
+    """Games of six types in ten rooms of two kinds, split."""
     tasks = [
         Task(
             f"g{number}", "alfworld", TYPES[number % 6], f"g{number}", {"room": f"FloorPlan{number % 10 + 200 * (number % 2)}"}
         )
-        for number in range(120)
+        for number in range(games)
     ]
     source = tmp_path / "data" / "alfworld" / "data_reflection_negative.json"
     write_json(source, [record_to_json(Record(task, ())) for task in tasks])
@@ -476,6 +476,11 @@ def test_types_are_balanced_in_every_split(tmp_path: Path) -> None:
     assert {name: Counter(record["level"] for record in part) for name, part in parts.items()} == {
         "train": dict.fromkeys(TYPES, 14), "validate": dict.fromkeys(TYPES, 4), "test": dict.fromkeys(TYPES, 2),
     }  # fmt: skip
+
+
+def test_a_split_without_a_task_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert split_of(tmp_path, games=24)["test"] == []  # of four of a type, three are for training and one to validate
+    assert "test.json holds no task: 24 groups of 6 kinds are too few for 7:2:1" in capsys.readouterr().out
 
 
 def test_unseen_rooms_are_seen_nowhere_else(tmp_path: Path) -> None:
