@@ -352,7 +352,9 @@ def test_games_are_refused_by_name_as_the_benchmark_does(root: Path, name: str, 
     assert reason in str(games.usable(folder.parent.with_name(name) / folder.name))
 
 
-@pytest.mark.parametrize("name", ["/", "/etc", "", " ", ".", "..", "a/../../b", "a\0b", 7, None, ["train"]])
+@pytest.mark.parametrize(
+    "name", ["/", "/etc", "", " ", ".", "..", "a/../../b", "a\0b", 7, None, ["train"], "\ud800", "a" * 300, "a/" * 999]
+)
 def test_a_name_of_a_game_leads_nowhere_else(tmp_path: Path, name: object) -> None:
     assert games.inside(tmp_path, name) is None
     assert games.inside(tmp_path, "train/game") == (tmp_path / "train" / "game").resolve()

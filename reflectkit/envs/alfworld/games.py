@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from os.path import realpath
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ VERSION = "json_2.1.1"
 SPLITS = ("train", "valid_seen", "valid_unseen")
 PROBLEM = "initial_state.pddl"
 LARGEST = 20_000_000  # bytes of a file
+NAME = re.compile(r"[\w.-]{1,255}(/[\w.-]{1,255}){0,7}", re.ASCII)  # of a game, as its task gives it
 WORDING = "move {o} to {r}"  # "put {o} in/on {r}" in older downloads
 PARAMETERS = ("object_target", "parent_target", "toggle_target", "mrecep_target")
 
@@ -61,10 +63,9 @@ def find(root: Path, patterns: Sequence[str] = (), splits: Sequence[str] = SPLIT
 
 def inside(root: Path, name: object) -> Path | None:
     """The folder of the game called `name` in `root`, links followed; None for what is no name, or leads out of `root`."""
-    if not isinstance(name, str) or not name.strip() or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
+    if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name.split("/"):
         return None
-    folder = root / name
-    return folder.resolve() if _stays(folder, root) else None
+    return Path(realpath(root / name)) if _stays(root / name, root) else None
 
 
 def usable(folder: Path) -> Task | str:
@@ -118,7 +119,8 @@ def _folders(split: Path, root: Path) -> Iterator[Path]:
 
 def _stays(folder: Path, root: Path) -> bool:
     """Whether `folder`, links followed, lies in `root`, or in what its `json_2.1.1` is a link to."""
-    return not {root.resolve(), (root / VERSION).resolve()}.isdisjoint(folder.resolve().parents)
+    homes = {Path(realpath(root)), Path(realpath(root / VERSION))}
+    return not homes.isdisjoint(Path(realpath(folder)).parents)
 
 
 def _visible(folder: Path) -> list[Path]:
