@@ -300,8 +300,8 @@ T, G = "traj_data.json", "game.tw-pddl"
         (lambda folder: (folder / T).unlink(), "traj_data.json: is missing"),
         (lambda folder: (folder / G).unlink(), "game.tw-pddl: is missing"),
         (lambda folder: [(folder / T).unlink(), (folder / T).mkdir()], "traj_data.json: is missing or no file"),
-        (put(T, b""), "traj_data.json: the file is empty"),
-        (put(T, b'{"task_type": "look'), "traj_data.json:1: not JSON"),
+        (put(T, b""), "traj_data.json: is empty; run `alfworld-download -f`"),
+        (put(T, b'{"task_type": "look'), "Unterminated string starting at; run `alfworld-download -f`"),
         (put(T, b"\xff\xfe"), "traj_data.json: not UTF-8"),
         (put(T, b"[" * 100_000), "traj_data.json: JSON that cannot be read"),
         (put(G, b"[1, 2]"), "game.tw-pddl: expected a JSON object, found list"),
@@ -335,6 +335,13 @@ def test_what_is_wrong_with_a_game_is_said(root: Path, damage: Callable[[Path], 
     assert isinstance(told, str)
     assert reason in told
     assert "\n" not in told
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_game_that_may_not_be_read_is_said(root: Path) -> None:
+    folder = games.find(root)[0]
+    (folder / G).chmod(0)
+    assert games.usable(folder) == "game.tw-pddl: cannot be read (Permission denied); change its permissions"
 
 
 @pytest.mark.parametrize(

@@ -134,13 +134,25 @@ def _checked(path: Path) -> Path:
         raise DataError(path, "is missing or no file; run `alfworld-download -f`")
     if path.resolve().parent != path.parent.resolve():
         raise DataError(path, "is a link out of the game's folder; put the file itself there")
+    if not path.stat().st_size:
+        raise DataError(path, "is empty; run `alfworld-download -f`")
     if path.stat().st_size > LARGEST:
         raise DataError(path, f"has over {LARGEST // 10**6} MB; this is no game")
     return path
 
 
+def _json(path: Path) -> Any:
+    try:
+        return read_json(path)
+    except DataError as error:
+        raise DataError(path, f"{error.message}; run `alfworld-download -f`", line=error.line) from None
+
+
 def _object(path: Path) -> dict[str, Any]:
-    value = read_json(_checked(path))
+    try:
+        value = _json(_checked(path))
+    except OSError as error:
+        raise DataError(path, f"cannot be read ({error.strerror}); change its permissions") from None
     if not isinstance(value, dict):
         raise DataError(path, f"expected a JSON object, found {type(value).__name__}")
     return value
