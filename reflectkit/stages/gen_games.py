@@ -8,7 +8,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from reflectkit.core.jsonl import TEMPORARY_PREFIX, write_json, write_text
 from reflectkit.core.runs import Report, Table, open_run, write_permission
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import Record, record_to_json
-from reflectkit.envs.alfworld.engine import HANDCODED, PLANNER
+from reflectkit.envs.alfworld.engine import GAME, HANDCODED, PLANNER, RECORD
 from reflectkit.envs.alfworld.expert import TYPES
-from reflectkit.envs.alfworld.games import PROBLEM, SPLITS, VERSION, complete, find, read, task, usable
+from reflectkit.envs.alfworld.games import SPLITS, VERSION, find, read, task, usable
 from reflectkit.envs.alfworld.generate import Game, draw, levels, trial_name
 from reflectkit.envs.alfworld.prove import Proof, prove
 from reflectkit.stages.common import EnvConfig
@@ -58,9 +57,6 @@ def list_games(config: EnvConfig, root: Path, patterns: tuple[str, ...], progres
     """Write `data.json`, `valid_seen.json` and `valid_unseen.json`: the usable games of folder `root`. Raises DataError."""
     folders = find(root, patterns)
     write_permission(config.folder)
-    for folder in folders:
-        with suppress(DataError):  # what is wrong with it is said below; what is written is an input
-            complete(folder)
     with open_run(
         "gen-task", config, [root / VERSION / split for split in SPLITS if (root / VERSION / split).is_dir()]
     ) as current:
@@ -88,8 +84,8 @@ def list_games(config: EnvConfig, root: Path, patterns: tuple[str, ...], progres
         }
         current.tables.append(_listed(tasks, root))
         if left_out:
-            rows = tuple((reason, str(len(names)), names[0]) for reason, names in left_out.items())
-            current.tables.append(Table("Games left out", ("reason", "games", "the first"), rows))
+            rows = tuple((str(len(names)), reason, names[0]) for reason, names in left_out.items())
+            current.tables.append(Table("Games left out", ("games", "reason", "the first"), rows))
         return current.finish(figures, outputs)
 
 
@@ -105,12 +101,15 @@ class Maker:
         self.thrown: Counter[str] = Counter()  # why games were thrown away
 
     def make(self, number: int, progress: Progress) -> list[Path]:
-        """The folders of games 0 … `number` - 1, in that order, without those that were given up."""
+        """The folders of games 0 … `number` - 1, in that order, without those that were given up.
+
+        Raises DataError: one that was made before was damaged since.
+        """
         names = [trial_name(self.seed, which, self.patterns) for which in range(number)]
         there = {folder.name: folder for folder in self.train.glob("*/trial_*")}
         kept = {which: there[name] for which, name in enumerate(names) if name in there}
         for folder in kept.values():
-            self._alike((folder / PROBLEM).read_text(encoding="utf-8"), folder.name)
+            self._alike(_problem(folder), folder.name)
         missing = [which for which in range(number) if which not in kept]
         players = ThreadPoolExecutor(SIDE_BY_SIDE)
         try:
@@ -155,6 +154,21 @@ class Maker:
         """Whether a game of another name has the same room, goal and placement. problem: PDDL, named on its first line."""
         with self.lock:
             return self.contents.setdefault(problem.partition("\n")[2], name) != name
+
+
+def _problem(folder: Path) -> str:
+    """What a game that was made before is like, in PDDL. Raises DataError: it was damaged since."""
+    try:
+        trajectory, playable = read(folder)
+    except DataError as error:
+        trajectory, playable, reason = {}, {}, str(error).removeprefix(f"{folder}/")
+    else:
+        reason = f"{RECORD} or {GAME} does not tell how it was made"
+    making = trajectory.get("generation")
+    if not isinstance(making, dict) or not {"thrown", "won_by"} <= making.keys() or not playable["walkthrough"]:
+        raise DataError(folder, f"was damaged ({reason}); delete this folder, and the same command makes the game again")
+    problem: str = playable["pddl_problem"]
+    return problem
 
 
 def _write(folder: Path, game: Game, walkthrough: Sequence[str]) -> None:

@@ -68,6 +68,7 @@ def run(config: Config, progress: Progress) -> Report:
             return current.done
         records = read_records(source, config.env_name)
         by_repo = hasattr(env_class(config.env), "records_folder") and config.by in ("", "repo")
+        kinds = ""
         group_of = {record.task.id: record.task.id if config.by == "question" else record.task.group for record in records}
         unseen = _unseen_rooms(records, config, source)
         held_out = [record for record in records if _room(record) in unseen]
@@ -83,6 +84,7 @@ def run(config: Config, progress: Progress) -> Report:
                 for record in records
                 for group in [group_of[record.task.id]]
             }
+            kinds = f" of {many} kinds" if (many := len(set(strata.values()))) > 1 else ""
             name_of_group = split_groups(strata, generator(config.seed, "split"))
         outputs, rows, figures = [], [], {}
         parts = {name: [record for record in records if name_of_group[group_of[record.task.id]] == name] for name in NAMES}
@@ -95,7 +97,7 @@ def run(config: Config, progress: Progress) -> Report:
             figures[name] = {"tasks": len(part), "demonstrated": shown}
             rows.append((name, str(len({group_of[record.task.id] for record in part})), str(len(part)), str(shown)))
             if not part:
-                progress.news(f"{path} holds no task: {len(name_of_group)} groups are too few for 7:2:1")
+                progress.news(f"{path} holds no task: {len(name_of_group)} groups{kinds} are too few for 7:2:1")
         current.tables.append(Table(f"Split of {source}", ("split", "groups", "tasks", "with demonstration"), tuple(rows)))
         return current.finish(figures, outputs)
 

@@ -22,6 +22,7 @@ from reflectkit.agents.chat import Recovery, playing_request
 from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent, Replay
 from reflectkit.cli.main import main
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError, UnknownNameError
+from reflectkit.core.jsonl import read_json
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.text import count_tokens
 from reflectkit.core.types import Status, Task, Trajectory
@@ -34,7 +35,7 @@ from reflectkit.envs.alfworld.expert import COOL, HEAT, LOOK, PLACE, TWO, TYPES,
 from reflectkit.envs.alfworld.fast import memoised
 from reflectkit.envs.alfworld.pool import pool
 from reflectkit.envs.alfworld.reflections import write_reflection
-from tests.household import write_games
+from tests.household import Room, write_games
 
 pytest.importorskip("alfworld", reason="the engine is not installed: pip install 'reflectkit[alfworld]'")
 ROOM = (
@@ -90,6 +91,20 @@ def test_memoised_transcripts_are_the_same(root: Path, tasks: list[Task], tmp_pa
     with memoised(tmp_path):  # from the files of the first
         assert [transcript(Game(), folder, seed, 12) for seed, folder in enumerate(folders)] == plain
     assert len(list(tmp_path.iterdir())) == len(folders)
+
+
+@pytest.mark.parametrize("asked", ["Turn on the lamp. Look at the book.", "a"])
+def test_a_task_in_a_persons_words_is_read_to_its_end(tmp_path: Path, asked: str) -> None:
+    task = Room(PLACE, 0).write(tmp_path)
+    folder = tmp_path / task.data["game"]
+    playable = read_json(folder / "game.tw-pddl")
+    words = "put a tomato in microwave"
+    assert playable["grammar"].count(words) == 1
+    (folder / "game.tw-pddl").write_text(json.dumps(playable | {"grammar": playable["grammar"].replace(words, asked)}))
+    with memoised():
+        game = Game()
+        game.load(folder)
+        assert game.reset().feedback.endswith(f"Your task is to: {asked}.")
 
 
 def test_nothing_is_left_of_the_memory(root: Path, tasks: list[Task]) -> None:
@@ -499,7 +514,7 @@ def altered(root: Path, target: Path, task: Task, change: Callable[[str], str], 
         ("game.tw-pddl", lambda text: text[:500], "not JSON"),
         ("game.tw-pddl", lambda text: "[]", "expected a JSON object"),
         ("game.tw-pddl", lambda text: json.dumps(json.loads(text) | {"grammar": None}), "field 'grammar': expected text"),
-        ("game.tw-pddl", lambda text: json.dumps(json.loads(text) | {"grammar": "no grammar"}), "or its PDDL is broken"),
+        ("game.tw-pddl", lambda text: json.dumps(json.loads(text) | {"grammar": "move {o} to {r}"}), "or its PDDL is broken"),
         ("game.tw-pddl", lambda text: text.replace("(:goal", "(:gaol"), "or its PDDL is broken"),
         ("traj_data.json", lambda text: "{", "not JSON"),
         ("traj_data.json", lambda text: text.replace("object_target", "object"), "field 'pddl_params'"),

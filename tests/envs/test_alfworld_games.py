@@ -157,6 +157,30 @@ def test_fewer_games_are_the_same_games_and_a_lost_one_is_made_again(made: Path,
     assert kept.stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize(
+    ("name", "damage", "reason"),
+    [
+        ("game.tw-pddl", b"{", "game.tw-pddl:1: not JSON"),
+        ("traj_data.json", b"\xff", "traj_data.json: not UTF-8"),
+        ("traj_data.json", None, "does not tell how it was made"),
+    ],
+)
+def test_a_game_that_was_damaged_since_is_named(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: bytes | None, reason: str
+) -> None:
+    shutil.copytree(made / "data", tmp_path / "data")
+    folder = next((tmp_path / "data" / "alfworld" / "games").glob("*/*/*/trial_G0_1"))
+    (folder / "initial_state.pddl").unlink()  # which nobody reads
+    (folder / name).write_bytes((folder / name).read_bytes().replace(b"won_by", b"by") if damage is None else damage)
+    assert gen(tmp_path, "--instances", "6") == 2
+    error = capsys.readouterr().err
+    assert reason in error
+    assert error.endswith("delete this folder, and the same command makes the game again\n")
+    shutil.rmtree(folder)
+    assert gen(tmp_path, "--instances", "6") == 0
+    assert contents(tmp_path / "data") == contents(made / "data")
+
+
 def test_what_cannot_be_won_is_drawn_again_and_counted(tmp_path: Path) -> None:
     answers = iter([Proof(reason="there is no plan"), Proof(("look",), "planner"), *[Proof(reason="too long")] * 20])
     made = Maker(tmp_path, 0, ("look_at*",), lambda folder: next(answers))
@@ -274,10 +298,10 @@ T, G = "traj_data.json", "game.tw-pddl"
     ("damage", "reason"),
     [
         (lambda folder: (folder / T).unlink(), "traj_data.json: is missing"),
-        (lambda folder: [(folder / G).unlink(), (folder / "initial_state.pddl").unlink()], "initial_state.pddl: is missing"),
+        (lambda folder: (folder / G).unlink(), "game.tw-pddl: is missing"),
         (lambda folder: [(folder / T).unlink(), (folder / T).mkdir()], "traj_data.json: is missing or no file"),
-        (put(T, b""), "traj_data.json: the file is empty"),
-        (put(T, b'{"task_type": "look'), "traj_data.json:1: not JSON"),
+        (put(T, b""), "traj_data.json: is empty; run `alfworld-download -f`"),
+        (put(T, b'{"task_type": "look'), "Unterminated string starting at; run `alfworld-download -f`"),
         (put(T, b"\xff\xfe"), "traj_data.json: not UTF-8"),
         (put(T, b"[" * 100_000), "traj_data.json: JSON that cannot be read"),
         (put(G, b"[1, 2]"), "game.tw-pddl: expected a JSON object, found list"),
@@ -296,7 +320,9 @@ T, G = "traj_data.json", "game.tw-pddl"
         (edit(G, lambda value: value.update(pddl_problem=value["pddl_problem"][:-9])), "field 'pddl_problem': no PDDL, or cut"),
         (edit(G, lambda value: value.update(grammar=" ")), "field 'grammar'"),
         (edit(G, lambda value: value.update(solvable=False)), "field 'solvable'"),
+        (edit(G, lambda value: value.update(solvable=None)), "field 'solvable'"),
         (edit(G, lambda value: value.pop("solvable")), "field 'solvable'"),
+        (edit(G, lambda value: value.update(grammar=value["grammar"].replace("move {o} to", "put {o} in/on"))), "before 0.4"),
         (edit(G, lambda value: value.update(walkthrough="look")), "field 'walkthrough'"),
         (edit(G, lambda value: value.update(walkthrough=[1])), "field 'walkthrough'"),
     ],
@@ -309,6 +335,13 @@ def test_what_is_wrong_with_a_game_is_said(root: Path, damage: Callable[[Path], 
     assert isinstance(told, str)
     assert reason in told
     assert "\n" not in told
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_game_that_may_not_be_read_is_said(root: Path) -> None:
+    folder = games.find(root)[0]
+    (folder / G).chmod(0)
+    assert games.usable(folder) == "game.tw-pddl: cannot be read (Permission denied); change its permissions"
 
 
 @pytest.mark.parametrize(
@@ -326,7 +359,9 @@ def test_games_are_refused_by_name_as_the_benchmark_does(root: Path, name: str, 
     assert reason in str(games.usable(folder.parent.with_name(name) / folder.name))
 
 
-@pytest.mark.parametrize("name", ["/", "/etc", "", " ", ".", "..", "a/../../b", "a\0b", 7, None, ["train"]])
+@pytest.mark.parametrize(
+    "name", ["/", "/etc", "", " ", ".", "..", "a/../../b", "a\0b", 7, None, ["train"], "\ud800", "a" * 300, "a/" * 999]
+)
 def test_a_name_of_a_game_leads_nowhere_else(tmp_path: Path, name: object) -> None:
     assert games.inside(tmp_path, name) is None
     assert games.inside(tmp_path, "train/game") == (tmp_path / "train" / "game").resolve()
@@ -349,15 +384,28 @@ def test_a_damaged_file_is_a_reason_and_never_a_crash(
         (folder / name).write_bytes(whole)
 
 
-def test_the_older_download_is_completed(root: Path) -> None:
-    folder = games.find(root)[0]
-    (folder / G).unlink()
-    assert isinstance(games.usable(folder), Task)
-    playable = read_json(folder / G)
-    assert playable["pddl_problem"] == (folder / "initial_state.pddl").read_text()
-    assert playable["solvable"] is None
-    assert re.search(r"Your task is to: (look at|examine the) book (under|with) the desklamp\.", playable["grammar"])
-    assert prove(folder).by == "handcoded"
+def test_what_the_benchmark_has_no_game_of_is_left_out_and_left_alone(root: Path, tmp_path: Path) -> None:
+    train = root / "json_2.1.1" / "train"
+    for folder in games.find(root)[:11]:
+        (folder / G).unlink()
+    before = contents(root)
+    assert gen(tmp_path, "--games-dir", str(root)) == 0
+    assert contents(root) == before
+    figures = read_json(tmp_path / "results" / "1_gen-task" / "report.json")["figures"]
+    assert figures["games"] == 1
+    ((reason, names),) = figures["left_out"].items()
+    assert reason.startswith("game.tw-pddl: is missing, as for what the benchmark leaves out")
+    assert names == [f"train/{folder.relative_to(train)}" for folder in games.find(root)[:11]]
+
+
+def test_what_the_version_is_a_link_to_is_of_the_folder(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "json_2.1.1").symlink_to(root / "json_2.1.1")
+    found = games.find(tmp_path / "linked")
+    assert len(found) == 12
+    name = str(found[0].relative_to(tmp_path / "linked"))
+    assert games.inside(tmp_path / "linked", name) == root / name
+    assert games.inside(tmp_path / "linked", "json_2.1.1") is None
 
 
 def test_a_folder_of_games_is_listed(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -365,7 +413,8 @@ def test_a_folder_of_games_is_listed(root: Path, tmp_path: Path, capsys: pytest.
     broken = games.find(root, splits=("train",))[0]
     (broken / T).unlink()
     assert gen(tmp_path, "--games-dir", str(root)) == 0
-    assert "traj_data.json: is missing" in capsys.readouterr().out
+    told = capsys.readouterr().out.partition("Games left out")[2]
+    assert "`alfworld-download -f`" in told  # the end of the reason, on a narrow terminal too
     data = tmp_path / "data" / "alfworld"
     assert len(read_json(data / "data.json")) == 11
     assert len(read_json(data / "valid_unseen.json")) == 12
@@ -382,6 +431,7 @@ def test_a_folder_of_games_is_listed(root: Path, tmp_path: Path, capsys: pytest.
     [
         (["--games-dir", "nowhere"], "nowhere: no such folder"),
         (["--games-dir", "empty"], "empty: holds no json_2.1.1; run `alfworld-download --data-dir empty`"),
+        (["--games-dir", "bench/json_2.1.1"], "name the folder that json_2.1.1 lies in: --games-dir"),
         (["--games-dir", "half"], "half/json_2.1.1: holds no game of train"),
         (["--games-dir", "bench", "--games", "x"], "no game matches --games x"),
         (["--games", "x"], "no game that matches --games x can be made"),
@@ -416,13 +466,13 @@ def test_no_usable_game_is_an_error_with_a_reason(root: Path, tmp_path: Path, ca
 # -------------------------------------------------------------------------------------------------------------------- split
 
 
-def split_of(tmp_path: Path, *flags: str) -> dict[str, list[dict[str, Any]]]:
-    """Sixty games of six types in twenty rooms of two kinds, split."""
+def split_of(tmp_path: Path, *flags: str, games: int = 120) -> dict[str, list[dict[str, Any]]]:
+    """Games of six types in ten rooms of two kinds, split."""
     tasks = [
         Task(
             f"g{number}", "alfworld", TYPES[number % 6], f"g{number}", {"room": f"FloorPlan{number % 10 + 200 * (number % 2)}"}
         )
-        for number in range(120)
+        for number in range(games)
     ]
     source = tmp_path / "data" / "alfworld" / "data_reflection_negative.json"
     write_json(source, [record_to_json(Record(task, ())) for task in tasks])
@@ -435,6 +485,11 @@ def test_types_are_balanced_in_every_split(tmp_path: Path) -> None:
     assert {name: Counter(record["level"] for record in part) for name, part in parts.items()} == {
         "train": dict.fromkeys(TYPES, 14), "validate": dict.fromkeys(TYPES, 4), "test": dict.fromkeys(TYPES, 2),
     }  # fmt: skip
+
+
+def test_a_split_without_a_task_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert split_of(tmp_path, games=24)["test"] == []  # of four of a type, three are for training and one to validate
+    assert "test.json holds no task: 24 groups of 6 kinds are too few for 7:2:1" in capsys.readouterr().out
 
 
 def test_unseen_rooms_are_seen_nowhere_else(tmp_path: Path) -> None:

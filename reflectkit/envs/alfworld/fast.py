@@ -33,8 +33,8 @@ from typing import Any
 PROBLEMS = 2  # translated problems that are kept in memory
 FACTS = 2**12  # facts that are kept; a large room has 1,500
 ATOM = re.compile(r"(\w+) ([^(]+)\((.*)\)")
-TASK = re.compile(r"Your task is to: ([A-Za-z0-9 ,']+)\.")
-STAND_IN = "UNKNOWN GOAL"
+TASK = re.compile(r'"Your task is to: ([A-Za-z0-9 ,.\']+)"')
+STAND_IN = '"Your task is to: UNKNOWN GOAL."'
 
 
 @contextlib.contextmanager
@@ -113,8 +113,8 @@ def _but_for_the_task(parse: Callable[..., Any], textgen: Any) -> Callable[..., 
         tasks = TASK.findall(text)
         if len(tasks) != 1:
             return parse(text, rule_name=rule_name)
-        actions, shared = parse(text.replace(tasks[0], STAND_IN), rule_name=rule_name)
-        told = textgen.ContextSensitiveGrammar.parse(json.dumps({"task": [{"rhs": f"Your task is to: {tasks[0]}."}]}))
+        actions, shared = parse(TASK.sub(STAND_IN, text), rule_name=rule_name)
+        told = textgen.ContextSensitiveGrammar.parse(json.dumps({"task": [{"rhs": f"Your task is to: {tasks[0]}"}]}))
         told._rules = shared._rules | told._rules
         return actions, told
 

@@ -1,7 +1,7 @@
 """A folder of ALFWorld games, the benchmark's own or ours: which games are there, which can be played, and the task of each.
 
-A game is `ROOT/json_2.1.1/SPLIT/TYPE-Object-Mrecep-Receptacle-FLOOR/trial_NAME/` with `traj_data.json`, `initial_state.pddl`
-and `game.tw-pddl`; the older download lacks the last, which is then made of the other two.
+A game is `ROOT/json_2.1.1/SPLIT/TYPE-Object-Mrecep-Receptacle-FLOOR/trial_NAME/` with `traj_data.json` and `game.tw-pddl`. The
+benchmark's folders without the latter are no games: nobody won them. `json_2.1.1` may be a link; what is in it stays in it.
 """
 
 from __future__ import annotations
@@ -9,22 +9,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from os.path import realpath
 from pathlib import Path
 from typing import Any
 
 from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import dumps, read_json, write_text
-from reflectkit.core.seeding import generator
+from reflectkit.core.jsonl import read_json
 from reflectkit.core.types import Task
 from reflectkit.envs.alfworld.engine import GAME, RECORD
 from reflectkit.envs.alfworld.expert import TYPES
-from reflectkit.envs.alfworld.package import BLANK, domain, grammar, task_text
+from reflectkit.envs.alfworld.package import BLANK
 
 ENV = "alfworld"
 VERSION = "json_2.1.1"
 SPLITS = ("train", "valid_seen", "valid_unseen")
 PROBLEM = "initial_state.pddl"
 LARGEST = 20_000_000  # bytes of a file
+NAME = re.compile(r"[\w.-]{1,255}(/[\w.-]{1,255}){0,7}", re.ASCII)  # of a game, as its task gives it
+WORDING = "move {o} to {r}"  # "put {o} in/on {r}" in older downloads
 PARAMETERS = ("object_target", "parent_target", "toggle_target", "mrecep_target")
 
 
@@ -45,6 +47,8 @@ def find(root: Path, patterns: Sequence[str] = (), splits: Sequence[str] = SPLIT
     base = root / VERSION
     if not root.is_dir():
         raise DataError(root, "no such folder; name the one that `alfworld-download` filled, or leave --games-dir out")
+    if not base.is_dir() and root.absolute().name == VERSION:
+        raise DataError(root, f"name the folder that {VERSION} lies in: --games-dir {root.absolute().parent}")
     if not base.is_dir():
         raise DataError(root, f"holds no {VERSION}; run `alfworld-download --data-dir {root}`, or name another --games-dir")
     there = [game for split in splits for game in _folders(base / split, root)]
@@ -59,16 +63,14 @@ def find(root: Path, patterns: Sequence[str] = (), splits: Sequence[str] = SPLIT
 
 def inside(root: Path, name: object) -> Path | None:
     """The folder of the game called `name` in `root`, links followed; None for what is no name, or leads out of `root`."""
-    if not isinstance(name, str) or not name.strip() or "\0" in name or Path(name).is_absolute() or ".." in Path(name).parts:
+    if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name.split("/"):
         return None
-    folder = (root / name).resolve()
-    return folder if root.resolve() in folder.parents else None
+    return Path(realpath(root / name)) if _stays(root / name, root) else None
 
 
 def usable(folder: Path) -> Task | str:
-    """The task that the game in `folder` is, or why it cannot be used. It is completed first; see `complete`."""
+    """The task that the game in `folder` is, or why it cannot be used."""
     try:
-        complete(folder)
         return task(folder)
     except DataError as error:
         return str(error).removeprefix(f"{folder}/").removeprefix(f"{folder}: ")
@@ -96,22 +98,13 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise DataError(folder, "movable receptacles and slices are left out, as the benchmark leaves them out")
     trajectory = _object(folder / RECORD)
     _check_trajectory(trajectory, folder / RECORD)
-    finished = (folder / GAME).exists()
-    playable = _object(folder / GAME) if finished else _playable(trajectory, _text(folder / PROBLEM))
+    if not (folder / GAME).exists():
+        raise DataError(
+            folder / GAME, "is missing, as for what the benchmark leaves out; run `alfworld-download` if all lack it"
+        )
+    playable = _object(folder / GAME)
     _check_playable(playable, folder / GAME)
     return trajectory, playable
-
-
-def complete(folder: Path) -> None:
-    """Write `game.tw-pddl` in `folder`, if it is missing. Raises DataError; see `read`."""
-    path = folder / GAME
-    if path.exists():
-        return
-    _, playable = read(folder)
-    try:
-        write_text(path, dumps(playable) + "\n")
-    except OSError as error:
-        raise DataError(path, f"cannot be written ({error.strerror}); give permission, or run `alfworld-generate`") from None
 
 
 def room_kind(room: str) -> str:
@@ -120,11 +113,14 @@ def room_kind(room: str) -> str:
 
 
 def _folders(split: Path, root: Path) -> Iterator[Path]:
-    inside = root.resolve()
     for named in _visible(split):
-        for trial in _visible(named):
-            if trial.resolve().is_relative_to(inside):
-                yield trial
+        yield from (trial for trial in _visible(named) if _stays(trial, root))
+
+
+def _stays(folder: Path, root: Path) -> bool:
+    """Whether `folder`, links followed, lies in `root`, or in what its `json_2.1.1` is a link to."""
+    homes = {Path(realpath(root)), Path(realpath(root / VERSION))}
+    return not homes.isdisjoint(Path(realpath(folder)).parents)
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -138,20 +134,25 @@ def _checked(path: Path) -> Path:
         raise DataError(path, "is missing or no file; run `alfworld-download -f`")
     if path.resolve().parent != path.parent.resolve():
         raise DataError(path, "is a link out of the game's folder; put the file itself there")
+    if not path.stat().st_size:
+        raise DataError(path, "is empty; run `alfworld-download -f`")
     if path.stat().st_size > LARGEST:
         raise DataError(path, f"has over {LARGEST // 10**6} MB; this is no game")
     return path
 
 
-def _text(path: Path) -> str:
+def _json(path: Path) -> Any:
     try:
-        return _checked(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(path, f"not UTF-8 (byte {error.start}); run `alfworld-download -f`") from None
+        return read_json(path)
+    except DataError as error:
+        raise DataError(path, f"{error.message}; run `alfworld-download -f`", line=error.line) from None
 
 
 def _object(path: Path) -> dict[str, Any]:
-    value = read_json(_checked(path))
+    try:
+        value = _json(_checked(path))
+    except OSError as error:
+        raise DataError(path, f"cannot be read ({error.strerror}); change its permissions") from None
     if not isinstance(value, dict):
         raise DataError(path, f"expected a JSON object, found {type(value).__name__}")
     return value
@@ -180,22 +181,10 @@ def _check_playable(value: dict[str, Any], path: Path) -> None:
             raise DataError(path, "no PDDL, or cut off", field=name)
     if not value["grammar"].strip() or BLANK in value["grammar"]:
         raise DataError(path, "the grammar does not say the task; run `alfworld-generate`", field="grammar")
-    if value.get("solvable", False) not in (True, None):  # None: nobody has tried
+    if WORDING not in value["grammar"]:
+        raise DataError(path, f"does not say `{WORDING}`, as downloads before 0.4; run `alfworld-download -f`", field="grammar")
+    if value.get("solvable") is not True:
         raise DataError(path, "the game cannot be won, or nobody knows; `alfworld-generate` finds out", field="solvable")
     steps = value.get("walkthrough")
     if steps is not None and not (isinstance(steps, list) and all(isinstance(step, str) for step in steps)):
         raise DataError(path, "expected a list of commands", field="walkthrough")
-
-
-def _playable(trajectory: dict[str, Any], problem: str) -> dict[str, Any]:
-    """What game.tw-pddl would hold, with the package's domain and grammar; nobody has tried whether it can be won."""
-    parameters = {name: trajectory["pddl_params"][name] for name in PARAMETERS}
-    chance = generator(0, "task text", trajectory["task_type"], *parameters.values())
-    text = task_text(trajectory["task_type"], parameters, chance)
-    return {
-        "pddl_domain": domain(),
-        "grammar": grammar(text),
-        "pddl_problem": problem,
-        "solvable": None,
-        "walkthrough": None,
-    }
