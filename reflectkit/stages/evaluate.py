@@ -21,12 +21,8 @@ from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Report, Table, digest, finished, open_run
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Status, Task, Trajectory
-<<<<<<< HEAD
-from reflectkit.data.episodes import episode_to_json
-from reflectkit.data.sft import FILE_OF_ROLE
-=======
 from reflectkit.data.episodes import episode_line, episode_to_json
->>>>>>> 90cfb54a60cb368f2b165f3f8943bb334431d55a
+from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
 from reflectkit.stages.common import PlayConfig, at_level, check_level
@@ -38,12 +34,9 @@ EXAMPLES = (
     'reflectkit evaluate --env taxi --policy "SFT=results/7_sft/checkpoint-600"'
     ' --policy "Reflect-RL=results/8_rlft/checkpoint-60+results/4_sft/checkpoint-700"',
 )
-<<<<<<< HEAD
 SFT = "sft"
-=======
 Known = dict[tuple[int, int, str, int], tuple[Task, dict[str, Any]]]
 """Tasks and their lines of episodes.jsonl by player, horizon, task's id and seed."""
->>>>>>> 90cfb54a60cb368f2b165f3f8943bb334431d55a
 SCRIPTED = ("oracle", "random")
 ANSWER = 90  # tokens that a chat model writes a step, about
 
