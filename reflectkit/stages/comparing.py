@@ -101,7 +101,8 @@ def _rates(played: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, Mappi
 def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
     """Paired differences in success, and in the env's figures, between any two players on one level, task by task.
 
-    `{figure, level, first, second, difference, low, high, p, tasks}`: first less second. p is of the single comparison.
+    `{figure, level, first, second, difference, low, high, p, tasks}`: first less second. p is of the single comparison. Players
+    of whom no task ended for both are not compared.
     """
     told: dict[str, dict[str, list[tuple[str, dict[str, float]]]]] = {}
     for episode in episodes:
@@ -113,8 +114,9 @@ def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
         means = {name: _rates(played) for name, played in players.items()}
         for figure in dict.fromkeys(["success", *(name for one in means.values() for name in one)]):
             for first, second in combinations([name for name in means if figure in means[name]], 2):
-                result = asdict(paired(means[first][figure], means[second][figure]))
-                found.append({"figure": figure, "level": level, "first": first, "second": second} | result)
+                result = paired(means[first][figure], means[second][figure])
+                if result.tasks:
+                    found.append({"figure": figure, "level": level, "first": first, "second": second} | asdict(result))
     return found
 
 
@@ -184,7 +186,7 @@ def _paired_table(title: str, heading: str, found: Sequence[Json], figure: str) 
             str(one["tasks"]),
         )
         for one in found
-        if one["figure"] == figure and one["tasks"]
+        if one["figure"] == figure
     )
     return Table(title, (heading, "level", "difference", "95 % interval", "p", "tasks"), cells)
 

@@ -207,7 +207,7 @@ def _finite(value: Any) -> float:
 def _follow(config: Config, progress: Progress) -> Report:
     """Show a run's newest figures until its report is there. Raises DataError where there is no run."""
     name, path = parse_run(config.runs[0])
-    if not path.parent.is_dir():
+    if not path.with_name("config.json").is_file():
         raise DataError(path.parent, "no such run; name the folder that rlft writes into")
     try:
         total = int(read_json(path.with_name("config.json"))["settings"]["max_steps"])
@@ -219,12 +219,13 @@ def _follow(config: Config, progress: Progress) -> Report:
         while True:
             ended = path.with_name("report.json").is_file()
             rows = rows_so_far(path)
-            if len(rows) > seen:
+            step = int(_number(path, len(rows), rows[-1], "step")) if rows else 0
+            if rows and step != seen:
                 figures = config.figure or [figure for figure in FOLLOWED if figure in rows[-1]]
                 told = {figure: _number(path, len(rows), rows[-1], figure) for figure in figures}
                 newest = {figure: float(value) for figure, value in told.items() if value is not None}
-                bar.advance(len(rows) - seen, **newest)
-                seen = len(rows)
+                bar.advance(step - seen, **newest)
+                seen = step
             if ended:
                 return Report("plot", path.parent, {"updates": seen} | newest)
             time.sleep(LOOK_S)

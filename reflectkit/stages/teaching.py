@@ -17,6 +17,7 @@ from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.runs import Table
+from reflectkit.stages.common import EXTRACTIVE
 
 ORACLE = "oracle"
 
@@ -45,6 +46,10 @@ class AskingConfig(StageConfig):
         for name in ("max_cost_usd", "price_in", "price_out"):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 0)
+        reader = getattr(self, "reader", EXTRACTIVE)  # it asks with a client of its own
+        if reader != EXTRACTIVE and (self.dry_run or (self.max_cost_usd is not None and not reader.startswith("local:"))):
+            told = "--dry-run" if self.dry_run else "--max-cost-usd"
+            raise ConfigError(f"{told} does not count what --reader {reader} is asked; leave it out, or leave out the reader")
 
     def check_asked(self, endpoint: Endpoint) -> None:
         """Raises ConfigError where the budget cannot be kept with `endpoint`."""

@@ -83,3 +83,11 @@ def test_an_envs_own_figures_take_no_place_of_ours() -> None:
     assert found["difference"] == 1.0
     (cells,) = csv.DictReader(io.StringIO(csv_text([row("a", "env", "full", played[:1])])))
     assert [cells[name] for name in ("success", "return", "env_success", "env_return")] == ["1.0", "1.0", "7.0", "3.0"]
+
+
+def test_players_without_a_task_in_common_are_not_compared() -> None:
+    aborted = {"status": "aborted"}
+    played = [episode("a", "1", True, {}), episode("a", "2", True, {}) | aborted]
+    played += [episode("b", "1", True, {}) | aborted, episode("b", "2", True, {})]
+    assert differences(played) == []
+    assert [one["tasks"] for one in differences([*played, episode("b", "1", True, {})])] == [1]

@@ -269,6 +269,20 @@ def test_dry_run_asks_nothing(here: Path, capsys: pytest.CaptureFixture[str], mo
     assert not (here / "results").exists()
 
 
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ("--reader openai:m --max-cost-usd 1", 2),
+        ("--reader openai:m --dry-run", 2),
+        ("--reader local:m --dry-run", 2),
+        ("--reader extractive --dry-run --max-cost-usd 1", 0),
+    ],
+)
+def test_a_budget_that_would_not_hold_for_the_reader_is_refused(here: Path, more: str, code: int) -> None:
+    command = ["evaluate", "--env", "memory", "--level", "short", "--task-file", "memory.json", "--policy", "oracle"]
+    assert main([*command, *more.split()]) == code
+
+
 @pytest.mark.parametrize("policy", ["openai:", "gpt:4", "local:a+nothing", "a=b+openai:x=", "local:a+local:b+local:c"])
 def test_names_that_are_no_player(here: Path, policy: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate("--policy", policy) == 2
