@@ -102,7 +102,7 @@ def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = ()) -> It
     folder = None if config.force else _find(config.results_dir, stage, identity)
     if folder is None:
         folder = _allocate(config.results_dir, stage, identity | _circumstances(config))
-    with _held(folder):
+    with held(folder):
         sweep(folder)
         report = _finished(stage, folder)
         if report is None:
@@ -264,7 +264,7 @@ def _finished(stage: str, folder: Path) -> Report | None:
 
 
 @contextlib.contextmanager
-def _held(folder: Path, patience_s: float = 10.0) -> Iterator[None]:
+def held(folder: Path, patience_s: float = 10.0) -> Iterator[None]:
     """Hold `folder` for this process; the system lets go of it when the process ends, however it ends.
 
     A holder that was just killed may take a moment to go, hence the patience.

@@ -13,8 +13,8 @@ from typing import Any
 
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import TEMPORARY_PREFIX, write_json, write_text
-from reflectkit.core.runs import Report, Table, open_run, write_permission
+from reflectkit.core.jsonl import TEMPORARY_PREFIX, sweep, write_json, write_text
+from reflectkit.core.runs import Report, Table, held, open_run, write_permission
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.alfworld.engine import GAME, HANDCODED, PLANNER, RECORD
@@ -103,25 +103,27 @@ class Maker:
     def make(self, number: int, progress: Progress) -> list[Path]:
         """The folders of games 0 … `number` - 1, in that order, without those that were given up.
 
-        Raises DataError: one that was made before was damaged since.
+        Raises DataError: one that was made before was damaged since. ConfigError: another process makes games in `root`.
         """
-        names = [trial_name(self.seed, which, self.patterns) for which in range(number)]
-        there = {folder.name: folder for folder in self.train.glob("*/trial_*")}
-        kept = {which: there[name] for which, name in enumerate(names) if name in there}
-        for folder in kept.values():
-            self._alike(_problem(folder), folder.name)
-        missing = [which for which in range(number) if which not in kept]
-        players = ThreadPoolExecutor(SIDE_BY_SIDE)
-        try:
-            with progress.bar("Games", number, len(kept)) as bar:
-                waiting = {players.submit(self._one, which): which for which in missing}
-                for done in as_completed(waiting):
-                    if made := done.result():
-                        kept[waiting[done]] = made
-                    bar.advance()
-        finally:
-            players.shutdown(cancel_futures=True)
-        return [kept[which] for which in sorted(kept)]
+        with held(self.root):
+            sweep(self.root)
+            names = [trial_name(self.seed, which, self.patterns) for which in range(number)]
+            there = {folder.name: folder for folder in self.train.glob("*/trial_*")}
+            kept = {which: there[name] for which, name in enumerate(names) if name in there}
+            for folder in kept.values():
+                self._alike(_problem(folder), folder.name)
+            missing = [which for which in range(number) if which not in kept]
+            players = ThreadPoolExecutor(SIDE_BY_SIDE)
+            try:
+                with progress.bar("Games", number, len(kept)) as bar:
+                    waiting = {players.submit(self._one, which): which for which in missing}
+                    for done in as_completed(waiting):
+                        if made := done.result():
+                            kept[waiting[done]] = made
+                        bar.advance()
+            finally:
+                players.shutdown(cancel_futures=True)
+            return [kept[which] for which in sorted(kept)]
 
     def _one(self, which: int) -> Path | None:
         """Game `which`: the first of its draws that can be won; None where none of them can."""

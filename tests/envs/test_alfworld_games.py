@@ -20,6 +20,7 @@ from reflectkit.cli.main import main
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import read_json, write_json
+from reflectkit.core.runs import held
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.alfworld import games
@@ -188,7 +189,19 @@ def test_what_cannot_be_won_is_drawn_again_and_counted(tmp_path: Path) -> None:
     trajectory, _ = games.read(made.make(1, Quiet())[0])
     assert trajectory["generation"] == {"seed": 0, "number": 0, "thrown": ["there is no plan"], "won_by": "planner"}
     assert len(made.make(2, Quiet())) == 1  # the second was given up after 20 draws
-    assert not list(tmp_path.glob(".*"))
+    assert not list(tmp_path.glob(".reflectkit*"))
+
+
+def test_games_are_made_by_one_process_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / ".reflectkit-tmp-trial_G0_9").mkdir()  # a killed one's
+
+    def judge(folder: Path) -> Proof:
+        with pytest.raises(ConfigError, match="another process is working on"), held(tmp_path, patience_s=0):
+            pass
+        return Proof(("look",), "planner")
+
+    assert len(Maker(tmp_path, 0, ("look_at*",), judge).make(1, Quiet())) == 1
+    assert [path.name for path in tmp_path.glob(".*")] == [".lock"]
 
 
 def test_a_game_like_another_is_not_kept(tmp_path: Path) -> None:
