@@ -26,7 +26,8 @@ from reflectkit.stages.common import EnvConfig
 
 SIDE_BY_SIDE = 2  # games that are proved at once
 DRAWS = 20  # of one game, until it is given up
-RECORDS_OF = {"train": "data.json", "valid_seen": "valid_seen.json", "valid_unseen": "valid_unseen.json"}
+RECORDS_OF = {"data": SPLITS[:1], "valid": SPLITS[1:]} | {split: (split,) for split in SPLITS[1:]}
+"""File of records → the splits whose games it lists. The paper evaluates on all that begin with "valid"."""
 ALIKE = "like another game"
 
 
@@ -54,7 +55,10 @@ def gen_games(config: EnvConfig, number: int, patterns: tuple[str, ...], progres
 
 
 def list_games(config: EnvConfig, root: Path, patterns: tuple[str, ...], progress: Progress) -> Report:
-    """Write `data.json`, `valid_seen.json` and `valid_unseen.json`: the usable games of folder `root`. Raises DataError."""
+    """Write the usable games of folder `root`: `data.json` for training, `valid.json`, and one file a valid split.
+
+    Raises DataError.
+    """
     folders = find(root, patterns)
     write_permission(config.folder)
     with open_run(
@@ -180,9 +184,9 @@ def _write(folder: Path, game: Game, walkthrough: Sequence[str]) -> None:
 
 def _write_records(config: EnvConfig, tasks: Sequence[Task]) -> list[Path]:
     outputs = []
-    for split, name in RECORDS_OF.items():
-        records = [record_to_json(Record(task, ())) for task in tasks if task.data["split"] == split]
-        path = config.folder / name
+    for name, splits in RECORDS_OF.items():
+        records = [record_to_json(Record(task, ())) for task in tasks if task.data["split"] in splits]
+        path = config.folder / f"{name}.json"
         if records:
             write_json(path, records)
             outputs.append(path)
@@ -218,4 +222,4 @@ def _made(folders: Sequence[Path], root: Path) -> tuple[dict[str, Any], Table]:
 def _listed(tasks: Sequence[Task], root: Path) -> Table:
     counts = Counter((task.level, task.data["split"]) for task in tasks)
     rows = [(level, *(str(counts[level, split]) for split in SPLITS)) for level in TYPES]
-    return Table(f"Games of {root}", ("type", *SPLITS), tuple(rows))
+    return Table(f"Games of {root}", ("type", *(split.replace("_", " ") for split in SPLITS)), tuple(rows))

@@ -397,6 +397,24 @@ def test_a_damaged_file_is_a_reason_and_never_a_crash(
         (folder / name).write_bytes(whole)
 
 
+def test_the_valid_splits_are_listed_each_and_together(root: Path, tmp_path: Path) -> None:
+    for split, pattern in (
+        ("valid_train", "look*"),
+        ("valid_seen", "*simple*"),
+        ("valid_unseen", "*two*"),
+        ("tests_seen", "*heat*"),
+    ):
+        for folder in games.find(root, (pattern,), ("train",)):
+            shutil.copytree(folder, root / "json_2.1.1" / split / folder.parent.name / f"{folder.name}_{split}")
+    assert gen(tmp_path, "--games-dir", str(root)) == 0
+    listed = {path.stem: read_json(path) for path in (tmp_path / "data" / "alfworld").glob("*.json")}
+    assert {name: len(records) for name, records in listed.items()} == {
+        "data": 12, "valid_train": 2, "valid_seen": 2, "valid_unseen": 2, "valid": 6,
+    }  # fmt: skip
+    assert {record["level"] for record in listed["valid_train"]} == {LOOK}
+    assert listed["valid"] == listed["valid_train"] + listed["valid_seen"] + listed["valid_unseen"]
+
+
 def test_what_the_benchmark_has_no_game_of_is_left_out_and_left_alone(root: Path, tmp_path: Path) -> None:
     train = root / "json_2.1.1" / "train"
     for folder in games.find(root)[:11]:

@@ -22,7 +22,7 @@ from reflectkit.envs.alfworld.package import BLANK
 
 ENV = "alfworld"
 VERSION = "json_2.1.1"
-SPLITS = ("train", "valid_seen", "valid_unseen")
+SPLITS = ("train", "valid_train", "valid_seen", "valid_unseen")
 PROBLEM = "initial_state.pddl"
 LARGEST = 20_000_000  # bytes of a file
 NAME = re.compile(r"[\w.-]{1,255}(/[\w.-]{1,255}){0,7}", re.ASCII)  # of a game, as its task gives it
