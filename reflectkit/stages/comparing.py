@@ -202,7 +202,9 @@ def markdown(tables: Sequence[Table]) -> str:
 
 
 def csv_text(rows: Sequence[Json]) -> str:
-    """Rows of eval.json as CSV, the env's figures as columns. A cell that a spreadsheet would run is quoted."""
+    """Rows of eval.json as CSV, the env's figures as columns (env_NAME beside one of ours). What a spreadsheet would run is
+    quoted.
+    """
     flat = []
     for row in rows:
         plain = {name: value for name, value in row.items() if not isinstance(value, dict | list)}
