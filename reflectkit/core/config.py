@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_origin, get_type_hints
 
 from reflectkit.core.errors import ConfigError, unknown_name
 
@@ -59,7 +59,7 @@ def flag(name: str) -> str:
 
 
 def from_mapping(kind: type[Config], values: Mapping[str, Any], where: str) -> Config:
-    """A checked `kind` from `values` (a recipe's step and the flags over it).
+    """A checked `kind` from `values` (a recipe's step and the flags over it). One text stands for a list of it alone.
 
     Raises
     ------
@@ -67,12 +67,15 @@ def from_mapping(kind: type[Config], values: Mapping[str, Any], where: str) -> C
     """
     from pydantic import TypeAdapter, ValidationError
 
-    known = {field.name for field in dataclasses.fields(kind)}
+    hints = get_type_hints(kind)
+    known = [field.name for field in dataclasses.fields(kind)]
     for key in values:
         if key not in known:
             raise unknown_name(f"setting of {where}", str(key), known)
+    lists = [name for name in known if get_origin(hints[name]) is tuple]
+    alone = {name: [values[name]] for name in lists if isinstance(values.get(name), str)}
     try:
-        return TypeAdapter(kind).validate_python(dict(values))
+        return TypeAdapter(kind).validate_python({**values, **alone})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else "?"

@@ -245,6 +245,8 @@ def _config_class(stage: str) -> Any:
 
 def _asked(config: Config, recipe: Recipe) -> dict[str, Ablation]:
     """The ablations in --ablate, by name. Raises ConfigError."""
+    if config.ablate and not config.ablated:
+        raise ConfigError("--ablate names no ablation; `reflectkit list` shows those of each recipe")
     if config.ablate and not recipe.ablations:
         raise ConfigError(f"--ablate: recipe '{config.recipe}' has no ablations; write some into it")
     for name in config.ablated:

@@ -149,6 +149,11 @@ def test_bad_ablations_are_one_line(
     assert told.count("\n") == 1
 
 
+def test_a_list_of_no_ablation_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "taxi-tiny", "--fast", "--ablate", ","]) == 2
+    assert "names no ablation" in capsys.readouterr().err
+
+
 def test_evaluate_says_where_ablations_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", "--env", "taxi", "--policy", "random", "--ablate", "reflection"]) == 2
     assert "`reflectkit run` has it" in capsys.readouterr().err

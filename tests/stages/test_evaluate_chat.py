@@ -356,6 +356,9 @@ def test_settings_come_from_a_file_and_a_flag_goes_before(here: Path, capsys: py
     (here / "evals.yaml").write_text("env: corridor\ntask-file: corridor.json\npolicy: [oracle, random]\neval_reps: 2\n")
     assert main(["evaluate", "--config", "evals.yaml", "--eval-reps", "1"]) == 0
     assert [(row["name"], row["episodes"]) for row in found(here)["rows"]] == [("oracle", 6), ("random", 6)]
+    (here / "one.yaml").write_text("env: corridor\ntask_file: corridor.json\npolicy: oracle\nresults_dir: others\n")
+    assert main(["evaluate", "--config", "one.yaml"]) == 0
+    assert [row["name"] for row in read_json(here / "others" / "1_evaluate" / "eval.json")["rows"]] == ["oracle"]
     for text, said in (
         ("env: [", "is no YAML"),
         ("- a", "expected settings by name"),
