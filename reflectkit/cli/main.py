@@ -9,8 +9,10 @@ import errno
 import os
 import shutil
 import sys
+import sysconfig
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -107,8 +109,20 @@ def _explain(error: Exception) -> int:
         errno.ENAMETOOLONG,
     ):
         return _say(f"{error.filename or 'a file'}: {error.strerror}; choose another place, or change its permissions", 2)
-    what = (str(error).strip() or type(error).__name__).splitlines()[0]
+    what = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
+    if place := _in_code_of_theirs(error):
+        return _say(f"{place}: {what} (`reflectkit --traceback …` shows how it came there)", 2)
     return _say(f"{what} (a failure of reflectkit's own; `reflectkit --traceback …` shows where)", 1)
+
+
+def _in_code_of_theirs(error: Exception) -> str:
+    """The line of an environment of the user's own that `error` came out of; empty where there is none."""
+    ours = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib", "scripts")))
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file = frame.f_code.co_filename
+        if not file.startswith((*ours, "<")):
+            return f"{file}, line {line}"
+    return ""
 
 
 def _elsewhere(error: Exception) -> str:

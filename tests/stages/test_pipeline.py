@@ -472,9 +472,24 @@ def test_our_own_failures_exit_with_1(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(split, "read_records", lambda *_: 1 / 0)
+    monkeypatch.setattr(split, "read_records", divmod)
     (tmp_path / "x.json").write_text("[]")
     assert "a failure of reflectkit's own" in error_of(["split", "--env", "taxi", "--task-file", "x.json"], capsys, code=1)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_an_env_of_ones_own_that_fails_is_told_by_its_line(
+    method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(".")
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    (tmp_path / "mine.py").write_text(
+        "from reflectkit.envs.corridor import Corridor\n\n\nclass Mine(Corridor):\n"
+        f"    def {method}(self, *given):\n        return {{}}['wall']\n"
+    )
+    told = error_of(["play", "--env", "mine:Mine", "--policy", "oracle", "--auto"], capsys)
+    assert "mine.py, line 6: KeyError: 'wall'" in told
 
 
 def test_reading_gymnasium_without_other_side_effects(tmp_path: Path) -> None:
