@@ -287,6 +287,22 @@ def held(folder: Path, patience_s: float = 10.0) -> Iterator[None]:
         yield
 
 
+def worked_on(folder: Path) -> bool:
+    """Whether a process of this machine holds `folder`; True where that cannot be told."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        with (folder / ".lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def write_permission(folder: Path) -> None:
     """Raises ConfigError where files cannot be written into `folder` (made if it is missing)."""
     try:

@@ -17,7 +17,7 @@ from reflectkit.core.config import StageConfig, at_least, one_of, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import read_json, read_jsonl, rows_so_far
-from reflectkit.core.runs import Report, Table, open_run
+from reflectkit.core.runs import Report, Table, open_run, worked_on
 from reflectkit.core.stats import smooth
 from reflectkit.stages.common import told_apart
 from reflectkit.stages.drawing import Curve, draw_bars, draw_curves
@@ -35,6 +35,7 @@ SUMMED = {"tokens": ("tokens",), "seconds": ("rollout_seconds", "update_seconds"
 FOLLOWED = ("success_rate", "return", "loss")
 LONGEST_CHAIN = 100  # runs, one gone on from the other
 LOOK_S = 1.0  # seconds between looks at a run that is followed
+VAIN_LOOKS = 30  # at a run that nobody works on; more may come of it where it is copied here from another machine
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def _finite(value: Any) -> float:
 
 
 def _follow(config: Config, progress: Progress) -> Report:
-    """Show a run's newest figures until its report is there. Raises DataError where there is no run."""
+    """Show a run's newest figures until its report is there, or nobody works on it. Raises DataError: there is no run."""
     name, path = parse_run(config.runs[0])
     if not path.with_name("config.json").is_file():
         raise DataError(path.parent, "no such run; name the folder that rlft writes into")
@@ -213,7 +214,7 @@ def _follow(config: Config, progress: Progress) -> Report:
         total = int(read_json(path.with_name("config.json"))["settings"]["max_steps"])
     except (DataError, KeyError, TypeError, ValueError):
         total = 0
-    seen = 0
+    seen = vain = 0
     newest: dict[str, float] = {}
     with progress.bar(name, total) as bar:
         while True:
@@ -225,7 +226,10 @@ def _follow(config: Config, progress: Progress) -> Report:
                 told = {figure: _number(path, len(rows), rows[-1], figure) for figure in figures}
                 newest = {figure: float(value) for figure, value in told.items() if value is not None}
                 bar.advance(step - seen, **newest)
-                seen = step
-            if ended:
+                seen, vain = step, 0
+            vain += not ended and not worked_on(path.parent)
+            if vain > VAIN_LOOKS:
+                progress.news(f"nobody works on {path.parent} any more; the command that began it goes on with it")
+            if ended or vain > VAIN_LOOKS:
                 return Report("plot", path.parent, {"updates": seen} | newest)
             time.sleep(LOOK_S)

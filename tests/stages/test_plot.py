@@ -10,6 +10,7 @@ import pytest
 from reflectkit.cli.main import main
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import read_json, write_json, write_jsonl
+from reflectkit.core.runs import held
 from reflectkit.stages.plot import Config, _read, chained
 
 
@@ -147,6 +148,24 @@ def test_bars_of_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert main(["plot", "--evals", str(run), "--runs", "a=b"]) == 2
     assert main(["plot"]) == 2
     assert main(["plot", "--evals", "nowhere"]) == 2
+
+
+def test_live_leaves_a_run_that_nobody_works_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = made(tmp_path / "1_rlft", range(1, 6))
+    work, looks = held(run), []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 50:
+            work.__exit__(None, None, None)
+
+    monkeypatch.setattr("reflectkit.stages.plot.time.sleep", sleep)
+    work.__enter__()
+    assert main(["plot", "--runs", f"now={run}", "--live"]) == 0
+    assert len(looks) == 50 + 30
+    assert f"nobody works on {run} any more" in capsys.readouterr().out
 
 
 def test_live_follows_to_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
