@@ -37,7 +37,7 @@ def _function(name: str, module: Any) -> Callable[..., None]:
     """A function whose signature is the config's fields, as typer reads it."""
     hints = get_type_hints(module.Config)
     parameters = []
-    for item in sorted(dataclasses.fields(module.Config), key=_order):
+    for item in sorted(dataclasses.fields(module.Config), key=order):
         required = item.default is dataclasses.MISSING
         kind = _plain(hints[item.name])
         if item.metadata.get("argument"):
@@ -48,7 +48,7 @@ def _function(name: str, module: Any) -> Callable[..., None]:
             text = item.metadata["help"] + (" Required." if required else "")
             annotation = Annotated[
                 kind | None if required else kind,
-                typer.Option(*names, help=text, rich_help_panel=_panel(module.Config, item.name)),
+                typer.Option(*names, help=text, rich_help_panel=panel(module.Config, item.name)),
             ]
         default: Any = inspect.Parameter.empty if item.metadata.get("argument") and required else None
         if not required:
@@ -99,13 +99,13 @@ def process_number() -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def _order(item: Any) -> int:
+def order(item: Any) -> int:
     """Required settings first, the ones that every stage has last."""
     shared = ("data_dir", "results_dir", "seed", "force")
     return 2 if item.name in shared else 0 if item.default is dataclasses.MISSING else 1
 
 
-def _panel(config: type[StageConfig], name: str) -> str | None:
+def panel(config: type[StageConfig], name: str) -> str | None:
     """The heading of the class that setting `name` is from; None for the command's own."""
     owner = next(kind for kind in config.__mro__ if name in inspect.get_annotations(kind))
     return owner.__dict__.get("PANEL")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from reflectkit.cli.command import order, panel
 from reflectkit.core.config import flag
 from reflectkit.core.jsonl import write_text
 from reflectkit.stages import STAGES
@@ -18,7 +19,9 @@ def page(name: str) -> str:
     """The page of command `name`."""
     module = importlib.import_module(STAGES[name])
     text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
-    rows = [_row(item) for item in dataclasses.fields(module.Config)]
+    rows_of: dict[str | None, list[str]] = {}
+    for item in sorted(dataclasses.fields(module.Config), key=order):
+        rows_of.setdefault(panel(module.Config, item.name), []).append(_row(item))
     lines = [
         f"# {name}",
         "",
@@ -29,11 +32,16 @@ def page(name: str) -> str:
         "```",
         "",
         "Settings may also stand in a YAML file, by these names without the dashes: `--config settings.yaml`.",
-        "",
-        "| flag | default | what it sets |",
-        "|---|---|---|",
-        *rows,
     ]
+    for heading, rows in rows_of.items():
+        if rows:
+            lines += [
+                "",
+                *([f"## {heading}", ""] if heading else []),
+                "| flag | default | what it sets |",
+                "|---|---|---|",
+                *rows,
+            ]
     return "\n".join(lines) + "\n"
 
 
