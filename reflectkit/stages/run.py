@@ -166,7 +166,10 @@ def run(config: Config, progress: Progress) -> Report:
 
 
 def pool(evaluations: list[Report]) -> list[dict[str, Any]]:
-    """Rows over several evaluations (seeds): success is the mean over distinct tasks of each task's mean over seeds."""
+    """Rows over several evaluations (seeds): success is the mean over distinct tasks of each task's mean over seeds.
+
+    pass@k is left out: the same task played by models of several seeds is not one model's several tries.
+    """
     parts: dict[tuple[str, str], list[dict[str, Any]]] = {}
     played: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for report in evaluations:
@@ -174,11 +177,12 @@ def pool(evaluations: list[Report]) -> list[dict[str, Any]]:
             parts.setdefault((row["name"], row["level"]), []).append(row)
         for _, episode in read_jsonl(report.folder / "episodes.jsonl"):
             played.setdefault((episode["name"], episode["level"]), []).append(episode)
-    return [
-        comparing.row(name, rows[0]["env"], level, played.get((name, level), []))
-        | {"by_seed": [row["success"] for row in rows]}
-        for (name, level), rows in parts.items()
-    ]
+    pooled = []
+    for (name, level), rows in parts.items():
+        row = comparing.row(name, rows[0]["env"], level, played.get((name, level), []))
+        told = {key: value for key, value in row.items() if key not in ("pass_at", "pass_all")}
+        pooled.append(told | {"by_seed": [row["success"] for row in rows]})
+    return pooled
 
 
 def _packaged() -> Any:

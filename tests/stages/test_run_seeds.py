@@ -1,0 +1,43 @@
+"""run --seeds: a folder a seed, and what the seeds come to together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.core.jsonl import read_json, read_jsonl
+
+RECIPE = """
+description: three stages of the toy env
+defaults: {env: corridor}
+steps:
+  - {name: shown, stage: gen-trajectory}
+  - {name: parts, stage: split}
+  - {name: evaluation, stage: evaluate, policy: [random, oracle], eval_reps: 2}
+"""
+
+
+def test_seeds_are_pooled_over_distinct_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toy.yaml").write_text(RECIPE)
+    assert main(["run", "toy.yaml", "--seeds", "2"]) == 0
+    alone = [read_json(path)["rows"] for path in sorted(tmp_path.glob("results/seed*/*_evaluate/eval.json"))]
+    (pooled,) = [read_json(path)["rows"] for path in tmp_path.glob("results/*_run/eval.json")]
+    assert [row["name"] for row in pooled] == ["random", "oracle"]
+    outcomes: dict[str, list[float]] = {}
+    for path in tmp_path.glob("results/seed*/*_evaluate/episodes.jsonl"):
+        for _, episode in read_jsonl(path):
+            if episode["name"] == "random":
+                outcomes.setdefault(episode["task"], []).append(float(episode["success"]))
+    for index, row in enumerate(pooled):
+        assert row["by_seed"] == [rows[index]["success"] for rows in alone]
+        assert row["tasks"] == len(outcomes)
+        assert row["episodes"] == sum(rows[index]["episodes"] for rows in alone)
+        assert "pass_at" in alone[0][index]
+        assert "pass_at" not in row
+    assert pooled[0]["success"] == pytest.approx(sum(sum(one) / len(one) for one in outcomes.values()) / len(outcomes))
+    assert pooled[1]["success"] == 1.0
+    assert main(["run", "toy.yaml", "--seeds", "2"]) == 0
+    assert len(list(tmp_path.glob("results/seed*/*_evaluate"))) == 2  # finished steps are not done again
