@@ -124,8 +124,8 @@ def table(title: str, rows: Sequence[Json]) -> Table:
     """Rows of eval.json for a person; the last columns are left out where there is nothing to tell."""
     more = [
         column
-        for column, name in (("illegal", "illegal_share"), ("US dollars", "price_usd"))
-        if any(row.get(name) != 0 for row in rows)
+        for column, name in (("by seed", "by_seed"), ("illegal", "illegal_share"), ("US dollars", "price_usd"))
+        if any(row.get(name, 0) != 0 for row in rows)
     ]
     return Table(title, (*COLUMNS, *more), tuple(_cells(row, more) for row in rows))
 
@@ -133,6 +133,7 @@ def table(title: str, rows: Sequence[Json]) -> Table:
 def _cells(row: Json, more: Sequence[str]) -> tuple[str, ...]:
     price = row["price_usd"]
     last = {
+        "by seed": " · ".join(f"{100 * rate:.0f}" for rate in row.get("by_seed", ())),
         "illegal": f"{100 * row['illegal_share']:.1f} %",
         "US dollars": "unknown" if price is None else f"{price:.4f}" if price else "0",
     }

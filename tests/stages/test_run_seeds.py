@@ -19,7 +19,9 @@ steps:
 """
 
 
-def test_seeds_are_pooled_over_distinct_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_are_pooled_over_distinct_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy.yaml").write_text(RECIPE)
     assert main(["run", "toy.yaml", "--seeds", "2"]) == 0
@@ -39,5 +41,6 @@ def test_seeds_are_pooled_over_distinct_tasks(tmp_path: Path, monkeypatch: pytes
         assert "pass_at" not in row
     assert pooled[0]["success"] == pytest.approx(sum(sum(one) / len(one) for one in outcomes.values()) / len(outcomes))
     assert pooled[1]["success"] == 1.0
+    assert "100 · 100" in capsys.readouterr().out
     assert main(["run", "toy.yaml", "--seeds", "2"]) == 0
     assert len(list(tmp_path.glob("results/seed*/*_evaluate"))) == 2  # finished steps are not done again
