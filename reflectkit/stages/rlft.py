@@ -138,7 +138,13 @@ def run(config: Config, progress: Progress) -> Report:
     source = config.task_file or config.folder / "train.json"
     tasks = [record.task for record in read_records(source, config.env_name)]
     levels = _levels(config, tasks, source)
-    processes = started_together(config)
+    processes = started_together(config.device, config.report_to, config.results_dir)
+    if processes.sharded and config.share_base:
+        raise ConfigError("--share-base needs the base whole in each process; leave it out, or use configs/multi_gpu.yaml")
+    if processes.kind == "DEEPSPEED" and config.target_kl:
+        raise ConfigError(
+            "--target-kl cannot take back gradients that DeepSpeed holds; leave it out, or use configs/fsdp2.yaml"
+        )
     progress = progress if processes.first else Quiet()
     with processes.first_then_rest():
         config = replace(config, model=model_source(config.model, config.data_dir, progress))

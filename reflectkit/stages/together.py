@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from reflectkit.core.config import StageConfig
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.runs import Run, open_run
 
 if TYPE_CHECKING:
     from reflectkit.rl.processes import Processes
-    from reflectkit.stages.rlft import Config
 
 
-def started_together(config: Config) -> Processes:
+def started_together(device: str, trackers: Sequence[str], results_dir: Path) -> Processes:
     """The processes that were started together, or this one alone. Raises ConfigError where rlft cannot run so."""
     import torch
     from accelerate import Accelerator
@@ -25,26 +25,19 @@ def started_together(config: Config) -> Processes:
     from reflectkit.rl.processes import Processes
 
     hush()
-    for name in config.report_to:
+    for name in trackers:
         _need_tracker(name)
     accelerator = Accelerator(
-        cpu=config.device == "cpu" or not torch.cuda.is_available(),
-        log_with=list(config.report_to) or None,
-        project_dir=str(config.results_dir),
+        cpu=device == "cpu" or not torch.cuda.is_available(),
+        log_with=list(trackers) or None,
+        project_dir=str(results_dir),
     )
     known = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED")
     if accelerator.distributed_type not in map(DistributedType, known):
         raise ConfigError(f"rlft cannot run under {accelerator.distributed_type}; see configs/ for what it can")
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise ConfigError("rlft shards with FSDP2 only: set fsdp_version: 2, as in configs/fsdp2.yaml")
-    processes = Processes(accelerator)
-    if processes.sharded and config.share_base:
-        raise ConfigError("--share-base needs the base whole in each process; leave it out, or use configs/multi_gpu.yaml")
-    if processes.kind == "DEEPSPEED" and config.target_kl:
-        raise ConfigError(
-            "--target-kl cannot take back gradients that DeepSpeed holds; leave it out, or use configs/fsdp2.yaml"
-        )
-    return processes
+    return Processes(accelerator)
 
 
 def _need_tracker(name: str) -> None:
@@ -57,7 +50,7 @@ def _need_tracker(name: str) -> None:
 
 
 @contextlib.contextmanager
-def together(stage: str, config: Config, inputs: list[Path], processes: Processes) -> Iterator[Run]:
+def together(stage: str, config: StageConfig, inputs: list[Path], processes: Processes) -> Iterator[Run]:
     """The run, opened and held by the first process; the others get to know it."""
     with contextlib.ExitStack() as stack:
         mine = stack.enter_context(open_run(stage, config, inputs)) if processes.first else None
