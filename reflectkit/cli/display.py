@@ -21,6 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from reflectkit.core.console import Bar
 from reflectkit.core.runs import Report
@@ -102,9 +103,9 @@ class _Shown:
 def show(console: Console, report: Report) -> None:
     """The report's tables, and where everything is."""
     for table in report.tables:
-        title = escape(visible(table.title))
+        console.print(Text(visible(table.title), style="bold"), soft_wrap=True)
         for columns in _bands(table, console.width):
-            drawn = Table(title=title, title_justify="left", title_style="bold")
+            drawn = Table()
             for index in columns:
                 if index == 0:
                     drawn.add_column(table.columns[0], no_wrap=True, max_width=WIDEST_NAME)
@@ -113,7 +114,6 @@ def show(console: Console, report: Report) -> None:
             for row in table.rows:
                 drawn.add_row(*(escape(visible(row[index])) for index in columns))
             console.print(drawn)
-            title = ""
     if report.skipped:
         console.print(
             f"Already finished in {report.folder}; --force runs it again.", highlight=False, soft_wrap=True, markup=False

@@ -210,7 +210,7 @@ def _train(
         warmup_steps=max(1, config.max_steps // 20),
         weight_decay=0.01,
         max_grad_norm=1.0,
-        logging_steps=20,
+        logging_steps=min(20, config.max_steps),
         save_steps=config.save_steps,
         save_total_limit=2,
         seed=config.seed % 2**32,
@@ -245,13 +245,14 @@ def _callback(bar: Bar) -> Any:
     class Show(TrainerCallback):  # type: ignore[misc]
         """Moves the bar, and marks a checkpoint once it is written to its end."""
 
-        loss = float("nan")
+        def __init__(self) -> None:
+            self.figures: dict[str, float] = {}
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            self.loss = (logs or {}).get("loss", self.loss)
+            self.figures |= {name: value for name, value in (logs or {}).items() if name == "loss"}
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            bar.advance(1, loss=self.loss)
+            bar.advance(1, **self.figures)
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             (Path(args.output_dir) / f"checkpoint-{state.global_step}" / WHOLE).touch()

@@ -30,6 +30,12 @@ def test_every_cell_stands_beside_what_tells_its_row(width: int, capsys: pytest.
     assert len(bands) == len(ROWS) * {40: 5, 80: 2, 200: 1}[width]
 
 
+def test_a_title_is_one_line_however_narrow_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    title = "SFT in results/13_sft/checkpoint-700"
+    show(Console(width=80), Report("sft", Path(), {}, (), (Table(title, ("a",), (("1",),)),)))
+    assert capsys.readouterr().out.splitlines()[0] == title
+
+
 def test_what_fits_nowhere_is_folded(capsys: pytest.CaptureFixture[str]) -> None:
     told = shown(Table("t", ("what", "where"), (("a", "x" * 90),)), 40, capsys)
     assert "".join(line[1] for line in told) == "x" * 90
