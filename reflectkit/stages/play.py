@@ -27,7 +27,7 @@ from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
 from reflectkit.envs.wrappers import Wrapper
 from reflectkit.stages.common import PlayConfig, at_level, check_level
-from reflectkit.stages.evaluate import Players, chat_parts, parse_policy
+from reflectkit.stages.players import Players, chat_parts, parse_policy
 
 EXAMPLES = (
     "reflectkit play --env taxi",

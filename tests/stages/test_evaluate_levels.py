@@ -10,7 +10,8 @@ from typing import Any
 from reflectkit.core.console import Quiet
 from reflectkit.core.types import Task
 from reflectkit.envs.corridor import Corridor
-from reflectkit.stages.evaluate import Config, Match, Players, _played
+from reflectkit.stages.evaluate import Config, Match, _played
+from reflectkit.stages.players import Players
 
 
 def test_what_another_level_played_is_not_played_again(tmp_path: Path) -> None:

@@ -1,0 +1,125 @@
+"""Who plays, by what --policy says of them: scripted agents, baselines of an env, checkpoints and chat models."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from reflectkit.agents.client import Budget, ChatClient
+from reflectkit.agents.endpoints import KEYS, Endpoint, parse_endpoint
+from reflectkit.core.errors import ConfigError
+from reflectkit.core.protocols import Agent
+from reflectkit.stages.teaching import stop_if_spent
+
+SCRIPTED = ("oracle", "random")
+
+
+def chat_parts(text: str) -> list[str]:
+    """The chat models of a --policy: one that acts, or two, of which the second reflects; none for other policies."""
+    parts = text.split("+") if text.partition(":")[0] in KEYS and "=" not in text else []
+    return parts if len(parts) <= 2 and all(part.partition(":")[0] in KEYS for part in parts) else []
+
+
+def endpoint_of(config: Any, part: str) -> Endpoint:
+    """Where a chat model of a --policy is asked; where there are local ones, --base-url is theirs alone. Raises ConfigError."""
+    local = any(other.startswith("local:") for text in config.policy for other in chat_parts(text))
+    base_url = config.base_url if part.startswith("local:") or not local else None
+    return parse_endpoint(part, base_url, "--policy", "")
+
+
+def parse_policy(text: str, baselines: Sequence[str] = ()) -> tuple[str, Path | None, Path | None]:
+    """(name, policy's checkpoint, reflector's checkpoint) of a --policy; `baselines` have no checkpoint. Raises ConfigError.
+
+    >>> parse_policy("ours=a/b+c/d")
+    ('ours', PosixPath('a/b'), PosixPath('c/d'))
+    """
+    if text in SCRIPTED or text in baselines or chat_parts(text):
+        return text, None, None
+    name, equals, paths = text.partition("=")
+    policy, plus, reflector = paths.partition("+")
+    known = ", ".join((*SCRIPTED, *baselines))
+    if not (name and equals and policy) or (plus and not reflector):
+        raise ConfigError(f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, or one of {known}")
+    return name, Path(policy), Path(reflector) if reflector else None
+
+
+class Players:
+    """Opens the players; a reflector is opened once, and its memo kept for all who share it."""
+
+    def __init__(self, config: Any) -> None:  # evaluate's or play's
+        self.config, self.device = config, config.device
+        self._reflectors: dict[Path, Any] = {}
+        self._clients: dict[str, ChatClient] = {}
+        self._budget = Budget(getattr(config, "max_cost_usd", None))
+        self._stack = contextlib.ExitStack()
+
+    def close(self) -> None:
+        """End the connections."""
+        self._stack.close()
+
+    def stop_if_spent(self, name: str) -> None:
+        """Raises BudgetSpentError where a chat model of `name` was not asked any more."""
+        for part in chat_parts(name):
+            client = self._clients.get(str(endpoint_of(self.config, part)))
+            if client is not None:
+                stop_if_spent(self.config, client, "the episodes that ended are kept")
+
+    @property
+    def asking(self) -> dict[str, dict[str, float]]:
+        """What was asked of each chat model: calls, tokens, and dollars where its price is known."""
+        return {
+            name: {
+                "calls": client.calls,
+                "replayed": client.replayed,
+                "prompt_tokens": client.prompt_tokens,
+                "completion_tokens": client.completion_tokens,
+            }
+            | ({"usd": round(client.cost_usd, 6)} if client.prices.known else {})
+            for name, client in self._clients.items()
+        }
+
+    def _chat(self, endpoints: list[Endpoint]) -> Agent:
+        from reflectkit.agents.chat import ChatPolicy
+
+        config = self.config
+        clients = []
+        for endpoint in endpoints:
+            if str(endpoint) not in self._clients:
+                journal = (
+                    config.env_folder / f"evaluate_{endpoint.kind}_{re.sub(r'[^A-Za-z0-9.-]+', '_', endpoint.model)}.jsonl"
+                )
+                journal.parent.mkdir(parents=True, exist_ok=True)
+                opened = config.asking_at(endpoint, journal, temperature=config.temperature, budget=self._budget)
+                self._clients[str(endpoint)] = self._stack.enter_context(opened)
+            clients.append(self._clients[str(endpoint)])
+        return ChatPolicy(*clients)
+
+    def agent(self, name: str, policy: Path | None, reflector: Path | None) -> Agent:
+        """The agent that `name` stands for."""
+        config = self.config
+        from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
+
+        if chat := chat_parts(name):
+            return self._chat([endpoint_of(config, part) for part in chat])
+        if policy is None:
+            return Oracle() if name == "oracle" else RandomAgent() if name == "random" else Baseline(name)
+        from reflectkit.agents.two_player import TwoPlayerAgent
+        from reflectkit.models.load import load_player
+
+        commentator = self.reflector(reflector) if reflector else None
+        player = load_player(policy, "policy", device=self.device)
+        return TwoPlayerAgent(
+            player, commentator, temperature=config.temperature, max_new_tokens=config.max_new_tokens, show=True
+        )
+
+    def reflector(self, checkpoint: Path) -> Any:
+        """The `Reflector` of `checkpoint`."""
+        from reflectkit.agents.two_player import Reflector
+        from reflectkit.models.load import load_player
+
+        if checkpoint not in self._reflectors:
+            self._reflectors[checkpoint] = Reflector(load_player(checkpoint, "reflection", device=self.device))
+        return self._reflectors[checkpoint]
