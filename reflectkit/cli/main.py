@@ -117,10 +117,10 @@ def _explain(error: Exception) -> int:
 
 def _in_code_of_theirs(error: Exception) -> str:
     """The line of an environment of the user's own that `error` came out of; empty where there is none."""
-    ours = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib", "scripts")))
+    ours = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<")
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         file = frame.f_code.co_filename
-        if not file.startswith((*ours, "<")):
+        if not file.startswith(ours) and not {"site-packages", "dist-packages"} & set(Path(file).parts):
             return f"{file}, line {line}"
     return ""
 

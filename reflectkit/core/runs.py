@@ -127,13 +127,11 @@ def digest(path: Path) -> str:
         raise DataError(path, "may not be read; change its permissions") from None
 
 
-def finished(results_dir: Path, stage: str) -> Iterator[tuple[Mapping[str, Any], Report]]:
-    """The config.json and the report of each finished run of `stage`, the newest first."""
-    for _, name, folder in sorted(_numbered(results_dir), reverse=True):
-        if name == stage and (report := _finished(stage, folder)):
-            with contextlib.suppress(DataError):
-                if isinstance(known := read_json(folder / "config.json"), dict):
-                    yield known, report
+def finished(results_dir: Path, stage: str, settings: Mapping[str, Any], content: str) -> list[Report]:
+    """The finished runs of `stage` with these settings, among others, and an input whose digest is `content`; newest first."""
+    runs = [folder for _, name, folder in sorted(_numbered(results_dir), reverse=True) if name == stage]
+    reports = (_finished(stage, folder) for folder in runs if _made_of(folder, settings, content))
+    return [report for report in reports if report]
 
 
 def latest_number(results_dir: Path) -> int:
@@ -206,6 +204,14 @@ def _find(results_dir: Path, stage: str, identity: Mapping[str, Any]) -> Path | 
             if isinstance(known, dict) and all(known.get(key) == value for key, value in identity.items()):
                 return folder
     return None
+
+
+def _made_of(folder: Path, settings: Mapping[str, Any], content: str) -> bool:
+    try:
+        known = read_json(folder / "config.json")
+        return settings.items() <= known["settings"].items() and content in known["inputs"].values()
+    except (DataError, KeyError, TypeError, AttributeError):  # a config that a person broke
+        return False
 
 
 def _allocate(results_dir: Path, stage: str, record: Mapping[str, Any]) -> Path:

@@ -90,11 +90,10 @@ def plain_sft(config: Config) -> Path:
     ConfigError: there is none, or more than one. DataError: there are no rows.
     """
     rows = config.folder / FILE_OF_ROLE["plain"]
-    content = digest(rows)
     made = [
-        str(report.outputs[0])
-        for known, report in finished(config.results_dir, "sft")
-        if known["settings"]["role"] == "plain" and content in known["inputs"].values() and report.outputs
+        str(output)
+        for report in finished(config.results_dir, "sft", {"role": "plain"}, digest(rows))
+        for output in report.outputs
     ]
     if len(made) == 1:
         return Path(made[0])
