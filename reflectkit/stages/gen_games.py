@@ -26,8 +26,9 @@ from reflectkit.stages.common import EnvConfig
 
 SIDE_BY_SIDE = 2  # games that are proved at once
 DRAWS = 20  # of one game, until it is given up
-RECORDS_OF = {"data": SPLITS[:1], "valid": SPLITS[1:]} | {split: (split,) for split in SPLITS[1:]}
-"""File of records → the splits whose games it lists. The paper evaluates on all that begin with "valid"."""
+VALID = "valid"
+RECORDS_OF = {"data": SPLITS[:1], VALID: SPLITS[1:]} | {split: (split,) for split in SPLITS[1:]}
+"""File of records → the splits whose games it lists. The paper evaluates on all that begin with "valid" (`_write_records`)."""
 ALIKE = "like another game"
 
 
@@ -183,9 +184,12 @@ def _write(folder: Path, game: Game, walkthrough: Sequence[str]) -> None:
 
 
 def _write_records(config: EnvConfig, tasks: Sequence[Task]) -> list[Path]:
+    """All that RECORDS_OF says; but `valid.json` has no game that is one of train's."""
     outputs = []
+    trained = {task.id for task in tasks if task.data["split"] == SPLITS[0]}
     for name, splits in RECORDS_OF.items():
-        records = [record_to_json(Record(task, ())) for task in tasks if task.data["split"] in splits]
+        listed = [task for task in tasks if task.data["split"] in splits]
+        records = [record_to_json(Record(task, ())) for task in listed if name != VALID or task.id not in trained]
         path = config.folder / f"{name}.json"
         if records:
             write_json(path, records)

@@ -406,13 +406,15 @@ def test_the_valid_splits_are_listed_each_and_together(root: Path, tmp_path: Pat
     ):
         for folder in games.find(root, (pattern,), ("train",)):
             shutil.copytree(folder, root / "json_2.1.1" / split / folder.parent.name / f"{folder.name}_{split}")
+    again = next(root.glob("json_2.1.1/train/*/*"))  # a game of train
+    shutil.copytree(again, root / "json_2.1.1" / "valid_train" / again.parent.name / again.name)
     assert gen(tmp_path, "--games-dir", str(root)) == 0
     listed = {path.stem: read_json(path) for path in (tmp_path / "data" / "alfworld").glob("*.json")}
     assert {name: len(records) for name, records in listed.items()} == {
-        "data": 12, "valid_train": 2, "valid_seen": 2, "valid_unseen": 2, "valid": 6,
+        "data": 12, "valid_train": 3, "valid_seen": 2, "valid_unseen": 2, "valid": 6,
     }  # fmt: skip
-    assert {record["level"] for record in listed["valid_train"]} == {LOOK}
-    assert listed["valid"] == listed["valid_train"] + listed["valid_seen"] + listed["valid_unseen"]
+    every = listed["valid_train"] + listed["valid_seen"] + listed["valid_unseen"]
+    assert listed["valid"] == [record for record in every if record["id"] not in {one["id"] for one in listed["data"]}]
 
 
 def test_what_the_benchmark_has_no_game_of_is_left_out_and_left_alone(root: Path, tmp_path: Path) -> None:
