@@ -184,12 +184,14 @@ def _write(folder: Path, game: Game, walkthrough: Sequence[str]) -> None:
 
 
 def _write_records(config: EnvConfig, tasks: Sequence[Task]) -> list[Path]:
-    """All that RECORDS_OF says; but `valid.json` has no game that is one of train's."""
+    """All that RECORDS_OF says; but `valid.json` has no game that is one of train's, unless it would have none at all."""
     outputs = []
     trained = {task.id for task in tasks if task.data["split"] == SPLITS[0]}
     for name, splits in RECORDS_OF.items():
         listed = [task for task in tasks if task.data["split"] in splits]
-        records = [record_to_json(Record(task, ())) for task in listed if name != VALID or task.id not in trained]
+        if name == VALID:
+            listed = [task for task in listed if task.id not in trained] or listed
+        records = [record_to_json(Record(task, ())) for task in listed]
         path = config.folder / f"{name}.json"
         if records:
             write_json(path, records)
