@@ -26,9 +26,10 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
     picture, axes = pyplot.subplots(len(panels), 1, figsize=(7, 1 + 3 * len(panels)), dpi=150, squeeze=False)
     for panel, (figure, curves) in zip(axes[:, 0], panels.items(), strict=True):
         for index, (name, seeds) in enumerate(curves.items()):
-            length = min(len(values) for _, values in seeds)
-            places = np.median(np.array([where[:length] for where, _ in seeds]), axis=0)
-            values_SN = np.array([values[:length] for _, values in seeds])
+            places = np.unique(np.concatenate([where for where, _ in seeds]))
+            shared = (places >= max(where[0] for where, _ in seeds)) & (places <= min(where[-1] for where, _ in seeds))
+            places = places[shared] if shared.any() else places
+            values_SN = np.array([np.interp(places, where, values) for where, values in seeds])
             colour, style = COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
             shown = _shown(f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name)
             panel.plot(places, np.median(values_SN, axis=0), color=colour, linestyle=style, linewidth=2, label=shown)

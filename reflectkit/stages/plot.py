@@ -139,29 +139,28 @@ def _read(path: Path, figure: str, config: Config) -> Curve:
         first = min((_number(part, line, row, "step") for part, line, row in found), default=0)
         rows = {step: entry for step, entry in rows.items() if step < first}
         rows |= {int(_number(part, line, row, "step")): (part, line, row) for part, line, row in found}
+    some = any(figure in row for _, _, row in rows.values())  # not every update has a validation, or something to learn
     places: list[float] = []
     values: list[float] = []
     total = 0.0
     for _, (part, line, row) in sorted(rows.items()):
         if config.against in SUMMED:
             total += sum(_number(part, line, row, name) for name in SUMMED[config.against])
-        value = _number(part, line, row, figure)
-        if value is not None:
+        if figure in row or not some:
+            values.append(float(_number(part, line, row, figure)))
             places.append(total if config.against in SUMMED else float(_number(part, line, row, config.against)))
-            values.append(float(value))
     if not values:
-        raise DataError(path, f"has no '{figure}'; see --validate-steps", field=figure)
+        raise DataError(path, "has no update yet")
     return places, smooth(values, config.smooth)
 
 
 def _number(path: Path, line: int, row: Mapping[str, Any], name: str) -> Any:
-    """A figure of a row; None for one of a validation, which not every update has. Raises DataError where it is no number."""
+    """A figure of a row. Raises DataError where it is no number."""
     value = row.get(name)
-    if value is None and name.startswith("validation_"):
-        return None
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
         numeric = [key for key, other in row.items() if isinstance(other, int | float)]
-        raise DataError(path, f"no number here; this run has {', '.join(numeric)}", line=line, field=name)
+        more = "; --validate-steps makes such figures" if name.startswith("validation_") else ""
+        raise DataError(path, f"no number here; this run has {', '.join(numeric)}{more}", line=line, field=name)
     return value
 
 
@@ -222,9 +221,9 @@ def _follow(config: Config, progress: Progress) -> Report:
             rows = rows_so_far(path)
             step = int(_number(path, len(rows), rows[-1], "step")) if rows else 0
             if rows and step != seen:
-                figures = config.figure or [figure for figure in FOLLOWED if figure in rows[-1]]
-                told = {figure: _number(path, len(rows), rows[-1], figure) for figure in figures}
-                newest = {figure: float(value) for figure, value in told.items() if value is not None}
+                nowhere = [figure for figure in config.figure if not any(figure in row for row in rows)]
+                told = [*nowhere, *(figure for figure in config.figure or FOLLOWED if figure in rows[-1])]
+                newest = {figure: float(_number(path, len(rows), rows[-1], figure)) for figure in told}
                 bar.advance(step - seen, **newest)
                 seen, vain = step, 0
             vain += not ended and not worked_on(path.parent)

@@ -75,6 +75,15 @@ def test_validation_is_drawn_where_it_was_made(tmp_path: Path) -> None:
         curve(run, "validation_accuracy")
 
 
+def test_updates_without_anything_to_learn_leave_a_gap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made(tmp_path / "1_rlft", range(1, 3))
+    write_jsonl(run / "metrics.jsonl", [{"step": 1, "episodes": 8, "entropy": 0.5}, {"step": 2, "episodes": 16}])
+    write_json(run / "report.json", {})
+    assert curve(run, "entropy") == ([8], [0.5])
+    assert main(["plot", "--runs", f"now={run}", "--live", "--figure", "entropy"]) == 0
+    assert capsys.readouterr().out == "now: 2 of 9\n"
+
+
 def test_pictures_are_the_same_bytes_for_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     runs = [f"--runs=a={made(tmp_path / f'{n}_rlft', range(1, 6), loss=n)}" for n in (1, 2)]
