@@ -233,11 +233,10 @@ def test_running_again_skips_everything(straight: Path) -> None:
     assert {name: digest for name, digest in after.items() if name in before and before[name] != digest} == {}
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_killed_at_any_moment_and_started_again_it_ends_the_same(straight: Path, tmp_path: Path, seed: int) -> None:
+def test_killed_at_any_moment_and_started_again_it_ends_the_same(straight: Path, tmp_path: Path) -> None:
     """kill -9 of the whole command after random times, until it gets through: same data files, same weights."""
     shutil.copy(straight / "toy.yaml", tmp_path)
-    run_with_kills(["run", "toy.yaml"], tmp_path, seed, kills=3, earliest_s=3, latest_s=15)
+    run_with_kills(["run", "toy.yaml"], tmp_path, seed=0, kills=5, earliest_s=3, latest_s=15)
     assert hashes(tmp_path / "data") == hashes(straight / "data")
 
     def weights(folder: Path) -> set[str]:
