@@ -58,8 +58,14 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def as_lists(kind: type[StageConfig], values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` for `kind`, where one text that stands for a list of it alone is that list."""
+    lists = {name for name, hint in get_type_hints(kind).items() if get_origin(hint) is tuple}
+    return {name: [value] if name in lists and isinstance(value, str) else value for name, value in values.items()}
+
+
 def from_mapping(kind: type[Config], values: Mapping[str, Any], where: str) -> Config:
-    """A checked `kind` from `values` (a recipe's step and the flags over it). One text stands for a list of it alone.
+    """A checked `kind` from `values` (a recipe's step and the flags over it); see `as_lists`.
 
     Raises
     ------
@@ -67,15 +73,12 @@ def from_mapping(kind: type[Config], values: Mapping[str, Any], where: str) -> C
     """
     from pydantic import TypeAdapter, ValidationError
 
-    hints = get_type_hints(kind)
-    known = [field.name for field in dataclasses.fields(kind)]
+    known = {field.name for field in dataclasses.fields(kind)}
     for key in values:
         if key not in known:
             raise unknown_name(f"setting of {where}", str(key), known)
-    lists = [name for name in known if get_origin(hints[name]) is tuple]
-    alone = {name: [values[name]] for name in lists if isinstance(values.get(name), str)}
     try:
-        return TypeAdapter(kind).validate_python({**values, **alone})
+        return TypeAdapter(kind).validate_python(as_lists(kind, values))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else "?"

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from reflectkit.core.config import StageConfig, at_least, flag, from_mapping, option
+from reflectkit.core.config import StageConfig, as_lists, at_least, flag, from_mapping, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
@@ -302,6 +302,7 @@ def _jobs(
         values: dict[str, Any] = {key: value for key, value in defaults.items() if key in known}
         values |= {key: value for key, value in step.items() if key not in ("name", "stage")}
         values |= {key: value for name, key, value in overrides if name in (step["name"], base, step["stage"])}
+        values = as_lists(kind, values)
         if shared := sorted(WHOLE_RUN & values.keys()):
             raise ConfigError(f"step '{step['name']}': {shared[0]} is one for the whole run; set it with {flag(shared[0])}")
         if ablation:

@@ -65,6 +65,13 @@ def test_a_default_is_set_for_every_step_that_has_it() -> None:
     assert made["sft-rl"].values["horizon"] == 50
 
 
+def test_one_player_as_a_text_gets_its_ablation_beside_it(tmp_path: Path) -> None:
+    recipe = tmp_path / "toy.yaml"
+    recipe.write_text(RECIPE.replace('["SFT={plain}", "SFT + RL={rl}"]', '"SFT + RL={rl}"'))
+    made = jobs(str(recipe), "entropy")
+    assert made["evaluation"].values["policy"] == ["SFT + RL={rl}", "SFT + RL without entropy={rl@entropy}"]
+
+
 def test_every_packaged_ablation_makes_jobs() -> None:
     known = {name: list(load_recipe(name).ablations) for name in recipe_names()}
     for name in ("taxi-tiny", "auto-explore-tiny", "auto-explore-gpt2-xl"):
