@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from reflectkit.agents.client import ChatClient, Outcome, Request
@@ -94,15 +93,11 @@ class ChatPolicy:
         """
         comments: list[Outcome[str]] = [Outcome("") for _ in observations]
         if self.reflector is not None:
-            asked = [
-                replace(comment_request(seen), draw=context.seed) for seen, context in zip(observations, contexts, strict=True)
-            ]
+            asked = [comment_request(seen, context.seed) for seen, context in zip(observations, contexts, strict=True)]
             comments = self.reflector.ask(asked, lambda _, text: one_line(text))
         able = [index for index, comment in enumerate(comments) if comment.value is not None]
-        requests = [
-            replace(playing_request(observations[i], comments[i].value if self.reflector else None), draw=contexts[i].seed)
-            for i in able
-        ]
+        said = [comment.value if self.reflector else None for comment in comments]
+        requests = [playing_request(observations[i], said[i], contexts[i].seed) for i in able]
         answered = self.client.ask(requests, lambda number, text: _played(text, observations[able[number]]))
         outcomes = dict(zip(able, answered, strict=True))
         return [self._decision(comment, outcomes.get(index)) for index, comment in enumerate(comments)]
@@ -162,19 +157,19 @@ def teaching_request(observation: Observation, mistaken: bool) -> Request:
     return Request(name, (Message("system", SYSTEM), Message("user", content)), ANSWER_TOKENS)
 
 
-def playing_request(observation: Observation, comment: str | None) -> Request:
-    """What a chat model that plays is asked about one state; `comment` stands in it as it does for a policy."""
+def playing_request(observation: Observation, comment: str | None, draw: int = 0) -> Request:
+    """What a chat model that plays is asked about one state; `comment` stands in it as it does for a policy. See `Request`."""
     _refuse_free_text(observation)
     state = policy_prompt(observation, comment).rpartition("\n")[0]
     ask = CALL if observation.tools else ASK.format(words=ANALYSIS_WORDS)
     tokens = CALL_TOKENS if observation.tools else ANSWER_TOKENS
-    return Request(_title(observation), (Message("system", PLAYING), Message("user", state + ask)), tokens)
+    return Request(_title(observation), (Message("system", PLAYING), Message("user", state + ask)), tokens, draw)
 
 
-def comment_request(observation: Observation) -> Request:
+def comment_request(observation: Observation, draw: int = 0) -> Request:
     """What a chat model that reflects is asked about one state."""
     messages = (Message("system", PLAYING), Message("user", observation.text + COMMENT))
-    return Request(_title(observation), messages, ANSWER_TOKENS)
+    return Request(_title(observation), messages, ANSWER_TOKENS, draw)
 
 
 def _refuse_free_text(observation: Observation) -> None:

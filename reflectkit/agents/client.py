@@ -180,21 +180,26 @@ class ChatClient:
         return outcomes
 
     async def _one(self, number: int, request: Request, parse: Callable[[int, str], Value]) -> Outcome[Value]:
-        reason, text, unfit, cost, tokens = "", "", 0, 0.0, 0
+        answers: list[Answer] = []
+        reason, unfit = "", 0
+
+        def ended(value: Value | None = None, rejected: Rejected | None = None) -> Outcome[Value]:
+            tokens = sum(answer.completion_tokens for answer in answers)
+            return Outcome(value, rejected, unfit, sum(map(self._cost, answers)), tokens)
+
         for attempt in range(1 + ASKED_AGAIN):
             answer = await self._answer(request, attempt)
             if answer is None:
-                return Outcome(None, None, unfit, cost, tokens)
-            cost += self._cost(answer)
-            tokens += answer.completion_tokens
-            text, reason = answer.text, _fault(answer)
+                return ended()
+            answers.append(answer)
+            reason = _fault(answer)
             if not reason:
                 try:
-                    return Outcome(parse(number, answer.text), None, unfit, cost, tokens)
+                    return ended(parse(number, answer.text))
                 except ValueError as error:
                     reason = str(error)
                     unfit += 1
-        return Outcome(None, Rejected(request.name, reason, self.redact(text)), unfit, cost, tokens)
+        return ended(rejected=Rejected(request.name, reason, self.redact(answers[-1].text)))
 
     async def _answer(self, request: Request, attempt: int) -> Answer | None:
         """From the journal, or from the server; None where the budget does not allow it."""

@@ -101,8 +101,7 @@ def process_number() -> int:
 
 def order(item: Any) -> int:
     """Required settings first, the ones that every stage has last."""
-    shared = ("data_dir", "results_dir", "seed", "force")
-    return 2 if item.name in shared else 0 if item.default is dataclasses.MISSING else 1
+    return 2 if item.name in inspect.get_annotations(StageConfig) else 0 if item.default is dataclasses.MISSING else 1
 
 
 def panel(config: type[StageConfig], name: str) -> str | None:

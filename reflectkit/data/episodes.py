@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
 from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import dumps, lines
+from reflectkit.core.jsonl import dumps, lines, write_text
 from reflectkit.core.types import Trajectory, Turn
 
 
@@ -48,6 +48,11 @@ def episode_to_json(name: str, trajectory: Trajectory, advantages: Sequence[floa
 def episode_line(row: Mapping[str, Any]) -> str:
     """A line of episodes.jsonl; half a surrogate pair, which an env or a model may show, is JSON's escape there."""
     return dumps(row).encode("utf-8", "backslashreplace").decode() + "\n"
+
+
+def write_episodes(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace `path` by `rows`, a line each, in one step."""
+    write_text(path, "".join(map(episode_line, rows)))
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

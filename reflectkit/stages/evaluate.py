@@ -18,7 +18,7 @@ from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Report, Table, digest, finished, open_run
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Status, Task, Trajectory
-from reflectkit.data.episodes import episode_line, episode_to_json
+from reflectkit.data.episodes import episode_line, episode_to_json, write_episodes
 from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
@@ -147,7 +147,7 @@ def run(config: Config, progress: Progress) -> Report:
             played = _played(config, match, kept, players, progress, known)
             rows.append(row(match.name, config.env_name, match.level, played))
             episodes += played
-        write_text(current.folder / "episodes.jsonl", "".join(map(episode_line, episodes)))
+        write_episodes(current.folder / "episodes.jsonl", episodes)
         compared = differences(episodes)
         write_json(current.folder / "eval.json", {"rows": rows, "differences": compared, "asked": players.asking})
         current.tables.append(table(f"Held-out problems of {source}", rows))

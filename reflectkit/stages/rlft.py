@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, at_least, fraction, one_of, option
 from reflectkit.core.console import Progress, Quiet
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, ReflectkitError
-from reflectkit.core.jsonl import read_json, read_jsonl, rows_so_far, write_jsonl, write_text
+from reflectkit.core.jsonl import read_json, read_jsonl, rows_so_far, write_jsonl
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.runs import Report, digest, figures_table, plain_settings
 from reflectkit.core.types import Task, to_json
-from reflectkit.data.episodes import episode_line, episode_to_json
+from reflectkit.data.episodes import episode_to_json, write_episodes
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
 from reflectkit.stages.algorithm import AlgorithmConfig
@@ -373,8 +373,10 @@ def _loop(
                 numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
                 processes.accelerator.log(numbers, step=trainer.step)
             recent = [row["success_rate"] for row in history[-10:]]
-            learnt = {name: float(str(figures[name])) for name in ("entropy",) if name in figures}
-            bar.advance(1, success=sum(recent) / len(recent), **learnt)
+            beside = {"success": sum(recent) / len(recent)}
+            if isinstance(entropy := figures.get("entropy"), float):  # none where there was nothing to learn
+                beside["entropy"] = entropy
+            bar.advance(1, **beside)
     if config.report_to:
         processes.accelerator.end_training()
     return target
@@ -387,7 +389,7 @@ def _keep_episodes(config: Config, trainer: Trainer, path: Path) -> None:
         episode_to_json(f"update {trainer.step}", trajectory, advantages) | {"step": trainer.step}
         for trajectory, advantages in trainer.judged[: config.keep_episodes]
     ]
-    write_text(path, "".join(map(episode_line, [*known, *new])))
+    write_episodes(path, [*known, *new])
 
 
 def _kept(error: ReflectkitError, folder: Path, trainer: Trainer) -> ReflectkitError:

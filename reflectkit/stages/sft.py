@@ -249,7 +249,8 @@ def _callback(bar: Bar) -> Any:
             self.figures: dict[str, float] = {}
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            self.figures |= {name: value for name, value in (logs or {}).items() if name == "loss"}
+            if logs and "loss" in logs:
+                self.figures["loss"] = logs["loss"]
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             bar.advance(1, **self.figures)
