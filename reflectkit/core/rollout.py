@@ -13,7 +13,7 @@ import json
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
@@ -73,8 +73,9 @@ def rollout(
     on_end: told of each trajectory as it ends (in order of ending).
 
     A failed engine (EnvironmentFailure) or an agent that could not decide (`Decision.failure`) makes the episode ABORTED
-    with its reason; an observation too long for the agent's model, or no legal answer
-    (`Decision.overflow`), makes it TRUNCATED. Other errors are raised; ConfigError where an env's reward or info is no JSON.
+    with its reason; an observation too long for the agent's model, or no legal answer (`Decision.overflow`), makes it
+    TRUNCATED, and adds the env's `forfeit` to the last turn's reward: ending early without an answer is never cheaper than
+    going on to the horizon. Other errors are raised; ConfigError where an env's reward or info is no JSON.
     """
     trajectories: list[Trajectory | None] = [None] * len(episodes)
     waiting = iter(enumerate(episodes))
@@ -84,9 +85,16 @@ def rollout(
     bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def finish(seat: _Seat, status: Status, reason: str = "", undone: Decision | None = None) -> None:
-        turns, episode = tuple(seat.turns), seat.episode
+        episode, forfeit = seat.episode, 0.0
+        if undone is not None and undone.overflow is not None:
+            forfeit = _forfeit(seat.env)
+            if seat.turns:
+                last = seat.turns[-1]
+                seat.turns[-1] = replace(last, reward=last.reward + forfeit, info=last.info | {"forfeit": forfeit})
+                forfeit = 0.0
+        turns = tuple(seat.turns)
         success = status is not Status.ABORTED and bool(turns) and turns[-1].info.get("success") is True
-        ended = Trajectory(episode.task, episode.seed, turns, status, success, reason, episode.group, undone)
+        ended = Trajectory(episode.task, episode.seed, turns, status, success, reason, episode.group, undone, forfeit)
         trajectories[seat.number] = ended
         seats.remove(seat)
         if on_end is not None:
@@ -175,6 +183,12 @@ def rollout(
             for (seat, _), decision in zip(going, decisions, strict=True):
                 obey(seat, decision)
     return [trajectory for trajectory in trajectories if trajectory is not None]
+
+
+def _forfeit(env: Env) -> float:
+    """The reward for ending the episode in `env` now, without an answer; 0 where the env does not say."""
+    forfeit = getattr(env, "forfeit", None)
+    return float(forfeit(0)) if forfeit else 0.0
 
 
 def _check(result: StepResult, env: Env) -> None:

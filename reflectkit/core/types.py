@@ -148,7 +148,8 @@ class Status(StrEnum):
 class Trajectory:
     """One episode. seed: of everything random in it, 0 ≤ seed < 2**63. reason: why it was ABORTED, or TRUNCATED by its
     agent. group: what it is compared with: episodes of one group began alike. Empty where nothing is compared. undone: the
-    decision that ended it instead of a turn: a failure or an overflow.
+    decision that ended it instead of a turn: a failure or an overflow. forfeit: reward of an overflow at the first turn, in the
+    env's unit; a later one is part of the last turn's reward.
     """
 
     task: Task
@@ -159,6 +160,7 @@ class Trajectory:
     reason: str = ""
     group: str = ""
     undone: Decision | None = None
+    forfeit: float = 0.0
 
     @property
     def price_usd(self) -> float | None:
@@ -170,7 +172,7 @@ class Trajectory:
     @property
     def total_return(self) -> float:
         """The undiscounted sum of the rewards, in the env's unit."""
-        return sum(turn.reward for turn in self.turns)
+        return sum(turn.reward for turn in self.turns) + self.forfeit
 
     @property
     def figures(self) -> dict[str, float]:

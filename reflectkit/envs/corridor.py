@@ -5,7 +5,8 @@ Observation
 Choices
     0 left, 1 right.
 Reward
-    -0.1 a step, +1 on reaching the goal. From cell s in a corridor of n cells the best return is 1 - 0.1 (n - 1 - s).
+    -0.1 a step, +1 on reaching the goal; an episode that is cut short pays for the steps it had left. From cell s in a
+    corridor of n cells the best return is 1 - 0.1 (n - 1 - s).
 Episode end
     On the goal, the last cell. Walking left out of the first cell changes nothing.
 Source
@@ -43,6 +44,10 @@ class Corridor(ChoiceEnv):
         self._place = max(0, self._place + (1 if action == 1 else -1))
         reached = self._place == self._size - 1
         return STEP_REWARD + (GOAL_REWARD if reached else 0.0), reached, {"state": self._place, "success": reached}
+
+    def forfeit(self, steps_left: int) -> float:
+        """The cost of the steps that were left."""
+        return STEP_REWARD * steps_left
 
     def _text(self) -> str:
         cells = ["."] * (self._size - 1) + ["G"]

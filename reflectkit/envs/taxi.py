@@ -10,8 +10,8 @@ Observation
 Choices
     Taxi-v4's six, in its order: south, north, east, west, pickup, dropoff.
 Reward
-    Divided by 20: -1 a step, -10 for an action that changes nothing, +20 for the delivery, and +20 for the first pickup in
-    the levels "pickup" and "full".
+    Divided by 20: -1 a step, or in its place -10 for an action that changes nothing, +20 for the delivery, and +20 for the
+    first pickup in the levels "pickup" and "full". An episode that is cut short pays for the steps it had left.
 Episode end
     The delivery ("dropoff", "full"), the pickup ("pickup"), or an action that leaves the state unchanged: a wall, an
     illegal pickup or drop-off. Putting the passenger down at a wrong stand is allowed, as in Taxi-v4.
@@ -149,9 +149,8 @@ class Taxi(ChoiceEnv):
         fatal = table.fatal(before, action)
         picked_up = not self._picked_up and action == PICKUP and not fatal
         self._picked_up = self._picked_up or picked_up
-        reward = FATAL if fatal else BONUS if delivered else STEP
-        if picked_up and self._level != "dropoff":
-            reward += BONUS
+        rewarded = delivered or (picked_up and self._level != "dropoff")
+        reward = FATAL if fatal else BONUS if rewarded else STEP
         success = picked_up if self._level == "pickup" else delivered
         over = fatal or delivered or success
         return reward, over, {"state": self._state, "success": success, "refused": int(fatal)}
@@ -159,6 +158,10 @@ class Taxi(ChoiceEnv):
     def _text(self) -> str:
         last = "none" if self._last is None else ACTIONS[self._last]
         return f"{RULES}\n{draw(self._state)}\nLast move: {last}"
+
+    def forfeit(self, steps_left: int) -> float:
+        """The cost of the steps that were left."""
+        return STEP * steps_left
 
     @property
     def state(self) -> int:

@@ -59,6 +59,11 @@ class Horizon(Wrapper):
         info = {"success": False} | result.info
         return dataclasses.replace(result, truncated=True, info=info)
 
+    def forfeit(self, steps_left: int = 0) -> float:
+        """The wrapped env's, for the steps that the horizon has left; 0 where it has none."""
+        inner = getattr(self.env, "forfeit", None)
+        return float(inner(self.steps - self.taken)) if inner else 0.0
+
 
 class Shuffled(Wrapper):
     """Draws the order of the choices, and so their labels, anew at each step: a label says nothing of what it stands for.

@@ -21,7 +21,7 @@ from reflectkit.agents.scripted import Oracle, RandomAgent
 from reflectkit.core.errors import ConfigError, DataError, IllegalActionError, UnknownNameError
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.types import Observation, Status, Task, Trajectory, from_json, to_json
+from reflectkit.core.types import Decision, Observation, Status, Task, Trajectory, from_json, to_json
 from reflectkit.envs import ENVS, env_class
 from reflectkit.envs import make as make_env
 from reflectkit.envs.autoexplore.repo import open_repository
@@ -94,6 +94,45 @@ def test_oracle_succeeds(name: str, level: str) -> None:
         assert trajectory.success
         assert trajectory.status is Status.COMPLETED
         assert trajectory.turns[-1].info["success"] is True
+
+
+class Overflowing(RandomAgent):
+    """Acts at random, and finds the prompt too long at the turn `at`; with `at` None it goes on to the horizon."""
+
+    def __init__(self, at: int | None) -> None:
+        super().__init__()
+        self.at, self.turns = at, 0
+
+    def act(self, observations: Any, contexts: Any) -> list[Decision]:
+        self.turns += 1
+        return [
+            Decision(0, overflow="the prompt is too long")
+            if self.turns - 1 == self.at
+            else Decision(self.harmless(observation, context.env))
+            for observation, context in zip(observations, contexts, strict=True)
+        ]
+
+    def harmless(self, observation: Observation, env: Any) -> Any:
+        """An action that neither ends the episode nor succeeds: a mistake if there is one, else as the oracle does."""
+        return next(iter(env.mistakes()), None) if observation.choices and env.mistakes() else env.oracle()
+
+
+@pytest.mark.parametrize(("name", "level"), [(name, level) for name, level in EVERY if name != "memory"])
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_prompt_that_overflows_pays_what_the_horizon_costs(name: str, level: str, at: int) -> None:
+    """Ending early without an answer must not be a way out of the steps that are left."""
+    task, steps = some(name, level)[0], 4
+
+    def played(agent: Overflowing) -> Trajectory:
+        return rollout([Episode(task, 7)], lambda: make(name, steps), agent, width=1)[0]
+
+    early, whole = played(Overflowing(at)), played(Overflowing(None))
+    if any(turn.info.get("success") for turn in whole.turns) or len(whole.turns) < steps:
+        pytest.skip("the oracle is done before the horizon")
+    assert (early.status, early.success, len(early.turns)) == (Status.TRUNCATED, False, at)
+    assert early.total_return == pytest.approx(whole.total_return)
+    assert early.total_return == pytest.approx(sum(turn.reward for turn in early.turns) + early.forfeit)
+    assert early.forfeit == 0 or at == 0, "where there is a turn, it carries the cost, so that it can be learnt from"
 
 
 @pytest.mark.parametrize(("name", "level"), EVERY)

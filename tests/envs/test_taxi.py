@@ -31,8 +31,8 @@ def test_agrees_with_taxi_v4_on_every_transition() -> None:
             assert result.info["refused"] == (following == state)
             assert result.terminated == (delivered or following == state)
             picked_up = action == 4 and following != state
-            expected = -10 if following == state else 20 if delivered else reward
-            assert result.reward == pytest.approx((expected + (20 if picked_up else 0)) / 20)
+            expected = -10 if following == state else 20 if delivered or picked_up else reward
+            assert result.reward == pytest.approx(expected / 20)
 
 
 def test_distances_agree_with_a_forward_search() -> None:
@@ -59,7 +59,7 @@ def test_the_hardest_start_takes_18_steps_and_the_mean_is_13() -> None:
 
 def test_return_of_a_perfect_ride_by_hand() -> None:
     # 328: taxi (3,1), passenger at stand 2 (4,0), destination stand 0 (0,0); a wall between columns 0 and 1 in row 3. So north,
-    # west, south, south, pickup, 4 times north, dropoff: 4 moves, pickup and 4 moves cost 1 each, pickup +20, delivery 20.
+    # west, south, south, pickup, 4 times north, dropoff: 8 moves cost 1 each, the pickup and the delivery pay 20 in its place.
     env, total, taken = at(328), 0.0, []
     while True:
         taken.append(ACTIONS[env.oracle()])
@@ -68,7 +68,7 @@ def test_return_of_a_perfect_ride_by_hand() -> None:
         if result.terminated:
             break
     assert taken == ["north", "west", "south", "south", "pickup", "north", "north", "north", "north", "dropoff"]
-    assert total == pytest.approx((-9 + 20 + 20) / 20)
+    assert total == pytest.approx((-8 + 20 + 20) / 20)
 
 
 def test_levels() -> None:
@@ -76,7 +76,7 @@ def test_levels() -> None:
     for action in (1, 3, 0, 0):
         assert not pickup.step(action).terminated
     end = pickup.step(4)
-    assert (end.terminated, end.info["success"], end.reward) == (True, True, pytest.approx(0.95))
+    assert (end.terminated, end.info["success"], end.reward) == (True, True, 1.0)  # as published: in place of the step's cost
     aboard = Taxi.at_level(Task("t", "taxi", "full", "g", {"state": 328}), "dropoff")
     assert aboard is not None
     assert decode(aboard.data["state"]) == View(4, 0, 4, 0)
@@ -87,7 +87,7 @@ def test_only_the_first_pickup_pays() -> None:
     env = at(328)
     for action in (1, 3, 0, 0, 4):
         result = env.step(action)
-    assert result.reward == pytest.approx(0.95)
+    assert result.reward == 1.0
     assert env.step(5).reward == pytest.approx(-0.05)  # put down at stand 2, which is not the destination
     assert env.step(4).reward == pytest.approx(-0.05)
 

@@ -130,6 +130,10 @@ class AutoExplore:
         info |= {"cost": cost, "success": self._over and costs.solved(self.total_cost)}
         return StepResult(self._observe(), -cost / self.horizon, self._over, info=info)
 
+    def forfeit(self, steps_left: int) -> float:
+        """What the horizon would have cost: the steps that were left, and naming no file."""
+        return -(costs.STEP * (self.horizon - len(self._history)) + costs.end_cost(False, self.horizon)) / self.horizon
+
     # ------------------------------------------------------------------------------------------------ the oracle teacher
 
     def oracle(self) -> int:
