@@ -28,6 +28,7 @@ class StageConfig:
     data_dir: Path = option(Path("data"), help="Folder of the data files; each env has a folder in it.")
     results_dir: Path = option(Path("results"), help="Folder of the numbered runs.")
     seed: int = option(0, help="Seed of everything random; the same seed gives the same result.")
+    threads: int = option(1, help="CPU threads of a process; other numbers round floats otherwise, and so give other weights.")
     force: bool = option(False, help="Run again although a finished run with these settings is there.")
 
     def __post_init__(self) -> None:
@@ -36,6 +37,7 @@ class StageConfig:
             if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"{flag(item.name)} must be a finite number, got {value}")
         at_least("seed", self.seed, 0)
+        between("threads", self.threads, 1, 1024)
 
     def departed(self, names: Iterable[str]) -> list[str]:
         """Those of the settings `names` that are not at their defaults."""
@@ -89,6 +91,12 @@ def at_least(name: str, value: float, low: float) -> None:
     """Raises ConfigError unless `value` is a number ≥ `low`."""
     if not value >= low:  # written so that NaN is refused too
         raise ConfigError(f"{flag(name)} must be at least {low:g}, got {value}")
+
+
+def between(name: str, value: float, low: float, high: float) -> None:
+    """Raises ConfigError unless `value` is a number from `low` to `high`."""
+    if not low <= value <= high:
+        raise ConfigError(f"{flag(name)} must lie between {low:,g} and {high:,g}, got {value}")
 
 
 def above(name: str, value: float, low: float) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 from reflectkit.core.config import StageConfig
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, sha256, sweep, write_json
+from reflectkit.core.threads import use_threads
 from reflectkit.core.types import to_json
 
 NOT_IDENTITY = frozenset(
@@ -97,6 +98,7 @@ def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = ()) -> It
     ------
     DataError: an input is missing. ConfigError: the results folder cannot be written, or another process holds the run.
     """
+    use_threads(config.threads)
     settings = plain_settings(config)
     identity = {"stage": stage, "settings": settings, "inputs": {str(path): digest(path) for path in inputs}}
     folder = None if config.force else _find(config.results_dir, stage, identity)

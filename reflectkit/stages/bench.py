@@ -81,7 +81,7 @@ def run(config: Config, progress: Progress) -> Report:
 
 
 def _learning(config: Config, progress: Progress) -> Report:
-    """Rollouts and updates of models with random weights, on as many threads as torch takes."""
+    """Rollouts and updates of models with random weights."""
     from reflectkit.models.hush import hush
     from reflectkit.stages.bench_rl import measure
 

@@ -138,7 +138,7 @@ def run(config: Config, progress: Progress) -> Report:
     source = config.task_file or config.folder / "train.json"
     tasks = [record.task for record in read_records(source, config.env_name)]
     levels = _levels(config, tasks, source)
-    processes = started_together(config.device, config.report_to, config.results_dir)
+    processes = started_together(config.device, config.report_to, config.results_dir, config.threads)
     if processes.sharded and config.share_base:
         raise ConfigError("--share-base needs the base whole in each process; leave it out, or use configs/multi_gpu.yaml")
     if processes.kind == "DEEPSPEED" and config.target_kl:

@@ -47,7 +47,7 @@ EXAMPLES = (
 DATA_STAGES = ("filter-repo", "gen-task", "filter-task", "gen-trajectory", "split", "gen-sft")
 NAME = re.compile(r"[a-z0-9_-]+")
 DEFAULTS = "defaults"  # for every step that has the setting
-WHOLE_RUN = frozenset({"data_dir", "results_dir", "seed", "force"})
+WHOLE_RUN = frozenset({"data_dir", "results_dir", "seed", "threads", "force"})
 
 
 @dataclass(frozen=True)
@@ -312,7 +312,7 @@ def _jobs(
                 raise ConfigError(f"step '{step['name']}' writes where another does; give it an out_dir of its own")
         else:
             values |= {key: with_arms(values[key], asked, recipe.steps) for key in LISTS if isinstance(values.get(key), list)}
-        values |= {"data_dir": data, "results_dir": results, "seed": seed, "force": config.force}
+        values |= {"data_dir": data, "results_dir": results, "seed": seed, "threads": config.threads, "force": config.force}
         for key in values:
             if key not in known:
                 raise unknown_name(f"setting of step '{step['name']}' ({step['stage']})", key, known)

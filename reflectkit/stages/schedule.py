@@ -45,16 +45,13 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
     reports: dict[str, Report] = {}
     workers: dict[str, BaseProcess] = {}
     open_bars: dict[tuple[str, int], tuple[Bar, contextlib.ExitStack]] = {}
-    threads = max(1, (os.cpu_count() or 1) // side_by_side)
 
     def start_ready() -> None:
         for job in jobs:
             free = len(workers) < side_by_side
             if free and job.name not in reports and job.name not in workers and job.after <= reports.keys():
                 values = {key: _filled(value, job, reports) for key, value in job.values.items()}
-                worker = context.Process(
-                    target=_work, args=(job.name, job.stage, values, events, os.getpid(), threads), daemon=True
-                )
+                worker = context.Process(target=_work, args=(job.name, job.stage, values, events, os.getpid()), daemon=True)
                 worker.start()
                 workers[job.name] = worker
 
@@ -157,10 +154,9 @@ class _WireBar:
         self.pending, self.sent = 0, time.monotonic()
 
 
-def _work(name: str, stage: str, values: Mapping[str, Any], events: Any, parent: int, threads: int) -> None:
+def _work(name: str, stage: str, values: Mapping[str, Any], events: Any, parent: int) -> None:
     """The worker's whole life."""
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     try:
         module = importlib.import_module(STAGES[stage])
         config = from_mapping(module.Config, values, f"step '{name}'")

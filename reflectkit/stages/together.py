@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 from reflectkit.core.config import StageConfig
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.runs import Run, open_run
+from reflectkit.core.threads import use_threads
 
 if TYPE_CHECKING:
     from reflectkit.rl.processes import Processes
 
 
-def started_together(device: str, trackers: Sequence[str], results_dir: Path) -> Processes:
+def started_together(device: str, trackers: Sequence[str], results_dir: Path, threads: int = 1) -> Processes:
     """The processes that were started together, or this one alone. Raises ConfigError where rlft cannot run so."""
+    use_threads(threads)
     import torch
     from accelerate import Accelerator
     from accelerate.utils import DistributedType

@@ -1,0 +1,60 @@
+"""The number of CPU threads is a setting, and part of what a run is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from reflectkit.cli.main import main
+from reflectkit.core.jsonl import read_json
+from reflectkit.core.threads import VARIABLES
+from tests.kill import hashes
+from tests.stages.test_pipeline import prepare
+
+SFT = ["sft", "--env", "corridor", "--role", "plain", "--max-steps", "40", "--max-length", "64"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_afterwards():
+    before = {name: os.environ.get(name) for name in VARIABLES}
+    yield
+    torch.set_num_threads(1)
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def test_weights_do_not_depend_on_the_threads_that_were_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty steps are enough for the order of a sum on two threads to show in the weights."""
+    weights = []
+    for there in (1, 2):
+        prepare(tmp_path / str(there), env="corridor", demonstrations=6)
+        monkeypatch.chdir(tmp_path / str(there))
+        torch.set_num_threads(there)
+        assert main(SFT) == 0
+        assert torch.get_num_threads() == 1
+        (config,) = Path("results").glob("*_sft/config.json")
+        assert read_json(config)["settings"]["threads"] == 1
+        weights.append(hashes(config.parent / "checkpoint-40")["model.safetensors"])
+    assert weights[0] == weights[1]
+
+
+def test_threads_are_used_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(tmp_path, env="corridor", demonstrations=6)
+    monkeypatch.chdir(tmp_path)
+    assert main([*SFT, "--max-steps", "2", "--threads", "2"]) == 0
+    assert torch.get_num_threads() == 2
+    assert os.environ["OMP_NUM_THREADS"] == "2"
+    (config,) = Path("results").glob("*_sft/config.json")
+    assert read_json(config)["settings"]["threads"] == 2
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "9223372036854775808", "1.5"])
+def test_absurd_numbers_of_threads_are_refused(count: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", "--env", "taxi", "--policy", "random", "--threads", count]) == 2
