@@ -23,6 +23,8 @@ from reflectkit.core.errors import ReflectkitError
 from reflectkit.core.runs import Report
 from reflectkit.stages import STAGES
 
+PRELOADED = "reflectkit.stages.preload"
+
 
 @dataclass(frozen=True)
 class Job:
@@ -40,7 +42,7 @@ class Job:
 
 def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[str, Report]:
     """Run every job; reports by name, in the order of `jobs`. The first error stops the others and is raised."""
-    context = multiprocessing.get_context("spawn")
+    context = _context()
     events: Any = context.Queue()
     reports: dict[str, Report] = {}
     workers: dict[str, BaseProcess] = {}
@@ -90,6 +92,15 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
         for worker in workers.values():
             worker.join()
     return {job.name: reports[job.name] for job in jobs}
+
+
+def _context() -> Any:
+    """Processes forked from a server that has imported the heavy libraries once; fresh interpreters where there is no fork."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([PRELOADED])
+    return context
 
 
 def _check_alive(workers: Mapping[str, BaseProcess], events: Any) -> None:
@@ -156,7 +167,7 @@ class _WireBar:
 
 def _work(name: str, stage: str, values: Mapping[str, Any], events: Any, parent: int) -> None:
     """The worker's whole life."""
-    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_leave_with, args=(parent, os.getppid()), daemon=True).start()
     try:
         module = importlib.import_module(STAGES[stage])
         config = from_mapping(module.Config, values, f"step '{name}'")
@@ -173,7 +184,18 @@ def _work(name: str, stage: str, values: Mapping[str, Any], events: Any, parent:
         events.put((name, "error", RuntimeError(f"step '{name}': {type(error).__name__}: {error}\n{note}")))
 
 
-def _leave_with(parent: int) -> None:
-    while os.getppid() == parent:
+def _leave_with(scheduler: int, server: int) -> None:
+    """End this process once `scheduler`, which waits for it, or `server`, which forked it, is gone."""
+    while os.getppid() == server and _alive(scheduler):
         time.sleep(0.2)
     os._exit(1)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
