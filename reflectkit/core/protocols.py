@@ -33,7 +33,10 @@ class StepResult:
 
 @runtime_checkable
 class Env(Protocol):
-    """One screen of rules. Knows no model, no tokenizer and no horizon."""
+    """One screen of rules. Knows no model, no tokenizer and no horizon.
+
+    `forfeit(steps_left) -> float` is optional: the reward for ending now without an answer, 0 where an env does not have it.
+    """
 
     @property
     def name(self) -> str:

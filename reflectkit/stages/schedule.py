@@ -24,6 +24,7 @@ from reflectkit.core.runs import Report
 from reflectkit.stages import STAGES
 
 PRELOADED = "reflectkit.stages.preload"
+TRAINING = frozenset({"sft", "rlft"})
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Job:
 
 def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[str, Report]:
     """Run every job; reports by name, in the order of `jobs`. The first error stops the others and is raised."""
-    context = _context()
+    context = _context(jobs)
     events: Any = context.Queue()
     reports: dict[str, Report] = {}
     workers: dict[str, BaseProcess] = {}
@@ -94,12 +95,13 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
     return {job.name: reports[job.name] for job in jobs}
 
 
-def _context() -> Any:
-    """Processes forked from a server that has imported the heavy libraries once; fresh interpreters where there is no fork."""
+def _context(jobs: Sequence[Job]) -> Any:
+    """Processes forked from a server that has imported once what training needs; fresh interpreters where there is no fork."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([PRELOADED])
+    if TRAINING & {job.stage for job in jobs}:
+        context.set_forkserver_preload([PRELOADED])
     return context
 
 
