@@ -27,7 +27,7 @@ from reflectkit.data.trajectories import demonstration_steps, read_records
 from reflectkit.envs import make
 from reflectkit.stages import filter_repo, filter_task, gen_sft, gen_task, gen_trajectory, split
 from tests.explore import write_repository
-from tests.kill import hashes, run_with_kills
+from tests.kill import hashes, run_killed_at
 
 BOXED = Path(__file__).parents[2] / "data" / "auto_explore" / "repos"
 ENV = "auto_explore"
@@ -175,7 +175,8 @@ steps:
 
 def test_killed_anywhere_and_run_again_the_bytes_are_the_same(data: Path, tmp_path: Path) -> None:
     (tmp_path / "data.yaml").write_text(RECIPE)
-    run_with_kills(["run", "data.yaml"], tmp_path, seed=3, kills=4, earliest_s=2, latest_s=5)
+    points = ("repos_filtered/museum:1", "tasks/.*json:3", "data_reflection_negative.json:1", "sft_policy.jsonl:1")
+    run_killed_at(points, ["run", "data.yaml"], tmp_path)
     assert hashes(tmp_path / "data" / ENV) == hashes(data)
 
 

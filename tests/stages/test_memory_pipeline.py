@@ -69,18 +69,9 @@ def test_sft_learns_to_stop(ground: Path, tmp_path: Path) -> None:
 
 
 def test_grpo_reports_components_and_goes_on_exactly(ground: Path, tmp_path: Path) -> None:
-    whole = rlft(
-        ground,
-        tmp_path / "whole",
-        "--max-steps",
-        "3",
-        "--validate-steps",
-        "2",
-        "--keep-episodes",
-        "2",
-        "--reflect-load-dir",
-        str(ground / "reflection"),
-    )
+    settings = ("--max-steps", "3", "--validate-steps", "2", "--keep-episodes", "2", "--reflect-load-dir",
+                str(ground / "reflection"))  # fmt: skip
+    whole = rlft(ground, tmp_path / "whole", *settings)
     rows = [row for _, row in read_jsonl(whole / "metrics.jsonl")]
     for name in ("accuracy", "tool_success", "content", "compression", "memory_tokens", "groups_without_spread"):
         assert all(isinstance(row[name], float) for row in rows), name
@@ -89,12 +80,11 @@ def test_grpo_reports_components_and_goes_on_exactly(ground: Path, tmp_path: Pat
     assert [row["name"] for row in kept] == ["update 1"] * 2 + ["update 2"] * 2 + ["update 3"] * 2
     assert all(isinstance(turn["advantage"], float) for row in kept for turn in row["turns"])
     assert main(["view", str(whole), "--out", str(tmp_path / "view.html")]) == 0
-    copied = tmp_path / "half"
-    rlft(ground, copied, "--max-steps", "3", "--reflect-load-dir", str(ground / "reflection"))
-    (run,) = copied.glob("*_rlft")
+    run = tmp_path / "half" / whole.name
+    shutil.copytree(whole, run)
     (run / "report.json").unlink()
     shutil.rmtree(run / "checkpoint-3")
-    rlft(ground, copied, "--max-steps", "3", "--reflect-load-dir", str(ground / "reflection"))
+    assert rlft(ground, tmp_path / "half", *settings) == run
     weights = [(folder / "checkpoint-3" / "model.safetensors").read_bytes() for folder in (whole, run)]
     assert weights[0] == weights[1]
 

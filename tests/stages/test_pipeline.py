@@ -28,7 +28,7 @@ from reflectkit.data.trajectories import read_records
 from reflectkit.envs import make
 from reflectkit.models.load import Player
 from reflectkit.stages import gen_sft, gen_trajectory, split
-from tests.kill import hashes, run_with_kills
+from tests.kill import hashes, run_killed_at
 
 DATA_FILES = ("data_reflection_negative.json", "train.json", "validate.json", "test.json", "sft.jsonl", "sft_reflection.jsonl",
               "sft_policy.jsonl", "sft_reflection_positive.jsonl", "sft_policy_positive.jsonl")  # fmt: skip
@@ -233,10 +233,11 @@ def test_running_again_skips_everything(straight: Path) -> None:
     assert {name: digest for name, digest in after.items() if name in before and before[name] != digest} == {}
 
 
-def test_killed_at_any_moment_and_started_again_it_ends_the_same(straight: Path, tmp_path: Path) -> None:
-    """kill -9 of the whole command after random times, until it gets through: same data files, same weights."""
+def test_killed_at_any_point_and_started_again_it_ends_the_same(straight: Path, tmp_path: Path) -> None:
+    """kill -9 of the command and its steps while data, weights and figures are written: same data files, same weights."""
     shutil.copy(straight / "toy.yaml", tmp_path)
-    run_with_kills(["run", "toy.yaml"], tmp_path, seed=0, kills=5, earliest_s=3, latest_s=15)
+    points = ("train.json:1", "checkpoint-24$:1", "both/sft_policy.jsonl:1", "checkpoint-6$:1", "eval.json:1")
+    run_killed_at(points, ["run", "toy.yaml"], tmp_path)
     assert hashes(tmp_path / "data") == hashes(straight / "data")
 
     def weights(folder: Path) -> set[str]:

@@ -25,7 +25,7 @@ from reflectkit.models.load import Player, load_player, save_player, with_adapte
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.rl.loop import Trainer
 from reflectkit.stages import rlft
-from tests.kill import hashes, run_with_kills
+from tests.kill import fork_killed_at, forked, hashes
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +94,7 @@ def command(ground: Path, *more: str) -> list[str]:
 def straight(ground: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run of HARD."""
     folder = tmp_path_factory.mktemp("straight")
-    done = subprocess.run(
-        [sys.executable, "-m", "reflectkit", *command(ground, *HARD)], cwd=folder, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    assert forked(command(ground, *HARD), folder) == 0, (folder / "output.txt").read_text()
     return folder
 
 
@@ -107,10 +104,18 @@ def final(folder: Path) -> dict[str, str]:
     return {name: digest for name, digest in found.items() if name != "README.md"}
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_killed_at_any_moment_it_ends_with_the_same_bytes(ground: Path, straight: Path, tmp_path: Path, seed: int) -> None:
+KILLED_AT = (
+    ("config.json:1", "checkpoint-1$:1", "metrics.jsonl:1", "checkpoint-4$:1", "report.json:1"),
+    ("metrics.jsonl:2", "checkpoint-[0-9]$:3", "metrics.jsonl:2", "checkpoint-8$:1"),
+)
+
+
+@pytest.mark.parametrize("points", KILLED_AT)
+def test_killed_at_any_point_it_ends_with_the_same_bytes(
+    ground: Path, straight: Path, tmp_path: Path, points: tuple[str, ...]
+) -> None:
     """Weights, optimizer, critic, replay buffer, curriculum, memo, all bit for bit; and the same metrics but for the clock."""
-    run_with_kills(command(ground, *HARD), tmp_path, seed, kills=4, earliest_s=3, latest_s=9)
+    fork_killed_at(points, command(ground, *HARD), tmp_path)
     assert final(tmp_path) == final(straight)
     (there,), (here,) = ((folder / "results").glob("*_rlft/metrics.jsonl") for folder in (straight, tmp_path))
     timed = ("tokens_per_second", "episodes_per_second", "rollout_seconds", "update_seconds")
