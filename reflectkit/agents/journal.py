@@ -1,20 +1,24 @@
 """Every answer of a teacher, appended before it is used: a killed run repeats no paid call, and a rerun costs nothing.
 
-One JSON object a line: the request's hash, the answer, how it ended, and the tokens that it took. Keys and headers are never
-in it.
+One JSON object a line: the request's hash, the answer, how it ended, the tokens that it took, and a checksum of all these.
+Lines of earlier versions have no checksum and are read without one. Keys and headers are never in it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from reflectkit.core.errors import ConfigError
+
+MOST_TOKENS = 10_000_000  # in a prompt or an answer; more is an error of the bill
+CHECKSUM = "sha256"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class Journal:
         """Keep `answer`; it is in the system's hands when this returns."""
         if self._file is None:
             raise ValueError("this journal was opened for reading alone")
-        line = json.dumps({"key": key, "model": model, **asdict(answer)}) + "\n"
+        record = {"key": key, "model": model, **asdict(answer)}
+        line = json.dumps(record | {CHECKSUM: _checksum(record)}) + "\n"
         self._file.write(line.encode())
         self._file.flush()
         self.answers[key] = answer
@@ -82,16 +87,30 @@ def _load(journal: Journal, file: IO[bytes]) -> int:
             break
         end += len(line)
         try:
-            record = json.loads(line)
-            key = record.pop("key")
-            record.pop("model")
-            answer = Answer(**record)
-            if not isinstance(key, str) or not isinstance(answer.text, str):
-                raise TypeError
+            key, answer = _read(json.loads(line))
             journal.answers[key] = answer
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             journal.damaged += 1
     return end
+
+
+def _read(record: dict[str, Any]) -> tuple[str, Answer]:
+    """(key, answer) of a line. Raises ValueError, KeyError, TypeError or AttributeError for one that was changed."""
+    checksum = record.pop(CHECKSUM, None)
+    if checksum is not None and checksum != _checksum(record):
+        raise ValueError("the line was changed")
+    key, model, answer = record.pop("key"), record.pop("model"), Answer(**record)
+    if not all(isinstance(text, str) for text in (key, model, answer.text, answer.finish_reason, answer.refusal)):
+        raise TypeError("not text")
+    for tokens in (answer.prompt_tokens, answer.completion_tokens):
+        if type(tokens) is not int or not 0 <= tokens <= MOST_TOKENS:
+            raise TypeError("not a number of tokens")
+    return key, answer
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    """Of a record without its checksum, whatever the order of its fields."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _hold(file: IO[bytes], path: Path) -> None:
