@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -18,12 +18,14 @@ Answer = Callable[[dict[str, Any]], str]
 class Server:
     """url: to give as --base-url. faults: what the next requests meet, first in first out: see `Handler`. answer: body → text.
 
-    requests: every body that came in. authorization: every such header. answered: how many got an answer that costs.
+    refused: a parameter that no request may have. requests: every body that came in. authorization: every such header.
+    answered: how many got an answer that costs.
     """
 
     url: str
     answer: Answer
     faults: list[Any] = field(default_factory=list)
+    refused: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
     authorization: list[str] = field(default_factory=list)
     answered: int = 0
@@ -49,7 +51,9 @@ def serve(answer: Answer) -> Iterator[Server]:
     """A server for as long as the context lasts."""
 
     class Handler(BaseHTTPRequestHandler):
-        """A fault is ("status", code, headers, body), ("json", body), ("raw", bytes), ("cut", bytes), ("sleep", seconds)."""
+        """A fault is ("status", code, headers, error), ("whole", code, headers, body), ("json", body), ("raw", bytes),
+        ("cut", bytes), ("drip",): white space without an end, or ("bytes", bytes): what is not HTTP.
+        """
 
         protocol_version = "HTTP/1.1"
 
@@ -63,6 +67,9 @@ def serve(answer: Answer) -> Iterator[Server]:
                     server.requests.append(body)
                     server.authorization.append(self.headers.get("Authorization") or self.headers.get("api-key") or "")
                     fault = server.faults.pop(0) if server.faults else None
+                    if server.refused in body:
+                        error = {"message": f"Unsupported value: '{server.refused}'", "param": server.refused}
+                        fault = ("status", 400, {}, error)
                 time.sleep(server.delay_s)
                 self._reply(body, fault)
             finally:
@@ -78,13 +85,19 @@ def serve(answer: Answer) -> Iterator[Server]:
             elif fault[0] == "status":
                 _, code, headers, content = fault
                 self._send(code, headers, json.dumps({"error": content}).encode())
+            elif fault[0] == "whole":
+                self._send(fault[1], fault[2], json.dumps(fault[3]).encode())
             elif fault[0] == "raw":
                 self._send(200, {}, fault[1])
-            elif fault[0] == "cut":
-                self._send(200, {"Content-Length": str(len(fault[1]) + 50)}, fault[1])
+            elif fault[0] == "bytes":
+                self.wfile.write(fault[1])
                 self.close_connection = True
+            elif fault[0] == "drip":
+                self._send(200, {"Content-Length": "1000000"}, b" ")
+                while not closing.wait(0.02):
+                    self.wfile.write(b" ")
             else:
-                time.sleep(fault[1])
+                self._send(200, {"Content-Length": str(len(fault[1]) + 50)}, fault[1])
                 self.close_connection = True
 
         def _send(self, code: int, headers: dict[str, str], content: bytes) -> None:
@@ -97,6 +110,11 @@ def serve(answer: Answer) -> Iterator[Server]:
         def log_message(self, *_: Any) -> None:
             pass
 
+        def handle(self) -> None:
+            with suppress(OSError):  # the client hung up
+                super().handle()
+
+    closing = threading.Event()
     listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     listener.daemon_threads = True
     server = Server(f"http://127.0.0.1:{listener.server_address[1]}/v1", answer)
@@ -105,5 +123,6 @@ def serve(answer: Answer) -> Iterator[Server]:
     try:
         yield server
     finally:
+        closing.set()
         listener.shutdown()
         listener.server_close()

@@ -1,7 +1,7 @@
 """Chat completions from OpenAI, Azure, or any server that speaks the same protocol: journalled, budgeted, never asked twice.
 
-Retries with backoff for 429, 5xx and timeouts are the `openai` package's own, `Retry-After` included. Keys are read here,
-from the environment alone, and are taken out of every text that leaves.
+429, 5xx and lost connections are retried with backoff, as long as `Retry-After` says where it does. Keys are read from the
+environment alone, and are taken out of every text that leaves.
 """
 
 from __future__ import annotations
@@ -15,18 +15,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from reflectkit.agents.endpoints import KEYS, ApiError, Endpoint, connect, secrets
+from reflectkit.agents.background import wait_for
+from reflectkit.agents.budget import Budget
+from reflectkit.agents.endpoints import KEYS, ApiError, Endpoint, secrets
 from reflectkit.agents.journal import Answer, Journal, open_journal
 from reflectkit.agents.prices import Prices
+from reflectkit.agents.transport import (
+    MALFORMED,
+    ConnectionLostError,
+    Response,
+    Transport,
+    error_of,
+    read_answer,
+    usage_of,
+)
+from reflectkit.core.seeding import uniform
 from reflectkit.core.text import count_tokens
 from reflectkit.core.types import Message
 
 ASKED_AGAIN = 2  # times, after an answer that is of no use
-RETRIES = 6  # of the transport, for one request
-THINKING_MODELS = ("o1", "o3", "o4", "gpt-5")
-THINKING_TOKENS = 4000  # that such a model may write before its answer, on the bill and within its limit
+RETRIES = 6  # of one request, where the server is busy or hangs up
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 8.0
+BUSY = (408, 409, 429)  # and 5xx: worth another try
+THINKING_TOKENS = 4000  # that a thinking model may write before its answer, on the bill and within its limit
 MESSAGE_TOKENS = 4  # what a chat format adds to a message
-HOPELESS = 3  # requests refused as malformed before any answer came, after which the settings are wrong, not the requests
+PROMPT_MARGIN = 1.25  # by which a prompt may be longer than we count
+HOPELESS = 3  # items in a row without an answer, after which it is the server or the settings, not the items
+RESUMES = "run the same command again, it resumes from here"
 
 Value = TypeVar("Value")
 
@@ -72,22 +87,30 @@ class Outcome(Generic[Value]):
     tokens: int = 0
 
 
-@dataclass(slots=True)
-class Budget:
-    """What clients may spend together, in US dollars. limit: None for any amount. paid: all that their journals paid for.
-    reserved: the most that the calls under way will cost.
-    """
+class _NoAnswerError(Exception):
+    """A request got no answer. fatal: what to say where that is so of all of them. again: whether to ask once more."""
 
-    limit: float | None = None
-    paid: float = 0.0
-    reserved: float = 0.0
+    def __init__(self, reason: str, fatal: str, *, again: bool = False, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.fatal, self.again, self.refused = fatal, again, refused
+
+
+def written_limit(endpoint: Endpoint, request: Request) -> int:
+    """The tokens that the model may write, seen and unseen; it is sent along, and servers keep to it."""
+    return request.max_tokens + (THINKING_TOKENS if endpoint.thinks else 0)
+
+
+def most_usd(endpoint: Endpoint, prices: Prices, request: Request) -> float:
+    """The most that one call can cost, in US dollars."""
+    return prices.cost(request.prompt_tokens * PROMPT_MARGIN, written_limit(endpoint, request))
 
 
 class ChatClient:
     """Asks many requests at once. calls: made to the server; replayed: taken from the journal; cost_usd: of both together.
 
-    thinking_tokens: that the model may write unseen, a call. stopped: whether the budget, which counts all that the journal
-    paid for, ended the asking. Use `open_client`.
+    stopped: whether the budget, which counts all that the journal paid for, ended the asking. timeout_s: for a whole call, from
+    connecting to the last byte, not counting the waits before retries. Any thread may ask, and several at once. Use
+    `open_client`.
     """
 
     def __init__(
@@ -109,11 +132,13 @@ class ChatClient:
         self.stopped = False
         self._secrets = secrets()
         self.budget.paid += sum(map(self._cost, journal.answers.values()))
-        self.thinking_tokens = THINKING_TOKENS if endpoint.model.startswith(THINKING_MODELS) else 0
-        self._runner = asyncio.Runner()
-        self._sdk: Any = None
-        self._refused = 0
+        self._sends_temperature = not endpoint.thinks
+        self._transport: Transport | None = None
+        self._connecting = asyncio.Lock()
+        self._slots = asyncio.Semaphore(concurrency)
         self._under_way: dict[str, asyncio.Lock] = {}
+        self._in_a_row = 0
+        self._trouble: ApiError | None = None
 
     def ask(
         self, requests: Sequence[Request], parse: Callable[[int, str], Value], advance: Callable[[], None] = lambda: None
@@ -124,15 +149,16 @@ class ChatClient:
 
         Raises
         ------
-        ApiError: the server cannot be used. What was answered until then is in the journal.
+        ApiError: the server cannot be used: nothing was answered, or several items in a row were not. What was answered until
+        then is in the journal.
         """
-        return self._runner.run(self._ask(requests, parse, advance))
+        return wait_for(self._ask(requests, parse, advance))
 
     def close(self) -> None:
         """End the connections."""
-        if self._sdk is not None:
-            self._runner.run(self._sdk.close())
-        self._runner.close()
+        if self._transport is not None:
+            wait_for(self._transport.close())
+            self._transport = None
 
     def key(self, request: Request, attempt: int) -> str:
         """What the journal knows the answer by."""
@@ -144,8 +170,18 @@ class ChatClient:
             "max_tokens": request.max_tokens,
             "temperature": self.temperature,
             "attempt": attempt,
-        } | ({"draw": request.draw} if request.draw and self.temperature else {})
+        } | ({"draw": request.draw} if request.draw and (self.temperature or self.endpoint.thinks) else {})
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+    def calls_left(self, request: Request) -> int:
+        """How many calls `request` may still take: none where the journal has an answer to it that can be read."""
+        for attempt in range(1 + ASKED_AGAIN):
+            answer = self.journal.answers.get(self.key(request, attempt))
+            if answer is None:
+                return 1 + ASKED_AGAIN - attempt
+            if not _fault(answer) and self.key(request, attempt + 1) not in self.journal.answers:
+                return 0
+        return 0
 
     def redact(self, text: str) -> str:
         """`text` on one line, without keys."""
@@ -177,6 +213,8 @@ class ChatClient:
         await asyncio.gather(*(work() for _ in range(min(self.concurrency, len(requests)))))
         if failed:
             raise failed[0]
+        if self._trouble is not None and self.calls == 0:
+            raise self._trouble
         return outcomes
 
     async def _one(self, number: int, request: Request, parse: Callable[[int, str], Value]) -> Outcome[Value]:
@@ -188,7 +226,14 @@ class ChatClient:
             return Outcome(value, rejected, unfit, sum(map(self._cost, answers)), tokens)
 
         for attempt in range(1 + ASKED_AGAIN):
-            answer = await self._answer(request, attempt)
+            try:
+                answer = await self._answer(request, attempt)
+            except _NoAnswerError as error:
+                reason = f"no answer: {error}"
+                if error.again and attempt < ASKED_AGAIN:
+                    continue
+                self._fail(error)
+                return ended(rejected=Rejected(request.name, reason, ""))
             if answer is None:
                 return ended()
             answers.append(answer)
@@ -208,82 +253,119 @@ class ChatClient:
             return await self._answer_alone(key, request)
 
     async def _answer_alone(self, key: str, request: Request) -> Answer | None:
-        known = self.journal.answers.get(key)
-        if known is None:
-            worst = self.prices.cost(request.prompt_tokens * 1.25, request.max_tokens + self.thinking_tokens)
-            budget = self.budget
-            if budget.limit is not None and budget.paid + budget.reserved + worst > budget.limit:
+        answer = self.journal.answers.get(key)
+        if answer is not None:
+            self.replayed += 1
+            self._count(answer)
+            return answer
+        async with self._slots, self.budget.reserve(most_usd(self.endpoint, self.prices, request)) as fits:
+            if not fits:
                 self.stopped = True
                 return None
-            budget.reserved += worst
-            try:
-                known = await self._call(request)
-            finally:
-                budget.reserved -= worst
-            if known.finish_reason != "unanswered":
-                self.journal.add(key, self.endpoint.model, known)
-                budget.paid += self._cost(known)
-                self.calls += 1
-        else:
-            self.replayed += 1
-        self.prompt_tokens += known.prompt_tokens
-        self.completion_tokens += known.completion_tokens
-        self.cost_usd += self._cost(known)
-        return known
+            answer = await self._call(key, request)
+            self._keep(key, request, answer)
+        self.calls += 1
+        self._in_a_row, self._trouble = 0, None
+        return answer
+
+    def _keep(self, key: str, request: Request, answer: Answer) -> None:
+        """Put a paid answer into the journal and on the bill."""
+        self.journal.add(key, self.endpoint.model, answer)
+        self.budget.pay(self._cost(answer), most_usd(self.endpoint, self.prices, request))
+        self._count(answer)
+
+    def _count(self, answer: Answer) -> None:
+        self.prompt_tokens += answer.prompt_tokens
+        self.completion_tokens += answer.completion_tokens
+        self.cost_usd += self._cost(answer)
 
     def _cost(self, answer: Answer) -> float:
         return self.prices.cost(answer.prompt_tokens, answer.completion_tokens)
 
-    async def _call(self, request: Request) -> Answer:
-        """One request to the server, with the package's retries."""
-        import openai
+    def _fail(self, error: _NoAnswerError) -> None:
+        """Note that an item got no answer. Raises ApiError where it is not for the item's own sake."""
+        if error.refused and self.calls + self.replayed > 0:
+            self._in_a_row = 0  # others were answered with the same settings
+            return
+        self._in_a_row += 1
+        self._trouble = ApiError(error.fatal)
+        if self._in_a_row >= HOPELESS:
+            raise self._trouble
 
-        if self._sdk is None:
-            self._sdk = connect(self.endpoint, self.timeout_s, RETRIES)
+    async def _call(self, key: str, request: Request) -> Answer:
+        """One request to the server, with retries. Raises _NoAnswerError, ApiError."""
+        async with self._connecting:
+            if self._transport is None:
+                self._transport = await asyncio.to_thread(Transport, self.endpoint)
+        left_s, retries = self.timeout_s, 0
+        clock = asyncio.get_running_loop().time
+        while True:
+            started = clock()
+            response: Response | None = None
+            body = self._body(request)
+            try:
+                response = await self._transport.post(body, left_s)
+            except TimeoutError:
+                reason = f"{self.endpoint} does not answer within {self.timeout_s:g} s"
+                raise _NoAnswerError(reason, f"{reason}; raise --timeout-s, or {RESUMES}", again=True) from None
+            except ConnectionLostError as error:
+                reason = f"{self.endpoint} cannot be reached ({self.redact(str(error))})"
+            left_s = max(left_s - (clock() - started), 0.0)
+            if response is not None:
+                if response.status < 300:
+                    return self._read(response, request)
+                self._keep_bill(key, request, response)
+                said = self.redact(error_of(response.body)["message"])
+                if response.status not in BUSY and response.status < 500:
+                    if "temperature" in body and _refuses_temperature(response):
+                        self._sends_temperature = False
+                        continue
+                    return self._refusal(response, said)
+                reason = f"{self.endpoint} keeps answering {response.status}: {said}"
+            if retries == RETRIES:
+                raise _NoAnswerError(reason, f"{reason}; {RESUMES}")
+            asked_s = response.retry_after_s if response is not None else None
+            backoff_s = min(FIRST_BACKOFF_S * 2**retries, LONGEST_BACKOFF_S) * (1 - uniform(0, key, retries) / 4)
+            await asyncio.sleep(backoff_s if asked_s is None else asked_s)
+            retries += 1
+
+    def _body(self, request: Request) -> dict[str, Any]:
         limit = "max_tokens" if self.endpoint.kind == "local" else "max_completion_tokens"
-        messages = [{"role": message.role, "content": message.content} for message in request.messages]
-        try:
-            completion = await self._sdk.chat.completions.create(
-                model=self.endpoint.model,
-                messages=messages,
-                temperature=self.temperature,
-                **{limit: request.max_tokens + self.thinking_tokens},
-            )
-        except openai.BadRequestError as error:
-            if error.code == "content_filter" or "content_filter" in str(error.body):
-                return Answer("", "content_filter", "", 0, 0)
-            self._refused += 1
-            if self.calls == 0 and self._refused >= HOPELESS:
-                raise ApiError(f"{self.endpoint} refuses every request: {self.redact(_said(error))}") from None
-            return Answer("", "unanswered", self.redact(_said(error)), 0, 0)
-        except openai.AuthenticationError:
-            raise ApiError(
-                f"{self.endpoint} does not accept the key in {KEYS[self.endpoint.kind]}; set the right one"
-            ) from None
-        except openai.PermissionDeniedError as error:
-            raise ApiError(f"{self.endpoint} is not allowed with this key: {self.redact(_said(error))}") from None
-        except openai.NotFoundError as error:
-            raise ApiError(f"{self.endpoint}: no such model or address: {self.redact(_said(error))}") from None
-        except openai.APITimeoutError:
-            raise ApiError(
-                f"{self.endpoint} does not answer within {self.timeout_s:g} s, {1 + RETRIES} times; {GOES_ON}"
-            ) from None
-        except openai.APIConnectionError as error:
-            cause = self.redact(str(error.__cause__ or error))
-            raise ApiError(f"{self.endpoint} cannot be reached ({cause}); {GOES_ON}") from None
-        except openai.APIStatusError as error:
-            raise ApiError(
-                f"{self.endpoint} keeps answering {error.status_code}: {self.redact(_said(error))}; {GOES_ON}"
-            ) from None
-        except openai.OpenAIError as error:
-            return Answer("", "unanswered", self.redact(str(error)), 0, 0)
-        except ValueError:  # a body that is no JSON
-            return Answer("", "unanswered", "the server's answer is not JSON", 0, 0)
-        answer = _read(completion, request)
+        body = {
+            "model": self.endpoint.model,
+            "messages": [{"role": message.role, "content": message.content} for message in request.messages],
+            limit: written_limit(self.endpoint, request),
+        }
+        return body | ({"temperature": self.temperature} if self._sends_temperature else {})
+
+    def _read(self, response: Response, request: Request) -> Answer:
+        answer = read_answer(
+            response.body, request.prompt_tokens, written_limit(self.endpoint, request), thinks=self.endpoint.thinks
+        )
         return replace(answer, text=self._without_keys(answer.text), refusal=self.redact(answer.refusal))
 
+    def _keep_bill(self, key: str, request: Request, response: Response) -> None:
+        """Put what an error has cost on the bill; few servers charge for one."""
+        read, written = usage_of(response.body)
+        if read or written:
+            said = self.redact(error_of(response.body)["message"])
+            answer = Answer("", MALFORMED, said, read or 0, written or 0)
+            self._keep(f"{key}/{len(self.journal.answers)}", request, answer)
 
-GOES_ON = "run the same command again, it goes on from here"
+    def _refusal(self, response: Response, said: str) -> Answer:
+        """What a status that another try does not change means. Raises _NoAnswerError, ApiError."""
+        error = error_of(response.body)
+        if response.status == 400 and (error.get("code") == "content_filter" or "content_filter" in error["message"]):
+            return Answer("", "content_filter", "", 0, 0)
+        if response.status == 401:
+            raise ApiError(f"{self.endpoint} does not accept the key in {KEYS[self.endpoint.kind]}; set the right one")
+        if response.status == 403:
+            raise ApiError(f"{self.endpoint} is not allowed with this key: {said}")
+        if response.status == 404:
+            raise ApiError(f"{self.endpoint}: no such model or address: {said}")
+        if response.status < 400:
+            said = "it redirects to another address; give that as --base-url"
+        raise _NoAnswerError(said, f"{self.endpoint} refuses every request: {said}", refused=True)
 
 
 @contextlib.contextmanager
@@ -297,16 +379,15 @@ def open_client(endpoint: Endpoint, journal_path: Path, prices: Prices, **settin
             client.close()
 
 
-def _said(error: Any) -> str:
-    """The server's own words."""
-    body = error.body
-    return str(body.get("message") or body) if isinstance(body, dict) else str(error.message)
+def _refuses_temperature(response: Response) -> bool:
+    error = error_of(response.body)
+    return response.status in (400, 422) and (error.get("param") == "temperature" or "'temperature'" in error["message"])
 
 
 def _fault(answer: Answer) -> str:
     """Why an answer is of no use, or ""."""
-    if answer.finish_reason == "unanswered":
-        return f"no answer: {answer.refusal}"
+    if answer.finish_reason == MALFORMED:
+        return answer.refusal
     if answer.finish_reason == "content_filter":
         return "held back by the server's content filter"
     if answer.refusal:
@@ -314,26 +395,3 @@ def _fault(answer: Answer) -> str:
     if answer.finish_reason == "length":
         return "cut off at its token limit"
     return "" if answer.text.strip() else "empty"
-
-
-def _read(completion: Any, request: Request) -> Answer:
-    """The package's object as an answer; whatever a server left out is put in."""
-    try:
-        choice = completion.choices[0]
-        message = choice.message
-        text, refusal = message.content or "", getattr(message, "refusal", None) or ""
-    except (AttributeError, IndexError, TypeError):
-        return Answer("", "unanswered", "the server's answer holds no choice", 0, 0)
-    if not isinstance(text, str):
-        return Answer("", "unanswered", "the server's answer holds no text", 0, 0)
-    usage = completion.usage
-    text = text.encode("utf-8", "replace").decode()
-    prompt_tokens = getattr(usage, "prompt_tokens", None)
-    completion_tokens = getattr(usage, "completion_tokens", None)
-    return Answer(
-        text,
-        str(choice.finish_reason or "stop"),
-        str(refusal),
-        prompt_tokens if isinstance(prompt_tokens, int) else request.prompt_tokens,
-        completion_tokens if isinstance(completion_tokens, int) else count_tokens(text),
-    )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from reflectkit.core.errors import ConfigError, ReflectkitError
 
+THINKING = ("o1", "o3", "o4", "gpt-5")
 KEYS = {"openai": "OPENAI_API_KEY", "azure": "AZURE_OPENAI_API_KEY", "local": "LOCAL_API_KEY"}
 
 
@@ -27,6 +27,12 @@ class Endpoint:
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.model}"
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model, by its name, writes tokens unseen before it answers; such models take no temperature."""
+        name = self.model.rpartition("/")[2]
+        return name.startswith(THINKING) and not name.startswith("gpt-5-chat")
 
 
 def parse_endpoint(text: str, base_url: str | None, flag: str = "--teacher", alone: str = "oracle, ") -> Endpoint:
@@ -55,27 +61,36 @@ def key_of(endpoint: Endpoint) -> str:
     key = os.environ.get(KEYS[endpoint.kind], "")
     if not key and endpoint.kind != "local":
         raise ConfigError(f"{endpoint} needs a key: export {KEYS[endpoint.kind]}=…")
+    if not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise ConfigError(f"{KEYS[endpoint.kind]} holds spaces around the key, or characters that no key has; set it again")
     return key
 
 
-def connect(endpoint: Endpoint, timeout_s: float, retries: int) -> Any:
-    """The package's client. Raises ConfigError for a missing key, ApiError where nothing listens."""
-    import openai
+def address_of(endpoint: Endpoint) -> tuple[str, dict[str, str]]:
+    """Where chats are posted to, and the headers for it, the key among them.
 
-    options: dict[str, Any] = {"max_retries": retries, "timeout": timeout_s}
+    Raises
+    ------
+    ConfigError: a key or an address is missing; ApiError: nothing listens at a local server's.
+    """
+    headers = {"Content-Type": "application/json"}
     key = key_of(endpoint)
+    if endpoint.kind == "azure":
+        address = endpoint.base_url or os.environ.get("AZURE_OPENAI_ENDPOINT", "")
+        if not address:
+            raise ConfigError(
+                f"{endpoint} needs an address: export AZURE_OPENAI_ENDPOINT=https://….openai.azure.com, or give --base-url"
+            )
+        version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
+        path = f"openai/deployments/{quote(endpoint.model, safe='')}/chat/completions?api-version={quote(version)}"
+        return f"{address.rstrip('/')}/{path}", headers | {"api-key": key}
     if endpoint.kind == "local":
         _knock(str(endpoint.base_url))
-        return openai.AsyncOpenAI(api_key=key or "none", base_url=endpoint.base_url, **options)
-    if endpoint.kind == "openai":
-        return openai.AsyncOpenAI(api_key=key, base_url=endpoint.base_url or "https://api.openai.com/v1", **options)
-    address = endpoint.base_url or os.environ.get("AZURE_OPENAI_ENDPOINT", "")
-    if not address:
-        raise ConfigError(
-            f"{endpoint} needs an address: export AZURE_OPENAI_ENDPOINT=https://….openai.azure.com, or give --base-url"
-        )
-    version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
-    return openai.AsyncAzureOpenAI(api_key=key, azure_endpoint=address, api_version=version, **options)
+    for header, name in (("OpenAI-Organization", "OPENAI_ORG_ID"), ("OpenAI-Project", "OPENAI_PROJECT_ID")):
+        if endpoint.kind == "openai" and os.environ.get(name):
+            headers[header] = os.environ[name]
+    address = endpoint.base_url or "https://api.openai.com/v1"
+    return f"{address.rstrip('/')}/chat/completions", headers | {"Authorization": f"Bearer {key or 'none'}"}
 
 
 def _knock(base_url: str) -> None:

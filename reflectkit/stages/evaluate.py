@@ -177,6 +177,7 @@ class Match:
 def _foreseen(config: Config, matches: Sequence[Match]) -> Report:
     """What the chat models would be asked: every episode to its horizon, each prompt as long as its first."""
     from reflectkit.agents.chat import comment_request, playing_request
+    from reflectkit.agents.client import ASKED_AGAIN, THINKING_TOKENS, most_usd
 
     rows, most = [], 0
     for match in matches:
@@ -184,7 +185,7 @@ def _foreseen(config: Config, matches: Sequence[Match]) -> Report:
         env: Any = config.maker(match.level)() if endpoints else None
         prices = [config.prices_at(endpoint) for endpoint in endpoints]
         calls = tokens = 0
-        usd = 0.0
+        usd = bound = 0.0
         for task in match.tasks if endpoints else ():
             try:
                 seen = env.reset(task, config.seed)
@@ -192,15 +193,18 @@ def _foreseen(config: Config, matches: Sequence[Match]) -> Report:
                 continue  # its episode will be aborted, and nothing asked
             steps = min(env.steps, len(task.data.get("chunks", ())) or env.steps) * config.eval_reps
             requests = [playing_request(seen, None), comment_request(seen)]
-            for request, price in zip(requests, prices, strict=False):
+            for endpoint, request, price in zip(endpoints, requests, prices, strict=False):
                 calls += steps
                 tokens += steps * request.prompt_tokens
-                usd += price.cost(steps * request.prompt_tokens, steps * ANSWER)
+                thought = THINKING_TOKENS if endpoint.thinks else 0
+                usd += price.cost(steps * request.prompt_tokens, steps * (ANSWER + thought))
+                bound += steps * (1 + ASKED_AGAIN) * most_usd(endpoint, price, request)
         most += calls
-        told = f"{usd:.4f}" if all(price.known for price in prices) else "unknown; give --price-in and --price-out"
-        rows.append((match.name, match.level, str(calls), str(tokens), told))
-    columns = ("policy", "level", "calls", "prompt tokens", "US dollars")
-    title = "What it would take, about, if every episode went to its horizon"
+        priced = all(price.known for price in prices)
+        dollars = (f"{usd:.4f}", f"{bound:.4f}") if priced else ("unknown; give --price-in and --price-out", "unknown")
+        rows.append((match.name, match.level, str(calls), str(tokens), *dollars))
+    columns = ("policy", "level", "calls", "prompt tokens", "US dollars", "at most")
+    title = "What it would take, about, if every episode went to its horizon; at most: each call three times, at full length"
     return Report("evaluate", config.env_folder, {"calls": most}, (), (Table(title, columns, tuple(rows)),))
 
 

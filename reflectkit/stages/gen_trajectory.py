@@ -245,13 +245,18 @@ def _figures(
 
 
 def _dry_run(config: Config, level: str, wanted: Sequence[tuple[str, int, Task]], journal: Path, progress: Progress) -> Report:
-    """The price of a teacher that plays as the oracle does; a real one strays, and takes more."""
+    """The price of a teacher that plays as the oracle does, and of one that needs every step there is."""
     requests = []
     for trajectory, (kind, _, _) in zip(_play(config, level, wanted, Demonstrator(0.0), progress), wanted, strict=True):
         notes = [turn.decision.note for turn in trajectory.turns]
         for turn, note in zip(trajectory.turns, notes, strict=True):
             if kind == "positive" or note == "correction":
                 requests.append(teaching_request(turn.observation, note == "correction"))
-    figures, table = foreseen(config, requests, ANALYSIS_TOKENS, journal)
-    progress.news("reckoned with a teacher that never strays; one that does takes more steps, so set --max-cost-usd")
+    longest = max(requests, key=lambda request: request.prompt_tokens, default=None)
+    most = [longest] * (len(wanted) * config.horizon_at(level)) if longest else []
+    figures, table = foreseen(config, requests, ANALYSIS_TOKENS, journal, most)
+    progress.news(
+        "expected: a teacher that makes no mistake; at most: every episode goes to its horizon, and every prompt is as long as"
+        " the longest of those"
+    )
     return Report("gen-trajectory", config.env_folder, figures, (), (table,))

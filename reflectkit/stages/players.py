@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reflectkit.agents.client import Budget, ChatClient
+from reflectkit.agents.budget import Budget
+from reflectkit.agents.client import ChatClient
 from reflectkit.agents.endpoints import KEYS, Endpoint, parse_endpoint
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.protocols import Agent

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.agents.client import Budget, ChatClient, Rejected, Request, open_client
+from reflectkit.agents.budget import Budget
+from reflectkit.agents.client import (
+    ASKED_AGAIN,
+    PROMPT_MARGIN,
+    THINKING_TOKENS,
+    ChatClient,
+    Rejected,
+    Request,
+    open_client,
+    written_limit,
+)
 from reflectkit.agents.endpoints import Endpoint, parse_endpoint
 from reflectkit.agents.journal import open_journal
 from reflectkit.agents.prices import Prices, prices_of
@@ -33,11 +44,11 @@ class AskingConfig(StageConfig):
     PANEL: ClassVar = "Chat models"
     base_url: str | None = option(None, help="Of a server that speaks OpenAI's protocol; for local: http://localhost:1234/v1.")
     concurrency: int = option(8, help="Requests at once.")
-    timeout_s: float = option(120.0, help="Seconds to wait for an answer before it is asked for again.")
+    timeout_s: float = option(120.0, help="Seconds for a whole call, to its last byte; then it is made again, twice at most.")
     max_cost_usd: float | None = option(None, help="Stop cleanly before this much is spent, counting all the journal paid for.")
     price_in: float | None = option(None, help="US dollars for a million prompt tokens, for models that we have no price of.")
     price_out: float | None = option(None, help="Likewise for a million written tokens.")
-    dry_run: bool = option(False, help="Say how many calls and tokens it would take, and the price, and ask nothing.")
+    dry_run: bool = option(False, help="Show the calls, tokens and dollars it would take, expected and at most; ask nothing.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,30 +116,48 @@ class TeacherConfig(AskingConfig):
 
 def free() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]]:
     """Figures, outputs and tables of a dry run of the oracle, which asks nobody."""
-    rows = (("calls", "0"), ("prompt tokens", "0"), ("completion tokens", "0"), ("US dollars", "0"))
-    figures = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "usd": 0.0}
-    return figures, (), (Table("What the oracle would take", ("what", "expected"), rows),)
+    rows = tuple((what, "0", "0") for what in ("calls", "prompt tokens", "completion tokens", "US dollars"))
+    figures = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "usd": 0.0, "most_usd": 0.0}
+    return figures, (), (Table("What the oracle would take", ("what", "expected", "at most"), rows),)
 
 
-def foreseen(config: TeacherConfig, requests: Sequence[Request], written: int, journal: Path) -> tuple[dict[str, Any], Table]:
-    """What `requests` would take, those left out that the journal has. written: tokens of a usual answer."""
+def foreseen(
+    config: TeacherConfig, requests: Sequence[Request], written: int, journal: Path, most: Sequence[Request] | None = None
+) -> tuple[dict[str, Any], Table]:
+    """What asking `requests` would take, less those that the journal answers: as expected, and at most.
+
+    written: tokens of a usual answer. most: all that may be asked, where that is not `requests` alone. At most, each is asked
+    as often as useless answers allow, has a prompt longer than we count, and is answered up to the limit, thinking included.
+    """
     with open_journal(journal, write=False) as known:
         client = ChatClient(config.endpoint, known, config.prices)
-        new = [request for request in requests if client.key(request, 0) not in known.answers]
-        client.close()
-    prompt_tokens = sum(request.prompt_tokens for request in new)
+        calls = {request: client.calls_left(request) for request in requests}
+    endpoint = config.endpoint
+    new = [request for request in requests if calls[request]]
+    per_call = written + (THINKING_TOKENS if endpoint.thinks else 0)
+    expected = (len(new), sum(request.prompt_tokens for request in new), len(new) * per_call)
+    bounds = [(one, calls[one]) for one in requests] if most is None else [(one, 1 + ASKED_AGAIN) for one in most]
+    at_most = (
+        sum(times for _, times in bounds),
+        math.ceil(sum(times * request.prompt_tokens * PROMPT_MARGIN for request, times in bounds)),
+        sum(times * written_limit(endpoint, request) for request, times in bounds),
+    )
+    usd = [config.prices.cost(*tokens) if config.prices.known else None for _, *tokens in (expected, at_most)]
     figures = {
-        "calls": len(new),
         "already_answered": len(requests) - len(new),
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": len(new) * written,
-        "usd": round(config.prices.cost(prompt_tokens, len(new) * written), 4) if config.prices.known else None,
+        "calls": expected[0],
+        "prompt_tokens": expected[1],
+        "completion_tokens": expected[2],
+        "usd": None if usd[0] is None else round(usd[0], 4),
+        "most_usd": None if usd[1] is None else math.ceil(usd[1] * 1e4) / 1e4,
     }
-    price = "unknown; give --price-in and --price-out" if figures["usd"] is None else f"{figures['usd']:.4f}"
-    rows = [(name.replace("_", " "), str(value)) for name, value in figures.items() if name != "usd"]
-    if client.thinking_tokens:
-        rows.append(("thinking", f"up to {client.thinking_tokens} written tokens a call on top, at their price"))
-    return figures, Table(f"What {config.endpoint} would take, about", ("what", "expected"), (*rows, ("US dollars", price)))
+    names = ("calls", "prompt tokens", "completion tokens")
+    rows = [(name, str(usual), str(bound)) for name, usual, bound in zip(names, expected, at_most, strict=True)]
+    dollars = ["unknown" if value is None else f"{value:.4f}" for value in (figures["usd"], figures["most_usd"])]
+    title = f"What {endpoint} would take; {figures['already_answered']} calls are already answered"
+    if not config.prices.known:
+        title += "; for the price give --price-in and --price-out"
+    return figures, Table(title, ("what", "expected", "at most"), (*rows, ("US dollars", *dollars)))
 
 
 def settle(

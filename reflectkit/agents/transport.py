@@ -1,0 +1,179 @@
+"""One HTTP request to a chat server, under a deadline for the whole of it, and its body read as an `Answer`.
+
+No body can make the reading fail: what is not a chat completion becomes an answer that says so, with the tokens on its bill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from reflectkit.agents.endpoints import Endpoint, address_of
+from reflectkit.agents.journal import MOST_TOKENS, Answer
+from reflectkit.core.text import count_tokens
+
+LONGEST_BODY = 16 * 2**20  # bytes
+CHARACTERS_A_TOKEN = 32  # at most, on average over an answer
+LONGEST_WAIT_S = 60.0  # that a server may ask for between two tries
+MALFORMED = "malformed"
+FINISHED = ("stop", "length", "content_filter")
+SHOWN = 300  # characters of a body that cannot be read
+
+
+class ConnectionLostError(Exception):
+    """The server was not reached, or hung up before the end of its response."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """status: of HTTP. retry_after_s: how long the server asks to wait, where it does so reasonably. body: as sent."""
+
+    status: int
+    retry_after_s: float | None
+    body: bytes
+
+
+class Transport:
+    """Connections to `endpoint`. Raises ConfigError without a key or address, ApiError where nothing listens."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        import httpx2
+
+        self.url, headers = address_of(endpoint)
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32)
+        self._http = httpx2.AsyncClient(headers=headers, timeout=None, limits=limits)
+
+    async def post(self, body: Mapping[str, Any], timeout_s: float) -> Response:
+        """Send `body` as JSON. Raises TimeoutError where no whole response came within `timeout_s`, ConnectionLostError."""
+        import httpx2
+
+        content = json.dumps(body).encode()
+        received = bytearray()
+        try:
+            async with asyncio.timeout(timeout_s), self._http.stream("POST", self.url, content=content) as response:
+                async for chunk in response.aiter_bytes():
+                    received += chunk[: LONGEST_BODY + 1 - len(received)]
+                    if len(received) > LONGEST_BODY:
+                        break
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise ConnectionLostError(str(error) or type(error).__name__) from None
+        return Response(response.status_code, retry_after_s(response.headers), bytes(received))
+
+    async def close(self) -> None:
+        """End the connections."""
+        await self._http.aclose()
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """How long a response asks to wait, in seconds; None where it does not say, or asks for more than a minute.
+
+    >>> retry_after_s({"retry-after": "2"}), retry_after_s({"retry-after-ms": "50"}), retry_after_s({"retry-after": "nan"})
+    (2.0, 0.05, None)
+    """
+    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        text = headers.get(name, "")
+        try:
+            seconds = float(text) * unit
+        except ValueError:
+            try:
+                seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+            except (ValueError, OverflowError, OSError):
+                continue
+        if 0 <= seconds <= LONGEST_WAIT_S:
+            return seconds
+    return None
+
+
+def error_of(body: bytes) -> Mapping[str, Any]:
+    """The error object in the body of a response, with `message` as text in it whatever the body is."""
+    value = _json(body)[0]
+    error = value.get("error", value) if isinstance(value, dict) else None
+    if isinstance(error, dict):
+        return {**error, "message": str(error.get("message") or error)[:2000]}
+    return {"message": error if isinstance(error, str) else body[:SHOWN].decode("utf-8", "replace")}
+
+
+def usage_of(body: bytes) -> tuple[int | None, int | None]:
+    """(prompt tokens, completion tokens) on the bill in a body; None for one that is not there or cannot be a number of tokens.
+
+    >>> usage_of(b'{"usage": {"prompt_tokens": 7, "completion_tokens": "many"}}')
+    (7, None)
+    """
+    value = _json(body)[0]
+    usage = value.get("usage") if isinstance(value, dict) else None
+    if not isinstance(usage, dict):
+        return None, None
+    return _tokens(usage.get("prompt_tokens")), _tokens(usage.get("completion_tokens"))
+
+
+def read_answer(body: bytes, prompt_tokens: int, limit: int, *, thinks: bool) -> Answer:
+    """A response's body as an answer; where it is none, one with finish_reason "malformed" whose `refusal` says why.
+
+    prompt_tokens: counted where the bill does not say. limit: tokens that the server may write; a model that `thinks` unseen is
+    taken to have used it all where the bill does not say.
+    """
+    value, fault = _json(body)
+    text, refusal, finish = "", "", "stop"
+    if not fault:
+        try:
+            text, refusal, finish = _choice(value)
+            if len(text) > limit * CHARACTERS_A_TOKEN:
+                fault = f"the answer is longer than {limit} tokens can be"
+        except ValueError as error:
+            fault = str(error)
+    if fault:
+        text = body[:SHOWN].decode("utf-8", "replace")
+        finish, refusal = MALFORMED, fault
+    read, written = usage_of(body)
+    if written is None:
+        written = limit if thinks else min(limit, count_tokens(text))
+    return Answer(_valid(text), finish, _valid(refusal), prompt_tokens if read is None else read, written)
+
+
+def _choice(value: Any) -> tuple[str, str, str]:
+    """(text, refusal, finish_reason) of the first choice. Raises ValueError saying what is not as it must be."""
+    choices = value.get("choices") if isinstance(value, dict) else None
+    if not isinstance(choices, list) or not choices:
+        raise ValueError("the server's answer holds no choice")
+    message = choices[0].get("message") if isinstance(choices[0], dict) else None
+    if not isinstance(message, dict):
+        raise ValueError("the server's answer holds no message")
+    text, refusal, finish = message.get("content"), message.get("refusal"), choices[0].get("finish_reason")
+    for name, field in (("content", text), ("refusal", refusal), ("finish_reason", finish)):
+        if not isinstance(field, str | None):
+            raise ValueError(f"the server's answer has a {name} that is not text")
+    return text or "", refusal or "", finish if finish in FINISHED else "stop"
+
+
+def _json(body: bytes) -> tuple[Any, str]:
+    """(the JSON value in `body`, what is wrong with it). Of a body that is not UTF-8 the rest is read all the same."""
+    if len(body) > LONGEST_BODY:
+        return None, f"the server's answer is longer than {LONGEST_BODY:,} bytes"
+    try:
+        return json.loads(body.decode("utf-8-sig")), ""
+    except UnicodeDecodeError:
+        fault = "the server's answer is not UTF-8"
+    except (ValueError, RecursionError):
+        return None, "the server's answer is not JSON"
+    try:
+        return json.loads(body.decode("utf-8", "replace")), fault
+    except (ValueError, RecursionError):
+        return None, fault
+
+
+def _tokens(value: Any) -> int | None:
+    """A number of tokens, of any type that servers write it as; None for what cannot be one."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_TOKENS:
+        return None
+    return round(value)
+
+
+def _valid(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
