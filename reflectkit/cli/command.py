@@ -9,11 +9,11 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 
-from reflectkit.core.config import StageConfig, flag, from_mapping
+from reflectkit.core.config import StageConfig, flag, from_mapping, is_path
 from reflectkit.core.errors import DataError
 from reflectkit.stages import STAGES
 
@@ -40,15 +40,16 @@ def _function(name: str, module: Any) -> Callable[..., None]:
     for item in sorted(dataclasses.fields(module.Config), key=order):
         required = item.default is dataclasses.MISSING
         kind = _plain(hints[item.name])
+        metavar = "PATH" if is_path(hints[item.name]) and kind != list[str] else None
         if item.metadata.get("argument"):
-            annotation: Any = Annotated[kind, typer.Argument(help=item.metadata["help"])]
+            annotation: Any = Annotated[kind, typer.Argument(help=item.metadata["help"], metavar=metavar)]
         else:
             declared = flag(item.name)
             names = [f"{declared}/--no-{declared[2:]}" if item.default is True else declared]
             text = item.metadata["help"] + (" Required." if required else "")
             annotation = Annotated[
                 kind | None if required else kind,
-                typer.Option(*names, help=text, rich_help_panel=panel(module.Config, item.name)),
+                typer.Option(*names, help=text, metavar=metavar, rich_help_panel=panel(module.Config, item.name)),
             ]
         default: Any = inspect.Parameter.empty if item.metadata.get("argument") and required else None
         if not required:
@@ -111,9 +112,9 @@ def panel(config: type[StageConfig], name: str) -> str | None:
 
 
 def _plain(hint: Any) -> Any:
-    """The type that typer understands: a tuple of text is a repeated flag."""
+    """The type that typer gets: a tuple of text is a repeated flag. Paths stay text, as `Path("")` is the current folder."""
     if get_origin(hint) is tuple:
         return list[str]
-    if Path in get_args(hint):
-        return Path | None
+    if is_path(hint):
+        return str if hint is Path else str | None
     return hint

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from reflectkit.core.errors import ConfigError, unknown_name
 
@@ -66,6 +66,23 @@ def as_lists(kind: type[StageConfig], values: Mapping[str, Any]) -> dict[str, An
     return {name: [value] if name in lists and isinstance(value, str) else value for name, value in values.items()}
 
 
+def is_path(hint: Any) -> bool:
+    """Whether a setting with this type hint is a path, or a list of them."""
+    return hint is Path or Path in get_args(hint)
+
+
+def _check_paths(kind: type[StageConfig], values: Mapping[str, Any], where: str) -> None:
+    """Raises ConfigError for a path that is empty, which would be taken for the current folder, or that no file can have."""
+    for name, hint in get_type_hints(kind).items():
+        value = values.get(name)
+        for path in value if isinstance(value, list | tuple) else (value,):
+            if is_path(hint) and isinstance(path, str) and (not path or "\0" in path):
+                problem = "holds a NUL character" if path else "is empty"
+                raise ConfigError(
+                    f"{where}: {flag(name)} {problem}; name a file or folder (. for the current one), or leave it out"
+                )
+
+
 def from_mapping(kind: type[Config], values: Mapping[str, Any], where: str) -> Config:
     """A checked `kind` from `values` (a recipe's step and the flags over it); see `as_lists`.
 
@@ -79,6 +96,7 @@ def from_mapping(kind: type[Config], values: Mapping[str, Any], where: str) -> C
     for key in values:
         if key not in known:
             raise unknown_name(f"setting of {where}", str(key), known)
+    _check_paths(kind, values, where)
     try:
         return TypeAdapter(kind).validate_python(as_lists(kind, values))
     except ValidationError as error:
