@@ -57,6 +57,8 @@ class Config(TeacherConfig, PlayConfig):
     def __post_init__(self) -> None:
         PlayConfig.__post_init__(self)
         TeacherConfig.__post_init__(self)
+        if self.task_file is not None and not self.from_file:
+            raise ConfigError(f"env '{self.env}' lists its own problems; leave out --task-file {self.task_file}")
         if self.demonstrations is not None:
             at_least("demonstrations", self.demonstrations, 1)
         if self.noise is not None:
