@@ -17,6 +17,7 @@ Answer = Callable[[dict[str, Any]], str]
 @dataclass
 class Server:
     """url: to give as --base-url. faults: what the next requests meet, first in first out: see `Handler`. answer: body → text.
+    respond: body → response, with that text in it unless set.
 
     refused: a parameter that no request may have. requests: every body that came in. authorization: every such header.
     answered: how many got an answer that costs.
@@ -26,6 +27,7 @@ class Server:
     answer: Answer
     faults: list[Any] = field(default_factory=list)
     refused: str = ""
+    respond: Callable[[dict[str, Any]], dict[str, Any]] = field(init=False)
     requests: list[dict[str, Any]] = field(default_factory=list)
     authorization: list[str] = field(default_factory=list)
     answered: int = 0
@@ -33,6 +35,9 @@ class Server:
     delay_s: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
     open_now: int = 0
+
+    def __post_init__(self) -> None:
+        self.respond = lambda body: completion(self.answer(body))
 
 
 def completion(text: str | None, finish: str = "stop", **message: Any) -> dict[str, Any]:
@@ -78,7 +83,7 @@ def serve(answer: Answer) -> Iterator[Server]:
 
         def _reply(self, body: dict[str, Any], fault: Any) -> None:
             if fault is None or fault[0] == "json":
-                content = json.dumps(completion(server.answer(body)) if fault is None else fault[1]).encode()
+                content = json.dumps(server.respond(body) if fault is None else fault[1]).encode()
                 with server.lock:
                     server.answered += 1
                 self._send(200, {}, content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,6 +36,7 @@ class ChatReader:
         self._open: ChatClient | None = None
         self._failures = 0
         self._stack = contextlib.ExitStack()
+        self._opening = threading.Lock()
         atexit.register(self.close)
 
     def answer(self, questions: Sequence[str], memories: Sequence[Sequence[str]]) -> list[str]:
@@ -50,7 +52,9 @@ class ChatReader:
             for question, texts in zip(questions, memories, strict=True)
         ]
         try:
-            outcomes = self._client().ask(requests, lambda _, text: text.strip())
+            with self._opening:
+                client = self._client()
+            outcomes = client.ask(requests, lambda _, text: text.strip())
         except ApiError as error:
             self._failures += 1
             why = f"the reader {self.endpoint} cannot be asked: {str(error).replace('--base-url', '--reader-url')}"

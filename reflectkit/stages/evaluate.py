@@ -147,6 +147,7 @@ def run(config: Config, progress: Progress) -> Report:
             played = _played(config, match, kept, players, progress, known)
             rows.append(row(match.name, config.env_name, match.level, played))
             episodes += played
+        players.tell_damage(progress)
         write_episodes(current.folder / "episodes.jsonl", episodes)
         compared = differences(episodes)
         write_json(current.folder / "eval.json", {"rows": rows, "differences": compared, "asked": players.asking})

@@ -11,9 +11,10 @@ from typing import Any
 from reflectkit.agents.budget import Budget
 from reflectkit.agents.client import ChatClient
 from reflectkit.agents.endpoints import KEYS, Endpoint, parse_endpoint
+from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.protocols import Agent
-from reflectkit.stages.teaching import stop_if_spent
+from reflectkit.stages.teaching import stop_if_spent, tell_damage
 
 SCRIPTED = ("oracle", "random")
 
@@ -67,6 +68,11 @@ class Players:
             client = self._clients.get(str(endpoint_of(self.config, part)))
             if client is not None:
                 stop_if_spent(self.config, client, "the episodes that ended are kept")
+
+    def tell_damage(self, progress: Progress) -> None:
+        """Say so where lines of a chat model's journal could not be used."""
+        for client in self._clients.values():
+            tell_damage(client, progress)
 
     @property
     def asking(self) -> dict[str, dict[str, float]]:

@@ -160,16 +160,19 @@ def foreseen(
     return figures, Table(title, ("what", "expected", "at most"), (*rows, ("US dollars", *dollars)))
 
 
+def tell_damage(client: ChatClient, progress: Progress) -> None:
+    """Say so where lines of the journal could not be used."""
+    if client.journal.damaged:
+        progress.news(f"{client.journal.path}: ignored {client.journal.damaged} damaged lines, and made their calls again")
+
+
 def settle(
     config: TeacherConfig, client: ChatClient, rejected: Sequence[Rejected], path: Path, progress: Progress
 ) -> dict[str, Any]:
     """Write what was set aside to `path`, say so, and give the figures of the asking."""
     if rejected or path.exists():
         write_jsonl(path, [{"item": item.name, "reason": item.reason, "text": item.text} for item in rejected])
-    if client.journal.damaged:
-        progress.news(
-            f"{client.journal.path}: {client.journal.damaged} damaged lines were passed over; their calls were made again"
-        )
+    tell_damage(client, progress)
     if rejected:
         progress.news(f"{len(rejected)} items had no usable answer, even when asked again, and are set aside in {path}")
     return {

@@ -17,8 +17,11 @@ from typing import Any
 import pytest
 
 from reflectkit.agents.chat import parse_reply
+from reflectkit.agents.journal import open_journal
+from reflectkit.agents.prices import prices_of
 from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, read_jsonl
+from reflectkit.core.text import count_tokens
 from reflectkit.data.asking import parse_questions, question_messages
 from tests.explore import write_repository
 from tests.server import Server, completion, serve
@@ -123,6 +126,51 @@ def test_a_dry_run_asks_nothing_and_says_what_it_would_take(
     before = len(server.requests)
     assert main(["gen-trajectory", "--env", ENV, *teacher(server), "--dry-run"]) == 0
     assert len(server.requests) == before
+
+
+@pytest.mark.parametrize("model", ["gpt-4o-mini", "gpt-5-mini"])
+def test_a_dry_run_names_the_most_that_it_can_cost(
+    server: Server, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    """Every answer is as long as its request allows and of no use, so each file is asked about three times."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
+    asking = ["gen-task", "--teacher", f"openai:{model}", "--base-url", server.url]
+    assert main([*asking, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    expected, most = (float(text) for text in re.search(r"US dollars\s+│\s+([\d.]+)\s+│\s+([\d.]+)", shown).groups())
+    calls = re.search(r"calls\s+│\s+5\s+│\s+15\b", shown)
+    assert calls
+    written: list[int] = []
+
+    def bill(body: dict[str, Any]) -> dict[str, Any]:
+        written.append(body["max_completion_tokens"])
+        prompt = sum(map(count_tokens, (message["content"] for message in body["messages"])))
+        usage = {"prompt_tokens": prompt, "completion_tokens": written[-1]}
+        return completion("", "length") | {"usage": usage}
+
+    server.respond = bill
+    main([*asking, "--concurrency", "1"])
+    assert len(written) == 15
+    with open_journal(place / "journal.jsonl", write=False) as journal:
+        answers = journal.answers.values()
+    prices = prices_of("openai", model, None, None)
+    paid = sum(prices.cost(answer.prompt_tokens, answer.completion_tokens) for answer in answers)
+    assert expected < paid <= most < 1.5 * paid
+
+
+def test_a_damaged_journal_is_said(server: Server, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gen-task", *teacher(server)]) == 0
+    path = place / "journal.jsonl"
+    path.write_text(path.read_text().replace("What is kept", "What is hidden", 1))
+    assert main(["gen-task", *teacher(server), "--force"]) == 0
+    assert "ignored 1 damaged lines" in capsys.readouterr().out
+    assert len(server.requests) == 6
+    assert "hidden" not in (place / "tasks" / "library.json").read_text()
+
+
+def test_a_task_file_for_an_env_that_lists_its_own_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gen-trajectory", "--env", "taxi", "--task-file", str(tmp_path / "nosuch")]) == 2
+    assert "leave out --task-file" in capsys.readouterr().err
 
 
 def test_every_fault_is_lived_through_and_the_useless_is_set_aside(
