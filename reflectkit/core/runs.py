@@ -1,7 +1,11 @@
-"""One numbered folder a run: `config.json` first, `report.json` last, so that a report means the stage is complete.
+"""One folder a run: `config.json` first, `report.json` last, so that a report means the stage is complete.
 
-A run is found again by what it is: its stage, its settings and the contents of its input files. The same command
-therefore finds its own unfinished run and goes on, or its finished one and skips; other settings get the next number.
+A run is found again by its identity: its stage, its settings and the contents of its input files. The same command therefore
+resumes its own unfinished run, and skips its finished one. Where a new run goes depends on its name:
+
+- Without `--name` it gets the next number, `8_rlft`. A run that fails before it has made anything gives its number back.
+- With `--name` it gets that folder. A run that is there with another identity is in the way: an error, unless `--force`
+  replaces it or `--keep` puts the new one beside it, as NAME.2. `run` names its steps so, with `--keep`.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -21,7 +26,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import StageConfig
+from reflectkit.core.config import NUMBERED, StageConfig, flag
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, sha256, sweep, write_json
 from reflectkit.core.threads import use_threads
@@ -30,7 +35,7 @@ from reflectkit.core.types import to_json
 NOT_IDENTITY = frozenset(
     {
         "force", "results_dir", "width", "concurrency", "max_cost_usd", "price_in", "price_out", "dry_run", "timeout_s",
-        "max_tokens_per_batch",
+        "max_tokens_per_batch", "name", "keep", "jobs",
     }
 )  # fmt: skip
 """Settings that do not change what a run makes, but for the order in which floats are added up."""
@@ -69,6 +74,44 @@ class Report:
     skipped: bool = False
 
 
+@dataclass(frozen=True)
+class Identity:
+    """What a run is found again by. inputs: digests by path. defaults: the settings' defaults, which stand in for those that
+    a run of an earlier version did not know.
+    """
+
+    stage: str
+    settings: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    defaults: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """For config.json."""
+        return {"stage": self.stage, "settings": dict(self.settings), "inputs": dict(self.inputs)}
+
+    def fits(self, record: Mapping[str, Any]) -> bool:
+        """Whether `record`, a run's config.json, has this identity."""
+        settings = record.get("settings")
+        return (
+            record.get("stage") == self.stage
+            and record.get("inputs") == self.inputs
+            and isinstance(settings, dict)
+            and {**self.defaults, **settings} == self.settings
+        )
+
+    def difference(self, record: Mapping[str, Any]) -> str:
+        """The first setting, or else input, in which `record` differs."""
+        settings, inputs = record.get("settings"), record.get("inputs")
+        if not isinstance(settings, dict) or not isinstance(inputs, dict):
+            return "its config.json is damaged"
+        there = {**self.defaults, **settings}
+        for name in sorted({*there, *self.settings}):
+            if there.get(name) != self.settings.get(name):
+                return f"{flag(name)} {_shown(there.get(name))} there, {_shown(self.settings.get(name))} here"
+        changed = [path for path in {**self.inputs, **inputs} if self.inputs.get(path) != inputs.get(path)]
+        return f"{changed[0]} was different" if changed else "another process made it just now"
+
+
 @dataclass
 class Run:
     """A run in progress, or a finished one (`done` holds its report)."""
@@ -91,26 +134,39 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = ()) -> Iterator[Run]:
+def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = (), *, again: bool = False) -> Iterator[Run]:
     """The run of `stage` with these settings and inputs: the finished one, the unfinished one, or a new one.
+
+    again: always a new one. A run whose body raises before it has written a file leaves no folder.
 
     Raises
     ------
-    DataError: an input is missing. ConfigError: the results folder cannot be written, or another process holds the run.
+    DataError: an input is missing. ConfigError: the results folder cannot be written, another process holds the run, or a run
+    with another identity has its name.
     """
     use_threads(config.threads)
-    settings = plain_settings(config)
-    identity = {"stage": stage, "settings": settings, "inputs": {str(path): digest(path) for path in inputs}}
-    folder = None if config.force else _find(config.results_dir, stage, identity)
-    if folder is None:
-        folder = _allocate(config.results_dir, stage, identity | _circumstances(config))
-    with held(folder):
-        sweep(folder)
-        report = _finished(stage, folder)
-        if report is None:
-            with contextlib.suppress(FileNotFoundError):
-                (folder / "report.json").unlink()
-        yield Run(stage, folder, report)
+    identity = Identity(stage, plain_settings(config), {str(path): digest(path) for path in inputs}, _defaults(config))
+    while True:
+        there = None if config.force or again else _find(config, identity)
+        folder = there or _allocate(config, identity, again)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(held(folder))
+            except FileNotFoundError:
+                continue  # a run that failed has just removed it
+            if there and not identity.fits(_record(there)):
+                continue  # another process has just replaced it
+            sweep(folder)
+            report = _finished(stage, folder)
+            if report is None:
+                with contextlib.suppress(FileNotFoundError):
+                    (folder / "report.json").unlink()
+            try:
+                yield Run(stage, folder, report)
+            except BaseException:
+                _remove_if_empty(folder, config.results_dir)
+                raise
+            return
 
 
 def digest(path: Path) -> str:
@@ -130,9 +186,11 @@ def digest(path: Path) -> str:
 
 
 def finished(results_dir: Path, stage: str, settings: Mapping[str, Any], content: str) -> list[Report]:
-    """The finished runs of `stage` with these settings, among others, and an input whose digest is `content`; newest first."""
-    runs = [folder for _, name, folder in sorted(_numbered(results_dir), reverse=True) if name == stage]
-    reports = (_finished(stage, folder) for folder in runs if _made_of(folder, settings, content))
+    """The finished runs of `stage` with these settings, among others, and an input whose digest is `content`.
+
+    The numbered ones come first, the newest of them before the others.
+    """
+    reports = (_finished(stage, folder) for folder in _runs(results_dir, stage) if _made_of(folder, settings, content))
     return [report for report in reports if report]
 
 
@@ -170,6 +228,17 @@ def plain_settings(config: StageConfig) -> dict[str, Any]:
     return {name: _plain(value) for name, value in sorted(kept.items())}
 
 
+def _defaults(config: StageConfig) -> dict[str, Any]:
+    """The settings of `config` that have a default, at it."""
+    fields = [item for item in dataclasses.fields(config) if item.name not in NOT_IDENTITY]
+    return {item.name: _plain(item.default) for item in fields if item.default is not dataclasses.MISSING}
+
+
+def _shown(value: Any) -> str:
+    text = "not set" if value in (None, "", []) else str(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
@@ -193,52 +262,166 @@ def _numbered(results_dir: Path) -> Iterator[tuple[int, str, Path]]:
     if not results_dir.is_dir():
         return
     for folder in results_dir.iterdir():
-        if (match := re.fullmatch(r"(\d+)_([a-z-]+)", folder.name)) and folder.is_dir():
+        if (match := NUMBERED.fullmatch(folder.name)) and folder.is_dir():
             yield int(match[1]), match[2], folder
 
 
-def _find(results_dir: Path, stage: str, identity: Mapping[str, Any]) -> Path | None:
-    for _, name, folder in sorted(_numbered(results_dir), reverse=True):
-        if name != stage or not (folder / "config.json").is_file():
+def _named(results_dir: Path) -> Iterator[Path]:
+    """The runs with a name in `results_dir`, in order; not those of another results folder in it (`results/seed0`)."""
+    for here, folders, files in os.walk(results_dir):
+        folder = Path(here)
+        if "config.json" not in files or folder == results_dir:
+            folders[:] = sorted(name for name in folders if not name.startswith(".") and not NUMBERED.fullmatch(name))
             continue
-        with contextlib.suppress(DataError):  # a config that a person broke is simply not ours
-            known = read_json(folder / "config.json")
-            if isinstance(known, dict) and all(known.get(key) == value for key, value in identity.items()):
-                return folder
+        folders.clear()
+        if _record(folder).get("name") == folder.relative_to(results_dir).as_posix():
+            yield folder
+
+
+def _runs(results_dir: Path, stage: str) -> Iterator[Path]:
+    """The runs of `stage` in `results_dir`: the numbered ones, newest first, then the named ones."""
+    yield from (folder for _, name, folder in sorted(_numbered(results_dir), reverse=True) if name == stage)
+    yield from (folder for folder in _named(results_dir) if _record(folder).get("stage") == stage)
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """What `config.json` in `folder` holds; nothing where it is missing or a person broke it."""
+    try:
+        known = read_json(folder / "config.json")
+    except DataError:
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _intact_record(folder: Path) -> dict[str, Any]:
+    """What `config.json` in `folder` holds; nothing where it is missing. Raises DataError where it is damaged."""
+    if (folder / "config.json").exists() and not _record(folder):
+        raise DataError(folder / "config.json", f"is damaged; put it back, or remove {folder} to run from the start")
+    return _record(folder)
+
+
+def _find(config: StageConfig, identity: Identity) -> Path | None:
+    """The run with this identity: in any folder, or with `--name` in its folder and those that `--keep` put beside it.
+
+    A run with a name is also looked for among the numbered ones of versions that had no names.
+    """
+    results_dir = config.results_dir
+    if not config.name:
+        return next((folder for folder in _runs(results_dir, identity.stage) if identity.fits(_record(folder))), None)
+    first = results_dir / config.name
+    for folder in [first, *_beside(first)] if config.keep else [first]:
+        if identity.fits(_intact_record(folder)):
+            return folder
+    for _, stage, folder in sorted(_numbered(results_dir), reverse=True):
+        if stage == identity.stage and "name" not in (known := _record(folder)) and identity.fits(known):
+            return folder
     return None
 
 
 def _made_of(folder: Path, settings: Mapping[str, Any], content: str) -> bool:
     try:
-        known = read_json(folder / "config.json")
+        known = _record(folder)
         return settings.items() <= known["settings"].items() and content in known["inputs"].values()
-    except (DataError, KeyError, TypeError, AttributeError):  # a config that a person broke
+    except (KeyError, TypeError, AttributeError):  # a config that a person broke
         return False
 
 
-def _allocate(results_dir: Path, stage: str, record: Mapping[str, Any]) -> Path:
-    """A new numbered folder that holds `record` as its config.json: made aside and renamed, so it never lacks one."""
+def _allocate(config: StageConfig, identity: Identity, again: bool) -> Path:
+    """A new folder with its config.json: made aside and renamed, so it never lacks one."""
+    results_dir = config.results_dir
     try:
         results_dir.mkdir(parents=True, exist_ok=True)
         _sweep_dead(results_dir)
-        staging = results_dir / f"{STAGING_PREFIX}{os.getpid()}"
-        staging.mkdir(exist_ok=True)
-        write_json(staging / "config.json", record)
         while True:
-            folder = results_dir / f"{latest_number(results_dir) + 1}_{stage}"
+            folder = _place(config, identity, again) if config.name else _next_number(results_dir, identity.stage)
+            staging = results_dir / f"{STAGING_PREFIX}{os.getpid()}"
+            staging.mkdir(exist_ok=True)
+            name = folder.relative_to(results_dir).as_posix() if config.name else ""
+            write_json(staging / "config.json", identity.as_json() | {"name": name} | _circumstances(config))
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            if not _is_free(folder):
+                with held(folder):
+                    _discard(folder, results_dir)
             try:
                 staging.rename(folder)
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
-                continue  # another process took the number first
+                continue  # another process took it first
             return folder
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise ConfigError(
-            f"cannot write in {results_dir} ({error.strerror}); choose another folder with --results-dir"
+            f"cannot write in {error.filename or results_dir} ({error.strerror}); choose another folder with --results-dir"
         ) from None
+
+
+def _next_number(results_dir: Path, stage: str) -> Path:
+    return results_dir / f"{latest_number(results_dir) + 1}_{stage}"
+
+
+def _place(config: StageConfig, identity: Identity, again: bool) -> Path:
+    """Where a new run with a name goes; what is there is to be replaced. Raises ConfigError where it may not be."""
+    first = config.results_dir / config.name
+    for above in list(first.parents)[: config.name.count("/")]:
+        if (above / "config.json").exists():
+            raise ConfigError(f"--name {config.name}: {above} is a run itself; choose a name that does not lie in it")
+    if config.keep:
+        same = [folder for folder in [first, *_beside(first)] if config.force and identity.fits(_intact_record(folder))]
+        if not same:
+            return next(folder for folder in _candidates(first) if _is_free(folder))
+        first = same[0]
+    if _is_free(first):
+        return first
+    if not (first / "config.json").is_file():
+        raise ConfigError(f"--name {config.name}: {first} is there already and is not a run; choose another name")
+    known = _record(first)
+    if known.get("stage", identity.stage) != identity.stage:
+        raise ConfigError(f"--name {config.name}: {first} holds a run of {known['stage']}; choose another name")
+    if not config.force:
+        what = "a run already" if again else f"a run with other settings or inputs ({identity.difference(known)})"
+        fixes = f"--force replaces it, --keep leaves it and makes {config.name}.2, or choose another name"
+        raise ConfigError(f"--name {config.name}: {first} holds {what}; {fixes}")
+    if inside := [path for path in identity.inputs if Path(path).resolve().is_relative_to(first.resolve())]:
+        raise ConfigError(f"--name {config.name}: --force would remove {inside[0]}, which this run reads; choose another name")
+    return first
+
+
+def _candidates(first: Path) -> Iterator[Path]:
+    """`first`, and the folders that runs with its name get where it is taken: NAME.2, NAME.3, …"""
+    yield first
+    yield from (first.with_name(f"{first.name}.{number}") for number in itertools.count(2))
+
+
+def _beside(first: Path) -> list[Path]:
+    """The folders that there are of NAME.2, NAME.3, …"""
+    numbered = re.compile(re.escape(first.name) + r"\.(\d{1,9})")
+    found = [(int(match[1]), path) for path in first.parent.glob("*") if (match := numbered.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether nothing is at `folder`, or an empty folder."""
+    if folder.is_dir():
+        return not any(folder.iterdir())
+    return not folder.exists() and not folder.is_symlink()
+
+
+def _discard(folder: Path, results_dir: Path) -> None:
+    """Remove `folder` in one step for whoever looks."""
+    gone = results_dir / f"{STAGING_PREFIX}{os.getpid()}-gone"
+    shutil.rmtree(gone, ignore_errors=True)
+    folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _remove_if_empty(folder: Path, results_dir: Path) -> None:
+    """Remove the folder of a run that failed, where there is nothing in it but what it was begun with."""
+    with contextlib.suppress(OSError):
+        sweep(folder)
+        if {path.name for path in folder.iterdir()} <= {"config.json", ".lock"}:
+            _discard(folder, results_dir)
 
 
 def _sweep_dead(results_dir: Path) -> None:
@@ -282,17 +465,20 @@ def held(folder: Path, patience_s: float = 10.0) -> Iterator[None]:
     except ImportError:  # Windows: runs are not guarded against a second process
         yield
         return
-    with (folder / ".lock").open("w") as file:
-        deadline = time.monotonic() + patience_s
-        while True:
+    deadline = time.monotonic() + patience_s
+    while True:
+        with (folder / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise ConfigError(f"another process is working on {folder}; wait for it, or stop it") from None
                 time.sleep(0.2)
-        yield
+                continue
+            if not os.path.samestat(os.fstat(file.fileno()), (folder / ".lock").stat()):
+                continue  # the folder was replaced meanwhile
+            yield
+            return
 
 
 def worked_on(folder: Path) -> bool:

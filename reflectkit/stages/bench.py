@@ -86,7 +86,7 @@ def _learning(config: Config, progress: Progress) -> Report:
     from reflectkit.stages.bench_rl import measure
 
     hush()
-    with open_run("bench", dataclasses.replace(config, force=True)) as current, _problems(config, progress) as (settled, tasks):
+    with open_run("bench", config, again=True) as current, _problems(config, progress) as (settled, tasks):
         make = settled.maker(_level(config, tasks))
         figures: dict[str, Any] = {}
         for size in config.size:
@@ -100,7 +100,7 @@ def _learning(config: Config, progress: Progress) -> Report:
 
 def _environment(config: Config, progress: Progress) -> Report:
     """Take random steps in one process on one core, and time the resets and the steps."""
-    with open_run("bench", dataclasses.replace(config, force=True)) as current, _problems(config, progress) as (settled, tasks):
+    with open_run("bench", config, again=True) as current, _problems(config, progress) as (settled, tasks):
         env: Any = settled.maker(_level(config, tasks))()
         rates, resets = [], []
         with progress.bar(f"{config.env_name}: steps", config.taken) as bar:

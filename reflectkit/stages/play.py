@@ -94,7 +94,7 @@ def run(config: Config, progress: Progress) -> Report:
     source, tasks = _problems(config)
     models = [path for path in (*checkpoints, config.reflector) if path is not None]
     inputs = [*([source] if source else []), *models, *config.worlds(tasks)]
-    with open_run("play", replace(config, force=True), inputs) as current:
+    with open_run("play", config, inputs, again=True) as current:
         path = current.folder / "episodes.jsonl"
         players = Players(config)
         agent: Any = Human(progress) if name == PERSON else _player(config, players, *config.player)

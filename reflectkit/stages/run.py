@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from reflectkit.core.config import StageConfig, as_lists, at_least, flag, from_mapping, option
+from reflectkit.core.config import StageConfig, as_lists, at_least, check_run_name, flag, from_mapping, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
@@ -47,7 +47,9 @@ EXAMPLES = (
 DATA_STAGES = ("filter-repo", "gen-task", "filter-task", "gen-trajectory", "split", "gen-sft")
 NAME = re.compile(r"[a-z0-9_-]+")
 DEFAULTS = "defaults"  # for every step that has the setting
-WHOLE_RUN = frozenset({"data_dir", "results_dir", "seed", "threads", "force"})
+WHOLE_RUN = frozenset({"data_dir", "results_dir", "name", "seed", "threads", "force", "keep"})
+RECORD = "run"  # the folder, beside those of the steps, with what they came to together
+RESERVED = ("data", "results", DEFAULTS, RECORD)
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,11 @@ class Config(StageConfig):
     def ablated(self) -> list[str]:
         """The names in --ablate, each once."""
         return list(dict.fromkeys(name.strip() for text in self.ablate for name in text.split(",") if name.strip()))
+
+    @property
+    def folder(self) -> str:
+        """The folder of all steps below --results-dir: --name, or else the recipe's name."""
+        return self.name or re.sub(r"[^A-Za-z0-9_.@-]+", "-", Path(self.recipe).stem).lstrip(".@-")[:100] or "recipe"
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,7 @@ def run(config: Config, progress: Progress) -> Report:
     recipe = load_recipe(config.recipe)
     asked = _asked(config, recipe)
     overrides = _overrides(config, recipe, asked)
-    with open_run("run", config) as current:
+    with open_run("run", dataclasses.replace(config, name=f"{config.folder}/{RECORD}", keep=True)) as current:
         jobs = [job for offset in range(config.seeds) for job in _jobs(config, recipe, asked, overrides, config.seed + offset)]
         reports = perform(jobs, config.jobs, progress)
         finals = [report for name, report in reports.items() if report.stage in ("evaluate", "plot")]
@@ -157,9 +164,8 @@ def run(config: Config, progress: Progress) -> Report:
         current.tables += ablated
         if drawn_from := _all_curves(jobs, reports):
             picture = current.folder / "curves.png"
-            drawn = plot.run(
-                from_mapping(plot.Config, drawn_from | {"results_dir": config.results_dir, "out": picture}, "plot"), progress
-            )
+            drawn_from |= {"results_dir": config.results_dir, "name": f"{config.folder}/{RECORD}.curves", "keep": True}
+            drawn = plot.run(from_mapping(plot.Config, drawn_from | {"out": picture}, "plot"), progress)
             current.tables += drawn.tables
             outputs.append(picture)
         return current.finish(figures, outputs)
@@ -208,10 +214,10 @@ def _checked(value: Any, path: Path) -> Recipe:
                 raise DataError(path, "expected text", field=f"steps.{index}.{key}")
         if step["stage"] not in STAGES or step["stage"] == "run":
             raise unknown_name(f"stage in recipe {path}", step["stage"], [name for name in STAGES if name != "run"])
-        if not NAME.fullmatch(step["name"]) or step["name"] in ("data", "results", DEFAULTS):
+        if not NAME.fullmatch(step["name"]) or step["name"] in RESERVED:
             raise DataError(
                 path,
-                f"{step['name']!r} can't name a step; use small letters, not data, results or defaults",
+                f"{step['name']!r} can't name a step; use small letters, and none of {', '.join(RESERVED)}",
                 field=f"steps.{index}.name",
             )
         if step["name"] in stages:
@@ -312,7 +318,9 @@ def _jobs(
                 raise ConfigError(f"step '{step['name']}' writes where another does; give it an out_dir of its own")
         else:
             values |= {key: with_arms(values[key], asked, recipe.steps) for key in LISTS if isinstance(values.get(key), list)}
-        values |= {"data_dir": data, "results_dir": results, "seed": seed, "threads": config.threads, "force": config.force}
+        values |= {"data_dir": data, "results_dir": results, "name": f"{config.folder}/{step['name']}", "keep": True}
+        values |= {"seed": seed, "threads": config.threads, "force": config.force}
+        check_run_name(values["name"])
         for key in values:
             if key not in known:
                 raise unknown_name(f"setting of step '{step['name']}' ({step['stage']})", key, known)

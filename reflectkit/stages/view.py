@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import os
+import re
 import tempfile
 import webbrowser
 from collections.abc import Iterator, Sequence
@@ -42,7 +43,7 @@ class Config(StageConfig):
     paths: tuple[Path, ...] = dataclasses.field(
         default=(),
         metadata={
-            "help": "Runs, folders of runs, or files of episodes; default: the results folder.",
+            "help": "Runs, folders of runs, or files of episodes; default: the run --name, or the results folder.",
             "argument": True,
         },
         kw_only=True,
@@ -65,7 +66,7 @@ class Config(StageConfig):
 
 def run(config: Config, progress: Progress) -> Report:
     """Write the page, or the logs. Raises DataError: a path is missing, holds no episodes, or one is broken."""
-    files = _files(config.paths or (config.results_dir,))
+    files = _files(config.paths or (config.results_dir / config.name,))
     sources = [_source(file, name) for file, name in zip(files, told_apart(list(map(_place, files))), strict=True)]
     total = sum(file.stat().st_size for file in files) // KILOBYTE
     with progress.bar("Reading episodes, in kB", total) as bar:
@@ -104,16 +105,16 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 def _below(folder: Path) -> Iterator[Path]:
     for here, folders, files in os.walk(folder):
-        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=_by_number)
+        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=_natural)
         file = Path(here, EPISODES)
         if EPISODES in files and file.is_file() and not file.is_symlink():
             yield file
 
 
-def _by_number(name: str) -> tuple[int, str]:
-    """Runs in the order in which they were made: 9_evaluate before 10_evaluate."""
-    number = name.partition("_")[0]
-    return (int(number) if number.isdecimal() and len(number) < 10 else -1), name
+def _natural(name: str) -> list[tuple[int, str]]:
+    """By the numbers in the name, 9_evaluate before 10_evaluate and evaluation.9 before evaluation.10; text before numbers."""
+    parts = re.split(r"(\d{1,9})", name)
+    return [(int(part), "") if index % 2 else (-1, part) for index, part in enumerate(parts)]
 
 
 def _place(file: Path) -> Path:

@@ -154,7 +154,7 @@ def test_config_is_written_first_and_says_what_made_it(tmp_path: Path) -> None:
         assert not (run.folder / "report.json").exists()
     assert recorded["settings"]["size"] == 3
     assert recorded["versions"]["torch"]
-    assert set(recorded) == {"stage", "settings", "inputs", "seed", "versions", "commit"}
+    assert set(recorded) == {"stage", "settings", "inputs", "name", "seed", "versions", "commit"}
 
 
 def test_a_run_is_held_by_one_process(tmp_path: Path) -> None:

@@ -98,9 +98,10 @@ def test_a_run_with_ablations_has_their_rows_and_differences(
     (tmp_path / "toy.yaml").write_text(RECIPE)
     assert main(["run", "toy.yaml", "--ablate", "rl,entropy"]) == 0
     assert "Ablations" in capsys.readouterr().out
-    (run,) = (tmp_path / "results").glob("*_run")
-    figures = read_json(run / "report.json")["figures"]
+    figures = read_json(Path("results/toy/run/report.json"))["figures"]
     steps = {name: Path(folder) for name, folder in figures["steps"].items()}
+    assert steps == {name: Path("results/toy", name) for name in steps}
+    assert "rl@entropy" in steps
     rows = {row["name"]: row["success"] for row in read_json(steps["evaluation"] / "eval.json")["rows"]}
     assert list(rows) == ["SFT", "SFT + RL", "SFT + RL without entropy"]
     with_it, without = (read_json(steps[name] / "config.json")["settings"] for name in ("rl", "rl@entropy"))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from reflectkit.agents.scripted import Demonstrator
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
@@ -179,23 +180,24 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_run_makes_everything_and_leaves_nothing_half_done(straight: Path) -> None:
     assert set(DATA_FILES) <= {path.name for path in (straight / "data" / "corridor").iterdir()}
-    for folder in (straight / "results").iterdir():
+    steps = [step["name"] for step in yaml.safe_load(RECIPE)["steps"]]
+    assert sorted(path.name for path in (straight / "results").iterdir()) == ["toy"]
+    assert sorted(path.name for path in (straight / "results" / "toy").iterdir()) == sorted([*steps, "run"])
+    for folder in (straight / "results" / "toy").iterdir():
         assert (folder / "config.json").is_file()
         assert (folder / "report.json").is_file()
     assert not [path for path in straight.rglob("*") if path.name.startswith(".reflectkit-tmp") or path.name == "trainer"]
-    (evaluated,) = (straight / "results").glob("*_evaluate/eval.json")
-    rows = read_json(evaluated)["rows"]
+    rows = read_json(straight / "results" / "toy" / "evaluation" / "eval.json")["rows"]
     wanted = {"name", "env", "level", "success", "low", "high", "tasks", "episodes", "return", "steps"}
     assert all(wanted <= set(row) for row in rows)
     assert rows[-1]["name"] == "oracle"
     assert rows[-1]["success"] == 1.0
-    (picture,) = (straight / "results").glob("*_plot/curves.png")
+    picture = straight / "results" / "toy" / "curves" / "curves.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_metrics_hold_what_is_promised(straight: Path) -> None:
-    files = sorted((straight / "results").glob("*_rlft/metrics.jsonl"))
-    assert len(files) == 2
+    files = [straight / "results" / "toy" / step / "metrics.jsonl" for step in ("reflect-rl", "sft-rl")]
     for path in files:
         rows = [row for _, row in read_jsonl(path)]
         assert [row["step"] for row in rows] == list(range(1, 7))
@@ -216,7 +218,7 @@ def test_metrics_hold_what_is_promised(straight: Path) -> None:
 def test_checkpoints_open_with_transformers_alone(straight: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    for folder in (straight / "results").glob("*_rlft/checkpoint-6"):
+    for folder in (straight / "results" / "toy" / step / "checkpoint-6" for step in ("reflect-rl", "sft-rl")):
         tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
         assert model.config.vocab_size == len(tokenizer)
         assert not list(folder.glob("*.bin"))
@@ -240,14 +242,10 @@ def test_killed_at_any_point_and_started_again_it_ends_the_same(straight: Path, 
     run_killed_at(points, ["run", "toy.yaml"], tmp_path)
     assert hashes(tmp_path / "data") == hashes(straight / "data")
 
-    def weights(folder: Path) -> set[str]:
-        return {
-            digest
-            for name, digest in hashes(folder / "results").items()
-            if name.endswith("model.safetensors") and "_rlft" in name and "checkpoint-6" in name
-        }
+    def weights(folder: Path) -> dict[str, str]:
+        return {name: digest for name, digest in hashes(folder / "results").items() if name.endswith("model.safetensors")}
 
-    assert weights(tmp_path) == weights(straight)
+    assert weights(tmp_path) == weights(straight), "in the same folders, whichever steps began first"
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".reflectkit-tmp") or path.name == "trainer"]
 
 
@@ -261,7 +259,7 @@ def test_a_workers_end_follows_its_parents(tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("results/*_sft/config.json")) and time.monotonic() < deadline:
+    while not list(tmp_path.glob("results/toy/reflector/config.json")) and time.monotonic() < deadline:
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()

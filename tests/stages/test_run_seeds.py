@@ -25,11 +25,11 @@ def test_seeds_are_pooled_over_distinct_tasks(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy.yaml").write_text(RECIPE)
     assert main(["run", "toy.yaml", "--seeds", "2"]) == 0
-    alone = [read_json(path)["rows"] for path in sorted(tmp_path.glob("results/seed*/*_evaluate/eval.json"))]
-    (pooled,) = [read_json(path)["rows"] for path in tmp_path.glob("results/*_run/eval.json")]
+    alone = [read_json(path)["rows"] for path in sorted(tmp_path.glob("results/seed*/toy/evaluation/eval.json"))]
+    (pooled,) = [read_json(path)["rows"] for path in tmp_path.glob("results/toy/run/eval.json")]
     assert [row["name"] for row in pooled] == ["random", "oracle"]
     outcomes: dict[str, list[float]] = {}
-    for path in tmp_path.glob("results/seed*/*_evaluate/episodes.jsonl"):
+    for path in tmp_path.glob("results/seed*/toy/evaluation/episodes.jsonl"):
         for _, episode in read_jsonl(path):
             if episode["name"] == "random":
                 outcomes.setdefault(episode["task"], []).append(float(episode["success"]))
@@ -43,4 +43,4 @@ def test_seeds_are_pooled_over_distinct_tasks(
     assert pooled[1]["success"] == 1.0
     assert "100 · 100" in capsys.readouterr().out
     assert main(["run", "toy.yaml", "--seeds", "2"]) == 0
-    assert len(list(tmp_path.glob("results/seed*/*_evaluate"))) == 2  # finished steps are not done again
+    assert len(list(tmp_path.glob("results/seed*/*/evaluation*"))) == 2  # finished steps are not done again

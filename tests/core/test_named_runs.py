@@ -1,0 +1,210 @@
+"""Runs with a name: where they go, what is in their way, how they are found, and numbers that failed runs give back."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.core import runs
+from reflectkit.core.config import StageConfig, from_mapping, option
+from reflectkit.core.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class Example(StageConfig):
+    size: int = option(3, help="A size.")
+
+
+def make(
+    results: Path, *inputs: Path, stage: str = "sft", again: bool = False, ended: bool = True, **values: Any
+) -> runs.Report:
+    """A run of `stage` that writes a checkpoint; not `ended`, it is left without a report, as by a kill."""
+    settings = from_mapping(Example, {"results_dir": results, **values}, "example")
+    with runs.open_run(stage, settings, inputs, again=again) as run:
+        if run.done:
+            return run.done
+        (run.folder / "checkpoint-3").mkdir(exist_ok=True)
+        (run.folder / "checkpoint-3" / "weights").write_text(f"{settings.size}")
+        if not ended:
+            return runs.Report(stage, run.folder, {})
+        return run.finish({}, [run.folder / "checkpoint-3"])
+
+
+def test_a_name_is_the_runs_folder_and_the_same_command_resumes_and_skips(tmp_path: Path) -> None:
+    left = make(tmp_path, name="taxi/policy", ended=False)
+    assert left.folder == tmp_path / "taxi" / "policy"
+    assert json.loads((left.folder / "config.json").read_text())["name"] == "taxi/policy"
+    resumed = make(tmp_path, name="taxi/policy")
+    assert (resumed.folder, resumed.skipped) == (left.folder, False)
+    assert make(tmp_path, name="taxi/policy").skipped
+    assert [path.name for path in tmp_path.iterdir()] == ["taxi"]
+
+
+def test_other_settings_are_refused_with_what_differs_and_what_to_do(tmp_path: Path) -> None:
+    source = tmp_path / "rows"
+    source.write_text("1")
+    made = make(tmp_path, source, name="a")
+    with pytest.raises(ConfigError, match=r"--size 3 there, 4 here.*--force replaces it, --keep .* a\.2, or choose another"):
+        make(tmp_path, source, name="a", size=4)
+    source.write_text("2")
+    with pytest.raises(ConfigError, match=f"{source} was different"):
+        make(tmp_path, source, name="a")
+    with pytest.raises(ConfigError, match="holds a run of sft; choose another name"):
+        make(tmp_path, name="a", stage="rlft", force=True)
+    assert (made.folder / "checkpoint-3" / "weights").read_text() == "3"
+
+
+def test_force_replaces_what_has_the_name_and_leaves_nothing_of_it(tmp_path: Path) -> None:
+    made = make(tmp_path, name="a")
+    (made.folder / "older").write_text("")
+    replaced = make(tmp_path, name="a", size=4, force=True)
+    assert sorted(path.name for path in replaced.folder.iterdir()) == [".lock", "checkpoint-3", "config.json", "report.json"]
+    assert (replaced.folder / "checkpoint-3" / "weights").read_text() == "4"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_force_removes_neither_its_own_input_nor_what_is_no_run(tmp_path: Path) -> None:
+    made = make(tmp_path, name="a")
+    with pytest.raises(ConfigError, match=r"would remove .*checkpoint-3, which this run reads"):
+        make(tmp_path, made.folder / "checkpoint-3", name="a", size=4, force=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("dear")
+    with pytest.raises(ConfigError, match="is there already and is not a run"):
+        make(tmp_path, name="mine", force=True)
+    with pytest.raises(ConfigError, match="a is a run itself"):
+        make(tmp_path, name="a/b", force=True)
+    assert (made.folder / "report.json").is_file()
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "dear"
+
+
+def test_keep_puts_a_run_beside_the_other_and_finds_each_again(tmp_path: Path) -> None:
+    folders = [make(tmp_path, name="r/rl", keep=True, size=size).folder.name for size in (3, 4, 5)]
+    assert folders == ["rl", "rl.2", "rl.3"]
+    for size, folder in zip((5, 3, 4), ("rl.3", "rl", "rl.2"), strict=True):
+        again = make(tmp_path, name="r/rl", keep=True, size=size)
+        assert (again.folder.name, again.skipped) == (folder, True)
+    forced = make(tmp_path, name="r/rl", keep=True, size=4, force=True)
+    assert (forced.folder.name, forced.skipped) == ("rl.2", False)
+    assert make(tmp_path, name="r/rl", keep=True, size=6, force=True).folder.name == "rl.4"
+    assert make(tmp_path, name="r/rl", keep=True, stage="evaluate").folder.name == "rl.5"
+    assert (tmp_path / "r" / "rl" / "checkpoint-3" / "weights").read_text() == "3"
+
+
+def test_a_stage_that_always_runs_anew_does_not_replace_what_has_its_name(tmp_path: Path) -> None:
+    make(tmp_path, name="a", stage="play", again=True)
+    with pytest.raises(ConfigError, match=r"holds a run already.*--force replaces it"):
+        make(tmp_path, name="a", stage="play", again=True)
+    assert not make(tmp_path, name="a", stage="play", again=True, force=True).skipped
+    assert make(tmp_path, name="a", stage="play", again=True, keep=True).folder.name == "a.2"
+    assert [make(tmp_path, stage="play", again=True).folder.name for _ in range(2)] == ["1_play", "2_play"]
+
+
+def test_a_command_without_a_name_finds_named_runs(tmp_path: Path) -> None:
+    named = make(tmp_path, name="taxi-tiny/plain")
+    found = make(tmp_path)
+    assert (found.folder, found.skipped) == (named.folder, True)
+    assert make(tmp_path, size=4).folder.name == "1_sft"
+    assert [report.folder.name for report in runs.finished(tmp_path, "sft", {}, "")] == []
+    source = tmp_path / "rows"
+    source.write_text("1")
+    make(tmp_path, source, name="a/b")
+    make(tmp_path / "seed0", source, name="a/b")
+    make(tmp_path, source, size=5)
+    content = runs.digest(source)
+    assert [report.folder.relative_to(tmp_path).as_posix() for report in runs.finished(tmp_path, "sft", {}, content)] == [
+        "2_sft",
+        "a/b",
+    ], "a seed's runs are those of its own results folder"
+
+
+def earlier_version(folder: Path, drop: str = "threads") -> None:
+    """Makes the run's config.json what a version without names, and without the setting `drop`, wrote."""
+    record = json.loads((folder / "config.json").read_text())
+    del record["name"], record["settings"][drop]
+    (folder / "config.json").write_text(json.dumps(record))
+
+
+def test_numbered_runs_of_earlier_versions_are_found_under_a_name(tmp_path: Path) -> None:
+    left = make(tmp_path, ended=False)
+    earlier_version(left.folder)
+    resumed = make(tmp_path, name="taxi-tiny/policy", keep=True)
+    assert (resumed.folder, resumed.skipped) == (left.folder, False)
+    assert make(tmp_path, name="taxi-tiny/policy", keep=True).skipped
+    assert make(tmp_path).skipped
+    assert make(tmp_path, name="taxi-tiny/policy", threads=2).folder == tmp_path / "taxi-tiny" / "policy"
+
+
+def test_a_run_with_a_name_is_not_looked_for_among_numbered_ones_of_this_version(tmp_path: Path) -> None:
+    """Or the path that a command names might not be there after it."""
+    make(tmp_path)
+    assert make(tmp_path, name="mine").folder == tmp_path / "mine"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..", "../a", "a/../b", "/a", "a/", "a//b", ".", "a/.hidden", "-a", "a b", "a\n", "a\x1b[2J", "ä", "a+b", "a=b", "a" * 101,
+     "8_rlft", "x/8_rlft", "a\\b", "~", "$HOME", "*"],
+)  # fmt: skip
+def test_names_that_are_no_folders_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="--name"):
+        Example(name=name)
+
+
+def test_a_failed_run_gives_its_number_and_its_name_back(tmp_path: Path) -> None:
+    folders: list[Path] = []
+
+    def failing(error: type[BaseException], made: str, values: dict[str, Any]) -> None:
+        settings = from_mapping(Example, {"results_dir": tmp_path, **values}, "example")
+        with runs.open_run("sft", settings) as run:
+            folders.append(run.folder)
+            if made:
+                (run.folder / made).write_text("")
+            raise error
+
+    def fail(error: type[BaseException], made: str = "", **values: Any) -> Path:
+        with pytest.raises(error):
+            failing(error, made, values)
+        return folders[-1]
+
+    for error in (ConfigError, RuntimeError, KeyboardInterrupt):
+        assert fail(error).name == "1_sft"
+        assert fail(error, ".reflectkit-tmp-half").name == "1_sft"
+        assert fail(error, name="r/policy") == tmp_path / "r" / "policy"
+    assert not list(tmp_path.glob("*_sft"))
+    kept = fail(RuntimeError, "metrics.jsonl")
+    assert kept.is_dir(), "what a run has made is kept"
+    assert fail(RuntimeError, size=4).name == "2_sft"
+    assert make(tmp_path).folder == kept
+    assert make(tmp_path, name="r/policy", size=5).folder == tmp_path / "r" / "policy"
+
+
+def test_who_waits_for_a_run_that_fails_makes_its_own(tmp_path: Path) -> None:
+    """The second waits for the first's folder, which is gone when the first has failed."""
+    settings = from_mapping(Example, {"results_dir": tmp_path}, "example")
+    reports: list[runs.Report] = []
+    waiting = threading.Thread(target=lambda: reports.append(make(tmp_path)))
+
+    def failing() -> None:
+        with runs.open_run("sft", settings):
+            waiting.start()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        failing()
+    waiting.join()
+    (report,) = reports
+    assert (report.folder / "report.json").is_file()
+
+
+def test_a_damaged_config_under_a_name_is_said_and_may_be_replaced(tmp_path: Path) -> None:
+    made = make(tmp_path, name="a")
+    (made.folder / "config.json").write_text('{"stage": ')
+    for more in ({}, {"keep": True}, {"keep": True, "force": True}):
+        with pytest.raises(DataError, match=r"damaged.*remove"):
+            make(tmp_path, name="a", **more)
+    assert not make(tmp_path, name="a", force=True).skipped
