@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 
-from reflectkit.core.config import StageConfig, flag, from_mapping, is_path
+from reflectkit.core.config import StageConfig, flag, from_mapping, is_path, parse_yaml
 from reflectkit.core.errors import DataError
 from reflectkit.stages import STAGES
 
@@ -81,14 +81,12 @@ def _function(name: str, module: Any) -> Callable[..., None]:
 
 def _settings(path: Path) -> dict[str, Any]:
     """The settings in YAML file `path`. Raises DataError."""
-    import yaml
-
     try:
-        value = yaml.safe_load(path.read_text("utf-8"))
+        value = parse_yaml(path.read_text("utf-8"), path)
     except OSError as error:
         raise DataError(path, f"cannot be read ({error.strerror}); give a YAML file of settings") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(path, f"is no YAML in UTF-8 ({str(error).splitlines()[0][:120]})") from None
+    except UnicodeDecodeError:
+        raise DataError(path, "not UTF-8; save it as UTF-8") from None
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise DataError(path, "expected settings by name, as `env: taxi`")
     return {key.replace("-", "_"): setting for key, setting in value.items()}

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
-from reflectkit.core.errors import ConfigError, unknown_name
+from reflectkit.core.errors import ConfigError, DataError, unknown_name
 
 NUMBERED = re.compile(r"(\d+)_([a-z-]+)")
 """What a run without a name is called: 8_rlft."""
+_DEEPEST, _MOST_PARTS = 50, 100_000
+_TOO_DEEP = f"not settings: nested more than {_DEEPEST} deep, or of more than {_MOST_PARTS:,} parts"
 _NAME_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}")
 
 
@@ -76,6 +78,28 @@ def check_run_name(name: str) -> None:
 def flag(name: str) -> str:
     """How a person writes the setting `name`: `save_steps` → `--save-steps`."""
     return "--" + name.replace("_", "-")
+
+
+def parse_yaml(text: str, where: Path | str) -> Any:
+    """The value that YAML `text` holds. Raises DataError, which names `where`."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise DataError(where, f"not YAML: {getattr(error, 'problem', error)}", line=mark.line + 1 if mark else None) from None
+    except ValueError as error:  # such as a date of a 13th month
+        raise DataError(where, f"not YAML: {error}") from None
+    except RecursionError:
+        raise DataError(where, _TOO_DEEP) from None
+    parts: list[tuple[Any, int]] = [(value, 1)]  # with their depth; aliases can make a short text endless
+    for number, (part, depth) in enumerate(parts):
+        if depth > _DEEPEST or number > _MOST_PARTS:
+            raise DataError(where, _TOO_DEEP)
+        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        parts += [(one, depth + 1) for one in inner]
+    return value
 
 
 def as_lists(kind: type[StageConfig], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,10 +89,12 @@ def references(value: Any) -> set[str]:
     """The step names in braces anywhere in `value`. Raises ConfigError."""
     if isinstance(value, str):
         try:
-            found = {name for _, name, _, _ in string.Formatter().parse(value) if name is not None}
+            parsed = [part for part in string.Formatter().parse(value) if part[1] is not None]
         except ValueError as error:
-            raise ConfigError(f"recipe: {value!r}: {error}; braces stand for a step's name") from None
-        return found - {"data", "results"}
+            raise ConfigError(f"recipe: {value!r}: {error}; braces hold a step's name") from None
+        if any(form or conversion for _, _, form, conversion in parsed):
+            raise ConfigError(f"recipe: {value!r}: braces hold a step's name alone, without ':' or '!'")
+        return {str(name) for _, name, _, _ in parsed} - {"data", "results"}
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return {name for part in parts for name in references(part)}
 

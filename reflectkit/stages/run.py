@@ -16,9 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from reflectkit.core.config import StageConfig, as_lists, at_least, check_run_name, flag, from_mapping, option
+from reflectkit.core.config import StageConfig, as_lists, at_least, check_run_name, flag, from_mapping, option, parse_yaml
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
@@ -123,12 +121,7 @@ def load_recipe(name: str) -> Recipe:
             raise DataError(path, "is a folder, expected a YAML file") from None
     else:
         raise unknown_name("recipe", name, recipe_names(), "(or give a .yaml file)")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise DataError(path, f"not YAML: {getattr(error, 'problem', error)}", line=mark.line + 1 if mark else None) from None
-    return _checked(value, path)
+    return _checked(parse_yaml(text, path), path)
 
 
 def run(config: Config, progress: Progress) -> Report:
@@ -287,10 +280,7 @@ def _overrides(config: Config, recipe: Recipe, asked: Mapping[str, Ablation]) ->
             raise unknown_name(f"step of recipe '{config.recipe}'", name, known)
         if name == DEFAULTS and key.replace("-", "_") not in (possible := _settings(recipe.steps)):
             raise unknown_name(f"setting of recipe '{config.recipe}'", key, possible)
-        try:
-            found.append((name, key.replace("-", "_"), yaml.safe_load(raw)))
-        except yaml.YAMLError:
-            raise ConfigError(f"--set {text!r}: the value is not YAML") from None
+        found.append((name, key.replace("-", "_"), parse_yaml(raw, f"--set {target}")))
     return sorted(found, key=lambda entry: MARK in entry[0])
 
 

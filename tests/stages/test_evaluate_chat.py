@@ -360,7 +360,9 @@ def test_settings_come_from_a_file_and_a_flag_goes_before(here: Path, capsys: py
     assert main(["evaluate", "--config", "one.yaml"]) == 0
     assert [row["name"] for row in read_json(here / "others" / "1_evaluate" / "eval.json")["rows"]] == ["oracle"]
     for text, said in (
-        ("env: [", "is no YAML"),
+        ("env: [", "not YAML"),
+        ("env: " + "[" * 5000, "nested more than 50 deep"),
+        ("env: &a [*a]", "nested more than 50 deep"),
         ("- a", "expected settings by name"),
         ("env: corridor\npolicyy: [a]", "did you mean"),
     ):

@@ -329,6 +329,12 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int
         (["run", "taxi-tiny", "--set", "reflector.max_stepz=3"], "did you mean 'max_steps'"),
         (["run", "taxi-tiny", "--set", "reflector"], "STEP.SETTING=VALUE"),
         (["run", "taxi-tiny", "--set", "defaults.horizn=3"], "did you mean 'horizon'"),
+        (["run", "taxi-tiny", "--set", "reflector.model=" + "[" * 5000], "--set reflector.model: not settings: nested"),
+        (["run", "taxi-tiny", "--set", "reflector.model=["], "--set reflector.model:1: not YAML"),
+        (["run", "taxi-tiny", "--set", "reflector.model='{data!r}'"], "without ':' or '!'"),
+        (["run", "taxi-tiny", "--set", "reflector.keep=true"], "set it with --keep"),
+        (["run", "taxi-tiny", "--name", "../elsewhere"], "--name '../elsewhere'"),
+        (["split", "--env", "taxi", "--name", "8_rlft"], "for runs without a name"),
     ],
 )  # fmt: skip
 def test_bad_settings_are_one_line_and_code_2(
@@ -442,6 +448,17 @@ def test_a_checkpoint_of_another_shape_is_refused(
         ("description: d\nsteps: [{name: a, stage: split, env: taxi, size: 3}]", "no setting of step 'a'"),
         ("description: d\nsteps: [{name: a, stage: split, env: [1]}]", "step 'a': --env"),
         ("description: d\nsteps: [{name: a, stage: split, env: taxi, task_file: '{'}]", "braces"),
+        ("description: d\nsteps: [{name: a, stage: split, env: taxi, task_file: '{data:>9}'}]", "without ':' or '!'"),
+        ("description: d\nsteps: [{name: a, stage: split, env: taxi, task_file: '{data!z}'}]", "without ':' or '!'"),
+        ("description: d\nsteps: [{name: a, stage: split, env: taxi, task_file: '{data.parent}'}]", "earlier step"),
+        ("description: d\nsteps: [{name: a, stage: split, env: taxi, task_file: '{}'}]", "earlier step"),
+        ("steps: " + "[" * 5000 + "]" * 5000, "nested more than 50 deep"),
+        ("steps: " + "[" * 100 + "]" * 100, "nested more than 50 deep"),
+        ("\n".join(" " * depth + "a:" for depth in range(2000)), "nested more than 50 deep"),
+        ("steps: &a [*a]", "nested more than 50 deep"),
+        ("a: &b0 [x, x]\n" + "".join(f"a{n}: &b{n + 1} [*b{n}, *b{n}]\n" for n in range(40)), "of more than 100,000 parts"),
+        ("description: 2024-13-45", "month must be in 1..12"),
+        (f"description: {'9' * 5000}", "not YAML"),
     ],
 )
 def test_bad_recipes_are_one_line(
