@@ -1,8 +1,9 @@
 # One target a task; `make help` lists them. A GPU user picks the torch build: make demo TORCH="torch==2.13.0+cu130"
+# VENV, where everything is installed, is the active virtual or conda environment (but not conda's base), or else .venv.
 TORCH ?= --constraint constraints.txt torch
 PYTHON ?= python3
-VENV ?= .venv
-ENV ?= taxi
+VENV ?= $(or $(VIRTUAL_ENV),$(if $(filter-out base,$(CONDA_DEFAULT_ENV)),$(CONDA_PREFIX)),.venv)
+ENV ?=
 FAST ?=
 WORKERS ?= 2
 ARGS ?=
@@ -16,13 +17,17 @@ ALFWORLD_INSTALLED := $(VENV)/.installed-alfworld
 .PHONY: demo-explore demo-memory demo-alfworld play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot view export
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
+	@echo "Everything is installed in $(VENV): the active virtual or conda environment, or else .venv; VENV=FOLDER picks another."
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
+
+NEEDS_PYTHON := import sys; sys.exit("reflectkit needs Python 3.11 or newer, and this is " + sys.prefix + "; try make PYTHON=python3.11 VENV=.venv" if sys.version_info < (3, 11) else 0)
 
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit("reflectkit needs Python 3.11 or newer; try make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -c '$(NEEDS_PYTHON)'
 	$(PYTHON) -m venv $(VENV)
 
 $(INSTALLED): pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -c '$(NEEDS_PYTHON)'
 	$(BIN)/pip install --quiet $(TORCH)
 	grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
 	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable .
@@ -39,7 +44,7 @@ $(TEST_INSTALLED): $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[test]'
 	touch $@
 
-install: $(INSTALLED) ## Make .venv and install the package
+install: $(INSTALLED) ## Install the package, into a new .venv where no environment is active
 
 demo: $(INSTALLED) ## The whole pipeline on DangerousTaxi; FAST=1 for a short one that only shows that it runs
 	$(BIN)/reflectkit run taxi-tiny $(if $(FAST),--fast) $(ARGS)
@@ -74,13 +79,13 @@ bench: $(INSTALLED) ## The table of docs/results.md: four arms, three seeds
 	$(BIN)/reflectkit run taxi-tiny --seeds 3 --data-dir data/bench --results-dir results/bench $(ARGS)
 
 filter-repo gen-task filter-task: $(INSTALLED)
-	$(BIN)/reflectkit $@ $(ARGS)
+	$(BIN)/reflectkit $@ $(if $(ENV),--env $(ENV)) $(ARGS)
 filter-repo: ## Copies of repositories with the files to ask about, e.g. ARGS="--repo-dir ~/projects"
 gen-task: ## Questions about them, e.g. ARGS="--teacher openai:gpt-4o-mini --max-cost-usd 2"
 filter-task: ## One clean list of the questions
 
 play gen-trajectory split gen-sft sft rlft evaluate plot view export: $(INSTALLED)
-	$(BIN)/reflectkit $@ $(if $(filter plot view export,$@),,--env $(ENV)) $(ARGS)
+	$(BIN)/reflectkit $@ $(if $(filter plot view export,$@),,--env $(or $(ENV),taxi)) $(ARGS)
 play: ## Play it yourself, or watch: ARGS="--policy oracle"
 gen-trajectory: ## Demonstrations with reflections (ENV=taxi, ARGS="--noise 0.3")
 split: ## 7:2:1 into train, validate and test
