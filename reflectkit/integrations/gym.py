@@ -1,7 +1,9 @@
 """Each env as a gymnasium env: text observation, discrete actions in the env's order, and a horizon of its own.
 
-`import reflectkit; env = gymnasium.make("reflectkit/Taxi-v0", level="dropoff")`. An env that does not list its own problems
-takes them from a file: `gymnasium.make("reflectkit/AutoExplore-v0", task_file="…/test.json", repos_dir="…/repos_filtered")`.
+Importing this module registers them: `import reflectkit.integrations.gym`, then `gymnasium.make("reflectkit/Taxi-v0")`; or
+both in one, `gymnasium.make("reflectkit.integrations.gym:reflectkit/Taxi-v0", level="dropoff")`. Gymnasium 1.0 removed plug-in
+entry points, so it finds no env whose module nobody imports. An env that does not list its own problems takes them from a file:
+`gymnasium.make("reflectkit/AutoExplore-v0", task_file="…/test.json", repos_dir="…/repos_filtered")`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from reflectkit.core.errors import ConfigError, unknown_name
 from reflectkit.core.prompts import LABELS
 from reflectkit.core.types import Observation
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs import env_class, make
+from reflectkit.envs import ENVS, env_class, make
 from reflectkit.stages.common import DEFAULT_HORIZON, at_level
 
 LONGEST = 20_000  # characters of an observation
@@ -92,3 +94,14 @@ class TextEnv(gymnasium.Env[str, int]):
     def _info(self, observation: Observation, info: dict[str, Any]) -> dict[str, Any]:
         state = {"state": self.inner.state} if hasattr(self.inner, "state") else {}
         return {"choices": list(observation.choices)} | state | info
+
+
+def _register() -> None:
+    for name, target in ENVS.items():
+        title = target.rpartition(":")[2]
+        gymnasium.register(
+            id=f"reflectkit/{title}-v0", entry_point=f"{__name__}:TextEnv", kwargs={"env": name}, order_enforce=True
+        )
+
+
+_register()

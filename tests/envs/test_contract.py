@@ -16,7 +16,7 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-import reflectkit  # noqa: F401  registers the gymnasium ids
+import reflectkit.integrations.gym  # noqa: F401  registers the gymnasium ids
 from reflectkit.agents.scripted import Oracle, RandomAgent
 from reflectkit.core.errors import ConfigError, DataError, IllegalActionError, UnknownNameError
 from reflectkit.core.prompts import policy_prompt
