@@ -57,8 +57,9 @@ def test_no_torch_in(room: str) -> None:
         assert not {module.split(".")[0] for module in imports(path)} & HEAVY, path
 
 
-def test_command_line_opens_without_torch() -> None:
-    code = f"import sys, reflectkit.cli.main; print(sorted({HEAVY!r} & set(sys.modules)))"
+def test_every_command_opens_without_torch() -> None:
+    code = "import sys; from reflectkit.cli.command import stage_command; from reflectkit.stages import STAGES\n"
+    code += f"[stage_command(name) for name in STAGES]; print(sorted({HEAVY!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -21,10 +21,13 @@ LONGEST_NUMBER = 4  # digits
 
 
 class Human:
-    """A person at the other end of `progress`. left: whether they have gone; no further episode should begin then."""
+    """A person at the other end of `progress`.
+
+    left: whether they have gone; no further episode should begin then. heard: whether there was any answer at all.
+    """
 
     def __init__(self, progress: Progress) -> None:
-        self.progress, self.left = progress, False
+        self.progress, self.left, self.heard = progress, False, False
 
     def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
         """One decision for each observation, asked for one after the other."""
@@ -65,6 +68,7 @@ class Human:
     def _asked(self, question: str, observation: Observation, env: Env) -> str | None:
         """The next line that is no command; None from who leaves."""
         while (text := self.progress.ask(question)) is not None:
+            self.heard = True
             command = text.strip()
             if command == "q":
                 return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,18 +12,21 @@ from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 
+from reflectkit.cli.screen import process_number
 from reflectkit.core.config import StageConfig, flag, from_mapping, is_path, parse_yaml
-from reflectkit.core.errors import DataError
+from reflectkit.core.errors import DataError, ReflectkitError
 from reflectkit.stages import STAGES
 
 
-def add_stage(app: typer.Typer, name: str) -> None:
-    """Add the command of stage `name` to `app`: its module's text is the help, EXAMPLES the epilog."""
+def stage_command(name: str) -> Any:
+    """The command of stage `name`: its module's text is the help, EXAMPLES the epilog."""
     module = importlib.import_module(STAGES[name])
     text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
     summary = re.sub(r"(?<!\n)\n(?!\n)", " ", text[:1].upper() + text[1:])
     examples = "\n\n".join(f"  $ {example}" for example in module.EXAMPLES)
-    app.command(name, help=summary, epilog=f"Examples:\n\n{examples}")(_function(name, module))
+    single = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+    single.command(name, help=summary, epilog=f"Examples:\n\n{examples}")(_function(name, module))
+    return typer.main.get_command(single)
 
 
 def stage_flags() -> dict[str, set[str]]:
@@ -57,17 +59,15 @@ def _function(name: str, module: Any) -> Callable[..., None]:
         parameters.append(inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
 
     def command(context: typer.Context, config: Path | None, **values: Any) -> None:
-        from rich.console import Console
-
-        from reflectkit.cli.display import RichProgress, show
+        from reflectkit.cli.display import RichProgress, Screen, show
 
         given = {
             key: value for key, value in values.items() if getattr(context.get_parameter_source(key), "name", "") != "DEFAULT"
         }
         settings = from_mapping(module.Config, (_settings(config) if config else {}) | given, name)
-        console = Console(emoji=False, quiet=process_number() > 0)
+        console = Screen(quiet=process_number() > 0)
         with RichProgress(console) as progress:
-            report = module.run(settings, progress)
+            report = _run(module, settings, progress)
         show(console, report)
 
     text = "YAML file of settings, by the names of these flags; a flag that is given goes before it."
@@ -77,6 +77,18 @@ def _function(name: str, module: Any) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__name__ = name.replace("-", "_")
     return command
+
+
+def _run(module: Any, settings: Any, progress: Any) -> Any:
+    """The stage's report. What would end this process without a word is an error: code that exits, and a broken pipe inside."""
+    try:
+        return module.run(settings, progress)
+    except BrokenPipeError as error:
+        raise ReflectkitError("a process or server that this stage works with is gone; run the same command again") from error
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, BrokenPipeError):  # nobody reads the output
+            raise
+        raise RuntimeError(f"sys.exit({leaving.code!r}) was called").with_traceback(leaving.__traceback__) from None
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -90,12 +102,6 @@ def _settings(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise DataError(path, "expected settings by name, as `env: taxi`")
     return {key.replace("-", "_"): setting for key, setting in value.items()}
-
-
-def process_number() -> int:
-    """This process' number among those that torchrun or `accelerate launch` started; 0 alone."""
-    number = os.environ.get("RANK", "0")
-    return int(number) if number.isdecimal() else 0
 
 
 def order(item: Any) -> int:

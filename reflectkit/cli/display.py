@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -20,6 +20,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -31,10 +32,29 @@ from reflectkit.core.text import visible
 WIDEST_NAME = 40  # characters of a table's first column; more of it would squeeze the figures out
 
 
+class Screen(Console):
+    """Standard output. Nothing in what is printed can steer the terminal: control characters are spelled out at the last step.
+
+    quiet: print nothing. width: columns, where the terminal is not to be asked.
+    """
+
+    def __init__(self, *, quiet: bool = False, width: int | None = None) -> None:
+        super().__init__(emoji=False, markup=False, highlight=False, quiet=quiet, width=width)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """What `renderable` becomes on the screen."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+    def say(self, text: str, style: str = "") -> None:
+        """One line of text, or several, never cut to the terminal's width."""
+        self.print(Text(visible(text), style=style), soft_wrap=True)
+
+
 class RichProgress:
     """Implements `core.console.Progress` on `console`; use it as a context manager."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Screen) -> None:
         self.console = console
         self.bars = Progress(
             SpinnerColumn(),
@@ -68,8 +88,8 @@ class RichProgress:
             self.news(f"{title}: {done + shown.moved} of {total}{'  ' + shown.figures if shown.figures else ''}")
 
     def news(self, text: str) -> None:
-        """One line above the bars. Nothing in it can steer the terminal."""
-        self.console.print(visible(text), highlight=False, soft_wrap=True, markup=False)
+        """One line above the bars."""
+        self.console.say(text)
 
     @property
     def attended(self) -> bool:
@@ -100,26 +120,24 @@ class _Shown:
         self.progress.bars.update(self.task, advance=amount, figures=self.figures)
 
 
-def show(console: Console, report: Report) -> None:
+def show(console: Screen, report: Report) -> None:
     """The report's tables, and where everything is."""
     for table in report.tables:
-        console.print(Text(visible(table.title), style="bold"), soft_wrap=True)
+        console.say(table.title, style="bold")
         for columns in _bands(table, console.width):
             drawn = Table()
             for index in columns:
                 if index == 0:
-                    drawn.add_column(table.columns[0], no_wrap=True, max_width=WIDEST_NAME)
+                    drawn.add_column(Text(visible(table.columns[0])), no_wrap=True, max_width=WIDEST_NAME)
                 else:
-                    drawn.add_column(table.columns[index], justify="right", overflow="fold")
+                    drawn.add_column(Text(visible(table.columns[index])), justify="right", overflow="fold")
             for row in table.rows:
-                drawn.add_row(*(escape(visible(row[index])) for index in columns))
+                drawn.add_row(*(Text(visible(row[index])) for index in columns))
             console.print(drawn)
     if report.skipped:
-        console.print(
-            f"Already finished in {report.folder}; --force runs it again.", highlight=False, soft_wrap=True, markup=False
-        )
+        console.say(f"Already finished in {report.folder}; --force runs it again.")
     for output in report.outputs:
-        console.print(f"→ {output}", highlight=False, soft_wrap=True, markup=False)
+        console.say(f"→ {output}")
 
 
 def _bands(table: Rows, width: int) -> list[list[int]]:

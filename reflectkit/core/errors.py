@@ -7,8 +7,12 @@ and exits with 1.
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 from pathlib import Path
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Error numbers of a write that did not fit: a full disk, a quota, and a limit on the size of files (`ulimit -f`)."""
 
 
 class ReflectkitError(Exception):

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.core.config import NUMBERED, StageConfig, flag
-from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.errors import NO_ROOM, ConfigError, DataError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, sha256, sweep, write_json
 from reflectkit.core.threads import use_threads
 from reflectkit.core.types import to_json
@@ -350,7 +350,7 @@ def _allocate(config: StageConfig, identity: Identity, again: bool) -> Path:
                 continue  # another process took it first
             return folder
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in NO_ROOM:
             raise
         raise ConfigError(
             f"cannot write in {error.filename or results_dir} ({error.strerror}); choose another folder with --results-dir"

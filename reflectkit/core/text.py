@@ -212,7 +212,7 @@ def visible(text: str) -> str:
     >>> visible("red\\x1b[31m, \\u202eback, tab\\tend")
     'red\\\\x1b[31m, \\\\u202eback, tab end'
     """
-    return "".join(map(_visible, text))
+    return text if text.isprintable() else "".join(map(_visible, text))
 
 
 def _visible(character: str) -> str:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from reflectkit.core.errors import DataError
+from reflectkit.core.errors import NO_ROOM, DataError
 from reflectkit.data.archives import MEMBERS, PIECE_BYTES, SUFFIXES, Opener, RefusedError, members, outermost, safe_path
 
 CODE = frozenset({".py", ".c", ".cpp", ".cxx", ".cc", ".h", ".hpp", ".hxx", ".cs", ".java", ".go", ".ipynb"})
@@ -256,7 +256,7 @@ def _take(path: PurePosixPath, open_file: Opener, staging: Path, max_bytes: int,
     except UnicodeDecodeError:
         fault = "not UTF-8"
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        if error.errno in NO_ROOM | {errno.EROFS}:
             raise
         fault = "cannot be read, or its name cannot be written"
     if not fault and characters < MIN_CHARACTERS:

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+from importlib.abc import InspectLoader
+
 STAGES = {
     "play": "reflectkit.stages.play",
     "filter-repo": "reflectkit.stages.filter_repo",
@@ -22,3 +25,13 @@ STAGES = {
     "run": "reflectkit.stages.run",
     "bench": "reflectkit.stages.bench",
 }
+
+
+def summary(name: str) -> str:
+    """What stage `name` is for: the first paragraph of its module's text, read without importing the module."""
+    spec = importlib.util.find_spec(STAGES[name])
+    assert spec is not None
+    assert isinstance(spec.loader, InspectLoader)
+    source = spec.loader.get_source(STAGES[name]) or ""
+    text = " ".join(source.split('"""')[1].partition("\n\n")[0].split()).partition(": ")[2]
+    return text[:1].upper() + text[1:]

@@ -39,6 +39,7 @@ PERSON = "person"
 MOST_SHOWN = 4  # choices whose probabilities are shown
 LEAST_SHOWN = 0.005  # probability of such a choice
 RULE_WIDTH = 60  # characters
+NOBODY = "standard input is closed or empty; play at a terminal, pipe the answers in, or give --policy oracle --auto"
 NEXT = "Enter to take it, q to stop: "
 EXPLORE_FIRST = (
     "run `reflectkit filter-repo`, `reflectkit gen-task --teacher oracle` and `reflectkit filter-task` first,"
@@ -106,6 +107,8 @@ def run(config: Config, progress: Progress) -> Report:
             maker = config.maker(task.level)
             episode = Episode(task, derive(config.seed, "play", task.id, number))
             played += rollout([episode], lambda maker=maker: _Told(maker(), progress), shown, width=1)  # type: ignore[misc]
+            if name == PERSON and not agent.heard and not progress.attended:
+                raise ConfigError(NOBODY)
             progress.news(_ending(played[-1]))
             with path.open("a", encoding="utf-8") as file:
                 file.write(episode_line(episode_to_json(name, played[-1])))

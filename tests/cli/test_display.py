@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from reflectkit.cli.display import show
+from reflectkit.cli.display import Screen, show
 from reflectkit.core.runs import Report, Table
 
 COLUMNS = ("policy", "level", *(f"figure {number}" for number in range(10)))
@@ -15,7 +14,7 @@ ROWS = tuple((name, level, *(f"{name[0]}{level}.{n}" for n in range(10))) for na
 
 
 def shown(table: Table, width: int, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
-    show(Console(width=width), Report("evaluate", Path(), {}, (), (table,)))
+    show(Screen(width=width), Report("evaluate", Path(), {}, (), (table,)))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
@@ -32,7 +31,7 @@ def test_every_cell_stands_beside_what_tells_its_row(width: int, capsys: pytest.
 
 def test_a_title_is_one_line_however_narrow_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     title = "SFT in results/13_sft/checkpoint-700"
-    show(Console(width=80), Report("sft", Path(), {}, (), (Table(title, ("a",), (("1",),)),)))
+    show(Screen(width=80), Report("sft", Path(), {}, (), (Table(title, ("a",), (("1",),)),)))
     assert capsys.readouterr().out.splitlines()[0] == title
 
 

@@ -1,0 +1,125 @@
+"""The commands: one a stage, in pipeline order, and `list`. A stage's module is imported when its command runs.
+
+Errors are printed here, once: one line and the exit code (`cli/main.py` lists them).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from reflectkit.cli import screen
+from reflectkit.core.errors import ConfigError
+from reflectkit.stages import STAGES, summary
+from reflectkit.version import VERSION
+
+STOPPED = "stopped; the same command goes on from here"
+LEFT_PLAY = "stopped; the episodes that were played to their end are kept"
+HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
+
+
+class Stages(TyperGroup):
+    """The commands by name, of which only the one that is called is made from its stage's module."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command that `args` name, with its flags."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in STAGES:
+            from reflectkit.cli.command import stage_command
+
+            command = stage_command(name)
+        return name, command, rest
+
+
+app = typer.Typer(
+    name="reflectkit",
+    cls=Stages,
+    help="Train small language models to act: a frozen reflection model comments, a policy model acts, and learns by RL.",
+    epilog="Start here:\n\n  $ reflectkit play --env taxi\n\n  $ reflectkit run taxi-tiny\n\n  $ reflectkit sft --help",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings=HELP_FLAGS,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        screen.say(f"reflectkit {VERSION}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error came from.")] = False,
+) -> None:
+    """Options that stand before the command."""
+    try:
+        os.getcwd()
+    except OSError:
+        raise ConfigError("the working directory no longer exists; change to another folder") from None
+
+
+for _name in STAGES:
+    app.command(_name, help=summary(_name))(lambda: None)
+
+
+@app.command("list", epilog="Examples:\n\n  $ reflectkit list")
+def _list() -> None:
+    """What there is: environments with their levels, and recipes with their ablations."""
+    from reflectkit.envs import ENVS, env_class
+    from reflectkit.stages.run import load_recipe, recipe_names
+
+    screen.say("environments")
+    for name in ENVS:
+        screen.say(f"  {name:<20} levels: {', '.join(env_class(name).levels)}")
+    screen.say("recipes")
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        screen.say(f"  {name:<20} {recipe.description}")
+        if recipe.ablations:
+            screen.say(f"  {'':<20} --ablate {','.join(recipe.ablations)}")
+
+
+def run(given: Sequence[str]) -> int:
+    """Run the command line `given`; returns the exit code."""
+    screen.prepare()
+    try:
+        code = _run(given)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        return _nobody_reads()
+    except OSError as error:  # the device that standard output goes to
+        from reflectkit.cli.explain import explain
+
+        return explain(error)
+
+
+def _run(given: Sequence[str]) -> int:
+    stopped = LEFT_PLAY if given[:1] == ["play"] else STOPPED
+    try:
+        outcome = app(args=list(given), prog_name="reflectkit", standalone_mode=False)
+        code = outcome if isinstance(outcome, int) else 0
+        return screen.complain(stopped, code) if code == 130 else code  # typer's own code for Ctrl-C
+    except (KeyboardInterrupt, typer.Abort):
+        return screen.complain(stopped, 130)
+    except SystemExit as leaving:  # from typer: after a completion, or (as from rich) where nobody reads the output
+        return _nobody_reads() if isinstance(leaving.__context__, BrokenPipeError) else int(leaving.code or 0)
+    except Exception as error:
+        from reflectkit.cli.explain import explain, interrupted
+
+        if interrupted(error):
+            return screen.complain(stopped, 130)
+        return explain(error, with_traceback="--traceback" in given)
+
+
+def _nobody_reads() -> int:
+    """Standard output is a pipe that was closed, as by `| head -1`: end as quietly as other programs do."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still in the buffer goes there
+    return 141

@@ -1,0 +1,170 @@
+"""The command line as a process meets it: what it imports, where it prints, and what may be wrong around it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.cli import screen
+from reflectkit.cli.main import main
+
+PACKAGE = Path(screen.__file__).parents[1]
+RUN = (sys.executable, "-m", "reflectkit")
+ROOT = {"PYTHONPATH": str(PACKAGE.parent)}
+
+
+def started(*arguments: str, env: Mapping[str, str] = {}, **more: Any) -> subprocess.CompletedProcess[bytes]:
+    """`reflectkit` with `arguments` in a process of its own."""
+    settings: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "env": os.environ | ROOT | env} | more
+    return subprocess.run([*RUN, *arguments], timeout=120, **settings)
+
+
+def test_help_imports_no_stage() -> None:
+    code = "import sys; from reflectkit.cli.main import main; main(['--help']); print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | ROOT, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert {name for name in loaded if name.partition(".")[0] == "reflectkit"} == {
+        "reflectkit", "reflectkit.version", "reflectkit.cli", "reflectkit.cli.main", "reflectkit.cli.app",
+        "reflectkit.cli.screen", "reflectkit.core", "reflectkit.core.errors", "reflectkit.core.text", "reflectkit.stages",
+    }  # fmt: skip
+    assert not loaded & {"gymnasium", "numpy", "yaml", "pydantic", "asyncio", "multiprocessing", "torch"}
+    assert all(f" {name} " in done.stdout for name in ("play", "gen-trajectory", "bench", "list"))
+
+
+@pytest.mark.parametrize(("words", "offered"), [("fi", "filter-repo"), ("sft --le", "--learning-rate"), ("li", "list")])
+def test_the_shell_completes_commands_and_their_flags(
+    words: str, offered: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_REFLECTKIT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"reflectkit {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    assert main([]) == 0
+    assert offered in capsys.readouterr().out.split()
+
+
+def test_an_unknown_flag_names_the_command_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sft", "--rounds", "3"]) == 2
+    assert "`reflectkit bench` has it" in capsys.readouterr().err
+
+
+def test_only_one_place_prints() -> None:
+    """Everything else goes through it, and so is cleaned. `pages` is a developers' tool; `main` prints a fixed text."""
+    printing = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            called = node.func if isinstance(node, ast.Call) else None
+            if getattr(called, "id", "") in ("print", "Console") or getattr(called, "attr", "") in ("print_exc", "echo"):
+                printing.add(path.relative_to(PACKAGE).as_posix())
+    assert printing == {"cli/main.py", "cli/pages.py", "cli/screen.py"}
+
+
+HOSTILE = "a\x1b]0;title\x07\x1b[2Jb\u202ec"
+
+
+def test_a_path_and_a_traceback_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / HOSTILE
+    flags = ["--env", "corridor", "--policy", "oracle", "--auto", "--data-dir", str(tmp_path), "--results-dir"]
+    assert main(["play", *flags, str(folder)]) == 0
+    told = capsys.readouterr().out
+    assert "→ " in told
+    assert "title" in told
+    assert main(["--traceback", "split", "--env", "corridor", "--data-dir", str(folder)]) == 2
+    told += capsys.readouterr().err
+    assert "Traceback" in told
+    assert not set(told) & {"\x1b", "\x07", "\u202e"}
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["--help"], ["sft", "--help"], ["--version"], ["--show-completion", "bash"]])
+def test_a_closed_pipe_ends_it_quietly(arguments: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = started(*arguments, capture_output=False, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_stage_whose_output_nobody_reads_ends_quietly(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    flags = ["--env", "corridor", "--policy", "oracle", "--auto"]
+    done = started("play", *flags, cwd=tmp_path, capture_output=False, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_device_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        done = started("list", capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert done.stderr.decode().splitlines() == [
+        "reflectkit: the disk is full; free some space and run the same command again, it goes on"
+    ]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_any_encoding_of_the_terminal_will_do(encoding: str, tmp_path: Path) -> None:
+    env = {"PYTHONIOENCODING": encoding}
+    done = started("play", "--env", "corridor", "--policy", "oracle", "--auto", env=env, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"-> results/1_play/episodes.jsonl" in done.stdout
+    assert started("list", env=env).returncode == 0
+
+
+def test_closed_standard_streams(tmp_path: Path) -> None:
+    command = [*RUN, "play", "--env", "corridor", "--policy", "oracle", "--auto"]
+    done = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command], env=os.environ | ROOT, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0
+    assert (tmp_path / "results/1_play/report.json").is_file()
+
+
+def test_a_person_needs_standard_input(tmp_path: Path) -> None:
+    done = started("play", "--env", "corridor", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.decode().count("\n") == 1
+    assert b"--policy oracle --auto" in done.stderr
+
+
+def test_a_working_directory_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["--version"]) == 0
+    for arguments in (["list"], ["play", "--env", "corridor", "--policy", "oracle", "--auto"]):
+        assert main(arguments) == 2
+        assert "the working directory no longer exists" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="no limit on the size of files")
+def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
+    command = [*RUN, "play", "--env", "corridor", "--policy", "oracle", "--auto"]
+    limited = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *command]
+    done = subprocess.run(limited, env=os.environ | ROOT, cwd=tmp_path, capture_output=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.decode().count("\n") == 1
+    assert b"ulimit -f" in done.stderr
+
+
+PRESS = "import os, signal, threading, time\nthreading.Timer(0, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+SWALLOWED = "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    raise ImportError('half a module')"
+
+
+@pytest.mark.parametrize(("module", "arguments"), [("typer", []), ("rich", ["--help"]), ("yaml", ["list"])])
+@pytest.mark.parametrize("ending", ["time.sleep(60)", SWALLOWED])
+def test_ctrl_c_while_modules_are_imported(module: str, arguments: list[str], ending: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text(PRESS + ending)
+    done = started(*arguments, env={"PYTHONPATH": f"{tmp_path}:{PACKAGE.parent}"})
+    assert done.returncode == 130
+    assert done.stderr.decode().startswith("reflectkit: stopped")
+    assert done.stderr.decode().count("\n") == 1
