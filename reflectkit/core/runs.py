@@ -30,6 +30,7 @@ from reflectkit.core.config import NUMBERED, StageConfig, flag
 from reflectkit.core.errors import NO_ROOM, ConfigError, DataError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, sha256, sweep, write_json
 from reflectkit.core.threads import use_threads
+from reflectkit.core.tree import visible_files
 from reflectkit.core.types import to_json
 
 NOT_IDENTITY = frozenset(
@@ -176,7 +177,7 @@ def digest(path: Path) -> str:
     """
     try:
         if path.is_dir():
-            parts = [f"{file.relative_to(path)} {_digest_if_readable(file)}" for file in _visible_files(path)]
+            parts = [f"{file.relative_to(path)} {_digest_if_readable(file)}" for file in visible_files(path)]
             return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
         return _file_digest(path)
     except FileNotFoundError:
@@ -199,20 +200,10 @@ def latest_number(results_dir: Path) -> int:
     return max((number for number, _, _ in _numbered(results_dir)), default=0)
 
 
-def _visible_files(folder: Path) -> Iterator[Path]:
-    """The regular files in and below `folder`, in order; hidden ones and links are no part of what it holds."""
-    for here, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            path = Path(here, name)
-            if not name.startswith(".") and not path.is_symlink() and path.is_file():
-                yield path
-
-
 def _digest_if_readable(path: Path) -> str:
     try:
         return _file_digest(path)
-    except PermissionError:
+    except OSError:
         return "unreadable"
 
 

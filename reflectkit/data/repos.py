@@ -40,6 +40,8 @@ DROPPED_NAMES = frozenset(
 MIN_CHARACTERS = 10
 MIN_ASCII = 0.9
 DEPTH = 64  # folders inside each other
+NOT_WRITTEN = NO_ROOM | {errno.EROFS}
+"""Error numbers that are about the copy, not about what is copied."""
 
 
 @dataclass
@@ -95,6 +97,15 @@ def repositories(folder: Path) -> list[Path]:
     return [folder / name for name in found]
 
 
+def readable(path: Path) -> bool:
+    """Whether the repository, a folder or an archive, can be opened."""
+    try:
+        with os.scandir(path) if path.is_dir() else path.open("rb"):
+            return True
+    except OSError:
+        return False
+
+
 def repository_name(path: Path) -> str:
     """What a repository is called: its folder's name, or its archive's without the suffix."""
     for suffix in SUFFIXES:
@@ -131,6 +142,11 @@ def filter_repository(source: Path, target: Path, max_bytes: int, advance: Calla
         RuntimeError,
     ) as error:
         result = Filtered(result.name, why_not=f"damaged or encrypted archive ({str(error).splitlines()[0][:80] or 'cut off'})")
+    except OSError as error:
+        if error.errno in NOT_WRITTEN:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        result = Filtered(result.name, why_not=f"cannot be read ({error.strerror})")
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
@@ -176,8 +192,12 @@ def _folder_files(root: Path, result: Filtered) -> _Files:
             if seen > MEMBERS:
                 raise RefusedError(f"more than {MEMBERS} files")
             path = folder / entry.name
-            is_folder = entry.is_dir(follow_symlinks=False)
-            if entry.is_symlink() or not (is_folder or entry.is_file(follow_symlinks=False)):
+            try:
+                is_folder, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
+            except OSError:
+                result.drop("cannot be read", str(path))
+                continue
+            if entry.is_symlink() or not (is_folder or is_file):
                 result.drop("link or special file", str(path))
             elif fault := name_fault(entry.name, is_folder):
                 result.drop(f"folder: {fault}" if is_folder else fault, str(path))
@@ -256,7 +276,7 @@ def _take(path: PurePosixPath, open_file: Opener, staging: Path, max_bytes: int,
     except UnicodeDecodeError:
         fault = "not UTF-8"
     except OSError as error:
-        if error.errno in NO_ROOM | {errno.EROFS}:
+        if error.errno in NOT_WRITTEN:
             raise
         fault = "cannot be read, or its name cannot be written"
     if not fault and characters < MIN_CHARACTERS:

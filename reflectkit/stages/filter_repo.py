@@ -16,7 +16,7 @@ from reflectkit.core.config import above, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import DataError
 from reflectkit.core.runs import Report, Table, open_run, write_permission
-from reflectkit.data.repos import Filtered, filter_repository, name_fault, repositories, repository_name
+from reflectkit.data.repos import Filtered, filter_repository, name_fault, readable, repositories, repository_name
 from reflectkit.stages.common import EnvConfig, explore_only
 
 EXAMPLES = (
@@ -49,7 +49,7 @@ def run(config: Config, progress: Progress) -> Report:
             config.repo_dir, f"holds, or lies in, {target}, where the filtered copies go; give the originals' folder"
         )
     write_permission(target)
-    with open_run("filter-repo", config, [*found]) as current:
+    with open_run("filter-repo", config, list(filter(readable, found))) as current:
         if current.done:
             return current.done
         links = sorted(entry.name for entry in os.scandir(config.repo_dir) if entry.is_symlink())

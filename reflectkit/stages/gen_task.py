@@ -23,7 +23,7 @@ from reflectkit.data.oracle import ask
 from reflectkit.data.questions import Question, to_json
 from reflectkit.data.repos import kind_of
 from reflectkit.envs.autoexplore.commands import offered, shortest_path
-from reflectkit.envs.autoexplore.repo import Repository, open_repository
+from reflectkit.envs.autoexplore.repo import open_repository
 from reflectkit.stages.common import EnvConfig, explore_only
 from reflectkit.stages.gen_games import gen_games, list_games
 from reflectkit.stages.gen_memory import gen_memory
@@ -144,7 +144,7 @@ def run(config: Config, progress: Progress) -> Report:
     if config.dry_run and config.teacher == ORACLE:
         return Report("gen-task", config.env_folder, *free())
     if config.dry_run:
-        files = [file for name in names for file in _files(open_repository(repos / name), name, config, {})]
+        files = [file for name in names for file in _files(repos / name, config, {}, progress)]
         requests = [_request(file, config.per_file) for file in files]
         figures, table = foreseen(config, requests, TOKENS_A_QUESTION * config.per_file, journal)
         return Report("gen-task", config.env_folder, figures, (), (table,))
@@ -153,7 +153,7 @@ def run(config: Config, progress: Progress) -> Report:
         if current.done:
             return current.done
         passed: dict[str, int] = {}
-        files_of = {name: _files(open_repository(repos / name), name, config, passed) for name in names}
+        files_of = {name: _files(repos / name, config, passed, progress) for name in names}
         asked, figures = _ask(config, files_of, journal, target, progress)
         outputs, rows = [], []
         for name, questions in asked.items():
@@ -190,8 +190,13 @@ def run(config: Config, progress: Progress) -> Report:
         return current.finish(figures, outputs)
 
 
-def _files(repository: Repository, root: str, config: Config, passed: dict[str, int]) -> list[_File]:
-    """The files that are asked about; `passed` counts the others by reason."""
+def _files(folder: Path, config: Config, passed: dict[str, int], progress: Progress) -> list[_File]:
+    """The files of a repository that are asked about; `passed` counts the others by reason. One that cannot be opened has none."""
+    try:
+        repository = open_repository(folder)
+    except DataError as error:
+        progress.news(f"left out: {error}")
+        return []
     kept = []
     for path in sorted(repository.sizes):
         text = repository.view(path, WHOLE_TOKENS) if kind_of(path) else None
@@ -204,7 +209,7 @@ def _files(repository: Repository, root: str, config: Config, passed: dict[str, 
         elif not offered(repository, path):
             reason = "in a folder with too many entries to be offered"
         else:
-            kept.append(_File(root, path, text, shorten(text, config.max_tokens)))
+            kept.append(_File(folder.name, path, text, shorten(text, config.max_tokens)))
             continue
         passed[reason] = passed.get(reason, 0) + 1
     return kept

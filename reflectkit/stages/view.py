@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import os
 import re
 import tempfile
 import webbrowser
@@ -20,6 +19,7 @@ from reflectkit.core.console import Bar, Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import read_json, replacing
 from reflectkit.core.runs import Report
+from reflectkit.core.tree import visible_files
 from reflectkit.data.episodes import Played, read_episodes
 from reflectkit.data.inspect_log import Log
 from reflectkit.data.page import Source, write_page
@@ -92,7 +92,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
         if not path.exists():
             gone = "a link that leads nowhere" if path.is_symlink() else "no such file or folder"
             raise DataError(path, f"{gone}; {MADE_BY}")
-        held = list(_below(path)) if path.is_dir() else [path]
+        held = [file for file in visible_files(path, _natural) if file.name == EPISODES] if path.is_dir() else [path]
         if not held:
             raise DataError(path, f"holds no {EPISODES}; {MADE_BY}")
         for file in held:
@@ -101,14 +101,6 @@ def _files(paths: Sequence[Path]) -> list[Path]:
             facts = file.stat()
             found.setdefault((facts.st_dev, facts.st_ino), file)
     return list(found.values())
-
-
-def _below(folder: Path) -> Iterator[Path]:
-    for here, folders, files in os.walk(folder):
-        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=_natural)
-        file = Path(here, EPISODES)
-        if EPISODES in files and file.is_file() and not file.is_symlink():
-            yield file
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
