@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Error numbers of a write that did not fit: a full disk, a quota, and a limit on the size of files (`ulimit -f`)."""
@@ -53,6 +54,14 @@ def _data_error(path: str, message: str, line: int | None, field: str | None) ->
 
 class CheckpointError(ReflectkitError):
     """A model folder is missing something, is damaged, or is of another role than was asked for."""
+
+
+class DivergedError(ReflectkitError):
+    """A loss, gradient or weight became NaN or infinite. samples: the rows in which it happened, where known."""
+
+    def __init__(self, message: str, samples: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.samples = list(samples)
 
 
 class IllegalActionError(ReflectkitError, ValueError):

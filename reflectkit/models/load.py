@@ -16,8 +16,9 @@ import torch
 from safetensors import safe_open
 
 from reflectkit.core.config import DTYPES, PACKAGED, QUANTIZE, TINY
-from reflectkit.core.errors import CheckpointError, ConfigError, DataError, unknown_name
+from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError, unknown_name
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, write_json
+from reflectkit.models.checks import all_finite
 from reflectkit.models.hush import hush
 
 ROLE_FILE = "reflectkit.json"
@@ -287,7 +288,13 @@ def save_player(
 
     facts: JSON values kept beside the role. beside: writes more files into the folder that it is given. weights: the
     model's, where it does not hold them itself.
+
+    Raises
+    ------
+    DivergedError: a weight is NaN or infinite; nothing is written.
     """
+    if not all_finite(player.model.parameters() if weights is None else weights.values()):
+        raise DivergedError(f"{folder.name} was not written: some weights are NaN or infinite")
     staging = folder.parent / f"{TEMPORARY_PREFIX}{folder.name}"
     if staging.exists():
         shutil.rmtree(staging)

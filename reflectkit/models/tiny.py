@@ -7,11 +7,15 @@ Learned absolute positions suit it: a map printed behind a constant text has eac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
+
+from reflectkit.core.errors import DivergedError
+from reflectkit.models.checks import all_finite
 
 END, PAD = "<|end|>", "<|pad|>"
 WIDTH = 128
@@ -106,6 +110,10 @@ def teach_copying(model: PreTrainedModel, steps: int, seed: int, advance: Callab
     From it come the heads that find a word again and copy what followed (induction heads, Olsson et al. 2022), which few rows
     of a task do not bring about. Each row's passage has a length of its own, so that no fixed distance helps. advance: told
     of each step's loss, in nats a token.
+
+    Raises
+    ------
+    DivergedError: a loss or a weight became NaN or infinite.
     """
     chance = torch.Generator().manual_seed(seed % 2**63)
     device = next(model.parameters()).device
@@ -125,4 +133,7 @@ def teach_copying(model: PreTrainedModel, steps: int, seed: int, advance: Callab
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        advance(float(loss.detach()))
+        nats = float(loss.detach())
+        if not math.isfinite(nats) or not all_finite(model.parameters()):
+            raise DivergedError(f"learning to copy diverged at step {step + 1} (loss {nats:.4g}); lower --init-range")
+        advance(nats)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from reflectkit.core.errors import ReflectkitError
+from reflectkit.core.errors import DivergedError, ReflectkitError
 from reflectkit.core.types import Sample
+from reflectkit.models.checks import all_finite, out_of_memory
 from reflectkit.models.load import Player, Reference, checkpoint_gradients
 from reflectkit.models.scoring import right_pad
 from reflectkit.rl import losses
@@ -24,14 +25,6 @@ from reflectkit.rl.processes import Processes
 from reflectkit.rl.shards import flat, nested, shards_of
 
 MEANS = ("token", "row")
-
-
-class DivergedError(ReflectkitError):
-    """A loss or gradient became NaN or infinite. samples: the minibatch in which it happened."""
-
-    def __init__(self, message: str, samples: Sequence[Sample] = ()) -> None:
-        super().__init__(message)
-        self.samples = list(samples)
 
 
 @dataclass(frozen=True)
@@ -97,7 +90,8 @@ class Learner:
 
         Raises
         ------
-        DivergedError: a loss is NaN or infinite; the weights are as before the step that found it.
+        DivergedError: a loss or gradient is NaN or infinite, and the weights are as before the step that found it; or the step
+        made a weight so.
         """
         if not samples:
             return {}
@@ -176,6 +170,8 @@ class Learner:
         if self.critic is not None:
             self.processes.add_gradients(self.critic_weights)
             self.critic_optimizer.step()
+        if not all(self.processes.gather(all_finite([*self.shards.parts(), *self.critic_weights]))):
+            raise DivergedError("the update diverged (a weight became NaN or infinite)", here)
         return merged
 
     def _forget_gradients(self) -> None:
@@ -213,8 +209,8 @@ class Learner:
             for weight in self.critic_weights:
                 if weight.grad is not None:
                     weight.grad /= self.shards.loss_scale
-        except RuntimeError as error:
-            if not _out_of_memory(error):
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
                 raise
             if self.processes.sharded:  # the others wait inside a pass, and cannot be told
                 raise ReflectkitError("out of memory; run the same command again with a lower --max-tokens-per-batch") from None
@@ -319,7 +315,3 @@ def _decisions(samples: Sequence[Sample], places: Sequence[tuple[int, int]]) -> 
             starts.append(index)
         numbers.append(len(starts) - 1)
     return starts, numbers
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

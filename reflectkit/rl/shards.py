@@ -70,6 +70,10 @@ class Whole:
             self.optimizer.step()
         return found
 
+    def parts(self) -> list[torch.Tensor]:
+        """What this process holds of the trained weights."""
+        return list(self.weights)
+
     def tensors(self) -> Tensors:
         """The optimizer's, as `<number of the weight>.<name>`. Called by all processes; what the first one gets counts."""
         return flat(self.optimizer.state_dict()["state"])
@@ -100,6 +104,10 @@ class Fsdp2(Whole):
     @override
     def step(self) -> float:
         return self._clip_and_step()
+
+    @override
+    def parts(self) -> list[torch.Tensor]:
+        return [weight.to_local() for weight in self.weights]
 
     @override
     def tensors(self) -> Tensors:
@@ -145,9 +153,9 @@ class Zero(Whole):
         state: dict[torch.Tensor, Tensors] = self.zero.optimizer.state
         return state
 
-    @property
-    def _parts(self) -> list[torch.Tensor]:
-        """This process' flat parts of the trained weights, in 32 bits: what Adam sees."""
+    @override
+    def parts(self) -> list[torch.Tensor]:
+        """This process' flat parts, in 32 bits: what Adam sees."""
         three = getattr(self.zero, "fp32_partitioned_groups_flat", None)
         return list(three if three is not None else self.zero.single_partition_of_fp32_groups)
 
@@ -170,7 +178,7 @@ class Zero(Whole):
         """Of all processes' parts, as `<process>.<part>.<name>`: they fit the same number of processes only."""
         mine = {
             f"{self.processes.rank}.{number}.{name}": value.detach().cpu()
-            for number, part in enumerate(self._parts)
+            for number, part in enumerate(self.parts())
             for name, value in {"weights": part, **self._state.get(part, {})}.items()
         }
         return {key: value for theirs in self.processes.gather(mine) for key, value in theirs.items()}
@@ -180,13 +188,13 @@ class Zero(Whole):
         ranks = {key.partition(".")[0] for key in tensors}
         mine = {key.partition(".")[2]: value for key, value in tensors.items() if key.startswith(f"{self.processes.rank}.")}
         found = nested(mine)
-        same = [found[number]["weights"].shape == part.shape for number, part in enumerate(self._parts) if number in found]
-        if len(ranks) != self.processes.count or len(same) != len(self._parts) or not all(same):
+        same = [found[number]["weights"].shape == part.shape for number, part in enumerate(self.parts()) if number in found]
+        if len(ranks) != self.processes.count or len(same) != len(self.parts()) or not all(same):
             raise ReflectkitError(
                 f"the checkpoint was made by {len(ranks)} processes under ZeRO, and continues with as many and the same "
                 "configuration only; --resume-from starts anew from its weights"
             )
-        for number, part in enumerate(self._parts):
+        for number, part in enumerate(self.parts()):
             values = {name: value.to(part.device) for name, value in found[number].items()}
             part.data.copy_(values.pop("weights"))
             self._state[part] = {name: value.cpu() if name == "step" else value for name, value in values.items()}

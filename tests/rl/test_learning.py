@@ -6,13 +6,14 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.core.errors import EnvironmentFailure, ReflectkitError
+from reflectkit.core.errors import DivergedError, EnvironmentFailure, ReflectkitError
 from reflectkit.core.prompts import label, policy_prompt
 from reflectkit.core.protocols import Context, StepResult
 from reflectkit.core.rollout import Episode, rollout
@@ -20,14 +21,14 @@ from reflectkit.core.types import Decision, Message, Observation, Sample, Status
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi import Taxi
-from reflectkit.models.load import Player
+from reflectkit.models.load import Player, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import label_ids
 from reflectkit.rl import batch
 from reflectkit.rl.credit import Rule, judge
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.curriculum import Curriculum, draw
-from reflectkit.rl.learner import DivergedError, Learner, Settings
+from reflectkit.rl.learner import Learner, Settings
 from reflectkit.rl.logprobs import packed, units
 from reflectkit.rl.loop import Level, Plan, Trainer
 from reflectkit.rl.replay import Replay
@@ -366,6 +367,23 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(policy: Player) -> None
         Learner(policy, Settings(learning_rate=1e-3)).update(samples, random.Random(0))
     assert len(caught.value.samples) == len(samples)
     assert all(torch.equal(old, new) for old, new in zip(before, policy.model.parameters(), strict=True))
+
+
+def test_a_step_after_which_a_weight_is_not_finite_is_an_error(policy: Player) -> None:
+    """The losses and gradients of a first step are finite whatever the learning rate."""
+    samples = rows_of(policy, play(policy))
+    with pytest.raises(DivergedError, match="a weight became NaN or infinite") as caught:
+        Learner(policy, Settings(learning_rate=1e308)).update(samples, random.Random(0))
+    assert len(caught.value.samples) == len(samples)
+
+
+def test_a_player_with_a_weight_that_is_not_finite_is_not_saved(policy: Player, tmp_path: Path) -> None:
+    for value in (math.nan, math.inf):
+        with torch.no_grad():
+            policy.model.transformer.ln_f.bias[0] = value
+        with pytest.raises(DivergedError, match="was not written"):
+            save_player(tmp_path / "checkpoint-1", policy)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_rows_no_step(policy: Player) -> None:
