@@ -144,6 +144,35 @@ def rows_so_far(path: Path) -> list[Mapping[str, Any]]:
     return [row for _, row in read_jsonl(path)] if path.is_file() and path.stat().st_size else []
 
 
+def salvage(path: Path, fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
+    """(rows, damaged): the objects in `path` whose `fields` are of these types (as `isinstance` takes them), and how many other
+    lines there are. No rows where the file is missing.
+
+    For a file that a run keeps for itself, where a damaged line is no reason to stop.
+    """
+    rows, damaged = [], 0
+    for line in path.read_bytes().split(b"\n") if path.is_file() else ():
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+        except (ValueError, RecursionError):  # not UTF-8, cut off, NaN, nested too deep
+            row = None
+        if isinstance(row, dict) and all(_is(row.get(name), kind) for name, kind in fields.items()):
+            rows.append(row)
+        else:
+            damaged += 1
+    return rows, damaged
+
+
+def _is(value: object, kind: Any) -> bool:
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
 def lines(path: Path, longest: int) -> Iterator[tuple[int, str]]:
     """(line number, text) for each line of `path` that holds something, one in memory at a time. longest: bytes of a line.
 

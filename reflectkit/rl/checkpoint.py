@@ -1,7 +1,7 @@
 """A training checkpoint: the policy as a model folder, and beside it what training needs to go on as if never stopped.
 
 Chance needs no saving: every stream is derived from the seed and the step, and dropout is off. Written to a temporary folder
-and renamed; only JSON and safetensors, so that opening one runs no code.
+and renamed, with a checksum of every file; only JSON and safetensors, so that opening one runs no code.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from reflectkit.core.checksums import seal
 from reflectkit.core.errors import CheckpointError, DataError
-from reflectkit.core.jsonl import read_json, read_jsonl, sha256, write_json, write_jsonl
+from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.core.types import Trajectory, from_json, to_json
 from reflectkit.models.load import Player, save_player
 from reflectkit.rl.critic import Critic
@@ -59,8 +60,8 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         save_file({name: value.contiguous().clone() for name, value in tensors.items()}, staging / TENSORS)
         write_jsonl(staging / REPLAY, [to_json(trajectory) for trajectory in trainer.replay])
         write_json(staging / MEMO, trainer.agent.reflector.memo if trainer.agent.reflector else {})
-        files = sorted(path.name for path in staging.iterdir() if path.is_file())
-        write_json(staging / STATE, state | {"files": {name: sha256(staging / name) for name in files}})
+        write_json(staging / STATE, state)
+        seal(staging)
 
     save_player(target, learner.player, {**facts, "step": trainer.step}, beside, weights)
     behind = [path for path in found(folder) if _step_of(path) <= trainer.step]  # later ones are damaged: this run began below
@@ -70,18 +71,15 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
 
 
 def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any]) -> None:
-    """Bring `trainer`, whose policy was loaded from `checkpoint`, to where it stood.
+    """Bring `trainer`, whose policy was loaded from `checkpoint`, to where it stood. Call `verify` on the folder first.
 
     Raises
     ------
-    CheckpointError: the state is missing, damaged or of other shapes. OtherSettingsError: it is of a run with other settings.
+    CheckpointError: the state is of other shapes. OtherSettingsError: it is of a run with other settings.
     """
     try:
         state = read_json(checkpoint / STATE)
         check_settings(checkpoint, state["settings"], settings)
-        for name, known in state["files"].items():
-            if sha256(checkpoint / name) != known:
-                raise CheckpointError(f"{checkpoint}: {name} is not what was written; delete this folder")
         _restore_tensors(checkpoint, trainer)
         trainer.step = int(state["step"])
         trainer.counters = {name: int(value) for name, value in state["counters"].items()}

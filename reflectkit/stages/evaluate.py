@@ -13,7 +13,7 @@ from reflectkit.agents.endpoints import key_of
 from reflectkit.core.config import at_least, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
-from reflectkit.core.jsonl import rows_so_far, write_json, write_text
+from reflectkit.core.jsonl import salvage, write_json, write_text
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Report, Table, digest, finished, open_run
 from reflectkit.core.seeding import derive
@@ -234,7 +234,7 @@ def _played(
         task, line = known.get((*same, episode.task.id, episode.seed), (None, {}))
         if task == episode.task:
             done[episode.task.id, episode.seed] = line | {"level": match.level}
-    done |= _kept(path)
+    done |= _kept(path, progress)
     left = [episode for episode in episodes if (episode.task.id, episode.seed) not in done]
     with progress.bar(f"{match.name} ({match.level})", len(episodes), len(episodes) - len(left)) as bar:
         if left:
@@ -261,9 +261,14 @@ def _played(
     return played
 
 
-def _kept(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """The whole lines that a killed run left, by task and seed; a half-written last one is cut off."""
-    if path.is_file():
-        with path.open("r+b") as file:
-            file.truncate(file.read().rfind(b"\n") + 1)
-    return {(row["task"], row["seed"]): dict(row) for row in rows_so_far(path)}
+KEPT_FIELDS = {"task": str, "seed": int, "status": str, "success": bool, "return": int | float, "turns": list}
+
+
+def _kept(path: Path, progress: Progress) -> dict[tuple[str, int], dict[str, Any]]:
+    """The whole lines that a killed run left, by task and seed; damaged ones, as a half-written last, are removed."""
+    rows, damaged = salvage(path, KEPT_FIELDS)
+    if damaged:
+        progress.news(f"{path}: dropped {damaged} damaged lines; their episodes will be played again")
+    if path.is_file():  # also where only the last line's end is missing: more lines follow
+        write_episodes(path, rows)
+    return {(row["task"], row["seed"]): row for row in rows}

@@ -10,12 +10,14 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from reflectkit.core.checksums import verify
 from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, at_least, fraction, one_of, option
 from reflectkit.core.console import Progress, Quiet
-from reflectkit.core.errors import CheckpointError, ConfigError, DataError, ReflectkitError
-from reflectkit.core.jsonl import read_json, read_jsonl, rows_so_far, write_jsonl
+from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError, ReflectkitError
+from reflectkit.core.jsonl import read_json, salvage, write_jsonl
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.runs import Report, digest, figures_table, plain_settings
 from reflectkit.core.types import Task, to_json
@@ -28,7 +30,6 @@ from reflectkit.stages.together import started_together, together
 
 if TYPE_CHECKING:
     from reflectkit.models.load import Player
-    from reflectkit.rl.learner import DivergedError
     from reflectkit.rl.loop import Level, Trainer
     from reflectkit.rl.processes import Processes
 
@@ -163,13 +164,13 @@ def run(config: Config, progress: Progress) -> Report:
             target = _loop(config, trainer, _validation(config, source), current.folder, told, progress)
         except ReflectkitError as error:
             raise _kept(error, current.folder, trainer) from None
-        history = [row for _, row in read_jsonl(current.folder / "metrics.jsonl")]
+        history = _history(current.folder / "metrics.jsonl", trainer.step, Quiet())
         last = history[-max(1, len(history) // 10) :]
         figures = {
             "steps": config.max_steps,
             "episodes": trainer.counters["episodes"],
-            "success_rate": sum(row["success_rate"] for row in last) / len(last),
-            "return": sum(row["return"] for row in last) / len(last),
+            "success_rate": fmean(row["success_rate"] for row in last) if last else None,
+            "return": fmean(row["return"] for row in last) if last else None,
         }
         current.tables.append(figures_table(f"RL in {target} (rates: last tenth, training problems)", "value", figures))
         if not processes.first:
@@ -217,16 +218,16 @@ def _resumed(
     """Training as an earlier, killed process left it, or at its beginning. A damaged checkpoint gives way to the one before."""
     from reflectkit.rl import checkpoint
 
-    there = checkpoint.found(folder)
-    for place in reversed(there):
+    for place in reversed(checkpoint.found(folder)):
         try:
+            verify(place)
             trainer = _trainer(config, levels, place, processes, progress)
             checkpoint.restore(place, trainer, told)
             return trainer
         except checkpoint.OtherSettingsError:
             raise
         except CheckpointError as error:
-            progress.news(f"{error}; going on from the one before")
+            progress.news(f"{error}; resuming from an earlier state")
     if config.resume_from is not None:
         state = _state_of(config.resume_from)
         free = (
@@ -238,6 +239,7 @@ def _resumed(
             {name: value for name, value in state.items() if name not in free},
             {name: value for name, value in told.items() if name not in free},
         )
+        verify(config.resume_from)
         trainer = _trainer(config, levels, config.resume_from, processes, progress)
         checkpoint.restore(config.resume_from, trainer, state)
         if trainer.step >= config.max_steps:
@@ -347,7 +349,9 @@ def _loop(
     from reflectkit.rl import checkpoint
 
     processes, metrics = trainer.processes, folder / "metrics.jsonl"
-    history = [row for row in rows_so_far(metrics) if row["step"] <= trainer.step]
+    history = _history(metrics, trainer.step, progress)
+    if processes.first:
+        write_jsonl(metrics, history)
     facts = {"env": config.env, "reflector": str(config.reflect_load_dir) if config.reflect_load_dir else None}
     target = folder / f"checkpoint-{trainer.step}"
     title = "Reflect-RL" if config.reflect_load_dir else "SFT + RL"
@@ -365,7 +369,7 @@ def _loop(
             if processes.first:
                 write_jsonl(metrics, history)
             if due and config.keep_episodes and processes.first:
-                _keep_episodes(config, trainer, folder / "episodes.jsonl")
+                _keep_episodes(config, trainer, folder / "episodes.jsonl", progress)
             if due:
                 target = checkpoint.save(folder, trainer, told, facts)
                 processes.wait()
@@ -382,9 +386,20 @@ def _loop(
     return target
 
 
-def _keep_episodes(config: Config, trainer: Trainer, path: Path) -> None:
+def _history(path: Path, step: int, progress: Progress) -> list[dict[str, Any]]:
+    """The figures of the updates up to `step`, as far as `path` still has them."""
+    rows, damaged = salvage(path, {"step": int, "success_rate": int | float, "return": int | float})
+    if damaged:
+        progress.news(f"{path}: dropped {damaged} damaged lines; training itself is not affected")
+    return [row for row in rows if row["step"] <= step]
+
+
+def _keep_episodes(config: Config, trainer: Trainer, path: Path, progress: Progress) -> None:
     """Put this update's first episodes behind the earlier ones; those of updates that were lost go."""
-    known = [row for row in rows_so_far(path) if row["step"] < trainer.step]
+    rows, damaged = salvage(path, {"step": int})
+    if damaged:
+        progress.news(f"{path}: dropped {damaged} damaged lines")
+    known = [row for row in rows if row["step"] < trainer.step]
     new = [
         episode_to_json(f"update {trainer.step}", trajectory, advantages) | {"step": trainer.step}
         for trajectory, advantages in trainer.judged[: config.keep_episodes]
@@ -395,7 +410,6 @@ def _keep_episodes(config: Config, trainer: Trainer, path: Path) -> None:
 def _kept(error: ReflectkitError, folder: Path, trainer: Trainer) -> ReflectkitError:
     """`error`; where an update diverged, its rows are written to a file first, which the error then names."""
     from reflectkit.rl import checkpoint
-    from reflectkit.rl.learner import DivergedError
 
     if not isinstance(error, DivergedError):
         return error

@@ -131,19 +131,30 @@ def test_only_the_last_two_checkpoints_are_kept(straight: Path) -> None:
     assert names == ["checkpoint-7", "checkpoint-8"]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "training_state.json", "training_state.safetensors", "replay.jsonl",
-                                  "reflector_memo.json"])  # fmt: skip
+def change_a_digit(path: Path) -> None:
+    """A single changed byte that leaves valid JSON, or a readable tensor file."""
+    held = bytearray(path.read_bytes())
+    place = max(held.rfind(digit) for digit in b"2468")
+    held[place] += 1
+    path.write_bytes(held)
+
+
+def cut_in_half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("damage", [change_a_digit, cut_in_half, Path.unlink])
+@pytest.mark.parametrize("name", ["model.safetensors", "training_state.json", "checksums.json"])
 def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(
-    ground: Path, straight: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ground: Path, straight: Path, tmp_path: Path, name: str, damage: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     shutil.copytree(straight, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
     (run,) = (tmp_path / "copy" / "results").glob("*_rlft")
     (run / "report.json").unlink()
-    damaged = run / "checkpoint-8" / name
-    damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2] + b"{")
+    damage(run / "checkpoint-8" / name)
     assert main(command(ground, *HARD)) == 0
-    assert "going on from the one before" in capsys.readouterr().out
+    assert "resuming from an earlier state" in capsys.readouterr().out
     assert final(tmp_path / "copy") == final(straight)
 
 
@@ -169,7 +180,7 @@ def test_flipped_bytes_in_the_weights_are_noticed_and_new_checkpoints_stay(
 
     monkeypatch.setattr(Trainer, "advance", looking)
     assert main(command(ground, *HARD)) == 0
-    assert capsys.readouterr().out.count("model.safetensors is not what was written") == 2
+    assert capsys.readouterr().out.count("model.safetensors is damaged") == 2
     assert len(kept) == 8
     assert kept[4] >= {"checkpoint-3", "checkpoint-4"}
     assert final(tmp_path / "copy") == final(straight)
@@ -271,6 +282,50 @@ def test_a_diverged_update_leaves_its_rows_and_a_good_checkpoint(
     monkeypatch.chdir(tmp_path)
     assert main(command(ground, "--max-steps", "4", "--episodes", "8", "--save-steps", "1")) == 0  # goes on from update 2
     assert [row["step"] for _, row in read_jsonl(run / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_a_last_update_that_diverges_is_noticed(
+    ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = ("--episodes", "8", "--schedule", "constant", "--save-steps", "1")
+    assert main(command(ground, *settings, "--max-steps", "1")) == 0
+    (good,) = (tmp_path / "results").glob("*/checkpoint-1")
+    before = hashes(good)
+    capsys.readouterr()
+    resume = ("--max-steps", "2", "--resume-from", str(good), "--learning-rate", "1e308")
+    assert main(command(ground, *settings, *resume)) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "the update diverged" in error
+    assert "lower --learning-rate" in error
+    assert sorted((tmp_path / "results").glob("*/checkpoint-*")) == [good]
+    assert hashes(good) == before
+
+
+@pytest.mark.parametrize("content", [b"", b'{"step": 1, "succ', b"\xff\xfe\n[1]\n", b'{"step": "two"}\n', b"[" * 100_000])
+def test_damaged_metrics_and_kept_episodes_do_not_stop_a_resumed_run(
+    ground: Path, tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = command(ground, "--max-steps", "2", "--episodes", "8", "--save-steps", "1", "--keep-episodes", "2")
+    assert main(arguments) == 0
+    (run,) = (tmp_path / "results").glob("*_rlft")
+    whole = hashes(run / "checkpoint-2")
+    (run / "report.json").unlink()
+    shutil.rmtree(run / "checkpoint-2")
+    first = {}
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        first[name] = [line for line in (run / name).read_bytes().splitlines(keepends=True) if b'"step": 1' in line]
+        (run / name).write_bytes(b"".join(first[name]) + content)
+    capsys.readouterr()
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.count("damaged lines") == (2 if content else 0)
+    assert hashes(run / "checkpoint-2") == whole
+    for name, lines in first.items():
+        rows = [row for _, row in read_jsonl(run / name)]
+        assert [row["step"] for row in rows] == sorted([1] * len(lines) + [2] * len(lines))
+        assert (run / name).read_bytes().startswith(b"".join(lines))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,34 @@
+"""A checksum for each file of a folder, kept in the folder: what was written is told apart from what a disk or a kill left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reflectkit.core.errors import CheckpointError, DataError
+from reflectkit.core.jsonl import read_json, sha256, write_json
+
+CHECKSUMS = "checksums.json"
+
+
+def seal(folder: Path) -> None:
+    """Write the SHA-256 of every file in and below `folder` to its checksums.json; the last step of writing the folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
+    write_json(folder / CHECKSUMS, {path.relative_to(folder).as_posix(): sha256(path) for path in files})
+
+
+def verify(folder: Path) -> None:
+    """Raises CheckpointError, naming the file, unless `folder` was sealed and holds the files that it held then, unchanged."""
+    if not (folder / CHECKSUMS).is_file():
+        raise CheckpointError(f"{folder} has no {CHECKSUMS}, so it was not written to its end")
+    try:
+        checksums = dict(read_json(folder / CHECKSUMS))
+        for name, known in checksums.items():
+            if sha256(folder / name) != known:
+                raise CheckpointError(f"{folder / name} is damaged: its checksum differs from the one in {CHECKSUMS}")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{error.filename} is missing, although {CHECKSUMS} lists it") from None
+    except (DataError, OSError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder / CHECKSUMS} is damaged ({error})") from None
+    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    if unknown := sorted(present - {CHECKSUMS, *checksums}):
+        raise CheckpointError(f"{folder / unknown[0]} is not listed in {CHECKSUMS}; move it out of the checkpoint")
