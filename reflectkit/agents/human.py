@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import IllegalActionError, ReflectkitError
 from reflectkit.core.prompts import LABELS, one_line
-from reflectkit.core.protocols import Context, Env
+from reflectkit.core.protocols import Context, Env, rules_of
 from reflectkit.core.tools import PLAIN, PLAIN_RULES, parse, plain_text, tools_text
 from reflectkit.core.types import Decision, Observation, ToolCall, ToolUse
 
@@ -73,7 +73,7 @@ class Human:
             if command == "q":
                 return None
             if command in ("h", "?"):
-                self.progress.news(help_text(observation))
+                self.progress.news(help_text(observation, env))
             elif command == "o":
                 self.progress.news(oracle_text(observation, env))
             else:
@@ -115,13 +115,15 @@ def choices_text(choices: Sequence[str]) -> str:
     return "\n".join(f"{label:>4}  {one_line(choice)}" for label, choice in zip(LABELS, choices, strict=False))
 
 
-def help_text(observation: Observation) -> str:
-    """What can be answered here."""
+def help_text(observation: Observation, env: Env) -> str:
+    """The env's rules, and what can be answered here."""
     if observation.tools:
-        return f"{tools_text(observation.tools)}\n{PLAIN_RULES} An empty line goes on.\n{COMMANDS}."
-    if observation.choices:
-        return f"{choices_text(observation.choices)}\nWrite a choice's number, or the beginning of its text. {COMMANDS}."
-    return f"Write a line. {COMMANDS}."
+        answers = f"{tools_text(observation.tools)}\n{PLAIN_RULES} An empty line goes on.\n{COMMANDS}."
+    elif observation.choices:
+        answers = f"{choices_text(observation.choices)}\nWrite a choice's number, or the beginning of its text. {COMMANDS}."
+    else:
+        answers = f"Write a line. {COMMANDS}."
+    return f"{rules_of(env)}\n\n{answers}".lstrip()
 
 
 def oracle_text(observation: Observation, env: Env) -> str:

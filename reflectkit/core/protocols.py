@@ -7,12 +7,13 @@ not on who shares the batch; and the context hands scripted teachers the env's o
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from reflectkit.core.types import Decision, Observation, Task, ToolUse
+from reflectkit.core.types import Decision, Observation, Task, ToolUse, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,15 @@ class OracleEnv(Env, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What stands behind one observation. seed: of this turn of this episode. env: for scripted teachers alone."""
+    """What stands behind one observation.
+
+    seed: of this turn of this episode. env: for scripted teachers, and for its rules (`rules_of`). turns: of the episode so
+    far, oldest first, for agents that read its history.
+    """
 
     seed: int
     env: Env
+    turns: tuple[Turn, ...] = ()
 
 
 class Agent(Protocol):
@@ -92,3 +98,9 @@ class Agent(Protocol):
     def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
         """One decision for each observation."""
         ...
+
+
+def rules_of(env: Env) -> str:
+    """What a person or a chat model is told before playing `env`: its `rules`, else the docstring of its class, else ""."""
+    rules = getattr(env, "rules", None)
+    return inspect.cleandoc(rules if isinstance(rules, str) else type(env).__doc__ or "")

@@ -32,6 +32,12 @@ class Corridor(ChoiceEnv):
     levels: ClassVar[tuple[str, ...]] = ("short", "long")
     choices: ClassVar[tuple[str, ...]] = ("left", "right")
     horizons: ClassVar[dict[str, int]] = {"short": 8, "long": 16}
+    rules: ClassVar[str] = (
+        "Goal: walk along the corridor to the cell G, at its right end. T is where you are.\n"
+        "Actions: left and right, by one cell. Walking left out of the first cell changes nothing.\n"
+        "End: the episode ends when you reach G, which is success.\n"
+        f"Reward: {STEP_REWARD:g} for each step, {GOAL_REWARD:+g} for reaching G."
+    )
     _cells: ClassVar[dict[str, int]] = {"short": 4, "long": 7}
 
     def _begin(self, task: Task, seed: int) -> None:

@@ -134,6 +134,11 @@ class Taxi(ChoiceEnv):
     horizons: ClassVar[dict[str, int]] = {"pickup": 15, "dropoff": 15, "full": 30}
     """The paper's 15 steps; the whole task takes up to 18 with no mistake, so it gets twice the paper's."""
 
+    @property
+    def rules(self) -> str:
+        """For people and chat models; of the level in play, or of the whole task."""
+        return write_rules(getattr(self, "_level", "full"))
+
     def _begin(self, task: Task, seed: int) -> None:
         self._state = task_int(task, "state", 0, STATES - 1)
         self._level = task.level
@@ -246,6 +251,30 @@ def draw(state: int) -> str:
                 cells.append("|")
         lines.append(" ".join(cells))
     return "\n".join(lines)
+
+
+def write_rules(level: str) -> str:
+    """What one is to do at `level`, with which actions, what ends the episode and what is rewarded."""
+    goal = {
+        "pickup": "drive the taxi to the waiting passenger and pick the passenger up",
+        "dropoff": "the passenger is in the taxi: drive to the destination and drop the passenger off there",
+        "full": "drive the taxi to the waiting passenger, pick the passenger up, and drop the passenger off at the destination",
+    }[level]
+    stands = "; ".join(f"row {row} column {column}" for row, column in world().stands)
+    rewards = [f"{FATAL:g} for an action that changes nothing"]
+    rewards += [f"{BONUS:g} for the first pickup"] if level != "dropoff" else []
+    rewards += [f"{BONUS:g} for the delivery"] if level != "pickup" else []
+    return (
+        f"Goal: {goal}.\n"
+        f"Map: five rows and five columns; row 0 is the northmost, column 0 the westmost. {RULES} A destination that is not on"
+        f" the map is under the taxi. The passenger waits at one of four stands, and the destination is another: {stands}.\n"
+        "Actions: south, north, east and west move the taxi by one cell; pickup takes in a passenger who waits in the taxi's"
+        " cell; dropoff lets the passenger out, at a stand only.\n"
+        "Danger: an action that changes nothing ends the episode at once as a failure: driving against a wall or off the map,"
+        " pickup where nobody waits, dropoff away from a stand or with nobody aboard.\n"
+        f"End: {'the pickup' if level == 'pickup' else 'the delivery'} is success; an action that changes nothing is failure.\n"
+        f"Reward: {STEP:g} for a step; instead of it {', '.join(rewards)}."
+    )
 
 
 WHERE = ("Taxi at {taxi}.", "The taxi is at {taxi}.")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from reflectkit.core.errors import ConfigError, IllegalActionError
-from reflectkit.core.protocols import Env, StepResult
+from reflectkit.core.protocols import Env, StepResult, rules_of
 from reflectkit.core.seeding import generator
 from reflectkit.core.types import Observation, Task, ToolUse
 
@@ -28,6 +28,11 @@ class Wrapper:
         """The wrapped env's."""
         return self.env.levels
 
+    @property
+    def rules(self) -> str:
+        """The wrapped env's, with what the wrapper adds to them."""
+        return rules_of(self.env)
+
     def __getattr__(self, name: str) -> Any:
         if name == "env" or name.startswith("__"):  # asked for before __init__, while copying or unpickling
             raise AttributeError(name)
@@ -42,6 +47,12 @@ class Horizon(Wrapper):
             raise ConfigError(f"a horizon is at least 1 step, got {steps}")
         super().__init__(env)
         self.steps, self.taken = steps, 0
+
+    @property
+    def rules(self) -> str:
+        """The wrapped env's, and the number of steps."""
+        limit = f"An episode is cut off after {self.steps} step{'s' * (self.steps != 1)}."
+        return f"{super().rules}\n{limit}".lstrip()
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task` with the full horizon ahead."""
@@ -74,6 +85,11 @@ class Shuffled(Wrapper):
     def __init__(self, env: Env) -> None:
         super().__init__(env)
         self._order: list[int] = []
+
+    @property
+    def rules(self) -> str:
+        """The wrapped env's, and that numbers change."""
+        return f"{super().rules}\nThe numbers of the actions are drawn anew at each step.".lstrip()
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`; the orders follow from `seed`."""

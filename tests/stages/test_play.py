@@ -68,6 +68,7 @@ def test_what_cannot_be_read_is_asked_again_and_commands_take_no_step(play: Any)
     assert "'9' is no choice; write a number from 0 to 5" in shown
     assert "'zz' is no choice" in shown
     assert shown.count("leave.") == 2
+    assert shown.count("Goal: drive the taxi to the waiting passenger") == 2, "the rules are part of the help"
     assert "The oracle would: " in shown
     (episode,) = episodes()
     assert (episode["turns"], episode["status"], episode["reason"]) == ([], "truncated", "the person left")

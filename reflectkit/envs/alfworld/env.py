@@ -66,6 +66,16 @@ class Alfworld:
     """The type of the task; "all" is whatever type."""
     horizons: ClassVar[dict[str, int]] = dict.fromkeys(levels, HORIZON)
     settings: ClassVar[tuple[str, ...]] = ("games_dir", "expert", "result_tokens", "prompt_tokens", "typed")
+    rules: ClassVar[str] = (
+        "Goal: do the household task after `Task:` in a simulated room. Find the object, do to it what is asked (clean, heat,"
+        " cool or look at it under a lamp), and put it where it belongs.\n"
+        "Actions: `go to PLACE`; at a place `open` and `close` it, `take OBJECT from PLACE` and `move OBJECT to PLACE` (with"
+        " some games `put OBJECT in/on PLACE`), `clean OBJECT with` a sink basin, `heat OBJECT with` a microwave, `cool OBJECT"
+        " with` a fridge, `use` a lamp; `examine`, `look`, `inventory` and `help` change nothing. You hold one object at a"
+        " time. What is in a closed place is seen once it is open. A command that cannot be done changes nothing.\n"
+        "End: the episode ends when the task is done, which is success, or when the game is lost.\n"
+        "Reward: 1 for the step that completes the task, else 0."
+    )
     remote: ClassVar[bool] = True
     widest: ClassVar[int] = 32
     """Games side by side: each takes a process."""

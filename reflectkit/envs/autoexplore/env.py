@@ -62,6 +62,17 @@ class AutoExplore:
         "repos_dir", "leaveout_prob", "accept_teacher_answers", "result_tokens", "prompt_tokens", "horizon",
     )  # fmt: skip
     noise: ClassVar[float] = 0.0
+    rules: ClassVar[str] = (
+        "Goal: find the one file of a repository that answers the question after `Task:`, and name it with id.\n"
+        "Actions: `cd DIR` and `cd ..` change the folder, `cat FILE` shows a file of the current folder as the output, and"
+        " `id FILE` gives that file of the current folder as your answer. Long files are shown by their two ends, and a file is"
+        " shown once.\n"
+        "End: `id` ends the episode, right or wrong, so read a file before you name it. Success is the right file in time;"
+        " running out of steps counts like a wrong file.\n"
+        f"Cost: {costs.STEP} for each command, {costs.ERROR} more for an error in its output, {costs.WARNING} more for a"
+        " warning; at the end the number of steps allowed is taken off for the right file, and added for a wrong file or none."
+        " The reward is minus the cost, divided by that number."
+    )
 
     def __init__(
         self,

@@ -71,6 +71,15 @@ class Memory:
     baselines: ClassVar[tuple[str, ...]] = BASELINES
     noise: ClassVar[float] = 0.1
     offers_tools: ClassVar[bool] = True
+    rules: ClassVar[str] = (
+        "Goal: keep a memory of a conversation from which every question about it can be answered.\n"
+        f"{INSTRUCTIONS}\n"
+        f"Actions: any number of calls of {INSERT}, {UPDATE} and {DELETE} for each part, or none; items are named by the id"
+        " that is shown before them. Only the items most recent and most related to the part are shown.\n"
+        "End: the episode ends after the last part; success is that every question is answered in full.\n"
+        "Reward: for each part the share of its calls that could be done, and a little for changes that are right; at the end"
+        " the mean score of the answers, and a little for a short memory."
+    )
 
     def __init__(
         self,
