@@ -1,4 +1,4 @@
-"""The Makefile: what `make help` lists, which environment is used, and what reaches the command. Nothing is made (`make -n`)."""
+"""The Makefile: what `make help` lists, which environment is used, what reaches the command. Nothing is made (`make -n`)."""
 
 from __future__ import annotations
 

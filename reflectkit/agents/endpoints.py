@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
-from urllib.parse import quote, urlsplit
+from typing import Any
+from urllib.parse import urlsplit
 
 from reflectkit.core.errors import ConfigError, ReflectkitError
 
@@ -66,31 +67,30 @@ def key_of(endpoint: Endpoint) -> str:
     return key
 
 
-def address_of(endpoint: Endpoint) -> tuple[str, dict[str, str]]:
-    """Where chats are posted to, and the headers for it, the key among them.
+def connect(endpoint: Endpoint) -> Any:
+    """The package's client, without retries and limits on time of its own.
 
     Raises
     ------
     ConfigError: a key or an address is missing; ApiError: nothing listens at a local server's.
     """
-    headers = {"Content-Type": "application/json"}
+    import openai
+
     key = key_of(endpoint)
-    if endpoint.kind == "azure":
-        address = endpoint.base_url or os.environ.get("AZURE_OPENAI_ENDPOINT", "")
-        if not address:
-            raise ConfigError(
-                f"{endpoint} needs an address: export AZURE_OPENAI_ENDPOINT=https://….openai.azure.com, or give --base-url"
-            )
-        version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
-        path = f"openai/deployments/{quote(endpoint.model, safe='')}/chat/completions?api-version={quote(version)}"
-        return f"{address.rstrip('/')}/{path}", headers | {"api-key": key}
+    pool = openai.DefaultAsyncHttpxClient(follow_redirects=False)  # a key is for the address that was given
+    options: dict[str, Any] = {"max_retries": 0, "timeout": None, "http_client": pool}
     if endpoint.kind == "local":
         _knock(str(endpoint.base_url))
-    for header, name in (("OpenAI-Organization", "OPENAI_ORG_ID"), ("OpenAI-Project", "OPENAI_PROJECT_ID")):
-        if endpoint.kind == "openai" and os.environ.get(name):
-            headers[header] = os.environ[name]
-    address = endpoint.base_url or "https://api.openai.com/v1"
-    return f"{address.rstrip('/')}/chat/completions", headers | {"Authorization": f"Bearer {key or 'none'}"}
+        return openai.AsyncOpenAI(api_key=key or "none", base_url=endpoint.base_url, **options)
+    if endpoint.kind == "openai":
+        return openai.AsyncOpenAI(api_key=key, base_url=endpoint.base_url or "https://api.openai.com/v1", **options)
+    address = endpoint.base_url or os.environ.get("AZURE_OPENAI_ENDPOINT", "")
+    if not address:
+        raise ConfigError(
+            f"{endpoint} needs an address: export AZURE_OPENAI_ENDPOINT=https://….openai.azure.com, or give --base-url"
+        )
+    version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
+    return openai.AsyncAzureOpenAI(api_key=key, azure_endpoint=address, api_version=version, **options)
 
 
 def _knock(base_url: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reflectkit.agents.endpoints import Endpoint, address_of
+from reflectkit.agents.endpoints import Endpoint, connect
 from reflectkit.agents.journal import MOST_TOKENS, Answer
 from reflectkit.core.text import count_tokens
 
@@ -39,36 +39,41 @@ class Response:
 
 
 class Transport:
-    """Connections to `endpoint`. Raises ConfigError without a key or address, ApiError where nothing listens."""
+    """Connections to `endpoint`, through the openai package, whose retries and reading of bodies are not used.
+
+    Raises ConfigError without a key or address, ApiError where nothing listens.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        import httpx2
-
-        self.url, headers = address_of(endpoint)
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=32)
-        self._http = httpx2.AsyncClient(headers=headers, timeout=None, limits=limits)
+        self._client = connect(endpoint)
 
     async def post(self, body: Mapping[str, Any], timeout_s: float) -> Response:
         """Send `body` as JSON. Raises TimeoutError where no whole response came within `timeout_s`, ConnectionLostError."""
         import httpx2
+        import openai
 
-        content = json.dumps(body).encode()
-        received = bytearray()
         try:
-            async with asyncio.timeout(timeout_s), self._http.stream("POST", self.url, content=content) as response:
-                async for chunk in response.aiter_bytes():
+            async with (
+                asyncio.timeout(timeout_s),
+                self._client.chat.completions.with_streaming_response.create(**body) as response,
+            ):
+                received = bytearray()
+                async for chunk in response.iter_bytes():
                     received += chunk[: LONGEST_BODY + 1 - len(received)]
                     if len(received) > LONGEST_BODY:
                         break
-        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+                return Response(response.status_code, retry_after_s(response.headers), bytes(received))
+        except openai.APIStatusError as error:
+            refused = error.response
+            return Response(refused.status_code, retry_after_s(refused.headers), refused.content[: LONGEST_BODY + 1])
+        except (openai.APIError, httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             if isinstance(error, TimeoutError):
                 raise
-            raise ConnectionLostError(str(error) or type(error).__name__) from None
-        return Response(response.status_code, retry_after_s(response.headers), bytes(received))
+            raise ConnectionLostError(str(error.__cause__ or error) or type(error).__name__) from None
 
     async def close(self) -> None:
         """End the connections."""
-        await self._http.aclose()
+        await self._client.close()
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

@@ -1,4 +1,4 @@
-"""Walking folders of any depth. `os.walk` calls itself for each folder, which ends in a RecursionError at a thousand of them."""
+"""Walking folders of any depth. `os.walk` calls itself for each folder, and ends in a RecursionError at a thousand."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Fsdp2(Whole):
 
     @override
     def parts(self) -> list[torch.Tensor]:
-        return [weight.to_local() for weight in self.weights]
+        return [weight.to_local() for weight in self.weights]  # type: ignore[attr-defined]
 
     @override
     def tensors(self) -> Tensors:

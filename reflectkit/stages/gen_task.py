@@ -191,7 +191,7 @@ def run(config: Config, progress: Progress) -> Report:
 
 
 def _files(folder: Path, config: Config, passed: dict[str, int], progress: Progress) -> list[_File]:
-    """The files of a repository that are asked about; `passed` counts the others by reason. One that cannot be opened has none."""
+    """The files of a repository that are asked about; `passed` counts the others by reason. An unreadable one has none."""
     try:
         repository = open_repository(folder)
     except DataError as error:

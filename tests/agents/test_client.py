@@ -131,7 +131,7 @@ def test_an_item_that_the_server_cannot_answer_costs_that_item(server: Server, t
     assert [outcome.value for outcome in outcomes] == ["first", None, "echo item3"]
     assert "keeps answering 500: oops" in outcomes[1].rejected.reason
     server.faults = [("status", 400, {}, {"message": "too long"})]
-    outcomes, _ = ask(server, tmp_path, [*wanted, *requests(1, "long")])
+    outcomes, _ = ask(server, tmp_path, [*wanted, *requests(1, "long")], concurrency=1)  # the fault is for item2
     assert [outcome.value for outcome in outcomes] == ["echo item0", "first", None, "echo item3", "echo long0"]
     assert outcomes[2].rejected.reason == "no answer: too long"
 
