@@ -159,6 +159,13 @@ def between(name: str, value: float, low: float, high: float) -> None:
         raise ConfigError(f"{flag(name)} must lie between {low:,g} and {high:,g}, got {value}")
 
 
+def within(name: str, value: float, low: float, high: float) -> None:
+    """Raises ConfigError unless `low` ≤ `value` ≤ `high`."""
+    at_least(name, value, low)
+    if not value <= high:
+        raise ConfigError(f"{flag(name)} must be at most {high:.16g}, got {value}")
+
+
 def above(name: str, value: float, low: float) -> None:
     """Raises ConfigError unless `value` is a number > `low`."""
     if not value > low:

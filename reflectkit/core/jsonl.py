@@ -18,6 +18,7 @@ from typing import IO, Any
 from reflectkit.core.errors import DataError
 
 TEMPORARY_PREFIX = ".reflectkit-tmp-"
+FULL_DISK_BYTES = 4 * 2**20
 
 
 def dumps(value: object) -> str:
@@ -56,6 +57,20 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def lone_surrogate(text: str) -> int:
+    """Number of the first character of `text`, from 1, that is half a surrogate pair and so cannot be UTF-8; 0 without one."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return error.start + 1
+    return 0
+
+
+def disk_full(folder: Path) -> bool:
+    """Whether the disk that `folder` is on has next to no space left."""
+    return shutil.disk_usage(folder).free < FULL_DISK_BYTES
 
 
 def write_json(path: Path, value: object) -> None:

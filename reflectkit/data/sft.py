@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import read_jsonl
+from reflectkit.core.jsonl import lone_surrogate, read_jsonl
 from reflectkit.core.prompts import action_completion, policy_prompt, reflection_completion, reflection_prompt
 from reflectkit.core.types import Observation, Trajectory
 
@@ -74,5 +74,7 @@ def read_rows(path: Path) -> list[tuple[int, str, str]]:
         for name in ("prompt", "completion"):
             if not isinstance(row.get(name), str) or not row[name]:
                 raise DataError(path, f"expected non-empty text, found {row.get(name)!r:.60}", line=number, field=name)
+            if place := lone_surrogate(row[name]):
+                raise DataError(path, f"half a surrogate pair at character {place}; fix the text", line=number, field=name)
         rows.append((number, row["prompt"], row["completion"]))
     return rows

@@ -107,7 +107,8 @@ class Fsdp2(Whole):
 
     @override
     def parts(self) -> list[torch.Tensor]:
-        return [weight.to_local() for weight in self.weights]  # type: ignore[attr-defined]
+        parts: list[Any] = list(self.weights)
+        return [part.to_local() for part in parts]
 
     @override
     def tensors(self) -> Tensors:

@@ -1,20 +1,26 @@
 """sft: supervised fine-tuning of one player with TRL's SFTTrainer, loss on the completion alone.
 
 Rows are tokenised by the same functions as prompts at inference; a row that would be cut off is an error, not a silent loss.
-A killed run goes on from its last whole checkpoint.
+A killed run resumes from its last trainer checkpoint whose files all have the checksums that they were written with.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import math
+import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, at_least, one_of, option
+from reflectkit.core.checksums import CHECKSUMS, seal, verify
+from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, one_of, option, within
 from reflectkit.core.console import Bar, Progress
-from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.jsonl import write_jsonl
+from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError, ReflectkitError
+from reflectkit.core.jsonl import disk_full, write_jsonl
 from reflectkit.core.prompts import ACTION_MARKER, CALLS_MARKER, LABELS
 from reflectkit.core.runs import Report, figures_table, open_run
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
@@ -29,7 +35,19 @@ EXAMPLES = (
     "reflectkit sft --env taxi --role plain --model smollm2-135m --lora-r 16 --learning-rate 5e-4 --max-length 512",
     "reflectkit sft --env taxi --role policy --model gpt2-xl --lora-r 16 --learning-rate 2e-4 --dtype bfloat16",
 )
-WHOLE = "whole"  # marks a trainer checkpoint that was written to its end
+PICKLED = (".pt", ".pth", ".bin")
+ARGUMENTS = "training_args.bin"  # the one pickle of a trainer checkpoint that holds more than tensors; resuming ignores it
+LIMITS = {
+    "max_steps": (1, 10**9),
+    "batch_size": (1, 2**16),
+    "max_length": (1, 2**20),
+    "save_steps": (1, 10**9),
+    "vocabulary": (300, 2**20),
+    "copy_steps": (0, 10**9),
+    "lora_r": (0, 2**16),
+    "lora_alpha": (1, 2**16),
+}
+"""The least and the most that these settings may be."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +80,8 @@ class Config(EnvConfig):
         one_of("quantize", self.quantize, QUANTIZE)
         if self.quantize != "none" and not self.lora_r:
             raise ConfigError(f"--quantize {self.quantize} needs --lora-r: quantised weights cannot be trained themselves")
-        for name in ("max_steps", "batch_size", "max_length", "save_steps", "lora_alpha"):
-            at_least(name, getattr(self, name), 1)
-        for name in ("lora_r", "copy_steps"):
-            at_least(name, getattr(self, name), 0)
-        at_least("vocabulary", self.vocabulary, 300)
+        for name, (low, high) in LIMITS.items():
+            within(name, getattr(self, name), low, high)
         above("learning_rate", self.learning_rate, 0)
         above("init_range", self.init_range, 0)
         if self.copy_steps and self.model not in TINY:
@@ -76,7 +91,13 @@ class Config(EnvConfig):
 
 
 def run(config: Config, progress: Progress) -> Report:
-    """Train and write `checkpoint-<max_steps>/`. Raises DataError for a row that does not fit, CheckpointError."""
+    """Train and write `checkpoint-<max_steps>/`.
+
+    Raises
+    ------
+    DataError: a row does not fit. CheckpointError: the model cannot be loaded. DivergedError: a loss or a weight became NaN or
+    infinite. ReflectkitError: out of memory.
+    """
     source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
     rows = read_rows(source)
     config = replace(config, model=model_source(config.model, config.data_dir, progress))
@@ -84,12 +105,15 @@ def run(config: Config, progress: Progress) -> Report:
         if current.done:
             return current.done
         progress.news(f"sft ({config.role}): {len(rows)} rows of {source} → {current.folder}")
-        player = _player(config, source, rows)
-        if config.copy_steps and not _last_whole(current.folder / "trainer"):
-            _teach_copying(config, player, progress)
-        encoded = _encode(config, source, rows, player)
-        log = _train(config, current.folder, player, encoded, progress)
         from reflectkit.models.load import save_player
+
+        resume = _last_whole(current.folder / "trainer", progress)
+        with _memory_explained(config):
+            player = _player(config, source, rows)
+            if config.copy_steps and not resume:
+                _teach_copying(config, player, progress)
+            encoded = _encode(config, source, rows, player)
+            log = _train(config, current.folder / "trainer", resume, player, encoded, progress)
 
         target = current.folder / f"checkpoint-{config.max_steps}"
         save_player(target, player, {"env": config.env, "model": config.model, "step": config.max_steps})
@@ -192,9 +216,17 @@ def _encode(config: Config, source: Path, rows: list[tuple[int, str, str]], play
 
 
 def _train(
-    config: Config, folder: Path, player: Player, encoded: list[dict[str, list[int]]], progress: Progress
+    config: Config,
+    folder: Path,
+    resume: Path | None,
+    player: Player,
+    encoded: list[dict[str, list[int]]],
+    progress: Progress,
 ) -> list[dict[str, Any]]:
-    """Train `player.model` in place; returns the log, a record each 20 steps."""
+    """Train `player.model` in place, from the trainer checkpoint `resume` if any; returns the log, a record each 20 steps.
+
+    folder: of the trainer checkpoints. Raises DivergedError; a checkpoint that was only begun is removed.
+    """
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
@@ -202,7 +234,7 @@ def _train(
     if player.tokenizer.pad_token_id is None:
         player.tokenizer.pad_token = player.tokenizer.eos_token
     arguments = SFTConfig(
-        output_dir=str(folder / "trainer"),
+        output_dir=str(folder),
         max_steps=config.max_steps,
         per_device_train_batch_size=config.batch_size,
         learning_rate=config.learning_rate,
@@ -211,6 +243,7 @@ def _train(
         weight_decay=0.01,
         max_grad_norm=1.0,
         logging_steps=min(20, config.max_steps),
+        logging_nan_inf_filter=False,
         save_steps=config.save_steps,
         save_total_limit=2,
         seed=config.seed % 2**32,
@@ -224,7 +257,6 @@ def _train(
         disable_tqdm=True,
         dataset_num_proc=None,
     )
-    resume = _last_whole(folder / "trainer")
     done = int(resume.name.rpartition("-")[2]) if resume else 0
     with progress.bar(f"SFT {config.role}", config.max_steps, done) as bar:
         trainer = SFTTrainer(
@@ -235,15 +267,31 @@ def _train(
             callbacks=[_callback(bar)],
         )
         trainer.pop_callback(_printer())
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    return [record for record in trainer.state.log_history if "loss" in record]
+        try:
+            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        except BaseException as error:
+            full = disk_full(folder)
+            for unfinished in [path for path in _checkpoints(folder) if not (path / CHECKSUMS).is_file()]:
+                shutil.rmtree(unfinished, ignore_errors=True)  # or a full disk would stay full
+            if isinstance(error, DivergedError) and (good := _checkpoints(folder)):
+                raise DivergedError(f"{error}; the last good checkpoint is {good[-1]}") from None
+            if full and isinstance(error, RuntimeError):  # torch does not say why it could not write
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
+            raise
+    return [
+        {name: value if math.isfinite(value) else None for name, value in record.items()}  # a norm that 16 bits cannot hold
+        for record in trainer.state.log_history
+        if "loss" in record
+    ]
 
 
 def _callback(bar: Bar) -> Any:
     from transformers import TrainerCallback
 
+    from reflectkit.models.checks import all_finite
+
     class Show(TrainerCallback):  # type: ignore[misc]
-        """Moves the bar, and marks a checkpoint once it is written to its end."""
+        """Moves the bar, stops where training diverges, and seals a checkpoint once it is written to its end."""
 
         def __init__(self) -> None:
             self.figures: dict[str, float] = {}
@@ -251,12 +299,18 @@ def _callback(bar: Bar) -> Any:
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs and "loss" in logs:
                 self.figures["loss"] = logs["loss"]
+                if not math.isfinite(logs["loss"]):
+                    raise _diverged(f"the loss is {logs['loss']}", args, state)
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            if not all_finite(weight for weight in model.parameters() if weight.requires_grad):
+                raise _diverged("a weight became NaN or infinite", args, state)
             bar.advance(1, **self.figures)
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / WHOLE).touch()
+            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            (checkpoint / ARGUMENTS).unlink(missing_ok=True)
+            seal(checkpoint)
 
     return Show()
 
@@ -267,12 +321,60 @@ def _printer() -> Any:
     return PrinterCallback
 
 
-def _last_whole(folder: Path) -> Path | None:
-    """The newest trainer checkpoint that was written to its end; removes those that were not."""
-    whole = []
-    for checkpoint in folder.glob("checkpoint-*"):
-        if (checkpoint / WHOLE).is_file():
-            whole.append(checkpoint)
-        else:
+def _diverged(what: str, args: Any, state: Any) -> DivergedError:
+    return DivergedError(
+        f"training diverged at step {state.global_step} ({what}); lower --learning-rate, which is {args.learning_rate:g}"
+    )
+
+
+@contextlib.contextmanager
+def _memory_explained(config: Config) -> Iterator[None]:
+    """Turns running out of memory into a ReflectkitError that names what to lower."""
+    from reflectkit.models.checks import out_of_memory
+
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        raise ReflectkitError(
+            f"out of memory; lower --batch-size, which is {config.batch_size}, or take --lora-r, --quantize, a smaller model,"
+            f" or shorter rows{' (--max-length)' if config.model in TINY else ''}"
+        ) from None
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The trainer checkpoints in `folder`, by step."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
+
+
+def _last_whole(folder: Path, progress: Progress) -> Path | None:
+    """The newest trainer checkpoint that is as it was written; removes the newer ones, which a kill or the disk damaged."""
+    for checkpoint in reversed(_checkpoints(folder)):
+        try:
+            verify(checkpoint)
+            _open_pickles(checkpoint)
+            return checkpoint
+        except CheckpointError as error:
+            if (checkpoint / CHECKSUMS).exists():
+                progress.news(f"{error}; resuming from an earlier state")
             shutil.rmtree(checkpoint)
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    return None
+
+
+def _open_pickles(checkpoint: Path) -> None:
+    """Raises CheckpointError where a file of pickles holds anything but tensors and plain values, as it might run code.
+
+    The trainer reads them with weights_only too; this makes sure of it, before anything is trained.
+    """
+    import torch
+    from transformers.trainer_pt_utils import safe_globals
+
+    for path in sorted(checkpoint.rglob("*")):
+        if path.suffix in PICKLED:
+            try:
+                with safe_globals():
+                    torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            except Exception as error:  # damaged pickles raise many types
+                raise CheckpointError(f"{path} cannot be read safely ({str(error).splitlines()[0][:200]})") from None

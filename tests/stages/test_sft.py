@@ -1,0 +1,237 @@
+"""sft that is interrupted, whose state is damaged, that diverges, or that runs out of memory or disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from reflectkit.cli.main import main
+from reflectkit.core.checksums import seal, verify
+from reflectkit.core.console import Bar, Quiet
+from reflectkit.core.errors import ConfigError, DataError, DivergedError, ReflectkitError
+from reflectkit.core.jsonl import write_jsonl
+from reflectkit.models.checks import all_finite
+from reflectkit.stages import sft
+from tests.kill import hashes
+
+LABELS = " 0", " 1"
+
+
+class Interrupting(Quiet):
+    """Presses Ctrl-C at the end of a step, and keeps the news."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.at, self.step, self.lines = at, 0, []
+
+    def advance(self, amount: int = 1, **figures: float) -> None:
+        self.step += amount
+        if self.step == self.at:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Bar]:
+        self.step = done
+        yield self
+
+    def news(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    write_jsonl(path, [{"prompt": f"cell {number} of 9", "completion": LABELS[number % 2]} for number in range(9)])
+    return path
+
+
+def config(rows: Path, results: Path, **settings: Any) -> sft.Config:
+    known = {"env": "corridor", "role": "plain", "task_file": rows, "max_steps": 7, "save_steps": 2, "batch_size": 4,
+             "max_length": 32, "vocabulary": 300, "device": "cpu"}  # fmt: skip
+    return sft.Config(results_dir=results, **(known | settings))
+
+
+def train(rows: Path, results: Path, progress: Quiet | None = None, **settings: Any) -> Path:
+    """The checkpoint of an sft run in `results`."""
+    return sft.run(config(rows, results, **settings), progress or Quiet()).outputs[0]
+
+
+@pytest.fixture(scope="module")
+def straight(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Digests of an uninterrupted run's checkpoint."""
+    return hashes(train(rows, tmp_path_factory.mktemp("straight")))
+
+
+@pytest.fixture(scope="module")
+def interrupted(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of a run that was interrupted in step 5, behind the trainer checkpoints 2 and 4."""
+    results = tmp_path_factory.mktemp("interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        train(rows, results, Interrupting(at=5))
+    assert sorted(path.name for path in results.glob("1_sft/trainer/checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
+    return results
+
+
+@pytest.fixture
+def results(interrupted: Path, tmp_path: Path) -> Path:
+    """A copy of `interrupted`."""
+    return Path(shutil.copytree(interrupted, tmp_path / "results"))
+
+
+def flip_a_bit(path: Path) -> None:
+    held = bytearray(path.read_bytes())
+    held[-len(held) // 3] ^= 1
+    path.write_bytes(held)
+
+
+def cut_in_half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "checksums.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [(name, flip_a_bit) for name in FILES] + [("optimizer.pt", cut_in_half), ("rng_state.pth", Path.unlink)],
+)
+def test_a_damaged_trainer_checkpoint_gives_way_to_the_one_before(
+    rows: Path, straight: dict[str, str], results: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    damage(results / "1_sft/trainer/checkpoint-4" / name)
+    progress = Interrupting()
+    assert hashes(train(rows, results, progress)) == straight
+    assert any(name in line and "resuming from an earlier state" in line for line in progress.lines)
+
+
+def test_an_unfinished_trainer_checkpoint_is_no_state(rows: Path, straight: dict[str, str], results: Path) -> None:
+    """An empty mark was all that earlier versions asked for."""
+    last = results / "1_sft/trainer/checkpoint-4"
+    (last / "checksums.json").unlink()
+    (last / "optimizer.pt").unlink()
+    (last / "whole").touch()
+    assert hashes(train(rows, results)) == straight
+
+
+def test_a_whole_trainer_checkpoint_is_resumed_from(rows: Path, straight: dict[str, str], results: Path) -> None:
+    progress = Interrupting(at=6)  # counted from the checkpoint's 4
+    with pytest.raises(KeyboardInterrupt):
+        train(rows, results, progress)
+    assert not any("earlier state" in line for line in progress.lines)
+    assert hashes(train(rows, results)) == straight
+    assert not list(results.rglob("trainer"))
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize(
+    "name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt", "training_args.bin", "pytorch_model.bin"]
+)
+def test_nothing_in_a_trainer_checkpoint_runs_code(
+    rows: Path, straight: dict[str, str], results: Path, tmp_path: Path, name: str
+) -> None:
+    """Even where the checksums are right."""
+    sign = tmp_path / "exploded"
+    for checkpoint in results.glob("1_sft/trainer/checkpoint-*"):
+        assert not (checkpoint / "training_args.bin").exists()
+        torch.save(Bomb(sign), checkpoint / name)
+        if name == "pytorch_model.bin":
+            (checkpoint / "model.safetensors").unlink()
+        seal(checkpoint)
+    assert hashes(train(rows, results)) == straight
+    assert not sign.exists()
+
+
+@pytest.mark.parametrize("rate", [1e37, 1e308])
+def test_training_that_diverges_stops_and_keeps_the_last_good_checkpoint(rows: Path, tmp_path: Path, rate: float) -> None:
+    with pytest.raises(DivergedError, match=r"diverged at step \d.* lower --learning-rate, .*good checkpoint is") as caught:
+        train(rows, tmp_path, save_steps=1, learning_rate=rate)
+    assert "\n" not in str(caught.value)
+    kept = list(tmp_path.glob("1_sft/trainer/checkpoint-*"))
+    assert str(max(kept)) in str(caught.value)
+    for checkpoint in kept:
+        verify(checkpoint)
+        assert all_finite(load_file(checkpoint / "model.safetensors").values())
+    assert not list(tmp_path.glob("1_sft/checkpoint-*"))
+
+
+def test_diverging_is_one_line_and_code_2(rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--learning-rate", "1e37", "--max-steps", "4", "--max-length", "32", "--device", "cpu"]
+    arguments = ["sft", "--env", "corridor", "--role", "plain", "--task-file", str(rows), "--results-dir", str(tmp_path)]
+    assert main([*arguments, *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "a weight became NaN or infinite" in error
+
+
+def test_learning_to_copy_that_diverges_stops(rows: Path, tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match=r"learning to copy diverged at step 1 .*lower --init-range"):
+        train(rows, tmp_path, copy_steps=2, max_length=64, init_range=1e30)
+    assert not list(tmp_path.rglob("checkpoint-*"))
+
+
+@pytest.mark.parametrize("error", [lambda: torch.empty(2**50), lambda: bytearray(2**60)])
+def test_out_of_memory_names_what_to_lower(
+    rows: Path, tmp_path: Path, error: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: error())
+    with pytest.raises(ReflectkitError, match=r"^out of memory; lower --batch-size, which is 4") as caught:
+        train(rows, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("free", [0, 2**40])
+def test_a_checkpoint_that_could_not_be_written_does_not_stay(
+    rows: Path, tmp_path: Path, free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's error for a full disk does not name it."""
+    whole = torch.save
+
+    def fails(value: object, path: str, **settings: Any) -> None:
+        whole(value, path, **settings)
+        if "checkpoint-4" in path and "scheduler" in path:
+            raise RuntimeError("[enforce fail at inline_container.cc:863] . unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(torch, "save", fails)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**40, 2**40 - free, free))
+    with pytest.raises(RuntimeError if free else OSError) as caught:
+        train(rows, tmp_path)
+    assert getattr(caught.value, "errno", None) == (None if free else errno.ENOSPC)
+    assert [path.name for path in tmp_path.glob("1_sft/trainer/checkpoint-*")] == ["checkpoint-2"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [(name, value) for name, (_, high) in sft.LIMITS.items() for value in (high + 1, 2**63)]
+    + [("save_steps", 0), ("lora_r", -1)],
+)
+def test_absurd_numbers_are_refused(rows: Path, tmp_path: Path, setting: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"--{setting.replace('_', '-')} must be at (most|least) .*, got {value}"):
+        config(rows, tmp_path, **{setting: value})
+
+
+@pytest.mark.parametrize("field", ["prompt", "completion"])
+def test_a_row_with_half_a_surrogate_pair_is_named(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    good = {"prompt": "p", "completion": " 0"}
+    path.write_text("\n".join(map(json.dumps, (good, good | {field: "a\ud800"}))))
+    with pytest.raises(DataError, match=rf":2: field '{field}': half a surrogate pair at character 2"):
+        train(path, tmp_path)
