@@ -28,7 +28,7 @@ from typing import Any
 
 from reflectkit.core.config import NUMBERED, StageConfig, flag
 from reflectkit.core.errors import NO_ROOM, ConfigError, DataError
-from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, sha256, sweep, write_json
+from reflectkit.core.jsonl import TEMPORARY_PREFIX, dumps, read_json, sha256, sweep, write_json
 from reflectkit.core.threads import use_threads
 from reflectkit.core.tree import visible_files
 from reflectkit.core.types import to_json
@@ -43,6 +43,7 @@ NOT_IDENTITY = frozenset(
 
 RECORDED_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "gymnasium")
 STAGING_PREFIX = f"{TEMPORARY_PREFIX}run-"
+CHECKSUM = "sha256"  # of the other entries of a config.json
 HASHED_WHOLE = 256 * 2**20  # bytes; a larger file is known by its size and time
 
 
@@ -286,9 +287,18 @@ def _record(folder: Path) -> dict[str, Any]:
 
 def _intact_record(folder: Path) -> dict[str, Any]:
     """What `config.json` in `folder` holds; nothing where it is missing. Raises DataError where it is damaged."""
-    if (folder / "config.json").exists() and not _record(folder):
-        raise DataError(folder / "config.json", f"is damaged; put it back, or remove {folder} to run from the start")
-    return _record(folder)
+    record = _record(folder)
+    whole = isinstance(record.get("settings"), dict) and record.get(CHECKSUM) in (None, _checksum(record))
+    if not whole and (folder / "config.json").exists():
+        fixes = f"restore it to resume that run, or remove {folder}; --force starts a new run"
+        raise DataError(folder / "config.json", f"is damaged, and may be this command's; {fixes}")
+    return record
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    """SHA-256 of what a config.json holds beside it."""
+    text = dumps({name: value for name, value in record.items() if name != CHECKSUM})
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def _find(config: StageConfig, identity: Identity) -> Path | None:
@@ -298,7 +308,11 @@ def _find(config: StageConfig, identity: Identity) -> Path | None:
     """
     results_dir = config.results_dir
     if not config.name:
-        return next((folder for folder in _runs(results_dir, identity.stage) if identity.fits(_record(folder))), None)
+        runs = list(_runs(results_dir, identity.stage))
+        same = next((folder for folder in runs if identity.fits(_record(folder))), None)
+        for folder in runs if same is None else ():
+            _intact_record(folder)  # or a run that was damaged would silently begin again
+        return same
     first = results_dir / config.name
     for folder in [first, *_beside(first)] if config.keep else [first]:
         if identity.fits(_intact_record(folder)):
@@ -328,7 +342,8 @@ def _allocate(config: StageConfig, identity: Identity, again: bool) -> Path:
             staging = results_dir / f"{STAGING_PREFIX}{os.getpid()}"
             staging.mkdir(exist_ok=True)
             name = folder.relative_to(results_dir).as_posix() if config.name else ""
-            write_json(staging / "config.json", identity.as_json() | {"name": name} | _circumstances(config))
+            record = identity.as_json() | {"name": name} | _circumstances(config)
+            write_json(staging / "config.json", record | {CHECKSUM: _checksum(record)})
             folder.parent.mkdir(parents=True, exist_ok=True)
             if not _is_free(folder):
                 with held(folder):

@@ -140,12 +140,25 @@ def test_a_run_whose_output_was_changed_or_lost_is_done_again(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"outputs": 3}', '{"outputs": {}}'])
-def test_a_broken_report_or_config_never_counts_as_finished(tmp_path: Path, content: str) -> None:
+def test_a_broken_report_never_counts_as_finished(tmp_path: Path, content: str) -> None:
     report = finish(config(tmp_path), [], tmp_path / "out")
     (report.folder / "report.json").write_text(content)
     assert not finish(config(tmp_path), [], tmp_path / "out").skipped
-    (report.folder / "config.json").write_text(content)
-    assert finish(config(tmp_path), [], tmp_path / "out").folder != report.folder
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"outputs": 3}', None])
+def test_a_damaged_config_is_an_error_and_no_second_run(tmp_path: Path, content: str | None) -> None:
+    """None: a changed digit, which leaves valid JSON of other settings."""
+    report = finish(config(tmp_path), [], tmp_path / "out")
+    path = report.folder / "config.json"
+    whole = path.read_text()
+    path.write_text(whole.replace('"size": 3', '"size": 4') if content is None else content)
+    with pytest.raises(DataError, match=r"1_example/config\.json: is damaged.*restore it.*remove .*--force") as caught:
+        finish(config(tmp_path), [], tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert finish(config(tmp_path, force=True), [], tmp_path / "out").folder.name == "2_example"
+    path.write_text(whole)
+    assert finish(config(tmp_path), [], tmp_path / "out").skipped
 
 
 def test_config_is_written_first_and_says_what_made_it(tmp_path: Path) -> None:
@@ -154,7 +167,7 @@ def test_config_is_written_first_and_says_what_made_it(tmp_path: Path) -> None:
         assert not (run.folder / "report.json").exists()
     assert recorded["settings"]["size"] == 3
     assert recorded["versions"]["torch"]
-    assert set(recorded) == {"stage", "settings", "inputs", "name", "seed", "versions", "commit"}
+    assert set(recorded) == {"stage", "settings", "inputs", "name", "seed", "versions", "commit", "sha256"}
 
 
 def test_a_run_is_held_by_one_process(tmp_path: Path) -> None:
