@@ -93,9 +93,9 @@ gen-sft: ## The five SFT files
 sft: ## Train a player, e.g. ARGS="--role reflection"
 rlft: ## Online RL, e.g. ARGS="--load-dir … --reflect-load-dir …"
 evaluate: ## Success with intervals, e.g. ARGS="--policy oracle --policy random"
-export: ## A plain Hugging Face folder, e.g. ARGS="--load-dir results/8_rlft/checkpoint-60 --out-dir taxi-policy"
-plot: ## Learning curves, e.g. ARGS="--runs ours=results/9_rlft"
-view: ## Episodes as a page to look at, e.g. ARGS="results/16_evaluate --open"
+export: ## A plain Hugging Face folder, e.g. ARGS="--load-dir results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy"
+plot: ## Learning curves, e.g. ARGS="--runs ours=results/taxi-tiny/sft-rl"
+view: ## Episodes as a page to look at, e.g. ARGS="results/taxi-tiny/evaluation --open"
 
 docs: $(INSTALLED) ## The pages as a site, in build/site
 	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[docs]'

@@ -29,8 +29,8 @@ from reflectkit.stages.teaching import AskingConfig
 
 EXAMPLES = (
     "reflectkit evaluate --env taxi --policy oracle --policy random",
-    'reflectkit evaluate --env taxi --policy "SFT=results/7_sft/checkpoint-600"'
-    ' --policy "Reflect-RL=results/8_rlft/checkpoint-60+results/4_sft/checkpoint-700"',
+    'reflectkit evaluate --env taxi --policy "SFT=results/taxi-tiny/plain/checkpoint-600"'
+    ' --policy "Reflect-RL=results/taxi-tiny/reflect-rl/checkpoint-36+results/taxi-tiny/reflector/checkpoint-700"',
 )
 SFT = "sft"
 Known = dict[tuple[int, int, str, int], tuple[Task, dict[str, Any]]]

@@ -19,8 +19,9 @@ from reflectkit.core.runs import Report, figures_table, open_run
 from reflectkit.version import VERSION
 
 EXAMPLES = (
-    "reflectkit export --load-dir results/8_rlft/checkpoint-60 --out-dir taxi-policy",
-    "reflectkit export --load-dir results/8_rlft/checkpoint-60 --out-dir taxi-policy --dtype bfloat16 --license apache-2.0",
+    "reflectkit export --load-dir results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy",
+    "reflectkit export --load-dir results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy --dtype bfloat16"
+    " --license apache-2.0",
 )
 READS = {
     "reflection": f"an observation and `{REFLECTION_MARKER}`; it answers with one line about it",

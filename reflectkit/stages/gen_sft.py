@@ -21,7 +21,8 @@ from reflectkit.stages.common import WorldConfig
 EXAMPLES = (
     "reflectkit gen-sft --env taxi",
     "reflectkit gen-sft --env auto_explore --shuffle-action --repeats 3",
-    "reflectkit gen-sft --env taxi --comments both --reflect-load-dir results/4_sft/checkpoint-700 --out-dir data/taxi/both",
+    "reflectkit gen-sft --env taxi --comments both --reflect-load-dir results/taxi-tiny/reflector/checkpoint-700"
+    " --out-dir data/taxi/both",
 )
 COMMENTS = ("teacher", "reflector", "both")
 

@@ -33,7 +33,8 @@ EXAMPLES = (
     "reflectkit play --env taxi",
     "reflectkit play --env taxi --teacher --level pickup --seed 7",
     "reflectkit play --env memory --policy oracle --auto",
-    'reflectkit play --env taxi --policy "ours=results/8_rlft/checkpoint-60+results/4_sft/checkpoint-700"',
+    "reflectkit play --env taxi"
+    ' --policy "ours=results/taxi-tiny/reflect-rl/checkpoint-36+results/taxi-tiny/reflector/checkpoint-700"',
 )
 PERSON = "person"
 MOST_SHOWN = 4  # choices whose probabilities are shown

@@ -23,11 +23,13 @@ from reflectkit.stages.common import told_apart
 from reflectkit.stages.drawing import Curve, draw_bars, draw_curves
 
 EXAMPLES = (
-    "reflectkit plot --runs Reflect-RL=results/8_rlft --runs 'SFT + RL=results/9_rlft'",
-    "reflectkit plot --runs ours=seed0/results/8_rlft --runs ours=seed1/results/8_rlft --figure return --against tokens",
-    "reflectkit plot --runs GRPO=results/9_rlft --figure accuracy --figure tool_success --figure compression --out parts.svg",
-    "reflectkit plot --evals results/16_evaluate --figure success",
-    "reflectkit plot --runs now=results/9_rlft --live",
+    "reflectkit plot --runs Reflect-RL=results/taxi-tiny/reflect-rl --runs 'SFT + RL=results/taxi-tiny/sft-rl'",
+    "reflectkit plot --runs ours=results/seed0/taxi-tiny/reflect-rl --runs ours=results/seed1/taxi-tiny/reflect-rl"
+    " --figure return --against tokens",
+    "reflectkit plot --runs GRPO=results/memory-tiny/reflect-grpo --figure accuracy --figure tool_success"
+    " --figure compression --out parts.svg",
+    "reflectkit plot --evals results/taxi-tiny/evaluation --figure success",
+    "reflectkit plot --runs now=results/taxi-tiny/sft-rl --live",
 )
 AGAINST = ("episodes", "step", "tokens", "seconds")
 SUMMED = {"tokens": ("tokens",), "seconds": ("rollout_seconds", "update_seconds")}

@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from reflectkit.rl.processes import Processes
 
 EXAMPLES = (
-    "reflectkit rlft --env taxi --load-dir results/6_sft/checkpoint-250 --reflect-load-dir results/4_sft/checkpoint-700",
-    "reflectkit rlft --env taxi --load-dir results/7_sft/checkpoint-600 --algo ppo --curriculum pickup --curriculum full",
+    "reflectkit rlft --env taxi --load-dir results/taxi-tiny/policy/checkpoint-250"
+    " --reflect-load-dir results/taxi-tiny/reflector/checkpoint-700",
+    "reflectkit rlft --env taxi --load-dir results/taxi-tiny/plain/checkpoint-600 --algo ppo --curriculum pickup"
+    " --curriculum full",
     "reflectkit rlft --env auto_explore --model gpt2-xl --lora-r 16 --quantize 8bit --algo grpo --group-size 8",
-    "torchrun --nproc_per_node 2 -m reflectkit rlft --env taxi --load-dir results/7_sft/checkpoint-600",
+    "torchrun --nproc_per_node 2 -m reflectkit rlft --env taxi --load-dir results/taxi-tiny/plain/checkpoint-600",
 )
 TRACKERS = ("tensorboard", "wandb", "trackio")
 LOOKED_AT = 8  # problems of each level whose prompts are tried before anything is loaded
@@ -253,7 +255,7 @@ def _state_of(place: Path) -> dict[str, Any]:
     from reflectkit.rl import checkpoint
 
     if not (place / checkpoint.STATE).is_file():
-        raise CheckpointError(f"{place} is no checkpoint of rlft; name one, e.g. results/8_rlft/checkpoint-60")
+        raise CheckpointError(f"{place} is no checkpoint of rlft; name one, e.g. results/taxi-tiny/reflect-rl/checkpoint-36")
     try:
         return dict(read_json(place / checkpoint.STATE)["settings"])
     except (DataError, KeyError, TypeError, ValueError) as error:

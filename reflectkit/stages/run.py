@@ -1,5 +1,8 @@
 """run: a whole pipeline from a recipe, each step a stage of its own; finished steps are skipped, killed ones go on.
 
+Each step is a run in the recipe's folder, as results/taxi-tiny/reflect-rl; `--name` is another folder than the recipe's. A step
+whose settings were changed since then does not replace the earlier run: it is made beside it, as reflect-rl.2.
+
 Steps that do not wait for each other run side by side, each in its own process. With `--seeds N` the pipeline runs N times
 into folders of their own, and the evaluations and curves are put together. With `--ablate` steps are run once more with an
 ingredient changed, as the recipe says, and the evaluation has a row more for each.
@@ -39,6 +42,7 @@ from reflectkit.stages.schedule import Job, perform
 EXAMPLES = (
     "reflectkit run taxi-tiny",
     "reflectkit run taxi-tiny --seeds 3 --set reflect-rl.max_steps=200",
+    "reflectkit run taxi-tiny --name taxi-long --set reflect-rl.max_steps=200",
     "reflectkit run taxi-tiny --ablate reflection,negatives,curriculum",
     "reflectkit run my_recipe.yaml --fast",
 )

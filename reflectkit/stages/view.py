@@ -26,9 +26,9 @@ from reflectkit.data.page import Source, write_page
 from reflectkit.stages.common import told_apart
 
 EXAMPLES = (
-    "reflectkit view results/16_evaluate --open",
-    "reflectkit view results/16_evaluate results/17_evaluate --out compare.html",
-    "reflectkit view results/16_evaluate --inspect --out logs && inspect view --log-dir logs",
+    "reflectkit view results/taxi-tiny/evaluation --open",
+    "reflectkit view results/alfworld-tiny/evaluation results/alfworld-tiny/evaluation-rooms --out compare.html",
+    "reflectkit view results/taxi-tiny/evaluation --inspect --out logs && inspect view --log-dir logs",
 )
 EPISODES = "episodes.jsonl"
 MADE_BY = "run `reflectkit evaluate`, which writes it, or name another run"

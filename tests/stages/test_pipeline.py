@@ -30,6 +30,7 @@ from reflectkit.envs import make
 from reflectkit.models.load import Player
 from reflectkit.stages import gen_sft, gen_trajectory, split
 from tests.kill import hashes, run_killed_at
+from tests.made import made_by_run
 
 DATA_FILES = ("data_reflection_negative.json", "train.json", "validate.json", "test.json", "sft.jsonl", "sft_reflection.jsonl",
               "sft_policy.jsonl", "sft_reflection_positive.jsonl", "sft_policy_positive.jsonl")  # fmt: skip
@@ -186,6 +187,8 @@ def test_run_makes_everything_and_leaves_nothing_half_done(straight: Path) -> No
     for folder in (straight / "results" / "toy").iterdir():
         assert (folder / "config.json").is_file()
         assert (folder / "report.json").is_file()
+    for paths in made_by_run(str(straight / "toy.yaml")).values():
+        assert [path for path in paths if not (straight / path).exists()] == []
     assert not [path for path in straight.rglob("*") if path.name.startswith(".reflectkit-tmp") or path.name == "trainer"]
     rows = read_json(straight / "results" / "toy" / "evaluation" / "eval.json")["rows"]
     wanted = {"name", "env", "level", "success", "low", "high", "tasks", "episodes", "return", "steps"}

@@ -1,0 +1,105 @@
+"""Which files commands and recipes make, told from their settings alone: nothing runs. `test_pipeline` compares with a run."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from reflectkit.cli.command import stage_flags
+from reflectkit.core.config import from_mapping
+from reflectkit.data.sft import FILES
+from reflectkit.stages import STAGES
+from reflectkit.stages.common import RECORDS
+from reflectkit.stages.run import Config, _asked, _jobs, _overrides, load_recipe
+from reflectkit.stages.schedule import Job, _filled
+
+EVALUATED = ("eval.json", "eval.md", "eval.csv", "episodes.jsonl")
+WITHOUT_RUN = ("view",)
+
+
+def made_by(stage: str, values: dict[str, Any]) -> list[str]:
+    """The paths that `stage` makes with these settings, its first output first."""
+    config = from_mapping(importlib.import_module(STAGES[stage]).Config, values, stage)
+    folder = config.results_dir / (config.name or f"<number>_{stage}")
+    outputs: list[Path] = []
+    if stage in ("sft", "rlft"):
+        outputs = [folder / f"checkpoint-{config.max_steps}", folder / "metrics.jsonl"]
+    elif stage == "evaluate":
+        outputs = [folder / name for name in EVALUATED]
+    elif stage == "plot":
+        outputs = [config.out or folder / ("curves.png" if config.runs else "bars.png")]
+    elif stage == "play":
+        outputs = [folder / "episodes.jsonl"]
+    elif stage == "export":
+        outputs = [config.out_dir]
+    elif stage == "view" and config.paths:
+        outputs = [config.out or (config.paths[0] / ("inspect" if config.inspect else "view.html"))]
+    elif stage == "filter-repo":
+        outputs = [config.repos_folder]
+    elif stage == "gen-task":
+        explores = config.env_name == "auto_explore"
+        outputs = [config.env_folder / "tasks"] if explores else [config.folder / "data.json"]
+        outputs += [config.env_folder / "games"] if config.env_name == "alfworld" else []
+        outputs += [config.folder / "valid.json"] if getattr(config, "games_dir", None) else []
+    elif stage == "filter-task":
+        outputs = [config.folder / "data.json"]
+    elif stage == "gen-trajectory":
+        outputs = [config.folder / RECORDS]
+    elif stage == "split":
+        names = ("train", "validate", "test", *(["unseen"] if config.unseen_rooms else []))
+        outputs = [config.folder / f"{name}.json" for name in names]
+    elif stage == "gen-sft":
+        outputs = [(config.out_dir or config.folder) / f"{name}.jsonl" for name in FILES]
+    run = [] if stage in WITHOUT_RUN else [folder, folder / "config.json", folder / "report.json"]
+    return [str(path) for path in [*outputs, *run]]
+
+
+def made_by_run(recipe: str, **settings: Any) -> dict[str, list[str]]:
+    """The paths that each step of a recipe makes, all its ablations included, by the step's name; and those of the whole."""
+    loaded = load_recipe(recipe)
+    config = Config(recipe=recipe, ablate=tuple(loaded.ablations), **settings)
+    asked = _asked(config, loaded)
+    made: dict[str, list[str]] = {}
+    for offset in range(config.seeds):
+        jobs = _jobs(config, loaded, asked, _overrides(config, loaded, asked), config.seed + offset)
+        for job in jobs:
+            made[job.name] = made_by(job.stage, _with_places(job, made))
+    record = config.results_dir / config.folder / "run"
+    pooled = ["eval.json", "curves.png"] if config.seeds > 1 else []
+    return made | {"run": [str(record / name) for name in ("config.json", "report.json", *pooled)]}
+
+
+def _with_places(job: Job, made: dict[str, list[str]]) -> dict[str, Any]:
+    class Made:
+        def __init__(self, paths: Sequence[str]) -> None:
+            self.outputs = paths
+
+    reports: Any = {name: Made(paths) for name, paths in made.items()}
+    return {key: _filled(value, job, reports) for key, value in job.values.items()}
+
+
+def made_by_command(words: list[str]) -> list[str]:
+    """The paths that `reflectkit WORDS` makes. Its flags and values are checked as the command line does it."""
+    import typer.main
+
+    from reflectkit.cli.main import app
+
+    stage = words[0]
+    context = typer.main.get_command(app).commands[stage].make_context(stage, words[1:])  # type: ignore[attr-defined]
+    given = {
+        name: value
+        for name, value in context.params.items()
+        if name != "config" and getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"
+    }
+    if stage != "run":
+        return made_by(stage, given)
+    if not re.fullmatch(r"[a-z0-9-]+", given["recipe"]):
+        return []  # a file of one's own
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if name != "ablate"}
+    return [path for paths in made_by_run(**given).values() for path in paths]
+
+
+assert set(stage_flags()) == set(STAGES)
