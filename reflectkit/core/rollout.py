@@ -178,7 +178,9 @@ def rollout(
             continue
         going = [(seat, seat.observation) for seat in seats if not seat.asked and seat.observation is not None]
         if going:
-            contexts = [Context(derive(seat.episode.seed, "turn", len(seat.turns)), seat.env) for seat, _ in going]
+            contexts = [
+                Context(derive(seat.episode.seed, "turn", len(seat.turns)), seat.env, tuple(seat.turns)) for seat, _ in going
+            ]
             decisions = agent.act([observation for _, observation in going], contexts)
             for (seat, _), decision in zip(going, decisions, strict=True):
                 obey(seat, decision)

@@ -54,11 +54,10 @@ def parse(text: str, tools: Sequence[ToolSpec], form: Form) -> ToolUse:
     ------
     ConfigError: a tool's own schema is no JSON schema.
     """
-    readers = {PLAIN: _plain, HERMES: _hermes, LLAMA: _llama}
     by_name = {tool.name: tool for tool in tools}
     calls: list[ToolCall] = []
     errors: list[str] = []
-    found = readers[form](_after_thought(text))
+    found = _READERS[form](_after_thought(text))
     for number, piece in enumerate(itertools.islice(found, MAX_CALLS), start=1):
         try:
             calls.append(_call(piece, by_name))
@@ -67,6 +66,12 @@ def parse(text: str, tools: Sequence[ToolSpec], form: Form) -> ToolUse:
     if next(found, None) is not None:
         errors.append(f"more than {MAX_CALLS} calls at once; the rest was not read")
     return ToolUse(text, tuple(calls), tuple(errors))
+
+
+def reads_as_calls(text: str, form: Form) -> bool:
+    """Whether `text` holds a call in `form`, be it legal or not, or nothing but the word for none."""
+    pieces = list(itertools.islice(_READERS[form](_after_thought(text)), MAX_CALLS))
+    return not pieces or not all(isinstance(piece, _Wrong) for piece in pieces)
 
 
 def plain_text(calls: Sequence[ToolCall]) -> str:
@@ -155,6 +160,9 @@ def _llama(text: str) -> Iterator[_Piece]:
             yield wrong
             again = NEXT_LLAMA.search(text, position)
             position = again.end() if again else len(text)
+
+
+_READERS = {PLAIN: _plain, HERMES: _hermes, LLAMA: _llama}
 
 
 def _behind(text: str, position: int) -> int:

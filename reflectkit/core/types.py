@@ -97,9 +97,10 @@ class Decision:
     in nats. probabilities: of each choice, where they were asked for. value: the critic's expected return-to-go, in the
     env's unit. note: how a demonstration marks the step ("positive", "mistake", "correction"). failure: why the agent could
     not decide; the episode is then ABORTED. overflow: that what it was to read does not fit its model, that nothing it answered
-    was a legal action, or that the person who plays has left; the episode is then TRUNCATED. illegal: how many answers were no
-    legal action before this one was. price_usd: of asking for it; None for an unknown price. tokens: how many were written for
-    it, where they themselves are not known. What is unknown is None; scripted agents leave the token fields empty.
+    was a legal action, or that the person who plays has left; the episode is then TRUNCATED. illegal: how many answers named no
+    legal action before this one did. unreadable: how many answers were not in the form asked for. price_usd: of asking for it;
+    None for an unknown price. tokens: how many were written for it, where they themselves are not known. answer: what a chat
+    model wrote, in the form asked for. What is unknown is None; scripted agents leave the token fields empty.
     """
 
     action: int | str | ToolUse
@@ -114,8 +115,10 @@ class Decision:
     failure: str | None = None
     overflow: str | None = None
     illegal: int = 0
+    unreadable: int = 0
     price_usd: float | None = 0.0
     tokens: int | None = None
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Played episodes as they are kept for looking at and comparing: a line of `episodes.jsonl` each.
 
-`{name, env, level, task, group, seed, status, success, return, reason, figures, data, unfit, price_usd, turns}`, and a turn is
-`{seen, reflection, choices, probabilities, action, said, reward, value, advantage, tokens, illegal, info}`; what is unknown is
-left out. unfit: that it ended since no answer was a legal action.
+`{name, env, level, task, group, seed, status, success, return, reason, figures, data, unfit, illegal, unreadable, price_usd,
+turns}`, and a turn is `{seen, reflection, choices, probabilities, action, said, reward, value, advantage, tokens, illegal,
+unreadable, info}`; what is unknown is left out. unfit: that it ended since no answer was a legal action. illegal, unreadable:
+how many answers of the turn, or of that end, named no legal action, or were not in the form asked for.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from reflectkit.core.types import Trajectory, Turn
 def episode_to_json(name: str, trajectory: Trajectory, advantages: Sequence[float] | None = None) -> dict[str, Any]:
     """The episode as JSON values. name: of who played. advantages: one a turn, where they are known."""
     turns = [_turn(turn) for turn in trajectory.turns]
+    illegal, unreadable = (trajectory.undone.illegal, trajectory.undone.unreadable) if trajectory.undone else (0, 0)
     for turn, advantage in zip(turns, advantages or (), strict=False):
         turn["advantage"] = advantage
     row = {
@@ -38,7 +40,9 @@ def episode_to_json(name: str, trajectory: Trajectory, advantages: Sequence[floa
         "reason": trajectory.reason,
         "figures": trajectory.figures,
         "data": trajectory.task.data,
-        "unfit": bool(trajectory.undone and trajectory.undone.illegal) or "",
+        "unfit": bool(illegal or unreadable) or "",
+        "illegal": illegal or "",
+        "unreadable": unreadable or "",
         "price_usd": trajectory.price_usd,
         "turns": turns,
     }
@@ -68,6 +72,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "value": decision.value,
         "tokens": len(decision.token_ids) or decision.tokens,
         "illegal": decision.illegal or None,
+        "unreadable": decision.unreadable or None,
         "info": turn.info or None,
     }
     return {key: value for key, value in row.items() if value is not None}

@@ -14,6 +14,13 @@ from reflectkit.core.stats import bootstrap, by_task, paired, pass_all, pass_at,
 
 COLUMNS = ("policy", "level", "success", "95 % interval", "tasks", "episodes", "return", "steps")
 MANY = 6  # players beyond which the table compares each with the first alone
+MORE = (
+    ("by seed", "by_seed"),
+    ("no readable answer", "unreadable_share"),
+    ("illegal", "illegal_share"),
+    ("US dollars", "price_usd"),
+)
+"""Columns of the table that are there where there is something to show, and the figures in them."""
 LADDER = (1, 2, 4, 8, 16, 32)  # the k of pass@k
 
 Json = Mapping[str, Any]
@@ -23,8 +30,9 @@ def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, An
     """One row of eval.json, from lines of episodes.jsonl. Shares are of 1; ABORTED episodes are counted and left out.
 
     success with low and high: Wilson's interval over distinct tasks; bootstrap_low and bootstrap_high: over tasks as clusters.
-    pass_at, pass_all: by k, where problems were played several times. illegal_share: of turns in which an answer was no legal
+    pass_at, pass_all: by k, where problems were played several times. illegal_share: of turns in which an answer named no legal
     action, or the env refused it or some of its calls (in taxi a wall, or a pickup or drop-off that cannot be: fatal).
+    unreadable_share: of turns in which an answer was not in the form asked for, so that no action could be read in it.
     price_usd: what the player's requests cost, or would without the journal; 0 for local players, None for an unknown price.
     reflection_words: of a comment. tokens: written by the policy in an episode.
     """
@@ -34,7 +42,7 @@ def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, An
     cluster_low, cluster_high = bootstrap(list(rates.values()))
     turns = [turn for episode in counted for turn in episode.get("turns", ())]
     comments = [len(turn["reflection"].split()) for turn in turns if turn.get("reflection") is not None]
-    unfit = sum(episode.get("unfit", False) for episode in counted)
+    tried = [*turns, *(episode for episode in counted if episode.get("unfit"))]
     prices = [episode.get("price_usd", 0.0) for episode in played]
     count = max(1, len(counted))
     found = {
@@ -51,7 +59,8 @@ def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, An
         "aborted": len(played) - len(counted),
         "return": sum(episode["return"] for episode in counted) / count,
         "steps": sum(len(episode.get("turns", ())) for episode in counted) / count,
-        "illegal_share": (unfit + sum(map(_illegal, turns))) / max(1, unfit + len(turns)),
+        "illegal_share": sum(map(_illegal, tried)) / max(1, len(tried)),
+        "unreadable_share": sum(bool(turn.get("unreadable")) for turn in tried) / max(1, len(tried)),
         "price_usd": None if None in prices else sum(prices),
         "reflection_words": sum(comments) / len(comments) if comments else None,
         "tokens": sum(turn.get("tokens", 0) for turn in turns) / count,
@@ -61,7 +70,8 @@ def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, An
 
 
 def _illegal(turn: Json) -> bool:
-    return bool(turn.get("illegal") or turn.get("info", {}).get("refused"))
+    refused = turn.get("info", {}).get("refused") and not turn.get("unreadable")
+    return bool(turn.get("illegal") or refused)
 
 
 def _passes(counted: Sequence[Json]) -> dict[str, dict[str, float]]:
@@ -122,11 +132,7 @@ def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
 
 def table(title: str, rows: Sequence[Json]) -> Table:
     """Rows of eval.json for a person; the last columns are left out where there is nothing to tell."""
-    more = [
-        column
-        for column, name in (("by seed", "by_seed"), ("illegal", "illegal_share"), ("US dollars", "price_usd"))
-        if any(row.get(name, 0) != 0 for row in rows)
-    ]
+    more = [column for column, name in MORE if any(row.get(name, 0) != 0 for row in rows)]
     return Table(title, (*COLUMNS, *more), tuple(_cells(row, more) for row in rows))
 
 
@@ -134,6 +140,7 @@ def _cells(row: Json, more: Sequence[str]) -> tuple[str, ...]:
     price = row["price_usd"]
     last = {
         "by seed": " · ".join(f"{100 * rate:.0f}" for rate in row.get("by_seed", ())),
+        "no readable answer": f"{100 * row.get('unreadable_share', 0):.1f} %",
         "illegal": f"{100 * row['illegal_share']:.1f} %",
         "US dollars": "unknown" if price is None else f"{price:.4f}" if price else "0",
     }

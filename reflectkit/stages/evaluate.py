@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.agents.endpoints import key_of
+from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS, history_cost, playing_request, reflecting_request
 from reflectkit.core.config import at_least, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.core.jsonl import salvage, write_json, write_text
+from reflectkit.core.protocols import Context
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Report, Table, digest, finished, open_run
 from reflectkit.core.seeding import derive
@@ -53,6 +55,7 @@ class Config(AskingConfig, PlayConfig):
     temperature: float = option(0.0, help="Of the policy's sampling; 0 takes the likeliest action.")
     max_new_tokens: int = option(128, help="Tokens of an answer, in an environment without enumerated actions.")
     device: str = option("auto", help="auto, cpu, cuda, …")
+    history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP)
 
     def __post_init__(self) -> None:
         PlayConfig.__post_init__(self)
@@ -60,6 +63,7 @@ class Config(AskingConfig, PlayConfig):
         at_least("eval_reps", self.eval_reps, 1)
         at_least("max_new_tokens", self.max_new_tokens, 1)
         at_least("temperature", self.temperature, 0)
+        at_least("history_tokens", self.history_tokens, 0)
         if not self.policy:
             raise ConfigError("evaluate needs at least one --policy NAME=CHECKPOINT")
         names = [parse_policy(text, self.baselines)[0] for text in self.policy]
@@ -177,8 +181,7 @@ class Match:
 
 def _foreseen(config: Config, matches: Sequence[Match]) -> Report:
     """What the chat models would be asked: every episode to its horizon, each prompt as long as its first."""
-    from reflectkit.agents.chat import comment_request, playing_request
-    from reflectkit.agents.client import ASKED_AGAIN, THINKING_TOKENS, most_usd
+    from reflectkit.agents.client import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, written_limit
 
     rows, most = [], 0
     for match in matches:
@@ -192,14 +195,21 @@ def _foreseen(config: Config, matches: Sequence[Match]) -> Report:
                 seen = env.reset(task, config.seed)
             except EnvironmentFailure:
                 continue  # its episode will be aborted, and nothing asked
-            steps = min(env.steps, len(task.data.get("chunks", ())) or env.steps) * config.eval_reps
-            requests = [playing_request(seen, None), comment_request(seen)]
+            steps = min(env.steps, len(task.data.get("chunks", ())) or env.steps)
+            context = Context(config.seed, env)
+            requests = [playing_request(seen, context), reflecting_request(seen, context)]
             for endpoint, request, price in zip(endpoints, requests, prices, strict=False):
-                calls += steps
-                tokens += steps * request.prompt_tokens
+                usual, most_read = (
+                    steps * request.prompt_tokens
+                    + sum(history_cost(seen, turns, written, config.history_tokens) for turns in range(1, steps))
+                    for written in (ANSWER, request.max_tokens)
+                )
                 thought = THINKING_TOKENS if endpoint.thinks else 0
-                usd += price.cost(steps * request.prompt_tokens, steps * (ANSWER + thought))
-                bound += steps * (1 + ASKED_AGAIN) * most_usd(endpoint, price, request)
+                calls += steps * config.eval_reps
+                tokens += usual * config.eval_reps
+                usd += config.eval_reps * price.cost(usual, steps * (ANSWER + thought))
+                written_most = steps * written_limit(endpoint, request)
+                bound += config.eval_reps * (1 + ASKED_AGAIN) * price.cost(most_read * PROMPT_MARGIN, written_most)
         most += calls
         priced = all(price.known for price in prices)
         dollars = (f"{usd:.4f}", f"{bound:.4f}") if priced else ("unknown; give --price-in and --price-out", "unknown")

@@ -1,8 +1,9 @@
-"""gen-trajectory: demonstrations with reflections from a teacher: right ones, and mistakes with how they are mended.
+"""gen-trajectory: demonstrations with reflections from a teacher: correct ones, and ones with a mistake and its correction.
 
 Problems come from the env itself, or from a file of them (auto_explore: `tasks_filtered/data.json`). The oracle teacher
-needs no network; its demonstrations hold mistakes on purpose with chance `--noise`. `--negatives` adds demonstrations of one
-mistake each.
+needs no network; its demonstrations hold mistakes on purpose with chance `--noise`. A chat teacher acts and comments; with
+`--actor oracle` the oracle acts, and the chat teacher, who is told the best action, comments without naming it. `--negatives`
+adds demonstrations of one mistake each.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reflectkit.agents.chat import ChatTeacher, Recovery, teaching_request
-from reflectkit.agents.client import Rejected
-from reflectkit.agents.scripted import Demonstrator, Marker
-from reflectkit.core.config import at_least, fraction, option
+from reflectkit.agents.chat import ChatTeacher, Recovery, Rehearsal
+from reflectkit.agents.client import ChatClient, Rejected
+from reflectkit.agents.journal import open_journal
+from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS, fullest
+from reflectkit.agents.scripted import Demonstrator, Marker, require_oracle
+from reflectkit.core.config import at_least, fraction, one_of, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.jsonl import write_json
@@ -34,7 +37,9 @@ EXAMPLES = (
     "reflectkit gen-trajectory --env taxi --demonstrations 57 --noise 0.2",
     "reflectkit gen-trajectory --env auto_explore --negatives 2",
     "reflectkit gen-trajectory --env auto_explore --teacher openai:gpt-4o-mini --dry-run",
+    "reflectkit gen-trajectory --env taxi --actor oracle --teacher openai:gpt-4o-mini --max-cost-usd 2",
 )
+TEACHER = "teacher"
 NOISE = 0.2
 MOST_TOLD = 10  # aborted episodes that are printed; the report has all
 ANALYSIS_TOKENS = 90  # that a teacher writes a step
@@ -49,10 +54,14 @@ class Config(TeacherConfig, PlayConfig):
     )
     level: str = option("", help="Curriculum level of the problems; default: the env's last, the whole task.")
     demonstrations: int | None = option(None, help="Problems that get demonstrations; default: 57 (auto_explore: all), or all.")
+    actor: str = option(
+        TEACHER, help="Who acts: teacher; or oracle, on whose steps a chat teacher comments, told the best action."
+    )
     noise: float | None = option(None, help="Chance that an oracle's step is a mistake; default: 0.2, for auto_explore 0.")
     negatives: int | None = option(
         None, help="Demonstrations of a mistake for each problem; default: auto_explore 2, others 0."
     )
+    history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP)
 
     def __post_init__(self) -> None:
         PlayConfig.__post_init__(self)
@@ -67,8 +76,25 @@ class Config(TeacherConfig, PlayConfig):
             at_least("negatives", self.negatives, 0)
         if self.level:
             check_level(self.env, self.level)
-        if self.teacher != ORACLE and getattr(env_class(self.env), "offers_tools", False):
-            raise ConfigError(f"--teacher {self.teacher} chooses among actions, and env '{self.env}' has tools; take oracle")
+        at_least("history_tokens", self.history_tokens, 0)
+        one_of("actor", self.actor, (TEACHER, ORACLE))
+        if self.oracle_acts:
+            require_oracle(env_class(self.env))
+            return
+        if getattr(env_class(self.env), "offers_tools", False) or getattr(self, "typed", False):
+            raise ConfigError(
+                f"--teacher {self.teacher} acts by choosing from a list, and env '{self.env}' has none here; add --actor oracle"
+            )
+        if self.noise:
+            raise ConfigError(
+                f"--noise {self.noise:g} is for an oracle that acts, and here {self.teacher} does; add --actor oracle,"
+                " or leave out --noise"
+            )
+
+    @property
+    def oracle_acts(self) -> bool:
+        """Whether the env's oracle acts."""
+        return ORACLE in (self.actor, self.teacher)
 
     @property
     def from_file(self) -> bool:
@@ -105,11 +131,10 @@ def run(config: Config, progress: Progress) -> Report:
             return current.done
         path = config.folder / RECORDS
         if config.teacher == ORACLE:
-            noise = getattr(known, "noise", NOISE) if config.noise is None else config.noise
-            played, asking = _play(config, level, wanted, Demonstrator(noise), progress), {}
+            played, asking = _play(config, level, wanted, _oracle(config), progress), {}
         else:
             with config.asking(journal) as client:
-                played = _play(config, level, wanted, ChatTeacher(client), progress)
+                played = _play(config, level, wanted, _chat_teacher(config, client), progress)
                 asking = settle(config, client, _rejected(played), config.folder / "rejected.jsonl", progress)
         made = {record.task.id: list(record.trajectories) for record in known_records if record.trajectories}
         given = sum(map(len, made.values()))
@@ -126,6 +151,15 @@ def run(config: Config, progress: Progress) -> Report:
             figures["aborted_because"] = failed
             current.tables.append(Table("Aborted", ("problem", "reason"), tuple(failed.items())[:MOST_TOLD]))
         return current.finish(figures, [path])
+
+
+def _oracle(config: Config) -> Demonstrator:
+    usual = getattr(env_class(config.env), "noise", NOISE)
+    return Demonstrator(usual if config.noise is None else config.noise)
+
+
+def _chat_teacher(config: Config, client: ChatClient) -> ChatTeacher:
+    return ChatTeacher(client, _oracle(config) if config.oracle_acts else None, config.history_tokens)
 
 
 def _problems(config: Config, level: str, source: Path | None) -> list[Record]:
@@ -156,7 +190,7 @@ def _count(config: Config, level: str, problems: int) -> int:
 def _play(
     config: Config, level: str, wanted: Sequence[tuple[str, int, Task]], teacher: Agent, progress: Progress
 ) -> list[Trajectory]:
-    """An episode for each of `wanted`, in order: the positive ones by the teacher, the negative ones mended by it."""
+    """An episode for each of `wanted`, in order: the positive ones by the teacher, the negative ones corrected by it."""
     played: list[Trajectory] = []
     for kind, agent in (("positive", teacher), ("negative", Recovery(teacher))):
         episodes = [Episode(task, _seed(config, kind, number, task)) for sort, number, task in wanted if sort == kind]
@@ -184,13 +218,13 @@ def _add_demonstrations(
     played: Sequence[Trajectory],
     made: dict[str, list[Demonstration]],
 ) -> None:
-    """Put into `made`, by task, what is kept: whole episodes; of the negative ones those that mend their mistake, no two
-    alike.
+    """Put into `made`, by task, what is kept: whole episodes; of the negative ones those that correct their mistake, no
+    two alike.
     """
     for (kind, _, task), trajectory in zip(wanted, played, strict=True):
         if trajectory.status is Status.ABORTED or (config.explores and not trajectory.turns[-1].info.get("answer")):
             continue
-        if config.teacher != ORACLE:
+        if not config.oracle_acts:
             trajectory = _marked(config, level, trajectory)
         notes = [turn.decision.note for turn in trajectory.turns]
         before = made.setdefault(task.id, [])
@@ -247,18 +281,23 @@ def _figures(
 
 
 def _dry_run(config: Config, level: str, wanted: Sequence[tuple[str, int, Task]], journal: Path, progress: Progress) -> Report:
-    """The price of a teacher that plays as the oracle does, and of one that needs every step there is."""
-    requests = []
-    for trajectory, (kind, _, _) in zip(_play(config, level, wanted, Demonstrator(0.0), progress), wanted, strict=True):
-        notes = [turn.decision.note for turn in trajectory.turns]
-        for turn, note in zip(trajectory.turns, notes, strict=True):
-            if kind == "positive" or note == "correction":
-                requests.append(teaching_request(turn.observation, note == "correction"))
-    longest = max(requests, key=lambda request: request.prompt_tokens, default=None)
-    most = [longest] * (len(wanted) * config.horizon_at(level)) if longest else []
-    figures, table = foreseen(config, requests, ANALYSIS_TOKENS, journal, most)
-    progress.news(
-        "expected: a teacher that makes no mistake; at most: every episode goes to its horizon, and every prompt is as long as"
-        " the longest of those"
-    )
+    """The price of a teacher, what the journal already holds left out, as expected and at most.
+
+    Where the teacher acts, it is expected to act as the oracle does once the journal ends.
+    """
+    with open_journal(journal, write=False) as known:
+        client = ChatClient(config.endpoint, known, config.prices)
+        rehearsal = Rehearsal(_chat_teacher(config, client), Demonstrator(0.0))
+        _play(config, level, wanted, rehearsal, progress)
+        if config.oracle_acts:
+            most = [fullest(request, config.history_tokens) for request in rehearsal.requests if client.calls_left(request)]
+            bound = "every comment as long as it may be"
+        else:
+            longest = [fullest(request, config.history_tokens) for request in rehearsal.requests]
+            longest = sorted(longest, key=lambda request: -request.prompt_tokens)[:1]
+            most = longest * (len(wanted) * config.horizon_at(level))
+            bound = "every episode goes to its horizon, and every prompt is as long as the longest of those"
+        client.close()
+    figures, table = foreseen(config, rehearsal.requests, ANALYSIS_TOKENS, journal, most)
+    progress.news(f"expected: a teacher that makes no mistake; at most: {bound}")
     return Report("gen-trajectory", config.env_folder, figures, (), (table,))

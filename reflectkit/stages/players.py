@@ -102,7 +102,7 @@ class Players:
                 opened = config.asking_at(endpoint, journal, temperature=config.temperature, budget=self._budget)
                 self._clients[str(endpoint)] = self._stack.enter_context(opened)
             clients.append(self._clients[str(endpoint)])
-        return ChatPolicy(*clients)
+        return ChatPolicy(clients[0], clients[1] if len(clients) > 1 else None, config.history_tokens)
 
     def agent(self, name: str, policy: Path | None, reflector: Path | None) -> Agent:
         """The agent that `name` stands for."""

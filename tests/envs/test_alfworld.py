@@ -18,11 +18,13 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.chat import Recovery, playing_request
+from reflectkit.agents.chat import Recovery
+from reflectkit.agents.requests import playing_request
 from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent, Replay
 from reflectkit.cli.main import main
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError, UnknownNameError
 from reflectkit.core.jsonl import read_json
+from reflectkit.core.protocols import Context
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.text import count_tokens
 from reflectkit.core.types import Status, Task, Trajectory
@@ -456,7 +458,7 @@ def test_typed_commands(root: Path, tasks: list[Task]) -> None:
     with pytest.raises(IllegalActionError, match="takes a command's text"):
         env.step(0)
     with pytest.raises(ConfigError, match="leave out --typed"):
-        playing_request(result.observation, None)
+        playing_request(result.observation, Context(0, env))
 
 
 def test_typed_games_are_played_by_rule_at_random_and_from_a_record(root: Path, tasks: list[Task]) -> None:

@@ -91,26 +91,43 @@ CALL = 100 * 1e-6 + 20 * 2e-6  # dollars: tests.server says 100 and 20 tokens, a
 PRICES = ("--price-in", "1", "--price-out", "2")
 
 
-def test_answers_that_are_no_choice_end_the_episode_and_count_as_illegal(here: Path) -> None:
-    with serve(lambda body: "I would rather not.") as server:
+@pytest.mark.parametrize(
+    ("answer", "column", "illegal", "unreadable"),
+    [
+        ("Analysis: on we go.\nChoice: 9", "illegal", 1.0, 0.0),
+        ("I would rather not.", "no readable answer", 0.0, 1.0),
+        ("Choice: 1", "no readable answer", 0.0, 1.0),
+    ],
+)
+def test_answers_that_are_no_choice_end_the_episode(
+    here: Path, answer: str, column: str, illegal: float, unreadable: float
+) -> None:
+    """A wrong action and an answer that cannot be read are told apart."""
+    with serve(lambda body: answer) as server:
         assert evaluate("--policy", "local:m", "--policy", "oracle", "--base-url", server.url, *PRICES) == 0
     rubbish, oracle = found(here)["rows"]
-    assert (rubbish["success"], rubbish["episodes"], rubbish["aborted"], rubbish["illegal_share"]) == (0.0, 6, 0, 1.0)
+    assert (rubbish["success"], rubbish["episodes"], rubbish["aborted"]) == (0.0, 6, 0)
+    assert (rubbish["illegal_share"], rubbish["unreadable_share"]) == (illegal, unreadable)
     assert rubbish["price_usd"] == pytest.approx(6 * 3 * CALL)  # each asked three times
-    assert (oracle["illegal_share"], oracle["price_usd"]) == (0.0, 0.0)
+    assert (oracle["illegal_share"], oracle["unreadable_share"], oracle["price_usd"]) == (0.0, 0.0, 0.0)
     (run,) = (here / "results").glob("*_evaluate")
     header, first, *_ = (run / "eval.md").read_text().partition("\n\n")[2].replace("| --- ", "").splitlines()[0::2]
-    assert header.endswith("| illegal | US dollars |")
+    assert header.endswith(f"| steps | {column} | US dollars |")
     assert first.endswith("| 100.0 % | 0.0025 |")
 
 
-def test_an_answer_that_was_mended_when_asked_again_is_an_illegal_turn(here: Path) -> None:
+@pytest.mark.parametrize(
+    ("first", "illegal", "unreadable"), [("Analysis: go on.\nChoice: 9", 1.0, 0.0), ("Choice: left", 0.0, 1.0)]
+)
+def test_an_answer_that_was_corrected_when_asked_again_counts_in_its_turn(
+    here: Path, first: str, illegal: float, unreadable: float
+) -> None:
     asked: dict[str, int] = {}
 
     def answer(body: dict[str, Any]) -> str:
-        text = body["messages"][-1]["content"]
+        text = json.dumps(body["messages"])
         asked[text] = asked.get(text, 0) + 1
-        return "Choice: left" if asked[text] == 1 else "Analysis: go on.\nChoice: 1"
+        return first if asked[text] == 1 else "Analysis: go on.\nChoice: 1"
 
     with serve(answer) as server:
         assert evaluate("--policy", "local:m", "--base-url", server.url) == 0
@@ -118,8 +135,8 @@ def test_an_answer_that_was_mended_when_asked_again_is_an_illegal_turn(here: Pat
     (run,) = (here / "results").glob("*_evaluate")
     turns = [turn for _, episode in read_jsonl(run / "episodes.jsonl") for turn in episode["turns"]]
     assert row["success"] == 1.0
-    assert row["illegal_share"] == 1.0  # the journal answers the second of two equal requests, the mended one too
-    assert {turn["illegal"] for turn in turns} == {1}
+    assert (row["illegal_share"], row["unreadable_share"]) == (illegal, unreadable)
+    assert {turn.get("illegal", 0) + turn.get("unreadable", 0) for turn in turns} == {1}
 
 
 def test_repeats_of_a_sampled_chat_model_are_answered_each_by_itself(here: Path) -> None:

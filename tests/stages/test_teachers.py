@@ -38,6 +38,7 @@ def writes(body: dict[str, Any]) -> str:
     if path := re.search(r"^The file (.+), each line behind a bar:", content, re.MULTILINE):
         number = sum(map(ord, path[1]))
         return f"QUESTION: What is kept under number {number}?\nANSWER: It is number {number}."
+    content = content.rpartition("Now:\n")[2]
     asked = int(re.search(r"number (\d+)", content)[1])
     folder = re.search(r"^Folder: /(.*)$", content, re.MULTILINE)[1]
     actions = dict(re.findall(r"^ (\S+) ((?:cd|cat|id) .+)$", content, re.MULTILINE))
@@ -358,7 +359,7 @@ def test_a_wrong_move_of_the_teacher_is_no_row_for_those_who_act(server: Server,
     assert main(["filter-task"]) == 0
 
     def strays(body: dict[str, Any]) -> str:
-        content = body["messages"][-1]["content"]
+        content = body["messages"][-1]["content"].rpartition("Now:\n")[2]
         others = re.findall(r"^ (\S+) cat extra\.md$", content, re.MULTILINE)
         wrong = "was a mistake" in content and "cat hours.csv" in content.partition("Output:")[0] and others
         return f"Analysis: Not this.\nChoice: {others[0]}" if wrong else writes(body)

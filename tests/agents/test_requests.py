@@ -1,0 +1,368 @@
+"""What chat models are asked in every registered env: goal, rules and the episode so far; and what local models read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.agents.chat import named, parse_comment
+from reflectkit.agents.requests import (
+    commenting_request,
+    playing_request,
+    teaching_request,
+)
+from reflectkit.cli.main import main
+from reflectkit.core.jsonl import read_json, read_jsonl, write_json
+from reflectkit.core.prompts import policy_prompt, reflection_prompt
+from reflectkit.core.protocols import Context, rules_of
+from reflectkit.core.rollout import Episode, rollout
+from reflectkit.core.tools import plain_text
+from reflectkit.core.types import Decision, Message, Observation, ToolCall, ToolUse, Turn
+from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.envs import env_class
+from reflectkit.envs.corridor import Corridor
+from tests.envs.test_contract import EVERY, NAMES, games, listed, make, repos
+from tests.server import Server, serve
+
+GOALS = {
+    "taxi": "drive the taxi to the waiting passenger",
+    "corridor": "walk along the corridor to the cell G",
+    "auto_explore": "find the one file of a repository that answers the question",
+    "memory": "questions are answered from the memory alone",
+    "alfworld": "do the household task after `Task:`",
+}
+LEVELS = {"taxi": "full", "corridor": "long", "auto_explore": "1", "memory": "short", "alfworld": "pick_and_place_simple"}
+PROMPTS = {
+    ("taxi", "pickup"): "9eab6a0d7650ad1c",
+    ("taxi", "dropoff"): "fab04b2f84fb712d",
+    ("taxi", "full"): "6cd1fe670ea3f237",
+    ("corridor", "short"): "91e37eba4cadab80",
+    ("corridor", "long"): "55417b5c66f5c276",
+    ("auto_explore", "0"): "86966dc756604cd5",
+    ("auto_explore", "1"): "b6f75ec950042c7a",
+    ("auto_explore", "2"): "cbc5c32ef6375549",
+    ("memory", "short"): "a9cd9423807f52f3",
+    ("memory", "long"): "bcce84cb2112bb57",
+    ("alfworld", "pick_and_place_simple"): "14012ba3434410f1",
+    ("alfworld", "look_at_obj_in_light"): "5af52c57a566df84",
+    ("alfworld", "pick_clean_then_place_in_recep"): "6071256119897d54",
+    ("alfworld", "pick_heat_then_place_in_recep"): "31bb6acbdd2ab1d3",
+    ("alfworld", "pick_cool_then_place_in_recep"): "516d413b80d5b536",
+    ("alfworld", "pick_two_obj_and_place"): "b3467ed265e499e5",
+}
+"""The beginning of the SHA-256 of prompts as they were before chat models were told the rules."""
+
+
+@pytest.mark.parametrize(("name", "level"), EVERY)
+def test_the_prompts_of_local_models_are_what_they_were(name: str, level: str) -> None:
+    digest = hashlib.sha256()
+    for task in listed(name, level)[:3]:
+        env = make(name, env_class(name).horizons.get(level, 15))
+        seen = env.reset(task, 1)
+        for _ in range(3):
+            digest.update((policy_prompt(seen) + policy_prompt(seen, "Some comment.") + reflection_prompt(seen)).encode())
+            result = env.step(env.oracle())
+            seen = result.observation
+            if result.terminated or result.truncated:
+                break
+    assert digest.hexdigest()[:16] == PROMPTS[name, level]
+
+
+def folder_of(name: str) -> str:
+    return f"data/{name}/tasks_filtered" if name == "auto_explore" else f"data/{name}"
+
+
+@pytest.fixture(params=NAMES)
+def env(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An env's name, in a folder with two of its problems as data.json and test.json."""
+    monkeypatch.chdir(tmp_path)
+    name: str = request.param
+    tasks = [task for task in listed(name, LEVELS[name]) if name != "corridor" or task.data["start"] < 4][:2]
+    if name == "auto_explore":
+        known = {"answer": "See there.", "optimal_path": [], "model": "m", "n_level": 1}
+        tasks = [replace(task, data=task.data | known) for task in tasks]
+    for file in ("data.json", "test.json"):
+        write_json(Path(folder_of(name)) / file, [record_to_json(Record(task, ())) for task in tasks])
+    return name
+
+
+def worlds(name: str) -> list[str]:
+    """Flags that say where an env's worlds are."""
+    if name == "alfworld":
+        return ["--games-dir", str(games()[0])]
+    return ["--repos-dir", str(repos())] if name == "auto_explore" else []
+
+
+def answers(body: dict[str, Any]) -> str:
+    """Goes by the first or second action by turns, calls nothing, and comments."""
+    asked = body["messages"][-1]["content"]
+    if "Choice:" in asked:
+        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        return f"Analysis: this is thought number {turn}.\nChoice: {turn % 2}"
+    return "none" if "calls of the tools" in asked else "This is what matters."
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serve(answers) as running:
+        yield running
+
+
+def the_rules_are_in(name: str, body: dict[str, Any]) -> None:
+    system, *chat = body["messages"]
+    assert system["role"] == "system"
+    assert GOALS[name] in system["content"]
+    for heading in ("Goal: ", "\nActions: ", "\nEnd: ", "An episode is cut off after "):
+        assert heading in system["content"]
+    assert "\nReward: " in system["content"] or "\nCost: " in system["content"]
+    assert [message["role"] for message in chat] == ["user", "assistant"] * (len(chat) // 2) + ["user"]
+    assert sum(message["content"].count("Answer ") for message in body["messages"]) == 1, "the form is asked for in one place"
+    assert "Answer " in chat[-1]["content"]
+
+
+def the_history_is_in(server: Server) -> None:
+    """The longest chat begins with the state that an episode began with, less the asking."""
+    _, first, answer, *_ = max((body["messages"] for body in server.requests), key=len)
+    asked = [body["messages"][1]["content"] for body in server.requests if len(body["messages"]) == 2]
+    assert any(content.startswith(first["content"] + "\n\n") for content in asked)
+    assert answer["role"] == "assistant"
+
+
+def test_evaluate_tells_goal_rules_and_history(env: str, server: Server) -> None:
+    command = ["evaluate", "--env", env, "--level", LEVELS[env], *worlds(env), "--horizon", "10", "--base-url", server.url]
+    assert main([*command, "--policy", "local:alone", "--policy", "local:doer+local:thinker"]) == 0
+    assert {body["model"] for body in server.requests} == {"alone", "doer", "thinker"}
+    for body in server.requests:
+        the_rules_are_in(env, body)
+    the_history_is_in(server)
+    alone = [body for body in server.requests if body["model"] == "alone"]
+    later = max(alone, key=lambda body: len(body["messages"]))["messages"]
+    assert later[2]["content"] == ("none" if env == "memory" else "Analysis: this is thought number 0.\nChoice: 0")
+    doer = [body["messages"] for body in server.requests if body["model"] == "doer"]
+    assert all(
+        "Reflection: This is what matters." in message["content"]
+        for messages in doer
+        for message in messages
+        if message["role"] == "user"
+    )
+    thinker = [body["messages"] for body in server.requests if body["model"] == "thinker"]
+    assert all("You comment on the states" in messages[0]["content"] for messages in thinker)
+    assert all("Example of a state and a good comment" in messages[0]["content"] for messages in thinker)
+    longest = max(thinker, key=len)
+    assert longest[2]["content"] == "This is what matters."
+    assert longest[3]["content"].startswith("The player did: ")
+
+
+def test_gen_trajectory_with_a_teacher_who_acts_tells_them_too(env: str, server: Server) -> None:
+    command = ["gen-trajectory", "--env", env, "--level", LEVELS[env], *worlds(env), "--horizon", "10", "--demonstrations", "2"]
+    command += ["--teacher", "local:t", "--base-url", server.url, "--negatives", "0"]
+    if env == "memory":
+        assert main(command) == 2
+        return
+    assert main(command) == 0
+    for body in server.requests:
+        the_rules_are_in(env, body)
+    the_history_is_in(server)
+
+
+def test_an_oracle_acts_and_a_chat_teacher_comments(env: str, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """The published recipe, in every env: only the request knows the right action; a mistake is told as one."""
+    command = ["gen-trajectory", "--env", env, "--level", LEVELS[env], *worlds(env), "--demonstrations", "2", "--noise", "0.3"]
+    command += ["--teacher", "local:t", "--base-url", server.url, "--negatives", "0", "--actor", "oracle"]
+    capsys.readouterr()
+    assert main([*command, "--dry-run"]) == 0
+    foreseen = int(re.search(r"calls\s+│\s+(\d+)", capsys.readouterr().out)[1])  # type: ignore[index]
+    assert main(command) == 0
+    made = len(server.requests)
+    assert made == foreseen or (env == "alfworld" and made < foreseen), "the dry run knows each call; equal ones are made once"
+    for body in server.requests:
+        the_rules_are_in(env, body)
+        assert "You alone are told: the right action now is" in body["messages"][-1]["content"]
+        assert not any("You alone are told" in message["content"] for message in body["messages"][:-1])
+    the_history_is_in(server)
+    records = read_json(Path(folder_of(env)) / "data_reflection_negative.json")
+    walks = [item["trajectory"] for record in records for item in record["trajectories"]]
+    steps = [step for walk in walks for step in walk]
+    assert {step["reflection"] for step in steps} == {"This is what matters."}
+    assert {item["model_name"] for record in records for item in record["trajectories"]} == {"t"}
+    mistakes = sum(step["note"] == "mistake" for walk in walks for step in walk[:-1])
+    told = sum("The last action was a mistake. Say why" in body["messages"][-1]["content"] for body in server.requests)
+    assert 0 <= mistakes - told <= foreseen - made
+    assert mistakes > 0 or env == "memory"
+    assert main([*command, "--force"]) == 0
+    assert len(server.requests) == made, "the journal answers the same command"
+    capsys.readouterr()
+    assert main([*command, "--dry-run"]) == 0
+    assert re.search(r"calls\s+│\s+0\b", capsys.readouterr().out), "the dry run goes along with the journal"
+
+
+def walk(steps: int, **made: Any) -> tuple[Observation, Context]:
+    """The state after `steps` steps to the left in a corridor, and the turns so far with decisions made so."""
+    turns: list[Turn] = []
+
+    class Left:
+        def act(self, observations: Any, contexts: Any) -> list[Decision]:
+            turns[:] = contexts[0].turns
+            states.append((observations[0], contexts[0]))
+            return [Decision(0, "To the left.", **made)]
+
+    states: list[tuple[Observation, Context]] = []
+    rollout([Episode(Corridor.tasks("long")[3], 0)], lambda: make("corridor", 40), Left())
+    return states[steps]
+
+
+def test_a_long_history_loses_its_middle_and_never_its_first_turn() -> None:
+    """A turn of the corridor is about 30 tokens; of 30 turns 200 tokens hold the first and the newest few."""
+    observation, context = walk(30, answer="Analysis: go left.\nChoice: 0")
+    whole = playing_request(observation, context, history_tokens=100_000).messages
+    assert len(whole) == 2 + 2 * 30
+    for budget in (200, 0):
+        system, first, answer, *rest = playing_request(observation, context, history_tokens=budget).messages
+        assert (system, first, answer) == whole[:3]
+        gap, _, seen = rest[0].content.partition("\n\n")
+        left_out = 30 - 1 - (len(rest) - 1) // 2
+        assert gap == f"({left_out} turns left out here)"
+        assert (seen, *rest[1:]) == (whole[-len(rest)].content, *whole[1 - len(rest) :]) if budget else len(rest) == 1
+        assert 0 < left_out <= 29
+    short = playing_request(observation, context, history_tokens=200)
+    assert short.prompt_tokens < playing_request(observation, context, history_tokens=400).prompt_tokens < 2_000
+
+
+def test_what_somebody_else_did_is_part_of_what_is_seen() -> None:
+    """As in a negative example, where the oracle walks to the mistake, and in a walk that an expert made."""
+    observation, context = walk(3)
+    for request in (
+        teaching_request(observation, context, mistaken=True),
+        commenting_request(observation, context, "right", mistaken=True),
+    ):
+        _, asked = request.messages
+        assert asked.content.count("The player did: left\n") == 3
+        assert asked.content.count("Earlier:\n") == 3
+        assert asked.content.count("Now:\n") == 1
+        assert "The last action was a mistake." in asked.content
+
+
+class Silent(Corridor):
+    rules = None  # type: ignore[assignment]
+
+
+class Described(Corridor):
+    """Walk to the goal.
+
+    With care.
+    """
+
+    rules = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(Silent, ""), (Described, "Walk to the goal.\n\nWith care.\n"), (Corridor, f"{Corridor.rules}\n")]
+)
+def test_an_env_without_rules_is_described_by_its_docstring_or_not_at_all(kind: type[Corridor], said: str) -> None:
+    from reflectkit.envs import make as make_env
+
+    wrapped = make_env(f"{__name__}:{kind.__name__}" if kind is not Corridor else "corridor", 3, shuffle=True)
+    limit = "The numbers of the actions are drawn anew at each step.\nAn episode is cut off after 3 steps."
+    assert rules_of(wrapped) == said + limit
+    seen = wrapped.reset(kind.tasks("long")[0], 0)
+    system = playing_request(seen, Context(0, wrapped)).messages[0].content
+    assert system.endswith(said + limit)
+
+
+MAP = Observation((Message("user", "a map"),), ("south", "pickup", "cat a.py", "cd .."))
+CALL = ToolCall("memory_update", {"memory_type": "core_memory", "new_content": "x"})
+
+
+@pytest.mark.parametrize(
+    ("comment", "action", "name"),
+    [
+        ("Go South.", 0, "south"),
+        ("The southern stand is near.", 0, ""),
+        ("Take action number 0.", 0, "number 0"),
+        ("Row 0 holds the passenger.", 0, ""),
+        ("Now: pickup!", 1, "pickup"),
+        ("Pick the passenger up.", 1, ""),
+        ("Now CAT  a.py is due.", 2, "cat a.py"),
+        ("a.py may say it.", 2, ""),
+        ("Best is cd ..", 3, "cd .."),
+        ("Open it: go to shelf 1 first.", "go to shelf 1", "go to shelf 1"),
+        ("The shelf was not searched.", "go to shelf 1", ""),
+        ("Do memory_update now.", ToolUse("", (CALL,)), "memory_update"),
+        (f"Write {plain_text([CALL])}", ToolUse("", (CALL,)), plain_text([CALL])),
+        ("None of it is new.", ToolUse("none"), ""),
+    ],
+)
+def test_a_comment_that_names_the_right_action_is_refused(comment: str, action: Any, name: str) -> None:
+    assert named(comment, MAP, action) == name
+    if name:
+        with pytest.raises(ValueError, match="names the right action"):
+            parse_comment(comment, MAP, action)
+    else:
+        assert parse_comment(f"**Comment:** {comment}", MAP, action) == comment
+
+
+def test_a_teacher_that_gives_the_action_away_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each second answer names it; a teacher that never stops doing so has its episodes set aside."""
+    monkeypatch.chdir(tmp_path)
+    asked: dict[str, int] = {}
+
+    def answer(body: dict[str, Any]) -> str:
+        text = json.dumps(body["messages"])
+        asked[text] = asked.get(text, 0) + 1
+        return "Go right." if asked[text] == 1 else "The goal is not reached yet."
+
+    command = ["gen-trajectory", "--env", "corridor", "--actor", "oracle", "--teacher", "local:t", "--noise", "0"]
+    with serve(answer) as server:
+        assert main([*command, "--base-url", server.url]) == 0
+    records = read_json(Path("data/corridor/data_reflection_negative.json"))
+    steps = [step for record in records for item in record["trajectories"] for step in item["trajectory"]]
+    assert {step["reflection"] for step in steps} == {"The goal is not reached yet."}
+    assert {step["cmd"] for step in steps} == {"right"}
+    assert set(asked.values()) == {2}
+    with serve(lambda body: "Go right.") as server:
+        assert main([*command, "--base-url", server.url, "--seed", "1", "--data-dir", "other"]) == 0
+    rejected = [row for _, row in read_jsonl(Path("other/corridor/rejected.jsonl"))]
+    assert len(rejected) == 6
+    assert all("names the right action: 'right'" in row["reason"] for row in rejected)
+
+
+def test_negatives_of_an_oracle_are_corrected_by_it_with_the_teachers_comment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    known = {"answer": "See there.", "optimal_path": [], "model": "m", "n_level": 2}
+    tasks = [replace(task, data=task.data | known) for task in listed("auto_explore", "2")]
+    write_json(Path(folder_of("auto_explore")) / "data.json", [record_to_json(Record(task, ())) for task in tasks])
+    command = ["gen-trajectory", "--env", "auto_explore", *worlds("auto_explore"), "--level", "2", "--negatives", "1"]
+    command += ["--actor", "oracle", "--teacher", "local:t", "--base-url", server.url]
+    assert main(command) == 0
+    records = read_json(Path(folder_of("auto_explore")) / "data_reflection_negative.json")
+    wrong = [item["trajectory"] for record in records for item in record["trajectories"] if item["info"] == "negative0"]
+    assert wrong
+    for steps in wrong:
+        (correction,) = [step for step in steps if step["note"] == "correction"]
+        assert correction["reflection"] == "This is what matters."
+        assert steps[steps.index(correction) - 1]["note"] == "mistake"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--teacher local:t --noise 0.2", "--noise 0.2 is for an oracle that acts"),
+        ("--teacher local:t --actor orcale", "did you mean"),
+        ("--teacher local:t --history-tokens -1", "--history-tokens must be at least 0"),
+        ("--teacher local:t --actor oracle --noise 2", "--noise must lie between 0 and 1"),
+    ],
+)
+def test_settings_that_cannot_be_followed_are_refused(more: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gen-trajectory", "--env", "corridor", *more.split()]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
