@@ -26,7 +26,7 @@ from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
 from reflectkit.stages.common import PlayConfig, at_level, check_level
 from reflectkit.stages.comparing import csv_text, differences, differences_table, figures_tables, markdown, row, table
-from reflectkit.stages.players import Players, chat_parts, endpoint_of, parse_policy
+from reflectkit.stages.players import Players, chat_parts, endpoint_of, mismatch, parse_policy
 from reflectkit.stages.teaching import AskingConfig
 
 EXAMPLES = (
@@ -35,6 +35,7 @@ EXAMPLES = (
     ' --policy "Reflect-RL=results/taxi-tiny/reflect-rl/checkpoint-36+results/taxi-tiny/reflector/checkpoint-700"',
 )
 SFT = "sft"
+HELD_OUT = "test.json"
 Known = dict[tuple[int, int, str, int], tuple[Task, dict[str, Any]]]
 """Tasks and their lines of episodes.jsonl by player, horizon, task's id and seed."""
 ANSWER = 90  # tokens that a chat model writes a step, about
@@ -49,7 +50,11 @@ class Config(AskingConfig, PlayConfig):
         " gen-sft wrote last), a baseline of the env, or a chat model as openai:MODEL, azure:DEPLOYMENT, local:MODEL, or two"
         " of them, ACTOR+REFLECTOR (repeat the flag)."
     )
-    task_file: Path | None = option(None, help="Held-out problems; default: test.json in the env's data folder.")
+    task_file: Path | None = option(
+        None,
+        help="Held-out problems; default: test.json in the env's data folder, or before a"
+        " split the env's own list, where it has one.",
+    )
     level: tuple[str, ...] = option((), help="Curriculum levels to play (repeat the flag); default: the last.")
     eval_reps: int = option(1, help="Episodes a problem; more help only where play is random.")
     temperature: float = option(0.0, help="Of the policy's sampling; 0 takes the likeliest action.")
@@ -114,33 +119,33 @@ def run(config: Config, progress: Progress) -> Report:
 
     Episodes are kept as they end: killed and started again, those are not played again. Raises CheckpointError, DataError.
     """
-    source = config.task_file or config.folder / "test.json"
-    records = read_records(source, config.env_name)
+    levels = tuple(dict.fromkeys(config.level)) or (env_class(config.env).levels[-1],)
+    source, problems = _problems(config, levels)
     entrants = [entrant(config, text) for text in config.policy]
     models = list(dict.fromkeys(path for _, *paths in entrants for path in paths if path))
-    tasks = [record.task for record in records]
-    levels = tuple(dict.fromkeys(config.level)) or (env_class(config.env).levels[-1],)
     matches = [
-        Match(
-            number,
-            name,
-            policy,
-            reflector,
-            level,
-            tuple(at_level(config.env, tasks, level, source)),
-        )
+        Match(number, name, policy, reflector, level, problems[level])
         for number, (name, policy, reflector) in enumerate(entrants)
         for level in levels
     ]
     if config.dry_run:
         return _foreseen(config, matches)
+    if source is None:
+        progress.news(
+            f"there is no {config.folder / HELD_OUT}: playing all problems that env '{config.env}' lists, none held out from"
+            " training; `reflectkit gen-trajectory` and `reflectkit split` make one"
+        )
     for text in config.policy:
         for part in chat_parts(text):
             key_of(endpoint_of(config, part))
+    tasks = [task for level in levels for task in problems[level]]
     with (
-        open_run("evaluate", config, [source, *models, *config.worlds(tasks)]) as current,
+        open_run("evaluate", config, [*([source] if source else []), *models, *config.worlds(tasks)]) as current,
         contextlib.closing(Players(config)) as players,
     ):
+        warnings = [text for player in entrants if (text := mismatch(*player))]
+        for text in warnings:
+            progress.news(f"warning: {text}")
         if current.done:
             return current.done
         kept = current.folder / "episodes"
@@ -155,16 +160,29 @@ def run(config: Config, progress: Progress) -> Report:
         write_episodes(current.folder / "episodes.jsonl", episodes)
         compared = differences(episodes)
         write_json(current.folder / "eval.json", {"rows": rows, "differences": compared, "asked": players.asking})
-        current.tables.append(table(f"Held-out problems of {source}", rows))
+        title = f"Held-out problems of {source}" if source else f"All problems that {config.env} lists, none held out"
+        current.tables.append(table(title, rows))
         current.tables += figures_tables(rows)
         if len(entrants) > 1:
             current.tables.append(differences_table(compared, "success"))
         write_text(current.folder / "eval.md", markdown(current.tables))
         write_text(current.folder / "eval.csv", csv_text(rows))
         made = [current.folder / name for name in ("eval.json", "eval.md", "eval.csv", "episodes.jsonl")]
-        report = current.finish({"rows": rows} | ({"asked": players.asking} if players.asking else {}), made)
+        more: dict[str, Any] = {"asked": players.asking} if players.asking else {}
+        more |= {"warnings": warnings} if warnings else {}
+        report = current.finish({"rows": rows} | more, made)
         shutil.rmtree(kept, ignore_errors=True)
         return report
+
+
+def _problems(config: Config, levels: Sequence[str]) -> tuple[Path | None, dict[str, tuple[Task, ...]]]:
+    """(the file of held-out problems, problems by level). No file where none was given or made, and the env lists its own."""
+    source = config.task_file or config.folder / HELD_OUT
+    known = env_class(config.env)
+    if config.task_file is None and not source.exists() and hasattr(known, "tasks"):
+        return None, {level: tuple(known.tasks(level)) for level in levels}
+    tasks = [record.task for record in read_records(source, config.env_name)]
+    return source, {level: tuple(at_level(config.env, tasks, level, source)) for level in levels}
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from reflectkit.data.trajectories import read_records
 from reflectkit.envs import env_class
 from reflectkit.envs.wrappers import Wrapper
 from reflectkit.stages.common import PlayConfig, at_level, check_level
-from reflectkit.stages.players import Players, chat_parts, parse_policy
+from reflectkit.stages.players import Players, chat_parts, mismatch, parse_policy
 
 EXAMPLES = (
     "reflectkit play --env taxi",
@@ -95,6 +95,8 @@ def run(config: Config, progress: Progress) -> Report:
         raise ConfigError("nobody is at a terminal to go from step to step; add --auto")
     source, tasks = _problems(config)
     models = [path for path in (*checkpoints, config.reflector) if path is not None]
+    if warning := mismatch(*config.player):
+        progress.news(f"warning: {warning}")
     inputs = [*([source] if source else []), *models, *config.worlds(tasks)]
     with open_run("play", config, inputs, again=True) as current:
         path = current.folder / "episodes.jsonl"

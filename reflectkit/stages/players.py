@@ -48,6 +48,25 @@ def parse_policy(text: str, baselines: Sequence[str] = ()) -> tuple[str, Path | 
     return name, Path(policy), Path(reflector) if reflector else None
 
 
+def mismatch(name: str, policy: Path | None, reflector: Path | None) -> str:
+    """What to warn of where a policy plays with comments and was trained without, or the reverse; "" where nothing says so.
+
+    A checkpoint of `rlft` says whether a reflector commented there; one of `sft` has its role.
+    """
+    if policy is None:
+        return ""
+    from reflectkit.models.export import told_by
+
+    facts = told_by(policy)
+    role = facts.get("role")
+    commented = bool(facts["reflector"]) if "reflector" in facts else {"policy": True, "plain": False}.get(str(role))
+    if commented is None or commented == (reflector is not None):
+        return ""
+    if commented:
+        return f"{name}: {policy} was trained on comments and plays without; give its reflector, {name}={policy}+REFLECTOR"
+    return f"{name}: {policy} was trained without comments and plays with a reflector's; leave out +{reflector}"
+
+
 class Players:
     """Opens the players; a reflector is opened once, and its memo kept for all who share it."""
 
