@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.chat import named, parse_comment
+from reflectkit.agents.chat import ChatTeacher, named, parse_comment
 from reflectkit.agents.requests import (
     commenting_request,
     playing_request,
@@ -366,3 +366,34 @@ def test_settings_that_cannot_be_followed_are_refused(more: str, said: str, caps
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+CALL_USD = 100 * 1e-6 + 20 * 2e-6  # tests.server says 100 and 20 tokens, at 1 and 2 dollars a million
+
+
+def test_a_walk_with_comments_stops_at_its_budget_and_when_killed_and_pays_for_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["gen-trajectory", "--env", "corridor", "--actor", "oracle", "--teacher", "local:t", "--base-url", server.url]
+    command += ["--price-in", "1", "--price-out", "2", "--concurrency", "1"]
+    assert main([*command, "--max-cost-usd", str(12 * CALL_USD)]) == 2
+    assert "stopped at the budget" in capsys.readouterr().err
+    assert 0 < server.answered <= 12
+    act, turns = ChatTeacher.act, [0]
+
+    def dying(self: Any, observations: Any, contexts: Any) -> Any:
+        turns[0] += 1
+        if turns[0] == 4:
+            raise KeyboardInterrupt
+        return act(self, observations, contexts)
+
+    monkeypatch.setattr(ChatTeacher, "act", dying)
+    assert main(command) == 130
+    monkeypatch.setattr(ChatTeacher, "act", act)
+    assert main(command) == 0
+    asked = [json.dumps(body, sort_keys=True) for body in server.requests]
+    assert len(asked) == len(set(asked))
+    first = Path("data/corridor/data_reflection_negative.json").read_bytes()
+    assert main([*command, "--data-dir", "other", "--results-dir", "elsewhere"]) == 0
+    assert Path("other/corridor/data_reflection_negative.json").read_bytes() == first, "killed or not, the same bytes"
