@@ -132,12 +132,11 @@ def decoding_floor(
 
 
 def player(size: str, tasks: Sequence[Task], make: Callable[[], Env], seed: int) -> Player:
-    """A player of `size` with random weights and a tokenizer of the env's first prompts."""
+    """A player of `size` with random weights, and a tokenizer of the env's first prompts that has every label."""
     env = make()
     seen = [env.reset(task, seed) for task in tasks[:: max(1, len(tasks) // 50)]]
     texts = [policy_prompt(one) for one in seen] + [reflection_prompt(one) for one in seen]
-    widest = max(len(one.choices) for one in seen)
-    tokenizer = build_tokenizer(texts, [f" {label}" for label in LABELS[: 2 * widest]], 1500)
+    tokenizer = build_tokenizer(texts, [f" {label}" for label in LABELS], 1500)
     if size == "tiny":
         return Player(build_model(tokenizer, 1024, seed), tokenizer, None)
     from transformers import GPT2Config, GPT2LMHeadModel

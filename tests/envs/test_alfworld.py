@@ -494,7 +494,8 @@ def test_bench_plays_games_that_it_makes(tmp_path: Path, monkeypatch: pytest.Mon
     assert main(["bench", "env", "--env", "alfworld", "--steps", "30"]) == 0
     figures = json.loads(next(tmp_path.glob("results/*_bench/report.json")).read_text())["figures"]
     assert figures["resets"] == 5  # one a round: six steps win no game
-    assert figures["steps_per_second_16_at_once"] > 0
+    assert figures["steps_per_cpu_second_16_at_once"] > 0
+    assert figures["steps_per_wall_second_16_at_once"] > 0
 
 
 # -------------------------------------------------------------------------------------------------------------- bad input

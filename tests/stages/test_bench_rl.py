@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from reflectkit.core.console import Quiet
+from reflectkit.core.prompts import LABELS
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.types import Message, Observation, Task
 from reflectkit.models.load import Player
+from reflectkit.models.tokens import label_ids
 from reflectkit.stages import bench_rl
 
 
@@ -33,6 +35,11 @@ def test_an_env_of_free_text_is_measured_by_what_is_written_in_it() -> None:
     assert all(value > 0 for value in figures.values())
     assert "decoding" in figures
     assert "choosing_to_one_forward" not in figures  # nothing was chosen
+
+
+def test_its_models_have_a_label_for_every_choice_that_an_env_may_come_to_offer() -> None:
+    player = bench_rl.player("tiny", [Task("abba", "echo", "all", "abba", {"word": "abba"})], Echo, 0)
+    assert len(label_ids(player.tokenizer, len(LABELS))) == len(LABELS)
 
 
 def test_the_floor_makes_as_many_passes_as_each_batches_longest_line_has_tokens(policy: Player) -> None:

@@ -345,5 +345,5 @@ def test_bench_reports_steps_and_resets(tmp_path: Path, capsys: pytest.CaptureFi
     os.chdir(tmp_path)
     assert main(["bench", "env", "--env", "auto_explore", "--steps", "500", "--files", "50"]) == 0
     report = json.loads(next(tmp_path.glob("results/*_bench/report.json")).read_text())
-    assert report["figures"]["steps_per_second"] > 0
-    assert report["figures"]["reset_ms"] > 0
+    assert report["figures"]["steps_per_cpu_second"] > 0
+    assert report["figures"]["reset_cpu_ms"] > 0
