@@ -219,7 +219,7 @@ class ChatClient:
                 if failed:
                     return
                 try:
-                    outcomes[number] = await self._one(number, request, parse)
+                    outcomes[number] = await self._one(number, request, parse, failed)
                 except Exception as error:  # told once, below, when the calls in flight have been journalled
                     failed.append(error)
                     return
@@ -232,7 +232,10 @@ class ChatClient:
             raise self._trouble
         return outcomes
 
-    async def _one(self, number: int, request: Request, parse: Callable[[int, str], Value]) -> Outcome[Value]:
+    async def _one(
+        self, number: int, request: Request, parse: Callable[[int, str], Value], failed: Sequence[BaseException]
+    ) -> Outcome[Value]:
+        """failed: what ended the asking meanwhile, if anything; nothing is asked again then."""
         answers: list[Answer] = []
         reason, unfit = "", 0
 
@@ -241,6 +244,8 @@ class ChatClient:
             return Outcome(value, rejected, unfit, sum(map(self._cost, answers)), tokens)
 
         for attempt in range(1 + ASKED_AGAIN):
+            if failed:
+                break
             try:
                 answer = await self._answer(request, attempt)
             except _NoAnswerError as error:
@@ -259,7 +264,7 @@ class ChatClient:
                 except ValueError as error:
                     reason = str(error)
                     unfit += 1
-        return ended(rejected=Rejected(request.name, reason, self.redact(answers[-1].text)))
+        return ended(rejected=Rejected(request.name, reason, self.redact(answers[-1].text if answers else "")))
 
     async def _answer(self, request: Request, attempt: int) -> Answer | None:
         """From the journal, or from the server; None where the budget does not allow it."""
