@@ -74,6 +74,8 @@ class Config(TeacherConfig, PlayConfig):
             fraction("noise", self.noise)
         if self.negatives is not None:
             at_least("negatives", self.negatives, 0)
+            if self.negatives and not hasattr(env_class(self.env), "slips"):
+                raise ConfigError(f"env '{self.env}' makes no negative examples (no slips()); use --noise, and --negatives 0")
         if self.level:
             check_level(self.env, self.level)
         at_least("history_tokens", self.history_tokens, 0)
@@ -291,13 +293,14 @@ def _dry_run(config: Config, level: str, wanted: Sequence[tuple[str, int, Task]]
         _play(config, level, wanted, rehearsal, progress)
         if config.oracle_acts:
             most = [fullest(request, config.history_tokens) for request in rehearsal.requests if client.calls_left(request)]
-            bound = "every comment as long as it may be"
+            usual, bound = "comments as short as the oracle's own", "every request as long as --history-tokens allows"
         else:
             longest = [fullest(request, config.history_tokens) for request in rehearsal.requests]
             longest = sorted(longest, key=lambda request: -request.prompt_tokens)[:1]
             most = longest * (len(wanted) * config.horizon_at(level))
-            bound = "every episode goes to its horizon, and every prompt is as long as the longest of those"
+            usual = "a teacher that makes no mistake"
+            bound = "every episode goes to its horizon, and every prompt is as long as the longest of those may be"
         client.close()
     figures, table = foreseen(config, rehearsal.requests, ANALYSIS_TOKENS, journal, most)
-    progress.news(f"expected: a teacher that makes no mistake; at most: {bound}")
+    progress.news(f"expected: {usual}; at most: {bound}")
     return Report("gen-trajectory", config.env_folder, figures, (), (table,))
