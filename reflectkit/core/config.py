@@ -48,7 +48,7 @@ class StageConfig:
         at_least("seed", self.seed, 0)
         if self.name:
             check_run_name(self.name)
-        between("threads", self.threads, 1, 1024)
+        within("threads", self.threads, 1, 1024)
 
     def departed(self, names: Iterable[str]) -> list[str]:
         """Those of the settings `names` that are not at their defaults."""
@@ -151,12 +151,6 @@ def at_least(name: str, value: float, low: float) -> None:
     """Raises ConfigError unless `value` is a number ≥ `low`."""
     if not value >= low:  # written so that NaN is refused too
         raise ConfigError(f"{flag(name)} must be at least {low:g}, got {value}")
-
-
-def between(name: str, value: float, low: float, high: float) -> None:
-    """Raises ConfigError unless `value` is a number from `low` to `high`."""
-    if not low <= value <= high:
-        raise ConfigError(f"{flag(name)} must lie between {low:,g} and {high:,g}, got {value}")
 
 
 def within(name: str, value: float, low: float, high: float) -> None:

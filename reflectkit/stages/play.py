@@ -283,7 +283,10 @@ def _outcome(trajectory: Trajectory) -> str:
 
 def _ending(trajectory: Trajectory) -> str:
     count, outcome = len(trajectory.turns), _outcome(trajectory)
-    return f"{outcome[:1].upper()}{outcome[1:]}: return {trajectory.total_return:+.3g} in {count} step{'s' * (count != 1)}."
+    left = trajectory.forfeit + sum(turn.info.get("forfeit", 0.0) for turn in trajectory.turns)
+    unplayed = f", {left:+.3g} of it for the steps not taken" if left else ""
+    played = f"{trajectory.total_return:+.3g} in {count} step{'s' * (count != 1)}"
+    return f"{outcome[:1].upper()}{outcome[1:]}: return {played}{unplayed}."
 
 
 def _table(name: str, played: Sequence[Trajectory]) -> Table:

@@ -6,6 +6,8 @@ import atexit
 import json
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
 from functools import cache
 from importlib.util import find_spec
@@ -273,3 +275,10 @@ def test_auto_explore_behind_gymnasium(tmp_path: Path) -> None:
     assert reward == 14 / 15
     with pytest.raises(ConfigError, match="task_file"):
         gymnasium.make("reflectkit/AutoExplore-v0")
+
+
+@pytest.mark.parametrize("imports", ["import gymnasium, reflectkit", "import reflectkit.integrations.gym, gymnasium"])
+def test_gymnasium_finds_the_ids(imports: str) -> None:
+    code = f"{imports}; print(gymnasium.make('reflectkit/Taxi-v0', level='dropoff').unwrapped.level)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "dropoff", done.stderr

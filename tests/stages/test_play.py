@@ -78,7 +78,7 @@ def test_leaving_keeps_the_episode_as_far_as_it_went_and_begins_no_other(play: A
     for number, end in enumerate(("q\n", ""), start=1):  # an end of input is a way to leave
         code, shown, _ = play("--env", "corridor", "--episodes", "3", typed="left\n" + end)
         assert code == 0
-        assert "The person left: return -0.1 in 1 step." in shown
+        assert "The person left: return -1.6 in 1 step, -1.5 of it for the steps not taken." in shown
         (episode,) = episodes(number)
         assert [turn["said"] for turn in episode["turns"]] == ["left"]
 
