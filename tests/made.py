@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reflectkit.cli.command import stage_flags
+from reflectkit.cli.command import stage_command
 from reflectkit.core.config import from_mapping
 from reflectkit.data.sft import FILES
 from reflectkit.stages import STAGES
@@ -83,12 +83,8 @@ def _with_places(job: Job, made: dict[str, list[str]]) -> dict[str, Any]:
 
 def made_by_command(words: list[str]) -> list[str]:
     """The paths that `reflectkit WORDS` makes. Its flags and values are checked as the command line does it."""
-    import typer.main
-
-    from reflectkit.cli.main import app
-
     stage = words[0]
-    context = typer.main.get_command(app).commands[stage].make_context(stage, words[1:])  # type: ignore[attr-defined]
+    context = stage_command(stage).make_context(stage, words[1:])
     given = {
         name: value
         for name, value in context.params.items()
@@ -100,6 +96,3 @@ def made_by_command(words: list[str]) -> list[str]:
         return []  # a file of one's own
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if name != "ablate"}
     return [path for paths in made_by_run(**given).values() for path in paths]
-
-
-assert set(stage_flags()) == set(STAGES)

@@ -260,14 +260,19 @@ def _numbered(results_dir: Path) -> Iterator[tuple[int, str, Path]]:
 
 def _named(results_dir: Path) -> Iterator[Path]:
     """The runs with a name in `results_dir`, in order; not those of another results folder in it (`results/seed0`)."""
-    for here, folders, files in os.walk(results_dir):
-        folder = Path(here)
-        if "config.json" not in files or folder == results_dir:
-            folders[:] = sorted(name for name in folders if not name.startswith(".") and not NUMBERED.fullmatch(name))
+    waiting = [results_dir]
+    while waiting:
+        folder = waiting.pop()
+        if folder != results_dir and (folder / "config.json").exists():
+            if _record(folder).get("name") == folder.relative_to(results_dir).as_posix():
+                yield folder
             continue
-        folders.clear()
-        if _record(folder).get("name") == folder.relative_to(results_dir).as_posix():
-            yield folder
+        try:
+            names = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+        except OSError:  # not there, or not ours to read
+            continue
+        names = [name for name in names if not name.startswith(".") and not NUMBERED.fullmatch(name)]
+        waiting += [folder / name for name in sorted(names, reverse=True)]
 
 
 def _runs(results_dir: Path, stage: str) -> Iterator[Path]:
@@ -280,7 +285,7 @@ def _record(folder: Path) -> dict[str, Any]:
     """What `config.json` in `folder` holds; nothing where it is missing or a person broke it."""
     try:
         known = read_json(folder / "config.json")
-    except DataError:
+    except (DataError, NotADirectoryError):
         return {}
     return known if isinstance(known, dict) else {}
 

@@ -81,8 +81,9 @@ class Config(StageConfig):
 
     @property
     def folder(self) -> str:
-        """The folder of all steps below --results-dir: --name, or else the recipe's name."""
-        return self.name or re.sub(r"[^A-Za-z0-9_.@-]+", "-", Path(self.recipe).stem).lstrip(".@-")[:100] or "recipe"
+        """The folder of all steps below --results-dir: --name, or else the recipe's name, and -fast behind it with --fast."""
+        own = re.sub(r"[^A-Za-z0-9_.@-]+", "-", Path(self.recipe).stem).lstrip(".@-")[:90] or "recipe"
+        return self.name or (f"{own}-fast" if self.fast else own)
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,11 @@ def test_force_removes_neither_its_own_input_nor_what_is_no_run(tmp_path: Path) 
     (tmp_path / "mine" / "notes.txt").write_text("dear")
     with pytest.raises(ConfigError, match="is there already and is not a run"):
         make(tmp_path, name="mine", force=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is there already and is not a run"):
+        make(tmp_path, name="file", force=True)
+    with pytest.raises(ConfigError, match=r"cannot write in .*file"):
+        make(tmp_path, name="file/x")
     with pytest.raises(ConfigError, match="a is a run itself"):
         make(tmp_path, name="a/b", force=True)
     assert (made.folder / "report.json").is_file()

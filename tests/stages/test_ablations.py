@@ -91,6 +91,28 @@ def test_a_setting_goes_for_a_step_and_its_copies_but_not_over_what_is_ablated()
     assert made["reflect-rl@curriculum"].values["max_steps"] == 3
 
 
+@pytest.mark.parametrize(
+    ("recipe", "more", "folder"),
+    [
+        ("taxi-tiny", {}, "taxi-tiny"),
+        ("taxi-tiny", {"fast": True}, "taxi-tiny-fast"),
+        ("taxi-tiny", {"fast": True, "name": "x/y"}, "x/y"),
+        ("elsewhere/my recipe (2).yaml", {}, "my-recipe-2-"),
+        ("../..yaml", {}, "recipe"),
+        ("-.yml", {}, "recipe"),
+    ],
+)
+def test_steps_lie_in_the_recipes_folder_or_the_named_one(recipe: str, more: dict[str, object], folder: str) -> None:
+    assert Config(recipe=recipe, **more).folder == folder  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_no_two_steps_have_one_folder(recipe: str) -> None:
+    made = jobs(recipe, *load_recipe(recipe).ablations, seeds=2)
+    folders = [(job.values["results_dir"], job.values["name"]) for job in made.values()]
+    assert folders == [(Path("results/seed0"), f"{recipe}/{name.removeprefix('seed0/')}") for name in made]
+
+
 def test_a_run_with_ablations_has_their_rows_and_differences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
