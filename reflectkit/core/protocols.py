@@ -37,6 +37,8 @@ class Env(Protocol):
     """One screen of rules. Knows no model, no tokenizer and no horizon.
 
     `forfeit(steps_left) -> float` is optional: the reward for ending now without an answer, 0 where an env does not have it.
+    `cluster(task) -> str` is an optional classmethod: what a task is about, e.g. a file; tasks of one cluster are not
+    independent in the statistics. Where an env does not have it, each task is its own cluster.
     """
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.protocols import Env
 from reflectkit.core.registry import resolve
+from reflectkit.core.types import Task
 
 ENVS = {
     "taxi": "reflectkit.envs.taxi:Taxi",
@@ -39,6 +40,18 @@ def make(name: str, horizon: int | None = None, *, shuffle: bool = False, **sett
     if shuffle:
         env = Shuffled(env)
     return env if horizon is None else Horizon(env, horizon)
+
+
+def cluster_of(name: str, task: Task) -> str:
+    """What env `name` says that `task` is about, by its classmethod `cluster`; an env without one means the task itself.
+
+    Raises ConfigError where it says no text.
+    """
+    ask = getattr(env_class(name), "cluster", None)
+    found = task.id if ask is None else ask(task)
+    if not isinstance(found, str) or not found:
+        raise ConfigError(f"env '{name}': cluster must return a text that is not empty, it returned {found!r:.80}")
+    return found
 
 
 def folder_name(name: str) -> str:

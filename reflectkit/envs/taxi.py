@@ -194,6 +194,11 @@ class Taxi(ChoiceEnv):
             return None
         return _task(level, _after_pickup(state) if level == "dropoff" else state)
 
+    @classmethod
+    def cluster(cls, task: Task) -> str:
+        """The start."""
+        return f"start-{task.data.get('state', task.id)}"
+
     def oracle(self) -> int:
         """The first of the best actions."""
         return world().best(self._state)[0]

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +25,7 @@ from reflectkit.core.errors import ConfigError, DataError, IllegalActionError, U
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Decision, Observation, Status, Task, Trajectory, from_json, to_json
-from reflectkit.envs import ENVS, env_class
+from reflectkit.envs import ENVS, cluster_of, env_class
 from reflectkit.envs import make as make_env
 from reflectkit.envs.autoexplore.repo import open_repository
 from reflectkit.envs.memory.generate import conversation
@@ -282,3 +283,45 @@ def test_gymnasium_finds_the_ids(imports: str) -> None:
     code = f"{imports}; print(gymnasium.make('reflectkit/Taxi-v0', level='dropoff').unwrapped.level)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "dropoff", done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cluster_is_what_a_task_is_about_at_every_level(name: str) -> None:
+    kind = env_class(name)
+    for level in OWN_LEVELS.get(name, kind.levels):
+        for task in some(name, level):
+            cluster = cluster_of(name, task)
+            assert cluster
+            assert cluster_of(name, replace(task, id="another id")) == (
+                cluster if name not in ("corridor", "memory") else "another id"
+            )
+            others = [kind.at_level(task, other) for other in kind.levels] if hasattr(kind, "at_level") else []
+            same = {cluster_of(name, other) for other in others if other is not None and other.data == task.data}
+            assert same <= {cluster}
+
+
+def test_questions_about_one_file_are_one_cluster() -> None:
+    first, second = explore_task("app/loans.py"), replace(explore_task("app/loans.py"), id="other")
+    asked_otherwise = replace(second, data=second.data | {"question": "Which file says how long a book may be kept?"})
+    elsewhere = explore_task("app/rules/loans.py")
+    assert cluster_of("auto_explore", first) == cluster_of("auto_explore", asked_otherwise)
+    assert cluster_of("auto_explore", first) != cluster_of("auto_explore", elsewhere)
+    assert cluster_of("taxi", Task("a", "taxi", "full", "", {"state": 3})) == cluster_of(
+        "taxi", Task("b", "taxi", "pickup", "", {"state": 3})
+    )
+
+
+class Numbered:
+    """An env whose cluster is no text."""
+
+    name, levels = "numbered", ("all",)
+    reset = step = None
+
+    @classmethod
+    def cluster(cls, task: Task) -> Any:
+        return 7
+
+
+def test_a_cluster_that_is_no_text_is_one_line() -> None:
+    with pytest.raises(ConfigError, match="cluster must return a text that is not empty, it returned 7"):
+        cluster_of(f"{__name__}:Numbered", Task("a", "numbered", "all", "", {}))

@@ -107,6 +107,11 @@ class Alfworld:
         """The task itself, if it is of the type `level`, or that is "all"."""
         return task if level in (ALL, task.level) else None
 
+    @classmethod
+    def cluster(cls, task: Task) -> str:
+        """The game."""
+        return str(task.data.get("game", task.id))
+
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Nothing in a game is drawn; `seed` is for `slips`.
 

@@ -95,6 +95,11 @@ class AutoExplore:
         """The task itself, if it is as deep as `level` says or that is "all"."""
         return task if level in (ALL, task.level) else None
 
+    @classmethod
+    def cluster(cls, task: Task) -> str:
+        """The file that answers the question, whatever is asked about it."""
+        return f"{task.data.get('root', '')}/{task.data.get('filename', task.id)}"
+
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`.
 

@@ -156,6 +156,11 @@ class Memory:
         return StepResult(self._observe(), reward + shared, True, info=info)
 
     @classmethod
+    def cluster(cls, task: Task) -> str:
+        """The conversation, which a task is."""
+        return task.id
+
+    @classmethod
     def at_level(cls, task: Task, level: str) -> Task | None:
         """A conversation has the length that it has."""
         return task if task.level == level else None
