@@ -1,21 +1,36 @@
-"""Intervals for success rates, as pure functions."""
+"""Intervals and tests for clustered outcomes, as pure functions.
+
+Tasks about one thing (a file, a game) succeed or fail together, so the unit is the cluster, not the task. An interval counts
+what the tasks are worth in independent ones: their effective number, n / design effect (Kish 1965, Survey Sampling), where the
+design effect is estimated from the clusters, and drawn towards its value at intraclass correlation 1 as long as few clusters
+tell anything. With that number a rate has Jeffreys' interval, further scaled by Student's t as Korn and Graubard do (1998,
+Survey Methodology 24:193), and a paired difference Tango's score interval; any other mean has a t interval of its clusters.
+`reflectkit bench coverage` measures how often these hold the truth. Shapes: N data sets, C clusters, D sign patterns.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
+from typing import Any
 
 Z95 = 1.959963984540054  # the 97.5 % point of the standard normal
-EXACT = 12  # differing tasks up to which all signs are tried
+EXACT = 12  # clusters that differ, up to which all signs are tried
+PRIOR_DF = (1.0, 6.0)  # what the assumption of correlation 1 weighs, in degrees of freedom: at p = 1/2, and more at p = 0 or 1
+HALVINGS = 50  # of an interval in which an end is searched
+
+Array = Any  # numpy is imported where it is used: `reflectkit --help` must not wait for it
+Clusters = Sequence[Sequence[float]]
+"""The tasks' mean outcomes, a sequence for each cluster."""
 
 
 def wilson(successes: float, trials: float, z: float = Z95) -> tuple[float, float]:
-    """Wilson's score interval for a proportion, both ends in [0, 1]; (0, 1) without trials.
+    """Wilson's score interval for a proportion of independent trials, both ends in [0, 1]; (0, 1) without trials.
 
-    `successes` may be fractional: with repeated episodes a task, pass the sum of the tasks' success rates and the
-    number of distinct tasks, which never makes the interval too narrow. Wilson 1927, JASA 22:209.
+    Wilson 1927, JASA 22:209. For tasks, which come in clusters, use `rate_interval`.
     """
     if trials <= 0:
         return 0.0, 1.0
@@ -28,21 +43,6 @@ def wilson(successes: float, trials: float, z: float = Z95) -> tuple[float, floa
     return low, 1.0 if successes == trials else min(1.0, centre + half)
 
 
-def bootstrap(values: Sequence[float], draws: int = 2000) -> tuple[float, float]:
-    """95 % percentile interval of the mean of independent `values`, from seeded resamples; (nan, nan) without values.
-
-    Efron 1979. The same values give the same interval.
-    """
-    import numpy as np
-
-    if not values:
-        return math.nan, math.nan
-    known_T = np.asarray(values, dtype=np.float64)
-    picked_DT = np.random.default_rng(0).integers(len(values), size=(draws, len(values)))
-    low, high = np.quantile(known_T[picked_DT].mean(axis=1), (0.025, 0.975))
-    return float(low), float(high)
-
-
 def by_task(outcomes: Iterable[tuple[str, float]]) -> Mapping[str, float]:
     """Mean outcome of each distinct task, from (task id, outcome) pairs."""
     sums: dict[str, tuple[float, int]] = {}
@@ -50,6 +50,93 @@ def by_task(outcomes: Iterable[tuple[str, float]]) -> Mapping[str, float]:
         total, count = sums.get(task, (0.0, 0))
         sums[task] = (total + outcome, count + 1)
     return {task: total / count for task, (total, count) in sums.items()}
+
+
+def by_cluster(values: Mapping[str, float], cluster_of: Mapping[str, str]) -> list[list[float]]:
+    """The tasks' `values`, a list for each cluster; a task without one is a cluster of its own."""
+    found: dict[tuple[bool, str], list[float]] = {}
+    for task, value in values.items():
+        found.setdefault((task in cluster_of, cluster_of.get(task, task)), []).append(value)
+    return list(found.values())
+
+
+def rate_interval(clusters: Clusters, trials: int | None = None) -> tuple[float, float]:
+    """95 % interval of the mean over tasks of outcomes in [0, 1]; (0, 1) for fewer than two clusters.
+
+    trials: how many single 0 or 1 outcomes (episodes) the values are means of: the effective number is at most that. Repeats
+    narrow the interval as far as they make the tasks' means differ less. None: the values are no means of such outcomes.
+    """
+    import numpy as np
+
+    if any(not 0 <= value <= 1 for one in clusters for value in one):
+        raise ValueError("outcomes must lie in [0, 1]")
+    if len(clusters) < 2:
+        return 0.0, 1.0
+    totals_NC, squares_N, sizes_C = _sums(clusters)
+    low_N, high_N = rate_intervals(totals_NC, squares_N, sizes_C, np.inf if trials is None else trials)
+    return float(low_N[0]), float(high_N[0])
+
+
+def rate_intervals(totals_NC: Array, squares_N: Array, sizes_C: Array, trials: float = math.inf) -> tuple[Array, Array]:
+    """`rate_interval` of N data sets: the clusters' sums of outcomes, the sum of their squares, how many tasks each has."""
+    import numpy as np
+    from scipy.special import betaincinv
+
+    tasks = sizes_C.sum()
+    mean_N = np.clip(totals_NC.sum(axis=1) / tasks, 0, 1)
+    effective_N = effective_tasks(totals_NC, squares_N, sizes_C, mean_N * (1 - mean_N), 4.0, trials)
+    effective_N = effective_N * (Z95 / _t95(len(sizes_C))) ** 2  # Korn and Graubard 1998
+    right_N, wrong_N = mean_N * effective_N, (1 - mean_N) * effective_N
+    # Jeffreys' interval, its ends 0 and 1 where all outcomes are; Brown, Cai and DasGupta 2001, Statistical Science 16:101
+    low_N = np.where(mean_N <= 0, 0.0, np.minimum(betaincinv(right_N + 0.5, wrong_N + 0.5, 0.025), mean_N))
+    high_N = np.where(mean_N >= 1, 1.0, np.maximum(betaincinv(right_N + 0.5, wrong_N + 0.5, 0.975), mean_N))
+    return low_N, high_N
+
+
+def effective_tasks(
+    totals_NC: Array, squares_N: Array, sizes_C: Array, greatest_N: Array, scale: float, trials: float = math.inf
+) -> Array:
+    """What the tasks of each data set are worth in independent all-or-nothing ones, from the spread of their clusters.
+
+    greatest_N: the variance of one task if it were all or nothing; times `scale` it lies in [0, 1]. The clusters' design effect
+    counts with its degrees of freedom, the one at intraclass correlation 1 with `PRIOR_DF`: where all outcomes are equal,
+    nothing contradicts it.
+    """
+    import numpy as np
+
+    tasks, count = sizes_C.sum(), len(sizes_C)
+    mean_N = totals_NC.sum(axis=1) / tasks
+    residuals_NC = totals_NC - sizes_C * mean_N[:, None]
+    second_N, fourth_N = (residuals_NC**2).sum(axis=1), (residuals_NC**4).sum(axis=1)
+    spread_N = squares_N / tasks - mean_N**2  # of the tasks
+    some_N, apart_N = spread_N > 1e-12, second_N > 1e-12 * tasks
+    greatest_N = np.where(some_N, greatest_N, 1.0)
+    kurtosis_N = count * fourth_N / np.where(apart_N, second_N, 1.0) ** 2
+    freedom_N = np.where(apart_N, 2 * count / np.maximum(kurtosis_N - 1, 1e-9), count - 1)  # of a variance: 2 / its squared CV
+    prior_N = PRIOR_DF[0] + PRIOR_DF[1] * (1 - scale * greatest_N)
+
+    def drawn(seen_N: Array, assumed_N: Array) -> Array:
+        return (freedom_N * seen_N + prior_N * assumed_N) / (freedom_N + prior_N)
+
+    seen_N = second_N * count / (count - 1) / tasks / greatest_N  # the clusters' variance over that of independent tasks
+    seen_N = np.maximum(seen_N, tasks / trials)
+    share_N = drawn(spread_N / greatest_N, 1.0)  # 1 for all-or-nothing outcomes
+    alike = (sizes_C**2).sum() / tasks  # at intraclass correlation 1
+    return tasks / np.where(some_N, drawn(seen_N, np.maximum(seen_N, share_N * alike)), alike)
+
+
+def mean_interval(clusters: Clusters) -> tuple[float, float]:
+    """95 % t interval of the mean over tasks, for outcomes without bounds; (-inf, inf) for fewer than two clusters.
+
+    The clusters' variance of a ratio estimate, C - 1 degrees of freedom: Cochran 1977, Sampling Techniques, section 6.3.
+    """
+    if len(clusters) < 2:
+        return -math.inf, math.inf
+    tasks = sum(map(len, clusters))
+    mean = math.fsum(value for one in clusters for value in one) / tasks
+    second = math.fsum((math.fsum(one) - len(one) * mean) ** 2 for one in clusters)
+    half = _t95(len(clusters)) * math.sqrt(second * len(clusters) / (len(clusters) - 1)) / tasks
+    return mean - half, mean + half
 
 
 def smooth(values: list[float], window: int) -> list[float]:
@@ -67,36 +154,156 @@ def smooth(values: list[float], window: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """A mean difference over tasks that both saw. low, high: its 95 % interval. p: of the hypothesis that signs are chance."""
+    """A mean difference over the tasks that both saw. low, high: its 95 % interval. p: of the cluster sign-flip test. The
+    interval excludes 0 exactly where p < 0.05. clusters: how many the tasks come from.
+    """
 
     difference: float
     low: float
     high: float
     p: float
     tasks: int
+    clusters: int
 
 
-def paired(first: Mapping[str, float], second: Mapping[str, float], draws: int = 4000) -> Paired:
-    """`first` less `second`, outcomes by task, over the tasks of both: bootstrap interval, two-sided sign-flip test.
+def paired(
+    first: Mapping[str, float],
+    second: Mapping[str, float],
+    cluster_of: Mapping[str, str] | None = None,
+    *,
+    shares: bool = True,
+    trials: int | None = None,
+    draws: int = 4000,
+) -> Paired:
+    """`first` less `second`, outcomes by task, over the tasks of both: score interval and two-sided sign-flip test by cluster.
 
-    The test is exact up to 12 tasks that differ (Fisher 1935), and seeded sampling beyond; p is never 0. Without common tasks
-    all but `tasks` are nan.
+    cluster_of: the tasks' clusters; a task that is not in it is one of its own. shares: the outcomes lie in [0, 1]; else the
+    interval is a t interval. trials: as for `rate_interval`, of the player with fewer. The test is exact up to 12 clusters that
+    differ (Fisher 1935), and seeded sampling beyond; p is never 0. Without common tasks all but the counts are nan.
     """
-    gaps = [first[task] - second[task] for task in first if task in second]
+    gaps = by_cluster({task: first[task] - second[task] for task in first if task in second}, cluster_of or {})
     if not gaps:
-        return Paired(math.nan, math.nan, math.nan, math.nan, 0)
-    low, high = bootstrap(gaps)
-    told = [abs(gap) for gap in gaps if gap]
-    seen = abs(math.fsum(gaps)) - 1e-12
-    if len(told) <= EXACT:
-        sums = [math.fsum(s * gap for s, gap in zip(signs, told, strict=True)) for signs in product((-1, 1), repeat=len(told))]
-        p = sum(abs(total) >= seen for total in sums) / len(sums)
+        return Paired(math.nan, math.nan, math.nan, math.nan, 0, 0)
+    totals_NC, squares_N, sizes_C = _sums(gaps)
+    difference = math.fsum(gap for one in gaps for gap in one) / sum(map(len, gaps))
+    signs_DC, every = flips(totals_NC[0], draws)
+    p = float(sign_flip_p(totals_NC, signs_DC, every)[0])
+    if len(gaps) < 2:
+        low, high = (-1.0, 1.0) if shares else (-math.inf, math.inf)
+    elif shares:
+        gained_NC, _, _ = _sums([[max(gap, 0.0) for gap in one] for one in gaps])
+        known = math.inf if trials is None else trials
+        low, high = (
+            float(end_N[0]) for end_N in difference_intervals(totals_NC, gained_NC.sum(axis=1), squares_N, sizes_C, known)
+        )
     else:
-        import numpy as np
+        low, high = mean_interval(gaps)
+    low, high = as_the_test_says(low, high, p, totals_NC[0], sizes_C, signs_DC, every)
+    return Paired(difference, low, high, p, sum(map(len, gaps)), len(gaps))
 
-        signs_DT = np.random.default_rng(0).integers(2, size=(draws, len(told))) * 2 - 1
-        p = (int((np.abs(signs_DT @ np.asarray(told)) >= seen).sum()) + 1) / (draws + 1)
-    return Paired(math.fsum(gaps) / len(gaps), low, high, p, len(gaps))
+
+def difference_intervals(
+    totals_NC: Array, gained_N: Array, squares_N: Array, sizes_C: Array, trials: float = math.inf
+) -> tuple[Array, Array]:
+    """Tango's 95 % score interval of the mean gap over tasks, for N data sets of gaps in [-1, 1], each of `effective_tasks`.
+
+    totals_NC, squares_N, sizes_C, trials: as for `rate_intervals`. gained_N: the sum of the gaps above 0. Tango 1998,
+    Statistics in Medicine 17:891, with the share of discordant pairs as closed form in Yang, Sun and Hardin 2013.
+    """
+    import numpy as np
+
+    tasks = sizes_C.sum()
+    gap_N = totals_NC.sum(axis=1) / tasks
+    lost_N = np.maximum(gained_N - totals_NC.sum(axis=1), 0.0)
+    greatest_N = (gained_N + lost_N) / tasks - gap_N**2
+    effective_N = effective_tasks(totals_NC, squares_N, sizes_C, greatest_N, 1.0, trials)
+    gained_N, lost_N = gained_N / tasks * effective_N, lost_N / tasks * effective_N
+
+    def score(gap_N: Array) -> Array:
+        """The statistic of the hypothesis that the mean gap is `gap_N`: decreasing in it."""
+        linear_N = (2 * effective_N - gained_N + lost_N) * gap_N - gained_N - lost_N
+        constant_N = -lost_N * gap_N * (1 - gap_N)
+        root_N = np.sqrt(np.maximum(linear_N**2 - 8 * effective_N * constant_N, 0.0))
+        share_N = (root_N - linear_N) / (4 * effective_N)  # of pairs that the second player alone won, at most likelihood
+        variance_N = effective_N * (2 * share_N + gap_N * (1 - gap_N))
+        return (gained_N - lost_N - effective_N * gap_N) / np.sqrt(np.maximum(variance_N, 1e-300))
+
+    def end(low_N: Array, high_N: Array, wanted: float) -> Array:
+        for _ in range(HALVINGS):
+            middle_N = (low_N + high_N) / 2
+            above_N = score(middle_N) > wanted
+            low_N, high_N = np.where(above_N, middle_N, low_N), np.where(above_N, high_N, middle_N)
+        return (low_N + high_N) / 2
+
+    return end(np.full_like(gap_N, -1.0), gap_N, Z95), end(gap_N, np.full_like(gap_N, 1.0), -Z95)
+
+
+def flips(totals_C: Array, draws: int) -> tuple[Array, bool]:
+    """Sign patterns (D, C), and whether they are all there are: those of the clusters whose total is not 0, if these are few.
+
+    Signs beyond that are drawn, the same ones each time.
+    """
+    import numpy as np
+
+    differing = np.flatnonzero(totals_C)
+    every = len(differing) <= EXACT
+    rows = 2 ** len(differing) if every else draws
+    signs_DC = np.random.default_rng(0).integers(2, size=(rows, len(totals_C))) * 2.0 - 1.0
+    if every:
+        signs_DC[:, differing] = np.array(list(product((-1.0, 1.0), repeat=len(differing))))
+    return signs_DC, every
+
+
+def sign_flip_p(totals_NC: Array, signs_DC: Array, every: bool) -> Array:
+    """Two-sided p of the hypothesis that the sign of each cluster's total is chance, for N data sets.
+
+    every: `signs_DC` are all patterns; else drawn ones, to which the one that was seen is added.
+    """
+    import numpy as np
+
+    seen_N = np.abs(totals_NC.sum(axis=1)) * (1 - 1e-12) - 1e-12
+    as_large_N = (np.abs(totals_NC @ signs_DC.T) >= seen_N[:, None]).sum(axis=1)
+    added = 0 if every else 1
+    return (as_large_N + added) / (len(signs_DC) + added)
+
+
+def as_the_test_says(
+    low: float, high: float, p: float, totals_C: Array, sizes_C: Array, signs_DC: Array, every: bool
+) -> tuple[float, float]:
+    """The interval, with 0 in it exactly where the sign-flip test does not reject 0.
+
+    An end that is on the wrong side goes to 0; or where the test rejects, to the nearest difference that it does not reject.
+    """
+    difference = float(totals_C.sum() / sizes_C.sum())
+    if p >= 0.05:
+        return min(low, 0.0), max(high, 0.0)
+    if low > 0 or high < 0:
+        return low, high
+    rejected, kept = 0.0, difference
+    for _ in range(HALVINGS):
+        middle = (rejected + kept) / 2
+        if float(sign_flip_p((totals_C - middle * sizes_C)[None], signs_DC, every)[0]) < 0.05:
+            rejected = middle
+        else:
+            kept = middle
+    return (kept, max(high, kept)) if difference > 0 else (min(low, kept), kept)
+
+
+def _sums(clusters: Clusters) -> tuple[Array, Array, Array]:
+    """Of one data set: the clusters' sums (1, C), the sum of all squares (1), the clusters' sizes (C)."""
+    import numpy as np
+
+    totals_NC = np.array([[math.fsum(one) for one in clusters]])
+    squares_N = np.array([math.fsum(value * value for one in clusters for value in one)])
+    return totals_NC, squares_N, np.array([len(one) for one in clusters], dtype=float)
+
+
+@cache
+def _t95(clusters: int) -> float:
+    """The 97.5 % point of Student's t with one degree of freedom less than there are `clusters`."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(clusters - 1, 0.975))
 
 
 def pass_at(k: int, right: int, tries: int) -> float:

@@ -189,7 +189,8 @@ def _bars(config: Config, out: Path) -> dict[tuple[str, str], float]:
                 if figure == "success":
                     told = (row["success"], row["low"], row["high"])
                 else:
-                    told = tuple(row["figures"][figure][part] for part in ("mean", "low", "high"))
+                    mean, *ends = (row["figures"][figure][part] for part in ("mean", "low", "high"))
+                    told = (mean, *(mean if end is None else end for end in ends))  # unknown ends have no whisker
                 name = row["name"] if len(config.evals) == 1 else f"{row['name']} ({known_as})"
                 mean, low, high = (_finite(value) for value in told)
                 bars.setdefault(name, {})[row["level"]] = (mean, low, high)

@@ -170,23 +170,9 @@ def run(config: Config, progress: Progress) -> Report:
 
 
 def pool(evaluations: list[Report]) -> list[dict[str, Any]]:
-    """Rows over several evaluations (seeds): success is the mean over distinct tasks of each task's mean over seeds.
-
-    pass@k is left out: the same task played by models of several seeds is not one model's several tries.
-    """
-    parts: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    played: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for report in evaluations:
-        for row in read_json(report.folder / "eval.json")["rows"]:
-            parts.setdefault((row["name"], row["level"]), []).append(row)
-        for _, episode in read_jsonl(report.folder / "episodes.jsonl"):
-            played.setdefault((episode["name"], episode["level"]), []).append(episode)
-    pooled = []
-    for (name, level), rows in parts.items():
-        row = comparing.row(name, rows[0]["env"], level, played.get((name, level), []))
-        told = {key: value for key, value in row.items() if key not in ("pass_at", "pass_all")}
-        pooled.append(told | {"by_seed": [row["success"] for row in rows]})
-    return pooled
+    """Rows over several evaluations (seeds), from their episodes."""
+    paths = [report.folder / "episodes.jsonl" for report in evaluations]
+    return comparing.pooled([[episode for _, episode in read_jsonl(path)] for path in paths])
 
 
 def _packaged() -> Any:

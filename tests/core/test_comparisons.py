@@ -1,4 +1,4 @@
-"""Intervals and tests against numbers by hand, and a coin's coverage."""
+"""Intervals and tests of clustered tasks against numbers by hand, and their coverage."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from reflectkit.core.stats import bootstrap, paired, pass_all, pass_at, wilson
-from reflectkit.stages.comparing import csv_text, differences, row
+from reflectkit.core.stats import by_cluster, mean_interval, paired, pass_all, pass_at, rate_interval, wilson
+from reflectkit.stages.comparing import csv_text, differences, differences_table, figures_tables, pooled, row, table
 
 
 def test_a_fair_players_interval_covers_the_truth_as_often_as_it_says() -> None:
@@ -23,16 +23,134 @@ def test_a_fair_players_interval_covers_the_truth_as_often_as_it_says() -> None:
     assert 0.93 <= covered / 2000 <= 0.97
 
 
-def test_the_bootstrap_over_tasks_covers_a_mean() -> None:
-    chance = random.Random(1)
-    covered = 0
-    for _ in range(300):
-        values = [chance.betavariate(2, 3) for _ in range(60)]
-        low, high = bootstrap(values, draws=400)
-        covered += low <= 0.4 <= high
-    assert 0.91 <= covered / 300 <= 0.98
-    assert bootstrap([1.0, 1.0]) == (1.0, 1.0)
-    assert all(map(math.isnan, bootstrap([])))
+def test_equal_outcomes_are_worth_one_task_a_cluster() -> None:
+    """Nothing in them speaks against correlation 1: n = (Σ sizes)² / Σ sizes².
+
+    20 clusters of one: n = 20; of four tasks: 20 as well; sizes 1 to 4: n = 10² / 30. Student's t with C - 1 degrees of freedom
+    (2.0930 for 20, 3.1824 for 4, from tables) makes it n (1.9600 / t)². Jeffreys: the 97.5 % point of Beta(1/2, n + 1/2).
+    """
+    alone, fours = rate_interval([[0.0]] * 20), rate_interval([[0.0] * 4] * 20)
+    assert alone == fours
+    assert alone[0] == 0.0
+    assert 1 - beta_above(alone[1], 0.5, 20 * (1.95996 / 2.09302) ** 2 + 0.5) == pytest.approx(0.975, abs=1e-4)
+    low, high = rate_interval([[1.0] * size for size in (1, 2, 3, 4)])
+    assert high == 1.0
+    assert 1 - beta_above(1 - low, 0.5, 100 / 30 * (1.95996 / 3.18245) ** 2 + 0.5) == pytest.approx(0.975, abs=1e-4)
+
+
+def beta_above(limit: float, a: float, b: float, steps: int = 200_000) -> float:
+    """The mass of Beta(a, b) above `limit`, by the midpoint rule."""
+    scale = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)) * (1 - limit) / steps
+    places = (limit + (1 - limit) * (step + 0.5) / steps for step in range(steps))
+    return scale * math.fsum(place ** (a - 1) * (1 - place) ** (b - 1) for place in places)
+
+
+def test_clusters_that_succeed_as_one_count_as_one() -> None:
+    """Half of 20 clusters: the design effect is ten times that of single tasks, and known well (kurtosis 1)."""
+    one_each = rate_interval([[float(n % 2)] for n in range(20)])
+    ten_each = rate_interval([[float(n % 2)] * 10 for n in range(20)])
+    assert ten_each == pytest.approx(one_each, abs=1e-6)
+    mixed = rate_interval([[0.0, 1.0] * 5 for _ in range(20)], trials=200)
+    assert mixed[1] - mixed[0] < 0.65 * (ten_each[1] - ten_each[0])
+
+
+def test_one_file_of_ten_questions_is_not_ten_successes() -> None:
+    """10 of 96 questions, all about one of ten files: the interval of independent questions was 6 to 18 %."""
+    low, high = rate_interval([[1.0] * 10] + [[0.0] * 10] * 4 + [[0.0] * 9] * 4 + [[0.0] * 10], trials=96)
+    assert low < 0.02
+    assert high > 0.32
+    assert wilson(10, 96) == pytest.approx((0.0576, 0.1812), abs=5e-5)
+
+
+def test_fewer_than_two_clusters_say_nothing() -> None:
+    assert rate_interval([]) == (0.0, 1.0)
+    assert rate_interval([[1.0] * 50]) == (0.0, 1.0)
+    assert mean_interval([[3.0, 4.0]]) == (-math.inf, math.inf)
+    alone = paired({"a": 1.0, "b": 1.0}, {"a": 0.0, "b": 0.0}, {"a": "x", "b": "x"})
+    assert (alone.low, alone.high, alone.p, alone.clusters) == (-1.0, 1.0, 1.0, 1)
+    with pytest.raises(ValueError, match=r"lie in \[0, 1\]"):
+        rate_interval([[0.5], [1.5]])
+
+
+def test_repeats_narrow_an_interval_as_far_as_they_tell_something() -> None:
+    """40 tasks at one half: coins played 16 times are worth 640 plays (at most); outcomes that never change are worth 40."""
+    once = rate_interval([[float(n % 2)] for n in range(40)], trials=40)
+    same = rate_interval([[float(n % 2)] for n in range(40)], trials=640)
+    assert same == once
+    chance = random.Random(0)
+    coins = [sum(chance.random() < 0.5 for _ in range(16)) / 16 for _ in range(40)]
+    often = rate_interval([[rate] for rate in coins], trials=640)
+    assert 1 / 4.5 < (often[1] - often[0]) / (once[1] - once[0]) < 1 / 3
+    flat = rate_interval([[0.5 + 0.01 * (n % 2)] for n in range(40)], trials=640)  # more alike than coins ever are
+    assert flat[1] - flat[0] > 0.9 * 2 * 1.96 * math.sqrt(0.25 / 640)
+
+
+def test_a_mean_without_bounds_has_a_t_interval_of_its_clusters() -> None:
+    """Sums 2, 4, 9 of sizes 1, 1, 2, mean 15/4: residuals -1.75, 0.25, 1.5; their squares sum to 5.375, times 3/2 is 8.0625.
+
+    Its root over 4 tasks is 0.70986; times t with 2 degrees of freedom, 4.30265, is 3.0543.
+    """
+    low, high = mean_interval([[2.0], [4.0], [4.0, 5.0]])
+    assert (low, high) == pytest.approx((3.75 - 3.0543, 3.75 + 3.0543), abs=1e-4)
+
+
+def test_signs_are_flipped_by_cluster() -> None:
+    """Gaps of 1 on six tasks of three clusters: two of eight sign patterns have a sum of 6 or -6; as tasks, two of 64."""
+    first, second = ({str(n): float(won) for n in range(6)} for won in (True, False))
+    of = {str(n): f"file {n // 2}" for n in range(6)}
+    found = paired(first, second, of)
+    assert (found.p, found.tasks, found.clusters) == (0.25, 6, 3)
+    assert found.low <= 0 < found.high
+    assert paired(first, second).p == 2 / 64
+    # clusters weigh by their tasks: totals 3 and -1, whose sum reaches 2 with any signs
+    uneven = paired(
+        {"a": 1, "b": 1, "c": 1, "d": 0}, {"a": 0, "b": 0, "c": 0, "d": 1}, {"a": "x", "b": "x", "c": "x", "d": "y"}
+    )
+    assert uneven.p == 1.0
+
+
+def test_score_interval_of_a_difference_against_tango() -> None:
+    """Without discordant pairs the ends are ± z² / (n + z²), Tango 1998: of 20 ± 3.8415 / 23.8415."""
+    same = {str(n): 1.0 for n in range(20)}
+    found = paired(same, same)
+    assert (found.low, found.high) == pytest.approx((-3.84146 / 23.84146, 3.84146 / 23.84146), abs=1e-5)
+    assert found.p == 1.0
+
+
+@pytest.mark.parametrize("clusters", [4, 8, 30])
+def test_an_interval_excludes_0_exactly_where_the_test_rejects(clusters: int) -> None:
+    chance, rejected = random.Random(clusters), 0
+    for _ in range(60):
+        better = chance.random()
+        first = {str(n): float(chance.random() < 0.3 + 0.7 * better) for n in range(2 * clusters)}
+        second = {str(n): float(chance.random() < 0.3) for n in range(2 * clusters)}
+        of = {str(n): str(n // 2) for n in range(2 * clusters)}
+        for shares in (True, False):
+            found, turned = (paired(*both, of, shares=shares) for both in ((first, second), (second, first)))
+            assert (found.p < 0.05) == (found.low > 0 or found.high < 0)
+            assert found.low <= found.difference <= found.high
+            assert (turned.p, turned.low, turned.high) == pytest.approx((found.p, -found.high, -found.low), abs=1e-9)
+            rejected += found.p < 0.05
+    assert rejected > 0 or clusters == 4  # of four clusters two of sixteen patterns are as extreme: p is at least 1/8
+
+
+def test_coverage_of_few_clusters_near_1() -> None:
+    """The cell of the percentile bootstrap that was seen to fail: 20 tasks, p = .05 and 1.00 against .95."""
+    chance, covered, apart = random.Random(3), 0, 0
+    for _ in range(150):
+        wins = [float(chance.random() < 0.95) for _ in range(20)]
+        low, high = rate_interval([[one] for one in wins], trials=20)
+        covered += low <= 0.95 <= high
+        found = paired({str(n): 1.0 for n in range(20)}, {str(n): one for n, one in enumerate(wins)})
+        apart += found.low <= 0.05 <= found.high
+        assert found.high - found.low > 0.1
+    assert covered / 150 >= 0.93
+    assert apart / 150 >= 0.93
+
+
+def test_by_cluster_takes_a_task_without_one_for_its_own() -> None:
+    assert by_cluster({"a": 1.0, "b": 0.0, "c": 0.5}, {"a": "x", "c": "x"}) == [[1.0, 0.5], [0.0]]
+    assert by_cluster({"a": 1.0, "b": 0.0}, {"a": "b"}) == [[1.0], [0.0]], "a cluster that is named as a task"
 
 
 def test_paired_by_hand() -> None:
@@ -91,3 +209,64 @@ def test_players_without_a_task_in_common_are_not_compared() -> None:
     played += [episode("b", "1", True, {}) | aborted, episode("b", "2", True, {})]
     assert differences(played) == []
     assert [one["tasks"] for one in differences([*played, episode("b", "1", True, {})])] == [1]
+
+
+def question(name: str, number: int, file: str, success: bool) -> dict[str, Any]:
+    """A line as earlier versions wrote it, without a cluster."""
+    facts = {"env": "auto_explore", "data": {"root": "shop", "filename": file}, "group": "shop"}
+    return episode(name, str(number), success, {"accuracy": float(success), "tokens": 40.0 + number}) | facts
+
+
+def test_a_row_counts_clusters_also_of_episodes_that_name_none() -> None:
+    old = [question("a", number, f"{number // 5}.py", number < 5) for number in range(20)]
+    new = [one | {"cluster": f"shop/{one['data']['filename']}"} for one in old]
+    found = row("a", "auto_explore", "full", old)
+    assert found == row("a", "auto_explore", "full", new)
+    assert (found["tasks"], found["clusters"]) == (20, 4)
+    assert (found["low"], found["high"]) == rate_interval([[1.0] * 5] + [[0.0] * 5] * 3, trials=20)
+    own = [one | {"env": "mine"} for one in old]
+    assert row("a", "mine", "full", own)["clusters"] == 20, "an env that is not ours: each task by itself"
+    figures = found["figures"]
+    assert (figures["accuracy"]["low"], figures["accuracy"]["high"]) == pytest.approx((found["low"], found["high"]))
+    assert figures["tokens"]["mean"] == pytest.approx(49.5)
+    assert 4 in [int(cell) for cell in table("t", [found]).rows[0] if cell.isdigit()]
+    assert {one.columns[-1] for one in figures_tables([found])} == {"clusters"}
+
+
+def test_differences_count_clusters() -> None:
+    played = [question(name, number, f"{number // 5}.py", name == "a") for name in "ab" for number in range(20)]
+    (found,) = [one for one in differences(played) if one["figure"] == "success"]
+    assert (found["tasks"], found["clusters"], found["p"]) == (20, 4, 2 / 16)
+    assert found["low"] <= 0
+    shown = differences_table([found], "success")
+    assert shown.columns[-1] == "clusters"
+    assert shown.rows[0][-2:] == ("20", "4")
+
+
+def test_one_cluster_leaves_no_infinity_in_json() -> None:
+    played = [question(name, number, "one.py", True) for name in "ab" for number in range(3)]
+    assert row("a", "auto_explore", "full", played[:3])["figures"]["tokens"]["low"] is None
+    assert {one["low"] for one in differences(played) if one["figure"] == "tokens"} == {None}
+    assert "unknown" in str(figures_tables([row("a", "auto_explore", "full", played[:3])])[1].rows)
+
+
+def test_pass_at_has_an_interval_by_cluster() -> None:
+    """Four tasks of two files, twice each: pass@1 is the rate; pass@2 of the tasks is 1, 1, 0 and 0."""
+    played = [question("a", number, f"{number // 2}.py", number < 2 and time == 0) for number in range(4) for time in (0, 1)]
+    found = row("a", "auto_explore", "full", played)
+    assert found["pass_at"] == {"1": 0.25, "2": 0.5}
+    assert found["pass_at_low"]["2"] == pytest.approx(rate_interval([[1.0, 1.0], [0.0, 0.0]])[0])
+    (cells,) = csv.DictReader(io.StringIO(csv_text([found])))
+    assert float(cells["pass_at_2_high"]) == found["pass_at_high"]["2"]
+
+
+def test_seeds_share_the_clusters_of_their_tasks() -> None:
+    """Seed 1 played half of seed 0's tasks again, and others about the same files."""
+    seeds = [
+        [question("a", number, f"{number // 5}.py", number % 2 == 0) for number in numbers]
+        for numbers in (range(10), range(5, 15))
+    ]
+    (found,) = pooled(seeds)
+    assert (found["tasks"], found["clusters"], found["episodes"]) == (15, 3, 20)
+    assert found["by_seed"] == [0.5, 0.5]
+    assert "pass_at" not in found
