@@ -1,9 +1,10 @@
 """Played episodes as they are kept for looking at and comparing: a line of `episodes.jsonl` each.
 
-`{name, env, level, task, group, seed, status, success, return, reason, figures, data, unfit, illegal, unreadable, price_usd,
-turns}`, and a turn is `{seen, reflection, choices, probabilities, action, said, reward, value, advantage, tokens, illegal,
-unreadable, info}`; what is unknown is left out. unfit: that it ended since no answer was a legal action. illegal, unreadable:
-how many answers of the turn, or of that end, named no legal action, or were not in the form asked for.
+`{name, env, level, task, group, cluster, seed, status, success, return, reason, figures, data, unfit, illegal, unreadable,
+price_usd, turns}`, and a turn is `{seen, reflection, choices, probabilities, action, said, reward, value, advantage, tokens,
+illegal, unreadable, info}`; what is unknown is left out. cluster: what the task is about, as its env says; tasks of one cluster
+are not independent. unfit: that it ended since no answer was a legal action. illegal, unreadable: how many answers of the turn,
+or of that end, named no legal action, or were not in the form asked for.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import dumps, lines, write_text
+from reflectkit.core.jsonl import dumps, lines, read_jsonl, write_text
 from reflectkit.core.types import Trajectory, Turn
 
 
-def episode_to_json(name: str, trajectory: Trajectory, advantages: Sequence[float] | None = None) -> dict[str, Any]:
-    """The episode as JSON values. name: of who played. advantages: one a turn, where they are known."""
+def episode_to_json(
+    name: str, trajectory: Trajectory, advantages: Sequence[float] | None = None, cluster: str = ""
+) -> dict[str, Any]:
+    """The episode as JSON values. name: of who played. advantages: one a turn, where they are known. cluster: of the task."""
     turns = [_turn(turn) for turn in trajectory.turns]
     illegal, unreadable = (trajectory.undone.illegal, trajectory.undone.unreadable) if trajectory.undone else (0, 0)
     for turn, advantage in zip(turns, advantages or (), strict=False):
@@ -33,6 +36,7 @@ def episode_to_json(name: str, trajectory: Trajectory, advantages: Sequence[floa
         "level": trajectory.task.level,
         "task": trajectory.task.id,
         "group": trajectory.task.group,
+        "cluster": cluster,
         "seed": trajectory.seed,
         "status": trajectory.status.value,
         "success": trajectory.success,
@@ -149,6 +153,37 @@ def read_episodes(path: Path, on_line: Callable[[int], None] = lambda size: None
         on_line(len(text))
 
 
+def read_compared(path: Path) -> list[dict[str, Any]]:
+    """The lines of the episodes.jsonl that `path` is or holds, as they are, to make tables of again.
+
+    Raises
+    ------
+    DataError: naming the line, where one is no episode, or lacks what a table counts.
+    """
+    path = path / "episodes.jsonl" if path.is_dir() else path
+    rows = [(number, dict(row)) for number, row in read_jsonl(path)]
+    for (number, row), episode in zip(rows, read_episodes(path), strict=True):
+        fields = _Fields(row, path, number)
+        for name in ("name", "level", "task", "status"):
+            if not fields.text(name):
+                raise fields.error(name, "missing")
+        for name in ("env", "group", "cluster"):
+            fields.text(name)
+        if episode.success is None or episode.total_return is None:
+            raise fields.error("success" if episode.success is None else "return", "missing")
+        if (price := fields.number("price_usd")) is not None and not math.isfinite(price):
+            raise fields.error("price_usd", "expected a finite number")
+        fields.one("data", dict)
+        figures = fields.one("figures", dict) or {}
+        if not all(type(value) in (int, float) and math.isfinite(value) for value in figures.values()):
+            raise fields.error("figures", f"expected numbers by name, found {figures!r:.60}")
+        if not isinstance(row.get("turns", []), list) or not all(
+            isinstance(turn.get("info", {}), dict) for turn in row.get("turns", ())
+        ):
+            raise fields.error("turns", "expected a list of turns whose info is an object")
+    return [row for _, row in rows]
+
+
 def _played(row: _Fields) -> Played:
     turns = row.values.get("turns")
     if turns is None:
@@ -240,7 +275,14 @@ class _Fields:
 
 
 Kind = TypeVar("Kind")
-NAMES: dict[type[Any], str] = {str: "text", int: "an integer", float: "a number", bool: "true or false", list: "a list"}
+NAMES: dict[type[Any], str] = {
+    str: "text",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
 
 
 def _integer(text: str) -> int | str:

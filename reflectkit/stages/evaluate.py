@@ -13,19 +13,19 @@ from reflectkit.agents.endpoints import key_of
 from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS, history_cost, playing_request, reflecting_request
 from reflectkit.core.config import at_least, option
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError, EnvironmentFailure
+from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.jsonl import salvage, write_json, write_text
 from reflectkit.core.protocols import Context
 from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.runs import Report, Table, digest, finished, open_run
+from reflectkit.core.runs import Report, Run, Table, digest, finished, open_run
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Status, Task, Trajectory
-from reflectkit.data.episodes import episode_line, episode_to_json, write_episodes
+from reflectkit.data.episodes import episode_line, episode_to_json, read_compared, write_episodes
 from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs import env_class
+from reflectkit.envs import cluster_of, env_class
 from reflectkit.stages.common import PlayConfig, at_level, check_level
-from reflectkit.stages.comparing import csv_text, differences, differences_table, figures_tables, markdown, row, table
+from reflectkit.stages.comparing import csv_text, differences, differences_table, figures_tables, markdown, pooled, row, table
 from reflectkit.stages.players import Players, chat_parts, endpoint_of, mismatch, parse_policy
 from reflectkit.stages.teaching import AskingConfig
 
@@ -46,9 +46,10 @@ class Config(AskingConfig, PlayConfig):
     """Settings of evaluate."""
 
     policy: tuple[str, ...] = option(
+        (),
         help="NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, oracle, random, sft (what `sft --role plain` made of the rows that"
         " gen-sft wrote last), a baseline of the env, or a chat model as openai:MODEL, azure:DEPLOYMENT, local:MODEL, or two"
-        " of them, ACTOR+REFLECTOR (repeat the flag)."
+        " of them, ACTOR+REFLECTOR (repeat the flag).",
     )
     task_file: Path | None = option(
         None,
@@ -56,7 +57,12 @@ class Config(AskingConfig, PlayConfig):
         " split the env's own list, where it has one.",
     )
     level: tuple[str, ...] = option((), help="Curriculum levels to play (repeat the flag); default: the last.")
-    eval_reps: int = option(1, help="Episodes a problem; more help only where play is random.")
+    eval_reps: int = option(1, help="Episodes a problem; more narrow the interval where play is random.")
+    episodes: tuple[Path, ...] = option(
+        (),
+        help="Play nothing; recompute the tables from these folders of evaluate, or episodes.jsonl files (repeat the flag;"
+        " several are pooled, as seeds are).",
+    )
     temperature: float = option(0.0, help="Of the policy's sampling; 0 takes the likeliest action.")
     max_new_tokens: int = option(128, help="Tokens of an answer, in an environment without enumerated actions.")
     device: str = option("auto", help="auto, cpu, cuda, …")
@@ -69,6 +75,10 @@ class Config(AskingConfig, PlayConfig):
         at_least("max_new_tokens", self.max_new_tokens, 1)
         at_least("temperature", self.temperature, 0)
         at_least("history_tokens", self.history_tokens, 0)
+        if self.episodes:
+            if self.policy or self.task_file or self.level or self.dry_run:
+                raise ConfigError("--episodes plays nothing: leave out --policy, --task-file, --level and --dry-run")
+            return
         if not self.policy:
             raise ConfigError("evaluate needs at least one --policy NAME=CHECKPOINT")
         names = [parse_policy(text, self.baselines)[0] for text in self.policy]
@@ -119,6 +129,8 @@ def run(config: Config, progress: Progress) -> Report:
 
     Episodes are kept as they end: killed and started again, those are not played again. Raises CheckpointError, DataError.
     """
+    if config.episodes:
+        return _again(config)
     levels = tuple(dict.fromkeys(config.level)) or (env_class(config.env).levels[-1],)
     source, problems = _problems(config, levels)
     entrants = [entrant(config, text) for text in config.policy]
@@ -158,16 +170,9 @@ def run(config: Config, progress: Progress) -> Report:
             episodes += played
         players.tell_damage(progress)
         write_episodes(current.folder / "episodes.jsonl", episodes)
-        compared = differences(episodes)
-        write_json(current.folder / "eval.json", {"rows": rows, "differences": compared, "asked": players.asking})
         title = f"Held-out problems of {source}" if source else f"All problems that {config.env} lists, none held out"
-        current.tables.append(table(title, rows))
-        current.tables += figures_tables(rows)
-        if len(entrants) > 1:
-            current.tables.append(differences_table(compared, "success"))
-        write_text(current.folder / "eval.md", markdown(current.tables))
-        write_text(current.folder / "eval.csv", csv_text(rows))
-        made = [current.folder / name for name in ("eval.json", "eval.md", "eval.csv", "episodes.jsonl")]
+        made = _told(current, title, rows, episodes, {"asked": players.asking})
+        made.append(current.folder / "episodes.jsonl")
         more: dict[str, Any] = {"asked": players.asking} if players.asking else {}
         more |= {"warnings": warnings} if warnings else {}
         report = current.finish({"rows": rows} | more, made)
@@ -183,6 +188,34 @@ def _problems(config: Config, levels: Sequence[str]) -> tuple[Path | None, dict[
         return None, {level: tuple(known.tasks(level)) for level in levels}
     tasks = [record.task for record in read_records(source, config.env_name)]
     return source, {level: tuple(at_level(config.env, tasks, level, source)) for level in levels}
+
+
+def _told(
+    current: Run, title: str, rows: list[dict[str, Any]], episodes: Sequence[dict[str, Any]], more: dict[str, Any]
+) -> list[Path]:
+    """The tables, and the files that hold them."""
+    compared = differences(episodes)
+    write_json(current.folder / "eval.json", {"rows": rows, "differences": compared} | more)
+    current.tables.append(table(title, rows))
+    current.tables += figures_tables(rows)
+    if len({episode["name"] for episode in episodes}) > 1:
+        current.tables.append(differences_table(compared, "success"))
+    write_text(current.folder / "eval.md", markdown(current.tables))
+    write_text(current.folder / "eval.csv", csv_text(rows))
+    return [current.folder / name for name in ("eval.json", "eval.md", "eval.csv")]
+
+
+def _again(config: Config) -> Report:
+    """The tables of kept episodes, worked out as this version does. Raises DataError."""
+    parts = [read_compared(path) for path in config.episodes]
+    for path, part in zip(config.episodes, parts, strict=True):
+        if others := {episode["env"] for episode in part if "env" in episode} - {config.env_name}:
+            raise DataError(path, f"holds episodes of env '{min(others)}', not of '{config.env_name}'; choose it with --env")
+    with open_run("evaluate", config, config.episodes, again=True) as current:
+        rows = pooled(parts)
+        title = f"Episodes of {' and '.join(map(str, config.episodes))}"
+        made = _told(current, title, rows, [episode for part in parts for episode in part], {})
+        return current.finish({"rows": rows}, made)
 
 
 @dataclass(frozen=True)
@@ -270,7 +303,8 @@ def _played(
             with path.open("a", encoding="utf-8") as file:
 
                 def on_end(trajectory: Trajectory) -> None:
-                    line = episode_to_json(match.name, trajectory) | {"level": match.level}
+                    cluster = cluster_of(config.env, trajectory.task)
+                    line = episode_to_json(match.name, trajectory, cluster=cluster) | {"level": match.level}
                     done[trajectory.task.id, trajectory.seed] = line
                     if trajectory.status is not Status.ABORTED:  # which is played again by the same command
                         file.write(episode_line(line))

@@ -24,7 +24,7 @@ from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Decision, Message, Observation, Status, Task, ToolUse, Trajectory
 from reflectkit.data.episodes import episode_line, episode_to_json
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs import env_class
+from reflectkit.envs import cluster_of, env_class
 from reflectkit.envs.wrappers import Wrapper
 from reflectkit.stages.common import PlayConfig, at_level, check_level
 from reflectkit.stages.players import Players, chat_parts, mismatch, parse_policy
@@ -114,7 +114,7 @@ def run(config: Config, progress: Progress) -> Report:
                 raise ConfigError(NOBODY)
             progress.news(_ending(played[-1]))
             with path.open("a", encoding="utf-8") as file:
-                file.write(episode_line(episode_to_json(name, played[-1])))
+                file.write(episode_line(episode_to_json(name, played[-1], cluster=cluster_of(config.env, task))))
             if shown.left:
                 break
         if len(played) > 1:

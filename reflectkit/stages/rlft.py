@@ -23,7 +23,7 @@ from reflectkit.core.runs import Report, digest, figures_table, plain_settings
 from reflectkit.core.types import Task, to_json
 from reflectkit.data.episodes import episode_to_json, write_episodes
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs import env_class
+from reflectkit.envs import cluster_of, env_class
 from reflectkit.stages.algorithm import AlgorithmConfig
 from reflectkit.stages.common import at_level, check_level, model_source
 from reflectkit.stages.together import started_together, together
@@ -403,7 +403,8 @@ def _keep_episodes(config: Config, trainer: Trainer, path: Path, progress: Progr
         progress.news(f"{path}: dropped {damaged} damaged lines")
     known = [row for row in rows if row["step"] < trainer.step]
     new = [
-        episode_to_json(f"update {trainer.step}", trajectory, advantages) | {"step": trainer.step}
+        episode_to_json(f"update {trainer.step}", trajectory, advantages, cluster_of(config.env, trajectory.task))
+        | {"step": trainer.step}
         for trajectory, advantages in trainer.judged[: config.keep_episodes]
     ]
     write_episodes(path, [*known, *new])

@@ -1,0 +1,87 @@
+"""evaluate --episodes: tables of kept episodes, recomputed without playing."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.core.jsonl import read_json, read_jsonl
+
+
+@pytest.fixture
+def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for command in (["gen-trajectory"], ["split"], ["evaluate", "--policy", "random", "--policy", "oracle", "--eval-reps", "2",
+                    "--task-file", "data/corridor/train.json", "--name", "played"]):  # fmt: skip
+        assert main([*command, "--env", "corridor"]) == 0
+    return tmp_path / "results" / "played"
+
+
+def again(*sources: Path | str, name: str = "again") -> int:
+    return main(["evaluate", "--env", "corridor", "--name", name, *(f"--episodes={source}" for source in sources)])
+
+
+def test_the_same_tables_come_of_kept_episodes(evaluated: Path, tmp_path: Path) -> None:
+    assert again(evaluated) == 0
+    first, second = (read_json(tmp_path / "results" / name / "eval.json") for name in ("played", "again"))
+    assert second == {name: first[name] for name in ("rows", "differences")}
+    assert {row["clusters"] for row in second["rows"]} == {row["tasks"] for row in second["rows"]}
+    for name in ("eval.md", "eval.csv"):
+        old, new = ((tmp_path / "results" / run / name).read_text() for run in ("played", "again"))
+        assert old.split("\n")[2:] == new.split("\n")[2:]
+    assert "clusters" in next(csv.reader((evaluated / "eval.csv").open()))
+    assert main(["plot", "--evals", "results/again", "--out", "bars.png"]) == 0
+
+
+def test_several_are_pooled_as_seeds_are(evaluated: Path, tmp_path: Path) -> None:
+    assert again(evaluated, evaluated / "episodes.jsonl") == 0
+    one, two = (read_json(tmp_path / "results" / name / "eval.json")["rows"] for name in ("played", "again"))
+    for alone, together in zip(one, two, strict=True):
+        assert together["by_seed"] == [alone["success"]] * 2
+        assert (together["tasks"], together["clusters"]) == (alone["tasks"], alone["clusters"])
+        assert together["episodes"] == 2 * alone["episodes"]
+        assert "pass_at" not in together
+
+
+def test_each_line_names_its_cluster_and_may_lack_it(evaluated: Path, tmp_path: Path) -> None:
+    lines = [dict(line) for _, line in read_jsonl(evaluated / "episodes.jsonl")]
+    assert all(line.pop("cluster") == line["task"] for line in lines)
+    (tmp_path / "old.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert again("old.jsonl") == 0
+    assert read_json(tmp_path / "results/again/eval.json")["rows"] == read_json(evaluated / "eval.json")["rows"]
+
+
+LINE = {"name": "a", "env": "corridor", "level": "long", "task": "t", "status": "completed", "success": True, "return": 1,
+        "turns": []}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"success": 1}, "field 'success'"),
+        ({"success": None}, "field 'success': missing"),
+        ({"return": "x"}, "field 'return'"),
+        ({"task": ""}, "field 'task': missing"),
+        ({"cluster": 7}, "field 'cluster'"),
+        ({"data": [1]}, "field 'data'"),
+        ({"figures": {"x": "y"}}, "field 'figures'"),
+        ({"turns": [{"info": 3}]}, "field 'turns'"),
+        ({"turns": 3}, "is no episode"),
+        ({"env": "taxi"}, "holds episodes of env 'taxi', not of 'corridor'"),
+    ],
+)
+def test_damaged_lines_are_one_line(
+    change: dict[str, object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.jsonl").write_text(json.dumps(LINE | change) + "\n")
+    assert again("bad.jsonl") == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+    assert main(["evaluate", "--env", "corridor", "--episodes", "bad.jsonl", "--policy", "oracle"]) == 2
+    assert "plays nothing" in capsys.readouterr().err
