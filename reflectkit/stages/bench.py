@@ -1,10 +1,11 @@
-"""bench: how fast things are here, as figures that can be compared within one run.
+"""bench: how fast things are here, as figures that can be compared within one run, and how good the intervals are.
 
 `bench env` measures an environment alone, in CPU time: of this process and of those that the environment has started, so that
 other work on the machine does not count. `bench rl` measures rollouts and updates, in wall time, beside bare passes of the same
 model over the same tokens. Without `--task-file`, auto_explore is measured on a repository of `--files` files that is written
 for it, and alfworld on games that are made for it, one of each type; its engines are measured side by side too, in CPU time and
-in wall time.
+in wall time. `bench coverage` measures no speed: it simulates how often the intervals of `evaluate` hold the truth, and takes
+no environment.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from typing import Any
 import psutil
 
 from reflectkit.agents.scripted import RandomAgent
-from reflectkit.core.config import at_least, one_of, option
+from reflectkit.core.config import at_least, one_of, option, within
 from reflectkit.core.console import Progress
+from reflectkit.core.jsonl import write_text
 from reflectkit.core.protocols import Env
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Report, Table, figures_table, open_run
@@ -33,10 +35,11 @@ from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Task
 from reflectkit.data.questions import Question, to_task
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs import env_class
+from reflectkit.envs import ENVS, env_class
 from reflectkit.envs.alfworld.games import task
 from reflectkit.envs.memory.generate import conversation
 from reflectkit.stages.common import PlayConfig, at_level
+from reflectkit.stages.comparing import csv_text
 from reflectkit.stages.gen_games import Maker
 from reflectkit.stages.gen_task import MEMORY
 
@@ -44,8 +47,10 @@ EXAMPLES = (
     "reflectkit bench env --env auto_explore",
     "reflectkit bench env --env taxi --steps 200000",
     "reflectkit bench rl --env taxi",
+    "reflectkit bench coverage --simulations 500",
 )
-WHAT = ("env", "rl")
+WHAT = ("env", "rl", "coverage")
+MOST_SIMULATIONS = 100_000  # a cell, which takes gigabytes
 SIZES = ("tiny", "gpt2-small")
 FILES_IN_A_FOLDER = 20
 MANY = 64  # conversations to bench
@@ -57,12 +62,14 @@ SIDE_BY_SIDE = 16
 class Config(PlayConfig):
     """Settings of bench."""
 
-    what: str = dataclasses.field(metadata={"help": "What to measure: env or rl.", "argument": True}, kw_only=True)
+    what: str = dataclasses.field(metadata={"help": "What to measure: env, rl or coverage.", "argument": True}, kw_only=True)
+    env: str = option("taxi", help=f"env, rl: environment: {', '.join(ENVS)}, or your own as package.module:Class.")
     steps: int | None = option(None, help="env: steps to take in all; default: 100,000, alfworld 2,000.")
     size: tuple[str, ...] = option(SIZES, help="rl: models to measure: tiny, gpt2-small (124 M parameters; repeat the flag).")
     episodes: int = option(128, help="rl: episodes a round.")
     rounds: int = option(5, help="rl: rounds of which the median counts; gpt2-small gets half of them.")
     files: int = option(1000, help="Files of the repository that is written for auto_explore.")
+    simulations: int = option(2000, help="coverage: data sets drawn a cell.")
     task_file: Path | None = option(None, help="Problems to play; default: the env's own, or the written repository's.")
 
     def __post_init__(self) -> None:
@@ -72,6 +79,7 @@ class Config(PlayConfig):
         at_least("files", self.files, 1)
         at_least("episodes", self.episodes, 1)
         at_least("rounds", self.rounds, 1)
+        within("simulations", self.simulations, 1, MOST_SIMULATIONS)
         for name in self.size:
             one_of("size", name, SIZES)
 
@@ -83,7 +91,22 @@ class Config(PlayConfig):
 
 def run(config: Config, progress: Progress) -> Report:
     """Measure, and write the figures to `report.json`."""
-    return _learning(config, progress) if config.what == "rl" else _environment(config, progress)
+    measured = {"env": _environment, "rl": _learning, "coverage": _coverage}
+    return measured[config.what](config, progress)
+
+
+def _coverage(config: Config, progress: Progress) -> Report:
+    """Simulated data sets; every cell is a row of coverage.csv."""
+    from reflectkit.stages import bench_coverage
+
+    total = sum(len(bench_coverage.cells(kind)) for kind in (bench_coverage.RATE, bench_coverage.DIFFERENCE))
+    with open_run("bench", dataclasses.replace(config, force=True)) as current:
+        with progress.bar("coverage: cells", total) as bar:
+            found = list(bench_coverage.measure(config.simulations, config.seed, bar))
+        current.tables += [*bench_coverage.tables(found), bench_coverage.repeats(config.simulations, config.seed)]
+        written = current.folder / "coverage.csv"
+        write_text(written, csv_text(bench_coverage.csv_rows(found)))
+        return current.finish({"cells": len(found), "below": len(bench_coverage.missed(found))}, [written])
 
 
 def _learning(config: Config, progress: Progress) -> Report:
