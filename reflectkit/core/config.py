@@ -45,7 +45,7 @@ class StageConfig:
             value = getattr(self, item.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"{flag(item.name)} must be a finite number, got {value}")
-        at_least("seed", self.seed, 0)
+        within("seed", self.seed, 0, 2**32 - 1)  # what numpy takes
         if self.name:
             check_run_name(self.name)
         within("threads", self.threads, 1, 1024)

@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 from reflectkit.agents.scripted import RandomAgent
-from reflectkit.core.config import at_least, one_of, option, within
+from reflectkit.core.config import one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.jsonl import write_text
 from reflectkit.core.protocols import Env
@@ -75,10 +75,10 @@ class Config(PlayConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("what", self.what, WHAT)
-        at_least("steps", self.taken, ROUNDS)
-        at_least("files", self.files, 1)
-        at_least("episodes", self.episodes, 1)
-        at_least("rounds", self.rounds, 1)
+        within("steps", self.taken, ROUNDS, 10_000_000)
+        within("files", self.files, 1, 100_000)
+        within("episodes", self.episodes, 1, 100_000)
+        within("rounds", self.rounds, 1, 1000)
         within("simulations", self.simulations, 1, MOST_SIMULATIONS)
         for name in self.size:
             one_of("size", name, SIZES)

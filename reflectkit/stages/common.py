@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from reflectkit.agents.endpoints import parse_endpoint
-from reflectkit.core.config import PACKAGED, StageConfig, at_least, flag, fraction, one_of, option
+from reflectkit.core.config import PACKAGED, StageConfig, flag, fraction, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.protocols import Env
@@ -20,6 +20,7 @@ from reflectkit.envs.alfworld.games import inside
 
 RECORDS = "data_reflection_negative.json"
 DEFAULT_HORIZON = 15
+MOST_TOKENS = 1_000_000  # of a prompt, or what is written in answer
 EXTRACTIVE = "extractive"
 ENV_SETTINGS = (
     "repos_dir", "leaveout_prob", "accept_teacher_answers", "result_tokens", "prompt_tokens",
@@ -99,10 +100,10 @@ class WorldConfig(EnvConfig):
         super().__post_init__()
         fraction("leaveout_prob", self.leaveout_prob)
         one_of("expert", self.expert, EXPERTS)
-        at_least("result_tokens", self.result_tokens, 1)
-        at_least("prompt_tokens", self.prompt_tokens, 50)
+        within("result_tokens", self.result_tokens, 1, MOST_TOKENS)
+        within("prompt_tokens", self.prompt_tokens, 50, MOST_TOKENS)
         for name in ("recent", "related", "compression_weight", "content_weight"):
-            at_least(name, getattr(self, name), 0)
+            within(name, getattr(self, name), 0, 1000)
         if self.reader_url is not None and self.reader == EXTRACTIVE:
             raise ConfigError("--reader-url needs a --reader, e.g. local:MODEL")
         if self.reader != EXTRACTIVE:
@@ -154,8 +155,8 @@ class PlayConfig(WorldConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least("horizon", self.horizon, 0)
-        at_least("width", self.width, 1)
+        within("horizon", self.horizon, 0, 100_000)
+        within("width", self.width, 1, 4096)
 
     def horizon_at(self, level: str) -> int:
         """The horizon for `level`."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from reflectkit.agents.endpoints import key_of
 from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS, history_cost, playing_request, reflecting_request
-from reflectkit.core.config import at_least, option
+from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.jsonl import salvage, write_json, write_text
@@ -24,7 +24,7 @@ from reflectkit.data.episodes import episode_line, episode_to_json, read_compare
 from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of, env_class
-from reflectkit.stages.common import PlayConfig, at_level, check_level
+from reflectkit.stages.common import MOST_TOKENS, PlayConfig, at_level, check_level
 from reflectkit.stages.comparing import csv_text, differences, differences_table, figures_tables, markdown, pooled, row, table
 from reflectkit.stages.players import Players, chat_parts, endpoint_of, mismatch, parse_policy
 from reflectkit.stages.teaching import AskingConfig
@@ -71,10 +71,10 @@ class Config(AskingConfig, PlayConfig):
     def __post_init__(self) -> None:
         PlayConfig.__post_init__(self)
         AskingConfig.__post_init__(self)
-        at_least("eval_reps", self.eval_reps, 1)
-        at_least("max_new_tokens", self.max_new_tokens, 1)
-        at_least("temperature", self.temperature, 0)
-        at_least("history_tokens", self.history_tokens, 0)
+        within("eval_reps", self.eval_reps, 1, 10_000)
+        within("max_new_tokens", self.max_new_tokens, 1, MOST_TOKENS)
+        within("temperature", self.temperature, 0, 100)
+        within("history_tokens", self.history_tokens, 0, MOST_TOKENS)
         if self.episodes:
             if self.policy or self.task_file or self.level or self.dry_run:
                 raise ConfigError("--episodes plays nothing: leave out --policy, --task-file, --level and --dry-run")

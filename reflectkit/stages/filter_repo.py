@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from reflectkit.core.config import above, option
+from reflectkit.core.config import above, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import DataError
 from reflectkit.core.runs import Report, Table, open_run, write_permission
@@ -37,6 +37,7 @@ class Config(EnvConfig):
         super().__post_init__()
         explore_only("filter-repo", self.env)
         above("max_file_mb", self.max_file_mb, 0)
+        within("max_file_mb", self.max_file_mb, 0, 1024)
 
 
 def run(config: Config, progress: Progress) -> Report:

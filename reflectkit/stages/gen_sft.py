@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reflectkit.agents.scripted import Replay
-from reflectkit.core.config import at_least, fraction, one_of, option
+from reflectkit.core.config import fraction, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.jsonl import write_jsonl
@@ -44,7 +44,7 @@ class Config(WorldConfig):
         super().__post_init__()
         one_of("comments", self.comments, COMMENTS)
         fraction("mismatch", self.mismatch)
-        at_least("repeats", self.repeats, 1)
+        within("repeats", self.repeats, 1, 1000)
         if (self.comments == "teacher") != (self.reflect_load_dir is None):
             raise ConfigError(
                 f"--comments {self.comments} " + ("takes no" if self.reflect_load_dir else "needs") + " --reflect-load-dir"

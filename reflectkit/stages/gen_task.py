@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.agents.client import Request
-from reflectkit.core.config import at_least, flag, option
+from reflectkit.core.config import flag, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import write_json
@@ -21,7 +21,7 @@ from reflectkit.core.text import count_tokens, shorten
 from reflectkit.data.asking import parse_questions, question_messages
 from reflectkit.data.oracle import ask
 from reflectkit.data.questions import Question, to_json
-from reflectkit.data.repos import kind_of
+from reflectkit.data.repos import DEPTH, kind_of
 from reflectkit.envs.autoexplore.commands import offered, shortest_path
 from reflectkit.envs.autoexplore.repo import open_repository
 from reflectkit.stages.common import EnvConfig, explore_only
@@ -83,11 +83,12 @@ class Config(TeacherConfig, EnvConfig):
         if self.env_name not in (MEMORY, ALFWORLD):
             explore_only("gen-task", self.env)
         self._refuse_foreign()
-        at_least("instances", self.number, 1 if self.env_name == ALFWORLD else 0)
-        at_least("long_instances", self.long_instances, 0)
-        at_least("max_level", self.max_level, 0)
-        for name in ("per_file", "min_tokens", "max_tokens"):
-            at_least(name, getattr(self, name), 1)
+        within("instances", self.number, 1 if self.env_name == ALFWORLD else 0, 1_000_000)
+        within("long_instances", self.long_instances, 0, 1_000_000)
+        within("max_level", self.max_level, 0, DEPTH)
+        within("per_file", self.per_file, 1, 1000)
+        for name in ("min_tokens", "max_tokens"):
+            within(name, getattr(self, name), 1, 1_000_000)
         if self.env_name in (MEMORY, ALFWORLD) and self.teacher != ORACLE:
             made = "conversations" if self.env_name == MEMORY else "games"
             raise ConfigError(f"--teacher {self.teacher}: {made} are generated without a teacher; leave it out")

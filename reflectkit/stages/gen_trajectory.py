@@ -18,7 +18,7 @@ from reflectkit.agents.client import ChatClient, Rejected
 from reflectkit.agents.journal import open_journal
 from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS, fullest
 from reflectkit.agents.scripted import Demonstrator, Marker, require_oracle
-from reflectkit.core.config import at_least, fraction, one_of, option
+from reflectkit.core.config import fraction, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.jsonl import write_json
@@ -29,7 +29,7 @@ from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.trajectories import Demonstration, Record, from_trajectory, read_records, record_to_json
 from reflectkit.envs import env_class
-from reflectkit.stages.common import RECORDS, PlayConfig, check_level
+from reflectkit.stages.common import MOST_TOKENS, RECORDS, PlayConfig, check_level
 from reflectkit.stages.teaching import ORACLE, TeacherConfig, foreseen, free, settle, stop_if_spent
 
 DEMONSTRATIONS = 57  # of which a 7:2:1 split trains on 40
@@ -69,16 +69,16 @@ class Config(TeacherConfig, PlayConfig):
         if self.task_file is not None and not self.from_file:
             raise ConfigError(f"env '{self.env}' lists its own problems; leave out --task-file {self.task_file}")
         if self.demonstrations is not None:
-            at_least("demonstrations", self.demonstrations, 1)
+            within("demonstrations", self.demonstrations, 1, 10_000_000)
         if self.noise is not None:
             fraction("noise", self.noise)
         if self.negatives is not None:
-            at_least("negatives", self.negatives, 0)
+            within("negatives", self.negatives, 0, 10_000_000)
             if self.negatives and not hasattr(env_class(self.env), "slips"):
                 raise ConfigError(f"env '{self.env}' makes no negative examples (no slips()); use --noise, and --negatives 0")
         if self.level:
             check_level(self.env, self.level)
-        at_least("history_tokens", self.history_tokens, 0)
+        within("history_tokens", self.history_tokens, 0, MOST_TOKENS)
         one_of("actor", self.actor, (TEACHER, ORACLE))
         if self.oracle_acts:
             require_oracle(env_class(self.env))

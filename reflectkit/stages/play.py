@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from reflectkit.agents.human import LEFT, Human, action_text
 from reflectkit.agents.scripted import require_oracle
-from reflectkit.core.config import at_least, option
+from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, unknown_name
 from reflectkit.core.prompts import one_line
@@ -26,7 +26,7 @@ from reflectkit.data.episodes import episode_line, episode_to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of, env_class
 from reflectkit.envs.wrappers import Wrapper
-from reflectkit.stages.common import PlayConfig, at_level, check_level
+from reflectkit.stages.common import MOST_TOKENS, PlayConfig, at_level, check_level
 from reflectkit.stages.players import Players, chat_parts, mismatch, parse_policy
 
 EXAMPLES = (
@@ -68,9 +68,9 @@ class Config(PlayConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least("episodes", self.episodes, 1)
-        at_least("max_new_tokens", self.max_new_tokens, 1)
-        at_least("temperature", self.temperature, 0)
+        within("episodes", self.episodes, 1, 1_000_000)
+        within("max_new_tokens", self.max_new_tokens, 1, MOST_TOKENS)
+        within("temperature", self.temperature, 0, 100)
         if self.level:
             check_level(self.env, self.level)
         if self.reflector is not None and self.teacher:

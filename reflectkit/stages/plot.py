@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import StageConfig, at_least, one_of, option
+from reflectkit.core.config import StageConfig, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import read_json, read_jsonl, rows_so_far
@@ -54,7 +54,7 @@ class Config(StageConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least("smooth", self.smooth, 1)
+        within("smooth", self.smooth, 1, 1_000_000)
         one_of("against", self.against, AGAINST)
         if bool(self.runs) == bool(self.evals):
             raise ConfigError("plot takes curves, --runs NAME=FOLDER, or bars, --evals FOLDER: one of them, and not both")

@@ -19,7 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import StageConfig, as_lists, at_least, check_run_name, flag, from_mapping, option, parse_yaml
+from reflectkit.core.config import StageConfig, as_lists, check_run_name, flag, from_mapping, option, parse_yaml, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
@@ -71,8 +71,8 @@ class Config(StageConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least("seeds", self.seeds, 1)
-        at_least("jobs", self.jobs, 1)
+        within("seeds", self.seeds, 1, 1000)
+        within("jobs", self.jobs, 1, 256)
 
     @property
     def ablated(self) -> list[str]:

@@ -23,7 +23,7 @@ from reflectkit.agents.client import (
 from reflectkit.agents.endpoints import Endpoint, parse_endpoint
 from reflectkit.agents.journal import open_journal
 from reflectkit.agents.prices import Prices, prices_of
-from reflectkit.core.config import StageConfig, above, at_least, option
+from reflectkit.core.config import StageConfig, above, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.core.jsonl import write_jsonl
@@ -52,11 +52,12 @@ class AskingConfig(StageConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least("concurrency", self.concurrency, 1)
+        within("concurrency", self.concurrency, 1, 1024)
         above("timeout_s", self.timeout_s, 0)
+        within("timeout_s", self.timeout_s, 0, 86_400)
         for name in ("max_cost_usd", "price_in", "price_out"):
             if getattr(self, name) is not None:
-                at_least(name, getattr(self, name), 0)
+                within(name, getattr(self, name), 0, 1_000_000)
         reader = getattr(self, "reader", EXTRACTIVE)  # it asks with a client of its own
         if reader != EXTRACTIVE and (self.dry_run or (self.max_cost_usd is not None and not reader.startswith("local:"))):
             told = "--dry-run" if self.dry_run else "--max-cost-usd"
