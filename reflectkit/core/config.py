@@ -45,6 +45,9 @@ class StageConfig:
             value = getattr(self, item.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"{flag(item.name)} must be a finite number, got {value}")
+            for text in map(str, value if isinstance(value, tuple) else [value]):
+                if not _is_utf8(text):  # config.json, which records it, could not be written
+                    raise ConfigError(f"{flag(item.name)} {text!r} is not valid UTF-8; rename the file or folder")
         within("seed", self.seed, 0, 2**32 - 1)  # what numpy takes
         if self.name:
             check_run_name(self.name)
@@ -100,6 +103,14 @@ def parse_yaml(text: str, where: Path | str) -> Any:
         inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
         parts += [(one, depth + 1) for one in inner]
     return value
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def as_lists(kind: type[StageConfig], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,3 +35,15 @@ def test_an_empty_flag_is_refused(flags: list[str], tmp_path: Path, monkeypatch:
     assert "is empty" in capsys.readouterr().err
     assert main(["gen-task", "--repos-dir", "."]) == 2
     assert "holds no repository" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_path_is_utf8(stage: str) -> None:
+    """It is recorded in config.json. A byte that is not UTF-8 comes from the command line as half a surrogate pair."""
+    config = importlib.import_module(STAGES[stage]).Config
+    needed: dict[str, Any] = {"env": "corridor", "role": "plain", "what": "env", "recipe": "taxi-tiny", "policy": ["random"]}
+    needed |= {"load_dir": "model", "out_dir": "copy"}
+    given = {item.name: needed[item.name] for item in dataclasses.fields(config) if item.default is dataclasses.MISSING}
+    for name in ("data_dir", "results_dir"):
+        with pytest.raises(ConfigError, match=rf"--{name.replace('_', '-')} 'caf.udce9' is not valid UTF-8"):
+            from_mapping(config, given | {name: "caf\udce9"}, stage)
