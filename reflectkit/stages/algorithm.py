@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from reflectkit.core.config import above, at_least, flag, fraction, one_of, option
+from reflectkit.core.config import above, flag, fraction, one_of, option, within
 from reflectkit.core.errors import ConfigError
 from reflectkit.stages.common import PlayConfig
 
@@ -19,6 +19,20 @@ OWN = {
     "grpo": ("advantages", "step_groups"),
 }
 """Settings that one algorithm alone looks at."""
+ALGORITHM_LIMITS = {
+    "value_clip": (0, 10**6),
+    "target_kl": (0, 10**6),
+    "step_groups": (0, 10**6),
+    "entropy": (0, 10**6),
+    "kl": (0, 10**6),
+    "clip": (0, 10**6),
+    "critic_rate": (0, 1000),
+    "group_size": (0, 2**20),
+    "replay_size": (0, 2**20),
+    "epochs": (1, 10**4),
+    "minibatch": (1, 2**30),
+}
+"""The least and the most that these settings may be."""
 GROUP_SIZE = 8  # grpo's, where none is given
 
 
@@ -66,10 +80,8 @@ class AlgorithmConfig(PlayConfig):
         one_of("loss_mean", self.loss_mean, ("token", "row"))
         for name in ("gamma", "gae_lambda", "advance_at"):
             fraction(name, getattr(self, name))
-        for name in ("value_clip", "target_kl", "step_groups", "entropy", "kl", "group_size", "replay_size"):
-            at_least(name, getattr(self, name), 0)
-        for name in ("epochs", "minibatch"):
-            at_least(name, getattr(self, name), 1)
+        for name, (low, high) in ALGORITHM_LIMITS.items():
+            within(name, getattr(self, name), low, high)
         for name in ("clip", "critic_rate"):
             above(name, getattr(self, name), 0)
         self._refuse_contradictions()

@@ -15,6 +15,7 @@ from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.jsonl import salvage, write_json, write_text
+from reflectkit.core.memory import memory_explained
 from reflectkit.core.protocols import Context
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Report, Run, Table, digest, finished, open_run
@@ -124,6 +125,7 @@ def plain_sft(config: Config) -> Path:
     )
 
 
+@memory_explained("lower --width, or take a smaller model")
 def run(config: Config, progress: Progress) -> Report:
     """Write `eval.json`, `eval.md` and `eval.csv` (a row a policy and level), and `episodes.jsonl`.
 

@@ -10,6 +10,7 @@ from reflectkit.core.config import fraction, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.jsonl import write_jsonl
+from reflectkit.core.memory import memory_explained
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Report, Table, open_run, write_permission
 from reflectkit.core.seeding import derive, generator
@@ -51,6 +52,7 @@ class Config(WorldConfig):
             )
 
 
+@memory_explained("take a smaller --reflect-load-dir model")
 def run(config: Config, progress: Progress) -> Report:
     """Write sft, sft_reflection, sft_policy and the last two's `_positive` variants, one prompt and completion a line."""
     source = config.task_file or config.folder / "train.json"

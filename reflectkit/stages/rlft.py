@@ -14,10 +14,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from reflectkit.core.checksums import verify
-from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, at_least, fraction, one_of, option
+from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, fraction, one_of, option, within
 from reflectkit.core.console import Progress, Quiet
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError, ReflectkitError
 from reflectkit.core.jsonl import read_json, salvage, write_jsonl
+from reflectkit.core.memory import memory_explained
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.runs import Report, digest, figures_table, plain_settings
 from reflectkit.core.types import Task, to_json
@@ -42,6 +43,22 @@ EXAMPLES = (
     "torchrun --nproc_per_node 2 -m reflectkit rlft --env taxi --load-dir results/taxi-tiny/plain/checkpoint-600",
 )
 TRACKERS = ("tensorboard", "wandb", "trackio")
+LIMITS = {
+    "max_steps": (1, 10**9),
+    "episodes": (1, 2**20),
+    "learning_rate": (0, 1000),
+    "max_grad_norm": (0, 10**9),
+    "temperature": (0.001, 1000),
+    "reflect_temperature": (0, 1000),
+    "max_new_tokens": (1, 2**20),
+    "max_tokens_per_batch": (1, 2**30),
+    "lora_r": (0, 2**16),
+    "lora_alpha": (1, 2**16),
+    "save_steps": (1, 10**9),
+    "validate_steps": (0, 10**9),
+    "keep_episodes": (0, 2**20),
+}
+"""The least and the most that these settings may be."""
 LOOKED_AT = 8  # problems of each level whose prompts are tried before anything is loaded
 MAY_DIFFER = (
     "resume_from", "learning_rate", "save_steps", "keep_episodes", "device", "report_to", "gradient_checkpointing", "data_dir",
@@ -86,13 +103,10 @@ class Config(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("max_steps", "episodes", "save_steps", "max_new_tokens", "max_tokens_per_batch", "lora_alpha"):
-            at_least(name, getattr(self, name), 1)
-        for name in ("learning_rate", "temperature", "max_grad_norm"):
+        for name, (low, high) in LIMITS.items():
+            within(name, getattr(self, name), low, high)
+        for name in ("learning_rate", "max_grad_norm"):
             above(name, getattr(self, name), 0)
-        at_least("reflect_temperature", self.reflect_temperature, 0)
-        for name in ("lora_r", "validate_steps", "keep_episodes"):
-            at_least(name, getattr(self, name), 0)
         fraction("reflect_prob", self.reflect_prob)
         one_of("schedule", self.schedule, ("linear", "constant"))
         one_of("dtype", self.dtype or DTYPES[0], DTYPES)
@@ -118,8 +132,6 @@ class Config(AlgorithmConfig):
             )
         if self.reflect_prob != 1 and self.reflect_load_dir is None:
             raise ConfigError(f"--reflect-prob {self.reflect_prob} needs a reflector; give --reflect-load-dir, or leave it out")
-        if self.max_steps * self.episodes >= 2**53:
-            raise ConfigError(f"--max-steps {self.max_steps} updates of {self.episodes} episodes are more than can be counted")
 
     @property
     def start(self) -> Path | str:
@@ -133,6 +145,7 @@ class Config(AlgorithmConfig):
         return [levels[0] + levels[1], *levels[2:]] if self.merge_first_two else levels
 
 
+@memory_explained("lower --width or --max-tokens-per-batch, or take --lora-r, --quantize or a smaller model")
 def run(config: Config, progress: Progress) -> Report:
     """Train and write `metrics.jsonl` and `checkpoint-<step>/`.
 

@@ -6,21 +6,20 @@ A killed run resumes from its last trainer checkpoint whose files all have the c
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reflectkit.core.checksums import CHECKSUMS, seal, verify
-from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, one_of, option, within
+from reflectkit.core.config import DTYPES, PASSAGE, QUANTIZE, TINY, above, one_of, option, within
 from reflectkit.core.console import Bar, Progress
-from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError, ReflectkitError
+from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError
 from reflectkit.core.jsonl import disk_full, write_jsonl
+from reflectkit.core.memory import memory_explained
 from reflectkit.core.prompts import ACTION_MARKER, CALLS_MARKER, LABELS
 from reflectkit.core.runs import Report, figures_table, open_run
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
@@ -36,12 +35,15 @@ EXAMPLES = (
     "reflectkit sft --env taxi --role plain --model smollm2-135m --lora-r 16 --learning-rate 5e-4 --max-length 512",
     "reflectkit sft --env taxi --role policy --model gpt2-xl --lora-r 16 --learning-rate 2e-4 --dtype bfloat16",
 )
+EXPLODED = 10  # times the loss of guessing, which no training that works comes near
 PICKLED = (".pt", ".pth", ".bin")
 ARGUMENTS = "training_args.bin"  # the one pickle of a trainer checkpoint that holds more than tensors; resuming ignores it
 LIMITS = {
     "max_steps": (1, 10**9),
     "batch_size": (1, 2**16),
     "max_length": (1, 2**20),
+    "learning_rate": (0, 1000),
+    "init_range": (0, 1),
     "save_steps": (1, 10**9),
     "vocabulary": (300, 2**20),
     "copy_steps": (0, 10**9),
@@ -87,6 +89,8 @@ class Config(EnvConfig):
         above("init_range", self.init_range, 0)
         if self.copy_steps and self.model not in TINY:
             raise ConfigError(f"--copy-steps is for a model that starts from nothing (tiny, tiny-hybrid), not {self.model}")
+        if self.copy_steps and self.max_length < PASSAGE:
+            raise ConfigError(f"--copy-steps trains on passages of {PASSAGE} tokens; --max-length must be at least that")
         if self.lora_r and self.model in TINY:
             raise ConfigError(f"--lora-r needs a model that has learnt something; --model {self.model} starts from nothing")
 
@@ -109,7 +113,8 @@ def run(config: Config, progress: Progress) -> Report:
         from reflectkit.models.load import save_player
 
         resume = _last_whole(current.folder / "trainer", progress)
-        with _memory_explained(config):
+        smaller = "--max-length" if config.model in TINY else "take --lora-r, --quantize or a smaller model"
+        with memory_explained(f"lower --batch-size, which is {config.batch_size}, or {smaller}"):
             player = _player(config, source, rows)
             if config.copy_steps and not resume:
                 _teach_copying(config, player, progress)
@@ -265,7 +270,7 @@ def _train(
             args=arguments,
             train_dataset=Dataset.from_list(encoded),
             processing_class=player.tokenizer,
-            callbacks=[_callback(bar)],
+            callbacks=[_callback(bar, math.log(len(player.tokenizer)))],
         )
         trainer.pop_callback(_printer())
         try:
@@ -275,7 +280,7 @@ def _train(
             for unfinished in [path for path in _checkpoints(folder) if not (path / CHECKSUMS).is_file()]:
                 shutil.rmtree(unfinished, ignore_errors=True)  # or a full disk would stay full
             if isinstance(error, DivergedError) and (good := _checkpoints(folder)):
-                raise DivergedError(f"{error}; the last good checkpoint is {good[-1]}") from None
+                raise DivergedError(f"{error}; its last checkpoint is {good[-1]}") from None
             if full and isinstance(error, RuntimeError):  # torch does not say why it could not write
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
             raise
@@ -286,7 +291,8 @@ def _train(
     ]
 
 
-def _callback(bar: Bar) -> Any:
+def _callback(bar: Bar, guessing: float) -> Any:
+    """guessing: the loss of a model to which all tokens are equally likely, in nats a token."""
     from transformers import TrainerCallback
 
     from reflectkit.models.checks import all_finite
@@ -300,8 +306,9 @@ def _callback(bar: Bar) -> Any:
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs and "loss" in logs:
                 self.figures["loss"] = logs["loss"]
-                if not math.isfinite(logs["loss"]):
-                    raise _diverged(f"the loss is {logs['loss']}", args, state)
+                if not logs["loss"] <= EXPLODED * guessing:  # NaN too
+                    what = f"the loss is {logs['loss']:.4g} nats a token, where guessing has {guessing:.2g}"
+                    raise _diverged(what, args, state)
 
         def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
             if not all_finite(weight for weight in model.parameters() if weight.requires_grad):
@@ -326,22 +333,6 @@ def _diverged(what: str, args: Any, state: Any) -> DivergedError:
     return DivergedError(
         f"training diverged at step {state.global_step} ({what}); lower --learning-rate, which is {args.learning_rate:g}"
     )
-
-
-@contextlib.contextmanager
-def _memory_explained(config: Config) -> Iterator[None]:
-    """Turns running out of memory into a ReflectkitError that names what to lower."""
-    from reflectkit.models.checks import out_of_memory
-
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
-            raise
-        raise ReflectkitError(
-            f"out of memory; lower --batch-size, which is {config.batch_size}, or take --lora-r, --quantize, a smaller model,"
-            f" or shorter rows{' (--max-length)' if config.model in TINY else ''}"
-        ) from None
 
 
 def _checkpoints(folder: Path) -> list[Path]:

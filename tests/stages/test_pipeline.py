@@ -316,7 +316,7 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int
         (["split", "--env", "taxi"], "no such file"),
         (["sft", "--env", "taxi", "--role", "reflexion"], "did you mean 'reflection'"),
         (["sft", "--env", "taxi", "--role", "policy"], "no such file"),
-        (["sft", "--env", "taxi", "--role", "policy", "--max-steps", "0"], "--max-steps must be at least 1"),
+        (["sft", "--env", "taxi", "--role", "policy", "--max-steps", "0"], "--max-steps must lie between 1 and"),
         (["sft", "--env", "taxi", "--role", "policy", "--lora-r", "8"], "--lora-r needs a model"),
         (["gen-sft", "--env", "taxi", "--comments", "both"], "needs --reflect-load-dir"),
         (["gen-sft", "--env", "taxi", "--comments", "boths"], "did you mean 'both'"),
@@ -492,7 +492,7 @@ def test_our_own_failures_exit_with_1(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(split, "read_records", divmod)
     (tmp_path / "x.json").write_text("[]")
-    assert "a failure of reflectkit's own" in error_of(["split", "--env", "taxi", "--task-file", "x.json"], capsys, code=1)
+    assert "internal error" in error_of(["split", "--env", "taxi", "--task-file", "x.json"], capsys, code=1)
 
 
 @pytest.mark.parametrize("method", ["reset", "step"])

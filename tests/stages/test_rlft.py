@@ -25,6 +25,7 @@ from reflectkit.models.load import Player, load_player, save_player, with_adapte
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.rl.loop import Trainer
 from reflectkit.stages import rlft
+from reflectkit.stages.algorithm import ALGORITHM_LIMITS
 from tests.kill import fork_killed_at, forked, hashes
 
 
@@ -293,7 +294,14 @@ def test_a_last_update_that_diverges_is_noticed(
     (good,) = (tmp_path / "results").glob("*/checkpoint-1")
     before = hashes(good)
     capsys.readouterr()
-    resume = ("--max-steps", "2", "--resume-from", str(good), "--learning-rate", "1e308")
+    learn = torch.optim.AdamW.step
+
+    def overflow(optimizer: torch.optim.AdamW) -> None:
+        learn(optimizer)
+        optimizer.param_groups[0]["params"][0].data[0, 0] = float("inf")
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", overflow)
+    resume = ("--max-steps", "2", "--resume-from", str(good), "--learning-rate", "1000")
     assert main(command(ground, *settings, *resume)) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -346,10 +354,10 @@ def test_damaged_metrics_and_kept_episodes_do_not_stop_a_resumed_run(
         ("--share-base", "--share-base needs"),
         ("--algo ppo --critic-trunk separate --lora-r 4", "take detached"),
         ("--model gpt2", "and not both"),
-        ("--kl -1", "--kl must be at least 0"),
+        ("--kl -1", "--kl must lie between 0 and 1,000,000, got -1.0"),
         ("--clip 0", "--clip must be greater than 0"),
         ("--report-to tensorbord", "did you mean 'tensorboard'"),
-        ("--max-tokens-per-batch 0", "--max-tokens-per-batch must be at least 1"),
+        ("--max-tokens-per-batch 0", "--max-tokens-per-batch must lie between 1 and"),
     ],
 )
 def test_contradictions_are_refused_before_anything_is_loaded(
@@ -375,6 +383,16 @@ def test_a_policy_that_cannot_read_or_answer_is_refused_before_its_weights(groun
     tokenizer.save_pretrained(tmp_path / "whole")
     with pytest.raises(ReflectkitError):  # its labels do; its weights are what is missing
         train(ground, tmp_path / "results", load_dir=tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name, (_, high) in (rlft.LIMITS | ALGORITHM_LIMITS).items() for value in (high * 1.01, 1e308, 2**63)],
+)
+def test_absurd_numbers_are_refused(ground: Path, name: str, value: float) -> None:
+    whole = isinstance(rlft.Config.__dataclass_fields__[name].default, int)
+    with pytest.raises(ConfigError, match=rf"^--{name.replace('_', '-')} must lie between .* and .*, got "):
+        rlft.Config(**arguments(ground, **{name: int(value) if whole else float(value)}))
 
 
 @pytest.mark.parametrize("level_args", [{}, {"merge_first_two": True, "curriculum": ("short", "long")}])

@@ -159,10 +159,12 @@ def test_nothing_in_a_trainer_checkpoint_runs_code(
     assert not sign.exists()
 
 
-@pytest.mark.parametrize("rate", [1e37, 1e308])
-def test_training_that_diverges_stops_and_keeps_the_last_good_checkpoint(rows: Path, tmp_path: Path, rate: float) -> None:
-    with pytest.raises(DivergedError, match=r"diverged at step \d.* lower --learning-rate, .*good checkpoint is") as caught:
-        train(rows, tmp_path, save_steps=1, learning_rate=rate)
+@pytest.mark.parametrize(("rate", "steps"), [(10.0, 60), (1000.0, 7)])
+def test_training_that_diverges_stops_and_keeps_the_last_good_checkpoint(
+    rows: Path, tmp_path: Path, rate: float, steps: int
+) -> None:
+    with pytest.raises(DivergedError, match=r"diverged at step \d.* lower --learning-rate, .*its last checkpoint is") as caught:
+        train(rows, tmp_path, save_steps=1, learning_rate=rate, max_steps=steps)
     assert "\n" not in str(caught.value)
     kept = list(tmp_path.glob("1_sft/trainer/checkpoint-*"))
     assert str(max(kept)) in str(caught.value)
@@ -173,18 +175,12 @@ def test_training_that_diverges_stops_and_keeps_the_last_good_checkpoint(rows: P
 
 
 def test_diverging_is_one_line_and_code_2(rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--learning-rate", "1e37", "--max-steps", "4", "--max-length", "32", "--device", "cpu"]
+    flags = ["--learning-rate", "1000", "--max-steps", "4", "--max-length", "32", "--device", "cpu"]
     arguments = ["sft", "--env", "corridor", "--role", "plain", "--task-file", str(rows), "--results-dir", str(tmp_path)]
     assert main([*arguments, *flags]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "a weight became NaN or infinite" in error
-
-
-def test_learning_to_copy_that_diverges_stops(rows: Path, tmp_path: Path) -> None:
-    with pytest.raises(DivergedError, match=r"learning to copy diverged at step 1 .*lower --init-range"):
-        train(rows, tmp_path, copy_steps=2, max_length=64, init_range=1e30)
-    assert not list(tmp_path.rglob("checkpoint-*"))
 
 
 @pytest.mark.parametrize("error", [lambda: torch.empty(2**50), lambda: bytearray(2**60)])
@@ -224,7 +220,7 @@ def test_a_checkpoint_that_could_not_be_written_does_not_stay(
     + [("save_steps", 0), ("lora_r", -1)],
 )
 def test_absurd_numbers_are_refused(rows: Path, tmp_path: Path, setting: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=f"--{setting.replace('_', '-')} must be at (most|least) .*, got {value}"):
+    with pytest.raises(ConfigError, match=rf"^--{setting.replace('_', '-')} must lie between .* and .*, got "):
         config(rows, tmp_path, **{setting: value})
 
 

@@ -1,0 +1,28 @@
+"""Running out of memory is told apart from other errors, and explained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from reflectkit.core.errors import ReflectkitError
+from reflectkit.core.memory import memory_explained
+
+
+def full_gpu() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 GiB\nGPU 0 has …")
+
+
+@pytest.mark.parametrize("fails", [lambda: torch.empty(2**50), lambda: torch.empty(2**62), lambda: bytearray(2**60), full_gpu])
+def test_no_memory_is_one_line_with_advice(fails: Callable[[], object]) -> None:
+    with pytest.raises(ReflectkitError) as caught:
+        memory_explained("lower --width")(fails)()
+    assert str(caught.value) == "out of memory; lower --width"
+
+
+def test_other_errors_and_results_pass() -> None:
+    with pytest.raises(RuntimeError, match="shapes"), memory_explained("lower --width"):
+        raise RuntimeError("shapes do not match")
+    assert memory_explained("lower --width")(lambda: 3)() == 3
