@@ -60,9 +60,9 @@ def test_no_number_may_be_absurd(stage: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gen-task", "--max-level", "2000000000"], "--max-level must be at most 64, got 2000000000"),
-        (["filter-repo", "--max-file-mb", "1e308"], "--max-file-mb must be at most 1024, got 1e+308"),
-        (["play", "--env", "corridor", "--horizon", "-1"], "--horizon must be at least 0, got -1"),
+        (["gen-task", "--max-level", "2000000000"], "--max-level must lie between 0 and 64, got 2000000000"),
+        (["filter-repo", "--max-file-mb", "1e308"], "--max-file-mb must lie between 0 and 1,024, got 1e+308"),
+        (["play", "--env", "corridor", "--horizon", "-1"], "--horizon must lie between 0 and 100,000, got -1"),
         (["play", "--env", "corridor", "--horizon", "1e308"], "Invalid value for '--horizon'"),
     ],
 )

@@ -537,7 +537,7 @@ def test_sft_loss_is_on_the_completion_alone(tmp_path: Path) -> None:
 
     player.model.register_forward_pre_hook(watch, with_kwargs=True)
     encoded = sft._encode(config, path, rows, player)
-    sft._train(config, tmp_path, player, encoded, Quiet())
+    sft._train(config, tmp_path, None, player, encoded, Quiet())
     assert seen
     for batch in seen:
         for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
