@@ -20,6 +20,7 @@ from typing import Any
 Z95 = 1.959963984540054  # the 97.5 % point of the standard normal
 EXACT = 12  # clusters that differ, up to which all signs are tried
 PRIOR_DF = (1.0, 6.0)  # what the assumption of correlation 1 weighs, in degrees of freedom: at p = 1/2, and more at p = 0 or 1
+AT_ONCE = 2**22  # signs that are multiplied at once
 HALVINGS = 50  # of an interval in which an end is searched
 
 Array = Any  # numpy is imported where it is used: `reflectkit --help` must not wait for it
@@ -134,8 +135,8 @@ def mean_interval(clusters: Clusters) -> tuple[float, float]:
         return -math.inf, math.inf
     tasks = sum(map(len, clusters))
     mean = math.fsum(value for one in clusters for value in one) / tasks
-    second = math.fsum((math.fsum(one) - len(one) * mean) ** 2 for one in clusters)
-    half = _t95(len(clusters)) * math.sqrt(second * len(clusters) / (len(clusters) - 1)) / tasks
+    distance = math.hypot(*(math.fsum(one) - len(one) * mean for one in clusters))
+    half = _t95(len(clusters)) * distance * math.sqrt(len(clusters) / (len(clusters) - 1)) / tasks
     return mean - half, mean + half
 
 
@@ -248,9 +249,9 @@ def flips(totals_C: Array, draws: int) -> tuple[Array, bool]:
     differing = np.flatnonzero(totals_C)
     every = len(differing) <= EXACT
     rows = 2 ** len(differing) if every else draws
-    signs_DC = np.random.default_rng(0).integers(2, size=(rows, len(totals_C))) * 2.0 - 1.0
+    signs_DC = np.random.default_rng(0).integers(2, size=(rows, len(totals_C)), dtype=np.int8) * np.int8(2) - np.int8(1)
     if every:
-        signs_DC[:, differing] = np.array(list(product((-1.0, 1.0), repeat=len(differing))))
+        signs_DC[:, differing] = np.array(list(product((-1, 1), repeat=len(differing))), dtype=np.int8)
     return signs_DC, every
 
 
@@ -262,7 +263,11 @@ def sign_flip_p(totals_NC: Array, signs_DC: Array, every: bool) -> Array:
     import numpy as np
 
     seen_N = np.abs(totals_NC.sum(axis=1)) * (1 - 1e-12) - 1e-12
-    as_large_N = (np.abs(totals_NC @ signs_DC.T) >= seen_N[:, None]).sum(axis=1)
+    rows = max(1, AT_ONCE // signs_DC.shape[1])
+    as_large_N = np.zeros(len(totals_NC), dtype=int)
+    for start in range(0, len(signs_DC), rows):
+        sums_ND = totals_NC @ signs_DC[start : start + rows].T.astype(float)
+        as_large_N += (np.abs(sums_ND) >= seen_N[:, None]).sum(axis=1)
     added = 0 if every else 1
     return (as_large_N + added) / (len(signs_DC) + added)
 

@@ -8,9 +8,10 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
-from reflectkit.core.stats import by_cluster, mean_interval, paired, pass_all, pass_at, rate_interval, wilson
+from reflectkit.core.stats import by_cluster, flips, mean_interval, paired, pass_all, pass_at, rate_interval, wilson
 from reflectkit.stages.comparing import csv_text, differences, differences_table, figures_tables, pooled, row, table
 
 
@@ -270,3 +271,14 @@ def test_seeds_share_the_clusters_of_their_tasks() -> None:
     assert (found["tasks"], found["clusters"], found["episodes"]) == (15, 3, 20)
     assert found["by_seed"] == [0.5, 0.5]
     assert "pass_at" not in found
+
+
+def test_many_clusters_and_large_values() -> None:
+    """A sign is a byte; 0.1 % of 5,000 tasks differ in each direction, and squares of 1e200 are not taken."""
+    signs_DC, every = flips(np.ones(5000), 4000)
+    assert (signs_DC.nbytes, every) == (5000 * 4000, False)
+    first = {str(n): float(n < 5) for n in range(5000)}
+    second = {str(n): float(5 <= n < 10) for n in range(5000)}
+    assert paired(first, second).p == 1.0
+    low, high = mean_interval([[1e200], [3e200]])
+    assert (low, high) == pytest.approx((2e200 - 12.7062e200, 2e200 + 12.7062e200), rel=1e-5)
