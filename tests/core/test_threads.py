@@ -14,7 +14,7 @@ from reflectkit.core.threads import VARIABLES
 from tests.kill import hashes
 from tests.stages.test_pipeline import prepare
 
-SFT = ["sft", "--env", "corridor", "--role", "plain", "--max-steps", "40", "--max-length", "64"]
+SFT = ["sft", "--env", "corridor", "--role", "plain", "--max-length", "64"]
 
 
 @pytest.fixture(autouse=True)
@@ -29,29 +29,33 @@ def _one_thread_afterwards():
             os.environ[name] = value
 
 
-def test_weights_do_not_depend_on_the_threads_that_were_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("threads"), env="corridor", demonstrations=6) / "sft.jsonl"
+
+
+def trained(rows: Path, results: Path, *flags: str) -> Path:
+    assert main([*SFT, "--task-file", str(rows), "--results-dir", str(results), *flags]) == 0
+    return results / "1_sft"
+
+
+def test_weights_do_not_depend_on_the_threads_that_were_there(rows: Path, tmp_path: Path) -> None:
     """Forty steps are enough for the order of a sum on two threads to show in the weights."""
     weights = []
     for there in (1, 2):
-        prepare(tmp_path / str(there), env="corridor", demonstrations=6)
-        monkeypatch.chdir(tmp_path / str(there))
         torch.set_num_threads(there)
-        assert main(SFT) == 0
+        run = trained(rows, tmp_path / str(there), "--max-steps", "40")
         assert torch.get_num_threads() == 1
-        (config,) = Path("results").glob("*_sft/config.json")
-        assert read_json(config)["settings"]["threads"] == 1
-        weights.append(hashes(config.parent / "checkpoint-40")["model.safetensors"])
+        assert read_json(run / "config.json")["settings"]["threads"] == 1
+        weights.append(hashes(run / "checkpoint-40")["model.safetensors"])
     assert weights[0] == weights[1]
 
 
-def test_threads_are_used_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare(tmp_path, env="corridor", demonstrations=6)
-    monkeypatch.chdir(tmp_path)
-    assert main([*SFT, "--max-steps", "2", "--threads", "2"]) == 0
+def test_threads_are_used_and_recorded(rows: Path, tmp_path: Path) -> None:
+    run = trained(rows, tmp_path, "--max-steps", "2", "--threads", "2")
     assert torch.get_num_threads() == 2
     assert os.environ["OMP_NUM_THREADS"] == "2"
-    (config,) = Path("results").glob("*_sft/config.json")
-    assert read_json(config)["settings"]["threads"] == 2
+    assert read_json(run / "config.json")["settings"]["threads"] == 2
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "9223372036854775808", "1.5"])

@@ -241,7 +241,7 @@ def test_running_again_skips_everything(straight: Path) -> None:
 def test_killed_at_any_point_and_started_again_it_ends_the_same(straight: Path, tmp_path: Path) -> None:
     """kill -9 of the command and its steps while data, weights and figures are written: same data files, same weights."""
     shutil.copy(straight / "toy.yaml", tmp_path)
-    points = ("train.json:1", "checkpoint-24$:1", "both/sft_policy.jsonl:1", "checkpoint-6$:1", "eval.json:1")
+    points = ("train.json:1", "trainer/checkpoint-16/:1", "checkpoint-6$:1", "eval.json:1")
     run_killed_at(points, ["run", "toy.yaml"], tmp_path)
     assert hashes(tmp_path / "data") == hashes(straight / "data")
 
