@@ -23,6 +23,14 @@ from reflectkit.models.hush import hush
 
 ROLE_FILE = "reflectkit.json"
 POLICY_ADAPTER = "default"  # peft's own name for the first adapter of a model
+SIZES = {
+    "num_hidden_layers": 10_000,
+    "num_attention_heads": 10_000,
+    "hidden_size": 10**6,
+    "vocab_size": 10**8,
+    "max_position_embeddings": 10**9,
+}
+"""What a model's config may say of its size, at most."""
 LONGEST_NAME = 4096  # characters of a path
 
 
@@ -81,6 +89,7 @@ def load_player(
     dtype, quantize = dtype or facts.get("dtype", "float32"), quantize or facts.get("quantize", "none")
     name = str(source)
     tokenizer = load_tokenizer(source)
+    _config(base_of(folder) or source)
     place = pick_device(device)
     options: dict[str, Any] = {"dtype": getattr(torch, dtype), "use_safetensors": True, "trust_remote_code": False}
     if quantize != "none":
@@ -97,6 +106,9 @@ def load_player(
         else:
             model, report = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
             _refuse_missing(name, report["missing_keys"])
+            if (folder / ROLE_FILE).is_file() and (extra := report["unexpected_keys"]):  # written here, so none is
+                what = f"config.json has no place for {len(extra)} of the saved tensors, e.g. {min(extra)}"
+                raise CheckpointError(f"{name}: {what}; restore the file")
     except CheckpointError:
         raise
     except Exception as error:  # likewise: truncated, not safetensors, of another shape, …
@@ -121,14 +133,24 @@ def load_tokenizer(source: str | Path) -> Any:
 
 def context_of(source: str | Path) -> int | None:
     """How many tokens the model `source` reads, from its config alone; None where that does not say so."""
+    return getattr(_config(base_of(Path(source)) or source), "max_position_embeddings", None)
+
+
+def _config(source: str | Path) -> Any:
+    """The language model's config of folder or hub id `source`. Raises CheckpointError where it describes no model."""
     from transformers import AutoConfig
 
-    name = base_of(Path(source)) or str(source)
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False).get_text_config()
+        config = AutoConfig.from_pretrained(str(source), trust_remote_code=False).get_text_config()
     except Exception as error:  # likewise
         raise CheckpointError(f"{source}: no usable config ({_first_line(error)})") from None
-    return getattr(config, "max_position_embeddings", None)
+    for name, most in SIZES.items():
+        value = getattr(config, name, None)
+        if value is not None and not (isinstance(value, int) and 0 < value <= most):
+            raise CheckpointError(
+                f"{source}: config.json: {name} is {value!r:.60}, expected a whole number from 1 to {most:,}; restore the file"
+            )
+    return config
 
 
 def with_adapter(player: Player, rank: int, alpha: int, seed: int) -> Player:
