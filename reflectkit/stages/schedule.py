@@ -10,10 +10,12 @@ import importlib
 import multiprocessing
 import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -102,7 +104,29 @@ def _context(jobs: Sequence[Job]) -> Any:
     context = multiprocessing.get_context("forkserver")
     if TRAINING & {job.stage for job in jobs}:
         context.set_forkserver_preload([PRELOADED])
+    with _ctrl_c_ignored():
+        forkserver.ensure_running()
+    first = context.Process(target=_nothing, daemon=True)  # a Ctrl-C before the server is ready leaves no step half started
+    first.start()
+    first.join()
     return context
+
+
+def _nothing() -> None:
+    pass
+
+
+@contextlib.contextmanager
+def _ctrl_c_ignored() -> Iterator[None]:
+    """What is started meanwhile ignores Ctrl-C for good: a terminal sends it to every process, and this one answers it."""
+    if threading.current_thread() is not threading.main_thread():  # where handlers may not be set
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _check_alive(workers: Mapping[str, BaseProcess], events: Any) -> None:

@@ -168,3 +168,15 @@ def test_ctrl_c_while_modules_are_imported(module: str, arguments: list[str], en
     assert done.returncode == 130
     assert done.stderr.decode().startswith("reflectkit: stopped")
     assert done.stderr.decode().count("\n") == 1
+
+
+GROUP = "import os, signal\nos.killpg(0, signal.SIGINT)\nraise ImportError('half a module')"
+
+
+def test_ctrl_c_while_the_processes_of_run_start(tmp_path: Path) -> None:
+    """The terminal sends it to all of them; one line comes of it."""
+    (tmp_path / "datasets.py").write_text(GROUP)  # the first that the server of the steps imports
+    env = {"PYTHONPATH": f"{tmp_path}:{PACKAGE.parent}"}
+    done = started("run", "taxi-tiny", "--fast", "--jobs", "1", env=env, cwd=tmp_path, start_new_session=True)
+    assert done.returncode == 130
+    assert done.stderr.decode().splitlines() == ["reflectkit: stopped; the same command goes on from here"]
