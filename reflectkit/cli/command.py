@@ -14,7 +14,7 @@ import typer
 
 from reflectkit.cli.screen import process_number
 from reflectkit.core.config import StageConfig, flag, from_mapping, is_path, parse_yaml
-from reflectkit.core.errors import DataError, ReflectkitError
+from reflectkit.core.errors import DataError
 from reflectkit.stages import STAGES
 
 
@@ -80,15 +80,13 @@ def _function(name: str, module: Any) -> Callable[..., None]:
 
 
 def _run(module: Any, settings: Any, progress: Any) -> Any:
-    """The stage's report. What would end this process without a word is an error: code that exits, and a broken pipe inside."""
+    """The stage's report. What typer would take for a wish to leave is an error: a lost connection, and code that exits."""
     try:
         return module.run(settings, progress)
-    except BrokenPipeError as error:
-        raise ReflectkitError("a process or server that this stage works with is gone; run the same command again") from error
-    except SystemExit as leaving:
-        if isinstance(leaving.__context__, BrokenPipeError):  # nobody reads the output
+    except (BrokenPipeError, EOFError, SystemExit) as error:
+        if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):  # nobody reads the output
             raise
-        raise RuntimeError(f"sys.exit({leaving.code!r}) was called").with_traceback(leaving.__traceback__) from None
+        raise RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from None
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import TracebackType
 
 from rich.cells import cell_len
@@ -135,9 +136,14 @@ def show(console: Screen, report: Report) -> None:
                 drawn.add_row(*(Text(visible(row[index])) for index in columns))
             console.print(drawn)
     if report.skipped:
-        console.say(f"Already finished in {report.folder}; --force runs it again.")
+        console.say(f"Already finished in {_one_line(report.folder)}; --force runs it again.")
     for output in report.outputs:
-        console.say(f"→ {output}")
+        console.say(f"→ {_one_line(output)}")
+
+
+def _one_line(path: Path) -> str:
+    """A path whose line ends cannot pass for other lines of ours."""
+    return str(path).replace("\n", "\\n")
 
 
 def _bands(table: Rows, width: int) -> list[list[int]]:

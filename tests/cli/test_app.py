@@ -66,7 +66,7 @@ def test_only_one_place_prints() -> None:
     assert printing == {"cli/main.py", "cli/pages.py", "cli/screen.py"}
 
 
-HOSTILE = "a\x1b]0;title\x07\x1b[2Jb\u202ec"
+HOSTILE = "a\x1b]0;title\x07\x1b[2Jb\u202ec\nreflectkit: done"
 
 
 def test_a_path_and_a_traceback_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,6 +76,7 @@ def test_a_path_and_a_traceback_cannot_steer_the_terminal(tmp_path: Path, capsys
     told = capsys.readouterr().out
     assert "→ " in told
     assert "title" in told
+    assert "\nreflectkit: done" not in told
     assert main(["--traceback", "split", "--env", "corridor", "--data-dir", str(folder)]) == 2
     told += capsys.readouterr().err
     assert "Traceback" in told
@@ -154,6 +155,19 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.decode().count("\n") == 1
     assert b"ulimit -f" in done.stderr
+
+
+@pytest.mark.parametrize("statement", ["raise BrokenPipeError(32, 'gone')", "raise EOFError", "raise SystemExit(0)"])
+def test_an_environment_cannot_end_the_command_without_a_word(
+    statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"leaving_{statement.split()[1].partition('(')[0].lower()}"
+    text = "from reflectkit.envs.corridor import Corridor\n\nclass Leaving(Corridor):\n    def step(self, action):\n"
+    (tmp_path / f"{name}.py").write_text(f"{text}        {statement}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["play", "--env", f"{name}:Leaving", "--policy", "oracle", "--auto"]) == 2
+    assert f"{name}.py, line 5" in capsys.readouterr().err
 
 
 PRESS = "import os, signal, threading, time\nthreading.Timer(0, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
