@@ -18,6 +18,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "gen-trajectory": {"env": "corridor"},
     "split": {"env": "corridor"},
     "gen-sft": {"env": "corridor"},
+    "sft": {"env": "corridor", "role": "plain"},
+    "rlft": {"env": "corridor"},
     "evaluate": {"env": "corridor", "policy": ["random"]},
     "bench": {"env": "corridor", "what": "env"},
     "run": {"recipe": "taxi-tiny"},
@@ -35,8 +37,6 @@ def numbers() -> list[tuple[str, str]]:
     """(stage, setting) of every number."""
     found = []
     for stage, path in STAGES.items():
-        if stage in ("sft", "rlft"):  # what is learnt with has tests of its own
-            continue
         config = importlib.import_module(path).Config
         hints = get_type_hints(config)
         found += [

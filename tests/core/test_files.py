@@ -195,7 +195,7 @@ def test_settings_are_checked_by_name_and_type() -> None:
         from_mapping(Example, {"sise": 1}, "example")
     with pytest.raises(ConfigError, match="--size"):
         from_mapping(Example, {"size": "many"}, "example")
-    with pytest.raises(ConfigError, match="--seed must be at least 0"):
+    with pytest.raises(ConfigError, match="--seed must lie between 0"):
         from_mapping(Example, {"seed": -1}, "example")
     for value in ("inf", "nan"):
         with pytest.raises(ConfigError, match="--rate must be a finite number"):

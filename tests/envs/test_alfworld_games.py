@@ -469,7 +469,7 @@ def test_a_folder_of_games_is_listed(root: Path, tmp_path: Path, capsys: pytest.
         (["--games-dir", "bench", "--games", "x"], "no game matches --games x"),
         (["--games", "x"], "no game that matches --games x can be made"),
         (["--games-dir", "bench", "--instances", "3"], "leave one out"),
-        (["--instances", "0"], "--instances must be at least 1"),
+        (["--instances", "0"], "--instances must lie between 1"),
         (["--long-instances", "3"], "--long-instances is not for env 'alfworld'"),
         (["--repos-dir", "bench"], "--repos-dir is not for env 'alfworld'"),
         (["--teacher", "openai:gpt-4o"], "games are generated without a teacher"),

@@ -218,7 +218,7 @@ def test_problems_of_a_file(play: Any, tmp_path: Path) -> None:
         (["--env", "taxi", "--policy", "oracle"], "add --auto"),
         (["--env", "taxi", "--level", "ful"], "did you mean 'full'"),
         (["--env", "taxi", "--task", "taxi-full-32x"], "no task of taxi named 'taxi-full-32x'; did you mean 'taxi-full-32"),
-        (["--env", "taxi", "--episodes", "0"], "--episodes must be at least 1"),
+        (["--env", "taxi", "--episodes", "0"], "--episodes must lie between 1"),
         (["--env", "taxi", "--task-file", "nowhere.json"], "nowhere.json"),
         (["--env", "taxi", "--teacher", "--reflector", "x"], "leave one out"),
         (["--env", "taxi", "--reflector", "x", "--policy", "a=b"], "NAME=CHECKPOINT+REFLECTOR"),
