@@ -15,7 +15,7 @@ from reflectkit.core.tree import visible_files
 from reflectkit.data.repos import filter_repository
 from reflectkit.stages import filter_repo, gen_task, view
 
-DEEP = 2_500  # folders inside each other: more than the 1,000 calls that Python allows, and longer paths than the system takes
+DEEP = 1_200  # folders inside each other: more than the 1,000 calls that Python allows, and longer paths than the system takes
 TEXT = (Path(__file__).parents[2] / "data/auto_explore/repos/ferry_line/fare/price.go").read_text()
 
 
@@ -28,8 +28,8 @@ def repos(tmp_path: Path) -> Iterator[Path]:
         (folder / name / f"{name}.go").write_text(TEXT)
     inner = os.open(folder / "second", os.O_RDONLY)
     for _ in range(DEEP):
-        os.mkdir("d", dir_fd=inner)
-        outer, inner = inner, os.open("d", os.O_RDONLY, dir_fd=inner)
+        os.mkdir("deep", dir_fd=inner)
+        outer, inner = inner, os.open("deep", os.O_RDONLY, dir_fd=inner)
         os.close(outer)
     os.close(inner)
     yield folder
