@@ -59,7 +59,7 @@ class Reflector:
         self.asked += len(prompts)
         if self.temperature > 0:
             return self._decode(prompts, seeds)
-        keys = [hashlib.blake2b(prompt.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest() for prompt in prompts]
+        keys = [hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest() for prompt in prompts]
         new = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self.memo}
         self.hits += len(prompts) - len(new)
         if len(self.memo) + len(new) > MEMO_LIMIT:

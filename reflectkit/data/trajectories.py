@@ -7,13 +7,14 @@ A record is a task with its demonstrations, in the original toolkit's field name
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import read_json_list
+from reflectkit.core.jsonl import lone_surrogate, read_json_list
 from reflectkit.core.types import Task, Trajectory, from_json, to_json
 from reflectkit.data import questions
 
@@ -99,6 +100,8 @@ def read_records(path: Path, env: str) -> list[Record]:
     seen: set[str] = set()
     for number, value in enumerate(read_json_list(path)):
         where = f"{path}, record {number}"
+        if lone_surrogate(json.dumps(value, ensure_ascii=False)):
+            raise DataError(where, "some text holds half a surrogate pair, which is not Unicode; fix the text")
         if env == questions.ENV:
             value = questions.from_record(value, where)
         task = from_json(Task, value, path=where)

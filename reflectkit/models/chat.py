@@ -17,7 +17,7 @@ from reflectkit.core.errors import CheckpointError
 from reflectkit.core.prompts import REFLECTION_MARKER, action_completion, one_line, policy_prompt
 from reflectkit.core.tools import CLOSED, HERMES, LLAMA, OPENED, PLAIN, PLAIN_RULES, PYTHON_TAG, Form, form_text, tools_text
 from reflectkit.core.types import Message, Observation, ToolSpec, ToolUse
-from reflectkit.models.tokens import prompt_ids
+from reflectkit.models.tokens import encodable, prompt_ids
 
 MEMO_LIMIT = 4096  # conversations; the oldest go first
 UNSEEN = "\u200b"  # zero-width space
@@ -173,7 +173,7 @@ class Dialogue:
             ) from None
 
     def _tokenise(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return tuple(self.tokenizer(encodable(text), add_special_tokens=False)["input_ids"])
 
 
 def _user(content: str) -> dict[str, str]:

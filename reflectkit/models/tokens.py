@@ -12,9 +12,14 @@ from reflectkit.core.errors import CheckpointError
 from reflectkit.core.prompts import label
 
 
+def encodable(text: str) -> str:
+    """`text` with a question mark for each half of a surrogate pair, which an env may show and no tokenizer can read."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def prompt_ids(tokenizer: Any, text: str) -> list[int]:
     """The ids that a model reads for `text`, with the special tokens that its tokenizer puts in front."""
-    ids: list[int] = tokenizer(text)["input_ids"]
+    ids: list[int] = tokenizer(encodable(text))["input_ids"]
     return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
 
 

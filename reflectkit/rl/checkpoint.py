@@ -6,6 +6,7 @@ and renamed, with a checksum of every file; only JSON and safetensors, so that o
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from reflectkit.core.checksums import seal
 from reflectkit.core.errors import CheckpointError, DataError
-from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_jsonl
+from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_text
 from reflectkit.core.types import Trajectory, from_json, to_json
 from reflectkit.models.load import Player, save_player
 from reflectkit.rl.critic import Critic
@@ -58,8 +59,8 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
             tensors |= {f"critic.{name}": value for name, value in learner.critic.state_dict().items()}
         tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
         save_file({name: value.contiguous().clone() for name, value in tensors.items()}, staging / TENSORS)
-        write_jsonl(staging / REPLAY, [to_json(trajectory) for trajectory in trainer.replay])
-        write_json(staging / MEMO, trainer.agent.reflector.memo if trainer.agent.reflector else {})
+        write_text(staging / REPLAY, "".join(_json(to_json(trajectory)) + "\n" for trajectory in trainer.replay))
+        write_text(staging / MEMO, _json(trainer.agent.reflector.memo if trainer.agent.reflector else {}))
         write_json(staging / STATE, state)
         seal(staging)
 
@@ -134,6 +135,11 @@ def found(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, by step. What is there was whole when written: writes are renames."""
     there = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
     return sorted(there, key=_step_of)
+
+
+def _json(value: object) -> str:
+    """In ASCII, so that half a surrogate pair that an env showed comes back as it was."""
+    return json.dumps(value, allow_nan=False)
 
 
 def _step_of(checkpoint: Path) -> int:

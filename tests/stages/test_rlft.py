@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from reflectkit.core.console import Quiet
 from reflectkit.core.errors import CheckpointError, ConfigError, ReflectkitError
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.prompts import label, policy_prompt, reflection_prompt
+from reflectkit.core.types import Observation, Task
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
@@ -334,6 +336,26 @@ def test_damaged_metrics_and_kept_episodes_do_not_stop_a_resumed_run(
         rows = [row for _, row in read_jsonl(run / name)]
         assert [row["step"] for row in rows] == sorted([1] * len(lines) + [2] * len(lines))
         assert (run / name).read_bytes().startswith(b"".join(lines))
+
+
+class Torn(Corridor):
+    """Shows half a surrogate pair, as a file name that is not UTF-8 may hold."""
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        observation = super().reset(task, seed)
+        first, *rest = observation.messages
+        return replace(observation, messages=(replace(first, content=f"\ud800 {first.content}"), *rest))
+
+
+def test_text_that_is_not_unicode_is_played_learnt_from_saved_and_restored(ground: Path, tmp_path: Path) -> None:
+    settings = {"env": "tests.stages.test_rlft:Torn", "reflect_load_dir": ground / "reflection", "replay_size": 4,
+                "keep_episodes": 2, "episodes": 16}  # fmt: skip
+    made = train(ground, tmp_path, **settings)
+    saved = hashes(made)
+    held = [row for _, row in read_jsonl(made / "replay.jsonl")]
+    assert any("\ud800" in turn["observation"]["messages"][0]["content"] for row in held for turn in row["turns"])
+    (made.parent / "report.json").unlink()
+    assert hashes(train(ground, tmp_path, **settings)) == saved
 
 
 @pytest.mark.parametrize(
