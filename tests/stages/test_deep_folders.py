@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from reflectkit.core.tree import visible_files
 from reflectkit.data.repos import filter_repository
 from reflectkit.stages import filter_repo, gen_task, view
 
-DEEP = 1_200  # folders inside each other: more than the 1,000 calls that Python allows, and longer paths than the system takes
+DEEP = 420  # folders inside each other: more than the calls that Python is allowed here, and longer paths than the system takes
+NAME = "deep_down"
 TEXT = (Path(__file__).parents[2] / "data/auto_explore/repos/ferry_line/fare/price.go").read_text()
 
 
@@ -28,12 +30,14 @@ def repos(tmp_path: Path) -> Iterator[Path]:
         (folder / name / f"{name}.go").write_text(TEXT)
     inner = os.open(folder / "second", os.O_RDONLY)
     for _ in range(DEEP):
-        os.mkdir("deep", dir_fd=inner)
-        outer, inner = inner, os.open("deep", os.O_RDONLY, dir_fd=inner)
+        os.mkdir(NAME, dir_fd=inner)
+        outer, inner = inner, os.open(NAME, os.O_RDONLY, dir_fd=inner)
         os.close(outer)
     os.close(inner)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + DEEP - 120)
     yield folder
-    subprocess.run(["rm", "-rf", folder], check=True)  # pytest's own cleaning is recursive
+    sys.setrecursionlimit(limit)
 
 
 def test_a_deep_folder_stops_neither_filter_repo_nor_gen_task(repos: Path, tmp_path: Path) -> None:
