@@ -1,11 +1,20 @@
 """What the server that forks the steps of a `run` imports once: the heavy libraries, which start no thread and touch no GPU."""
 
-from reflectkit.models.hush import hush
+import contextlib
+import os
 
-hush()  # before bitsandbytes is imported, which is noisy without a GPU
+_parent = os.getppid()
 
-import accelerate  # noqa: E402, F401
-import peft  # noqa: E402, F401
-from trl import SFTTrainer  # noqa: E402, F401
+with contextlib.suppress(Exception):  # the step that needs a library says what is wrong with it
+    from reflectkit.models.hush import hush
 
-import reflectkit.stages.schedule  # noqa: E402, F401
+    hush()  # before bitsandbytes is imported, which is noisy without a GPU
+
+    import accelerate  # noqa: F401
+    import peft  # noqa: F401
+    from trl import SFTTrainer  # noqa: F401
+
+    import reflectkit.stages.schedule  # noqa: F401
+
+if os.getppid() != _parent:
+    os._exit(0)  # nobody waits for the steps any more

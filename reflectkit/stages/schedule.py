@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +24,14 @@ from reflectkit.core.config import from_mapping
 from reflectkit.core.console import Bar, Progress
 from reflectkit.core.errors import ReflectkitError
 from reflectkit.core.runs import Report
+from reflectkit.core.threads import VARIABLES
 from reflectkit.stages import STAGES
 
 PRELOADED = "reflectkit.stages.preload"
 TRAINING = frozenset({"sft", "rlft"})
+READ_ONCE = (*VARIABLES, "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TORCH", "PYTORCH_")
+"""Beginnings of the variables that libraries read when they are imported."""
+_served: dict[str, str] | None = None  # those variables, as the server that forks the steps has them
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,8 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
             free = len(workers) < side_by_side
             if free and job.name not in reports and job.name not in workers and job.after <= reports.keys():
                 values = {key: _filled(value, job, reports) for key, value in job.values.items()}
-                worker = context.Process(target=_work, args=(job.name, job.stage, values, events, os.getpid()), daemon=True)
+                work = (job.name, job.stage, values, events, os.getpid(), dict(os.environ))
+                worker = context.Process(target=_work, args=work, daemon=True)
                 worker.start()
                 workers[job.name] = worker
 
@@ -98,35 +104,41 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
 
 
 def _context(jobs: Sequence[Job]) -> Any:
-    """Processes forked from a server that has imported once what training needs; fresh interpreters where there is no fork."""
+    """Processes forked from a server that has imported once what training needs; fresh interpreters where there is no fork, or
+    where the libraries would read other variables than the server's did.
+    """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     if TRAINING & {job.stage for job in jobs}:
         context.set_forkserver_preload([PRELOADED])
-    with _ctrl_c_ignored():
-        forkserver.ensure_running()
-    first = context.Process(target=_nothing, daemon=True)  # a Ctrl-C before the server is ready leaves no step half started
-    first.start()
-    first.join()
-    return context
+    _start_server()
+    return context if _served == _read_once() else multiprocessing.get_context("spawn")
 
 
-def _nothing() -> None:
-    pass
+def _start_server() -> None:
+    """Start the server, unless it runs. It finds modules where this process does, rather than in the working directory, and
+    leaves Ctrl-C to this process, as do the steps.
+    """
+    from multiprocessing import resource_tracker
 
-
-@contextlib.contextmanager
-def _ctrl_c_ignored() -> Iterator[None]:
-    """What is started meanwhile ignores Ctrl-C for good: a terminal sends it to every process, and this one answers it."""
-    if threading.current_thread() is not threading.main_thread():  # where handlers may not be set
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    global _served
+    before, served = dict(os.environ), _read_once()
+    resource_tracker.ensure_running()  # it would unblock the signal
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        yield
+        os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        forkserver.ensure_running()
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
+            os.environ.pop(name, None)
+        os.environ |= before
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    _served = served if _served is None else _served
+
+
+def _read_once() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(READ_ONCE)}
 
 
 def _check_alive(workers: Mapping[str, BaseProcess], events: Any) -> None:
@@ -191,8 +203,10 @@ class _WireBar:
         self.pending, self.sent = 0, time.monotonic()
 
 
-def _work(name: str, stage: str, values: Mapping[str, Any], events: Any, parent: int) -> None:
-    """The worker's whole life."""
+def _work(name: str, stage: str, values: Mapping[str, Any], events: Any, parent: int, environment: Mapping[str, str]) -> None:
+    """The worker's whole life. environment: of the process that waits for it; the server may have an older one."""
+    os.environ.clear()
+    os.environ.update(environment)
     threading.Thread(target=_leave_with, args=(parent, os.getppid()), daemon=True).start()
     try:
         module = importlib.import_module(STAGES[stage])

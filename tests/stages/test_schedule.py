@@ -1,0 +1,94 @@
+"""The processes of a `run`'s steps: what they inherit, and how they take Ctrl-C and a parent that is gone."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reflectkit.core.console import Quiet
+from reflectkit.core.errors import ReflectkitError
+from reflectkit.stages.schedule import Job, perform
+
+RUN = """
+import sys
+from reflectkit.core.console import Quiet
+from reflectkit.core.errors import ReflectkitError
+from reflectkit.stages import schedule
+
+if __name__ == "__main__":
+    schedule.PRELOADED = sys.argv[1]
+    values = {"env": "corridor", "role": "plain", "data_dir": "data", "results_dir": "results"}
+    try:
+        schedule.perform([schedule.Job("plain", "sft", values, frozenset())], 1, Quiet())
+    except ReflectkitError as error:
+        print(error)
+"""
+
+
+def run_step(folder: Path, preloaded: str, path: Path | None = None) -> tuple[int, str, str]:
+    """(exit code, output, errors) of a script elsewhere that performs a step, which has no data, with `folder` as its own."""
+    script = folder / "scripts" / "script.py"
+    script.parent.mkdir()
+    script.write_text(RUN)
+    paths = [str(path)] if path else []
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, str(Path(__file__).parents[2])])}
+    done = subprocess.run(
+        [sys.executable, str(script), preloaded], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_step_has_the_variables_and_the_folder_of_this_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "spying.py").write_text(
+        "import os\n"
+        "from reflectkit.core.errors import ConfigError\n"
+        "raise ConfigError(f'key {os.environ.get(\"SPYING\")} in {os.getcwd()}')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    values = {"env": "spying:Env", "data_dir": tmp_path, "results_dir": tmp_path}
+    for value in ("one", "two"):
+        monkeypatch.setenv("SPYING", value)
+        (tmp_path / value).mkdir()
+        monkeypatch.chdir(tmp_path / value)
+        with pytest.raises(ReflectkitError, match=f"key {value} in {tmp_path / value}"):
+            perform([Job("made", "gen-trajectory", values, frozenset())], 1, Quiet())
+
+
+def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "only_here.py").write_text("open('imported', 'w')")
+    code, output, errors = run_step(tmp_path, "only_here")
+    assert (code, errors) == (0, "")
+    assert "no such file" in output
+    assert not (tmp_path / "imported").exists()
+
+
+def test_ctrl_c_while_libraries_are_imported_is_left_to_run(tmp_path: Path) -> None:
+    (tmp_path / "library.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nopen('imported', 'w')\n")
+    code, output, errors = run_step(tmp_path, "library", tmp_path)
+    assert (code, errors) == (0, "")
+    assert "no such file" in output
+    assert (tmp_path / "imported").exists()
+
+
+def test_a_library_that_cannot_be_imported_stops_only_the_steps_that_need_it(tmp_path: Path) -> None:
+    (tmp_path / "datasets.py").write_text("raise RuntimeError('built for another CPU')")
+    code, output, errors = run_step(tmp_path, "reflectkit.stages.preload", tmp_path)
+    assert (code, errors) == (0, "")
+    assert "no such file" in output
+
+
+def test_nothing_is_forked_for_a_run_that_was_killed_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "datasets.py").write_text(
+        "import os, signal\n"
+        "parent = os.getppid()\n"
+        "os.kill(parent, signal.SIGKILL)\n"
+        "while os.getppid() == parent:\n"
+        "    pass\n"
+        "raise RuntimeError\n"
+    )
+    code, _, errors = run_step(tmp_path, "reflectkit.stages.preload", tmp_path)
+    assert code == -signal.SIGKILL
+    assert "Traceback" not in errors
