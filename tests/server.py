@@ -20,7 +20,7 @@ class Server:
     respond: body → response, with that text in it unless set.
 
     refused: a parameter that no request may have. requests: every body that came in. authorization: every such header.
-    answered: how many got an answer that costs.
+    headers: all of each. answered: how many got an answer that costs. sent_mib: of an endless one.
     """
 
     url: str
@@ -30,7 +30,9 @@ class Server:
     respond: Callable[[dict[str, Any]], dict[str, Any]] = field(init=False)
     requests: list[dict[str, Any]] = field(default_factory=list)
     authorization: list[str] = field(default_factory=list)
+    headers: list[Any] = field(default_factory=list)
     answered: int = 0
+    sent_mib: int = 0
     most_at_once: int = 0
     delay_s: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -57,7 +59,8 @@ def serve(answer: Answer) -> Iterator[Server]:
 
     class Handler(BaseHTTPRequestHandler):
         """A fault is ("status", code, headers, error), ("whole", code, headers, body), ("json", body), ("raw", bytes),
-        ("cut", bytes), ("drip",): white space without an end, or ("bytes", bytes): what is not HTTP.
+        ("cut", bytes), ("drip",): white space without an end, ("endless", code, headers): the same at full
+        speed, or ("bytes", bytes): what is not HTTP.
         """
 
         protocol_version = "HTTP/1.1"
@@ -71,6 +74,7 @@ def serve(answer: Answer) -> Iterator[Server]:
                 with server.lock:
                     server.requests.append(body)
                     server.authorization.append(self.headers.get("Authorization") or self.headers.get("api-key") or "")
+                    server.headers.append(self.headers)
                     fault = server.faults.pop(0) if server.faults else None
                     if server.refused in body:
                         error = {"message": f"Unsupported value: '{server.refused}'", "param": server.refused}
@@ -94,6 +98,11 @@ def serve(answer: Answer) -> Iterator[Server]:
                 self._send(fault[1], fault[2], json.dumps(fault[3]).encode())
             elif fault[0] == "raw":
                 self._send(200, {}, fault[1])
+            elif fault[0] == "endless":
+                self._send(fault[1], {**fault[2], "Content-Length": str(10**15)}, b"")
+                while not closing.is_set() and server.sent_mib < 1000:
+                    self.wfile.write(b" " * 2**20)
+                    server.sent_mib += 1
             elif fault[0] == "bytes":
                 self.wfile.write(fault[1])
                 self.close_connection = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,6 +13,9 @@ from reflectkit.core.errors import ConfigError, ReflectkitError
 
 THINKING = ("o1", "o3", "o4", "gpt-5")
 KEYS = {"openai": "OPENAI_API_KEY", "azure": "AZURE_OPENAI_API_KEY", "local": "LOCAL_API_KEY"}
+OPENAI = "https://api.openai.com/v1"
+ACCOUNT = ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID")  # which the openai package sends along
+NETWORK = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")  # which it connects through
 
 
 class ApiError(ReflectkitError):
@@ -43,54 +47,89 @@ def parse_endpoint(text: str, base_url: str | None, flag: str = "--teacher", alo
     kind, _, model = text.partition(":")
     if kind not in KEYS or not model:
         raise ConfigError(f"{flag} {text!r}: write {alone}openai:MODEL, azure:DEPLOYMENT or local:MODEL")
-    if base_url is None:
-        return Endpoint(kind, model, "http://localhost:1234/v1" if kind == "local" else None)
+    if base_url is not None:
+        _check_address("--reader-url" if flag == "--reader" else "--base-url", base_url, KEYS[kind])
+    elif kind == "local":
+        base_url = "http://localhost:1234/v1"
+    elif kind == "openai" and os.environ.get("OPENAI_BASE_URL", OPENAI).rstrip("/") not in ("", OPENAI):
+        raise ConfigError(
+            f"{flag} {text}: OPENAI_BASE_URL is set, which is not used here; give that address as"
+            f" {'--reader-url' if flag == '--reader' else '--base-url'}, or unset it to ask {OPENAI}"
+        )
+    return Endpoint(kind, model, base_url)
+
+
+def _check_address(name: str, address: str, key: str) -> None:
+    """Raises ConfigError, without showing a password, where `address`, from flag or variable `name`, is no HTTP address."""
     try:
-        parts = urlsplit(base_url)
+        parts = urlsplit(address)
         port_is_fine = parts.port is None or parts.port > 0
     except ValueError:
         port_is_fine = False
     if not port_is_fine or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"--base-url {base_url.rpartition('@')[2]!r}: write one like http://localhost:1234/v1")
+        raise ConfigError(f"{name} {address.rpartition('@')[2]!r}: write one like http://localhost:1234/v1")
     if parts.username or parts.password or parts.query:
-        raise ConfigError(f"--base-url must not hold a user, key or query; put the key in the environment as {KEYS[kind]}")
-    return Endpoint(kind, model, base_url)
+        raise ConfigError(f"{name} must not hold a user, key or query; put the key in the environment as {key}")
 
 
 def key_of(endpoint: Endpoint) -> str:
     """The key from the environment; "" for a local server without one. Raises ConfigError where one is needed."""
-    key = os.environ.get(KEYS[endpoint.kind], "")
+    key = _header_of(KEYS[endpoint.kind])
     if not key and endpoint.kind != "local":
         raise ConfigError(f"{endpoint} needs a key: export {KEYS[endpoint.kind]}=…")
-    if not (key.isascii() and key.isprintable() and key == key.strip()):
-        raise ConfigError(f"{KEYS[endpoint.kind]} holds spaces around the key, or characters that no key has; set it again")
     return key
 
 
-def connect(endpoint: Endpoint) -> Any:
-    """The package's client, without retries and limits on time of its own.
+def _header_of(name: str) -> str:
+    """The environment variable `name`, which is sent in a header; "" where it is not set. Raises ConfigError."""
+    text = os.environ.get(name, "")
+    if not (text.isascii() and text.isprintable() and text == text.strip()):
+        raise ConfigError(f"{name} holds spaces around it, or characters that it cannot have; set it again")
+    return text
+
+
+def connect(endpoint: Endpoint, on_response: Callable[[Any], Awaitable[None]]) -> Any:
+    """The package's client, without retries and limits on time of its own. on_response: shown each response before the package
+    reads it.
 
     Raises
     ------
-    ConfigError: a key or an address is missing; ApiError: nothing listens at a local server's.
+    ConfigError: a key or an address is missing, or the environment's proxy or certificates cannot be used; ApiError: nothing
+    listens at a local server's.
     """
+    import httpx2
     import openai
 
     key = key_of(endpoint)
-    pool = openai.DefaultAsyncHttpxClient(follow_redirects=False)  # a key is for the address that was given
+    try:
+        pool = openai.DefaultAsyncHttpxClient(
+            follow_redirects=False,  # a key is for the address that was given
+            event_hooks={"response": [on_response]},
+        )
+    except (ImportError, ValueError, httpx2.InvalidURL, OSError) as error:
+        names = " and ".join(name for name in NETWORK if name in os.environ or name.lower() in os.environ)
+        raise ConfigError(
+            f"the environment's {names} cannot be used to connect ({type(error).__name__}); correct or unset it"
+        ) from None
     options: dict[str, Any] = {"max_retries": 0, "timeout": None, "http_client": pool}
+    if endpoint.kind == "openai":
+        organization, project = (_header_of(name) or None for name in ACCOUNT)
+        address = endpoint.base_url or OPENAI
+        return openai.AsyncOpenAI(api_key=key, base_url=address, organization=organization, project=project, **options)
     if endpoint.kind == "local":
         _knock(str(endpoint.base_url))
-        return openai.AsyncOpenAI(api_key=key or "none", base_url=endpoint.base_url, **options)
-    if endpoint.kind == "openai":
-        return openai.AsyncOpenAI(api_key=key, base_url=endpoint.base_url or "https://api.openai.com/v1", **options)
-    address = endpoint.base_url or os.environ.get("AZURE_OPENAI_ENDPOINT", "")
-    if not address:
-        raise ConfigError(
-            f"{endpoint} needs an address: export AZURE_OPENAI_ENDPOINT=https://….openai.azure.com, or give --base-url"
-        )
-    version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
-    return openai.AsyncAzureOpenAI(api_key=key, azure_endpoint=address, api_version=version, **options)
+        client = openai.AsyncOpenAI(api_key=key or "none", base_url=endpoint.base_url, **options)
+    else:
+        address = endpoint.base_url or os.environ.get("AZURE_OPENAI_ENDPOINT", "")
+        if not address:
+            raise ConfigError(
+                f"{endpoint} needs an address: export AZURE_OPENAI_ENDPOINT=https://….openai.azure.com, or give --base-url"
+            )
+        _check_address("--base-url" if endpoint.base_url else "AZURE_OPENAI_ENDPOINT", address, KEYS[endpoint.kind])
+        version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
+        client = openai.AsyncAzureOpenAI(api_key=key, azure_endpoint=address, api_version=version, **options)
+    client.organization = client.project = None  # the package takes them from the environment; they are for OpenAI alone
+    return client
 
 
 def _knock(base_url: str) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import email.utils
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,14 @@ class ConnectionLostError(Exception):
     """The server was not reached, or hung up before the end of its response."""
 
 
+class _RefusedError(Exception):
+    """A response with another status than 2xx came."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__(response.status)
+        self.response = response
+
+
 @dataclass(frozen=True, slots=True)
 class Response:
     """status: of HTTP. retry_after_s: how long the server asks to wait, where it does so reasonably. body: as sent."""
@@ -45,7 +53,7 @@ class Transport:
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._client = connect(endpoint)
+        self._client = connect(endpoint, _take_refusals)
 
     async def post(self, body: Mapping[str, Any], timeout_s: float) -> Response:
         """Send `body` as JSON. Raises TimeoutError where no whole response came within `timeout_s`, ConnectionLostError."""
@@ -57,15 +65,9 @@ class Transport:
                 asyncio.timeout(timeout_s),
                 self._client.chat.completions.with_streaming_response.create(**body) as response,
             ):
-                received = bytearray()
-                async for chunk in response.iter_bytes():
-                    received += chunk[: LONGEST_BODY + 1 - len(received)]
-                    if len(received) > LONGEST_BODY:
-                        break
-                return Response(response.status_code, retry_after_s(response.headers), bytes(received))
-        except openai.APIStatusError as error:
-            refused = error.response
-            return Response(refused.status_code, retry_after_s(refused.headers), refused.content[: LONGEST_BODY + 1])
+                return await _received(response, response.iter_bytes())
+        except _RefusedError as error:
+            return error.response
         except (openai.APIError, httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             if isinstance(error, TimeoutError):
                 raise
@@ -74,6 +76,22 @@ class Transport:
     async def close(self) -> None:
         """End the connections."""
         await self._client.close()
+
+
+async def _take_refusals(response: Any) -> None:
+    """Raises _RefusedError: the package would read the whole of an error, however long, and in any encoding that it names."""
+    if not response.is_success:
+        raise _RefusedError(await _received(response, response.aiter_bytes()))
+
+
+async def _received(response: Any, chunks: AsyncIterator[bytes]) -> Response:
+    """`response` with a body of at most a byte more than `LONGEST_BODY`."""
+    body = bytearray()
+    async for chunk in chunks:
+        body += chunk[: LONGEST_BODY + 1 - len(body)]
+        if len(body) > LONGEST_BODY:
+            break
+    return Response(response.status_code, retry_after_s(response.headers), bytes(body))
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

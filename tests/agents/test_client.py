@@ -480,10 +480,85 @@ def test_a_server_that_echoes_the_key_does_not_get_it_into_a_file(
     assert KEY not in (tmp_path / "journal.jsonl").read_text()
 
 
+def test_of_an_error_no_more_is_read_than_of_an_answer(server: Server, tmp_path: Path) -> None:
+    """The server would never stop: it is left at the limit, and asked again."""
+    server.faults = [("endless", 500, {"Retry-After": "0"})]
+    outcomes, _ = ask(server, tmp_path, requests())
+    assert outcomes[0].value == "echo item0"
+    assert 1 <= server.sent_mib < 100
+
+
+def test_an_error_in_an_encoding_that_is_none_costs_a_try(server: Server, tmp_path: Path) -> None:
+    headers = {"Content-Type": "application/json; charset=rot13", "Retry-After": "0"}
+    server.faults = [("status", 500, headers, {"message": "oops"})]
+    outcomes, _ = ask(server, tmp_path, requests())
+    assert outcomes[0].value == "echo item0"
+
+
 def test_an_openai_key_is_not_sent_to_a_local_server(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     ask(server, tmp_path, requests())
     assert server.authorization == ["Bearer none"]
+
+
+@pytest.mark.parametrize(("kind", "sent"), [("openai", ["org-1", "proj-1"]), ("azure", []), ("local", [])])
+def test_openai_alone_is_sent_the_organization(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, sent: list[str]
+) -> None:
+    for name, value in {"OPENAI_API_KEY": KEY, "AZURE_OPENAI_API_KEY": KEY, "OPENAI_ORG_ID": "org-1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-1")
+    with open_client(Endpoint(kind, "m", server.url), tmp_path / "journal.jsonl", PRICES) as client:
+        client.ask(requests(), lambda _, text: text)
+    (headers,) = server.headers
+    assert [headers[name] for name in ("OpenAI-Organization", "OpenAI-Project") if name in headers] == sent
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OPENAI_ORG_ID", "a\nb"),
+        ("OPENAI_PROJECT_ID", "日本"),
+        ("ALL_PROXY", "foo://127.0.0.1:1"),
+        ("HTTP_PROXY", f"http://user:{KEY}@[::1"),
+        ("SSL_CERT_FILE", "/nowhere.pem"),
+    ],
+)
+def test_settings_of_the_environment_that_cannot_be_used_are_named(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv(name, value)
+    with (
+        open_client(Endpoint("openai", "m", server.url), tmp_path / "journal.jsonl", PRICES) as client,
+        pytest.raises(ConfigError, match=name) as caught,
+    ):
+        client.ask(requests(), lambda _, text: text)
+    assert KEY not in str(caught.value)
+    assert not server.requests
+
+
+def test_an_address_in_the_environment_is_neither_used_nor_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who set it would not want prompts and key to go to OpenAI, and who did not notice it would not want them to go there."""
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://gateway.example/v1")
+    with pytest.raises(ConfigError, match="OPENAI_BASE_URL is set, which is not used here; give that address as --base-url"):
+        parse_endpoint("openai:m", None)
+    assert parse_endpoint("openai:m", "https://gateway.example/v1").base_url == "https://gateway.example/v1"
+    assert parse_endpoint("local:m", None).base_url == "http://localhost:1234/v1"
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://api.openai.com/v1/")
+    assert parse_endpoint("openai:m", None).base_url is None
+
+
+@pytest.mark.parametrize("address", ["my-resource", "http://[::1", f"https://u:{KEY}@x.openai.azure.com"])
+def test_an_azure_address_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("AZURE_OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", address)
+    with (
+        open_client(Endpoint("azure", "m", None), tmp_path / "journal.jsonl", PRICES) as client,
+        pytest.raises(ConfigError, match="AZURE_OPENAI_ENDPOINT") as caught,
+    ):
+        client.ask(requests(), lambda _, text: text)
+    assert KEY not in str(caught.value)
 
 
 def test_azure_is_asked_at_its_own_address(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
