@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -113,14 +112,23 @@ def _context(jobs: Sequence[Job]) -> Any:
     if TRAINING & {job.stage for job in jobs}:
         context.set_forkserver_preload([PRELOADED])
     _start_server()
-    return context if _served == _read_once() else multiprocessing.get_context("spawn")
+    if _served != _read_once():
+        return multiprocessing.get_context("spawn")
+    first = context.Process(target=_nothing, daemon=True)  # a Ctrl-C before the server is ready leaves no step half started
+    first.start()
+    first.join()
+    return context
+
+
+def _nothing() -> None:
+    pass
 
 
 def _start_server() -> None:
     """Start the server, unless it runs. It finds modules where this process does, rather than in the working directory, and
     leaves Ctrl-C to this process, as do the steps.
     """
-    from multiprocessing import resource_tracker
+    from multiprocessing import forkserver, resource_tracker
 
     global _served
     before, served = dict(os.environ), _read_once()
