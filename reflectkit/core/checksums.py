@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from reflectkit.core.errors import CheckpointError, DataError
@@ -22,13 +23,24 @@ def verify(folder: Path) -> None:
         raise CheckpointError(f"{folder} has no {CHECKSUMS}, so it was not written to its end")
     try:
         checksums = dict(read_json(folder / CHECKSUMS))
-        for name, known in checksums.items():
-            if sha256(folder / name) != known:
-                raise CheckpointError(f"{folder / name} is damaged: its checksum differs from the one in {CHECKSUMS}")
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{error.filename} is missing, although {CHECKSUMS} lists it") from None
     except (DataError, OSError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder / CHECKSUMS} is damaged ({error})") from None
+    compare(folder, checksums, CHECKSUMS)
+
+
+def compare(folder: Path, checksums: Mapping[str, str], record: str) -> None:
+    """Raises CheckpointError, naming the file, unless `folder` holds the files of `checksums`, unchanged, and no others.
+
+    record: the file in `folder` that has the checksums.
+    """
+    try:
+        for name, known in checksums.items():
+            if sha256(folder / name) != known:
+                raise CheckpointError(f"{folder / name} is damaged: its checksum differs from the one in {record}")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{error.filename} is missing, although {record} lists it") from None
+    except (OSError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder / record} is damaged ({error})") from None
     present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    if unknown := sorted(present - {CHECKSUMS, *checksums}):
-        raise CheckpointError(f"{folder / unknown[0]} is not listed in {CHECKSUMS}; move it out of the checkpoint")
+    if unknown := sorted(present - {record, *checksums}):
+        raise CheckpointError(f"{folder / unknown[0]} is not listed in {record}; move it out of the checkpoint")

@@ -147,7 +147,7 @@ def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = (), *, ag
     with another identity has its name.
     """
     use_threads(config.threads)
-    identity = Identity(stage, plain_settings(config), {str(path): digest(path) for path in inputs}, _defaults(config))
+    identity = Identity(stage, plain_settings(config), {str(path): digest(path) for path in inputs}, default_settings(config))
     while True:
         there = None if config.force or again else _find(config, identity)
         folder = there or _allocate(config, identity, again)
@@ -220,7 +220,7 @@ def plain_settings(config: StageConfig) -> dict[str, Any]:
     return {name: _plain(value) for name, value in sorted(kept.items())}
 
 
-def _defaults(config: StageConfig) -> dict[str, Any]:
+def default_settings(config: StageConfig) -> dict[str, Any]:
     """The settings of `config` that have a default, at it."""
     fields = [item for item in dataclasses.fields(config) if item.name not in NOT_IDENTITY]
     return {item.name: _plain(item.default) for item in fields if item.default is not dataclasses.MISSING}

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from reflectkit.core.checksums import seal
+from reflectkit.core.checksums import CHECKSUMS, compare, seal, verify
 from reflectkit.core.errors import CheckpointError, DataError
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_text
 from reflectkit.core.types import Trajectory, from_json, to_json
@@ -71,8 +71,26 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
     return target
 
 
-def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any]) -> None:
-    """Bring `trainer`, whose policy was loaded from `checkpoint`, to where it stood. Call `verify` on the folder first.
+def check_files(checkpoint: Path) -> None:
+    """Raises CheckpointError, naming the file, unless all files of `checkpoint` are as they were written."""
+    if not (checkpoint / CHECKSUMS).exists() and isinstance(known := _state(checkpoint).get("files"), dict):
+        compare(checkpoint, known, STATE)  # where earlier versions kept them
+    else:
+        verify(checkpoint)
+
+
+def _state(checkpoint: Path) -> dict[str, Any]:
+    try:
+        state = read_json(checkpoint / STATE)
+    except DataError:
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Bring `trainer`, whose policy was loaded from `checkpoint`, to where it stood. Call `check_files` first.
+
+    defaults: see `check_settings`.
 
     Raises
     ------
@@ -80,7 +98,7 @@ def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any]) -> 
     """
     try:
         state = read_json(checkpoint / STATE)
-        check_settings(checkpoint, state["settings"], settings)
+        check_settings(checkpoint, state["settings"], settings, defaults)
         _restore_tensors(checkpoint, trainer)
         trainer.step = int(state["step"])
         trainer.counters = {name: int(value) for name, value in state["counters"].items()}
@@ -118,8 +136,12 @@ def saved_critic(checkpoint: Path, player: Player) -> Critic | None:
     return critic
 
 
-def check_settings(checkpoint: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raises OtherSettingsError, naming what differs, where the two are not the same."""
+def check_settings(checkpoint: Path, there: Mapping[str, Any], here: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raises OtherSettingsError, naming what differs, where the two are not the same.
+
+    defaults: stand in for the settings that the version which made the checkpoint did not know.
+    """
+    there = {name: value for name, value in defaults.items() if name in here} | dict(there)
     differing = [
         f"{name} is {there.get(name, 'not set')} there and {here.get(name, 'not set')} here"
         for name in sorted({*there, *here})

@@ -13,14 +13,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from reflectkit.core.checksums import verify
 from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, fraction, one_of, option, within
 from reflectkit.core.console import Progress, Quiet
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError, ReflectkitError
 from reflectkit.core.jsonl import read_json, salvage, write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.prompts import policy_prompt
-from reflectkit.core.runs import Report, digest, figures_table, plain_settings
+from reflectkit.core.runs import Report, default_settings, digest, figures_table, plain_settings
 from reflectkit.core.types import Task, to_json
 from reflectkit.data.episodes import episode_to_json, write_episodes
 from reflectkit.data.trajectories import read_records
@@ -233,11 +232,12 @@ def _resumed(
     """Training as an earlier, killed process left it, or at its beginning. A damaged checkpoint gives way to the one before."""
     from reflectkit.rl import checkpoint
 
+    defaults = default_settings(config)
     for place in reversed(checkpoint.found(folder)):
         try:
-            verify(place)
+            checkpoint.check_files(place)
             trainer = _trainer(config, levels, place, processes, progress)
-            checkpoint.restore(place, trainer, told)
+            checkpoint.restore(place, trainer, told, defaults)
             return trainer
         except checkpoint.OtherSettingsError:
             raise
@@ -253,10 +253,11 @@ def _resumed(
             config.resume_from,
             {name: value for name, value in state.items() if name not in free},
             {name: value for name, value in told.items() if name not in free},
+            defaults,
         )
-        verify(config.resume_from)
+        checkpoint.check_files(config.resume_from)
         trainer = _trainer(config, levels, config.resume_from, processes, progress)
-        checkpoint.restore(config.resume_from, trainer, state)
+        checkpoint.restore(config.resume_from, trainer, state, defaults)
         if trainer.step >= config.max_steps:
             raise ConfigError(f"{config.resume_from} has {trainer.step} updates behind it; raise --max-steps above that")
         return trainer

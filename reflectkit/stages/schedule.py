@@ -62,8 +62,9 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
                 values = {key: _filled(value, job, reports) for key, value in job.values.items()}
                 work = (job.name, job.stage, values, events, os.getpid(), dict(os.environ))
                 worker = context.Process(target=_work, args=work, daemon=True)
-                worker.start()
-                workers[job.name] = worker
+                with _ctrl_c_later():  # or it would be a worker that nobody knows of
+                    worker.start()
+                    workers[job.name] = worker
 
     def handle(name: str, kind: str, *details: Any) -> None:
         if kind == "bar":
@@ -111,20 +112,11 @@ def _context(jobs: Sequence[Job]) -> Any:
     context = multiprocessing.get_context("forkserver")
     if TRAINING & {job.stage for job in jobs}:
         context.set_forkserver_preload([PRELOADED])
-    _start_server()
-    if _served != _read_once():
-        return multiprocessing.get_context("spawn")
-    first = context.Process(target=_nothing, daemon=True)  # a Ctrl-C before the server is ready leaves no step half started
-    first.start()
-    first.join()
-    return context
+    _start_server(context)
+    return context if _served == _read_once() else multiprocessing.get_context("spawn")
 
 
-def _nothing() -> None:
-    pass
-
-
-def _start_server() -> None:
+def _start_server(context: Any) -> None:
     """Start the server, unless it runs. It finds modules where this process does, rather than in the working directory, and
     leaves Ctrl-C to this process, as do the steps.
     """
@@ -133,16 +125,32 @@ def _start_server() -> None:
     global _served
     before, served = dict(os.environ), _read_once()
     resource_tracker.ensure_running()  # it would unblock the signal
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        forkserver.ensure_running()
+        with _ctrl_c_later():
+            forkserver.ensure_running()
     finally:
         for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
             os.environ.pop(name, None)
         os.environ |= before
+    if _served is None:
+        _served = served
+        first = context.Process(target=os.getpid)  # when it is done, the server has imported everything
+        first.start()
+        first.join()
+
+
+@contextlib.contextmanager
+def _ctrl_c_later() -> Iterator[None]:
+    """Ctrl-C comes when the context ends; processes that are started in it never get it."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    _served = served if _served is None else _served
 
 
 def _read_once() -> dict[str, str]:

@@ -18,7 +18,7 @@ from reflectkit.core.checksums import CHECKSUMS, seal, verify
 from reflectkit.core.config import DTYPES, PASSAGE, QUANTIZE, TINY, above, one_of, option, within
 from reflectkit.core.console import Bar, Progress
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError
-from reflectkit.core.jsonl import disk_full, write_jsonl
+from reflectkit.core.jsonl import disk_full, read_json, write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.prompts import ACTION_MARKER, CALLS_MARKER, LABELS
 from reflectkit.core.runs import Report, figures_table, open_run
@@ -37,6 +37,8 @@ EXAMPLES = (
 )
 EXPLODED = 10  # times the loss of guessing, which no training that works comes near
 PICKLED = (".pt", ".pth", ".bin")
+WHOLE = "whole"  # marks a trainer checkpoint of earlier versions, which kept no checksums
+NEEDED = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
 ARGUMENTS = "training_args.bin"  # the one pickle of a trainer checkpoint that holds more than tensors; resuming ignores it
 LIMITS = {
     "max_steps": (1, 10**9),
@@ -344,15 +346,40 @@ def _checkpoints(folder: Path) -> list[Path]:
 def _last_whole(folder: Path, progress: Progress) -> Path | None:
     """The newest trainer checkpoint that is as it was written; removes the newer ones, which a kill or the disk damaged."""
     for checkpoint in reversed(_checkpoints(folder)):
+        earlier = (checkpoint / WHOLE).is_file() and not (checkpoint / CHECKSUMS).exists()
         try:
+            if earlier:
+                _seal_earlier(checkpoint, progress)
             verify(checkpoint)
             _open_pickles(checkpoint)
             return checkpoint
         except CheckpointError as error:
-            if (checkpoint / CHECKSUMS).exists():
+            if earlier or (checkpoint / CHECKSUMS).exists():
                 progress.news(f"{error}; resuming from an earlier state")
             shutil.rmtree(checkpoint)
     return None
+
+
+def _seal_earlier(checkpoint: Path, progress: Progress) -> None:
+    """Give a trainer checkpoint of an earlier version checksums. Raises CheckpointError where a file is missing or cut off."""
+    from safetensors import SafetensorError, safe_open
+
+    for name in NEEDED:
+        if not (checkpoint / name).is_file():
+            raise CheckpointError(f"{checkpoint / name} is missing")
+    (checkpoint / ARGUMENTS).unlink(missing_ok=True)
+    _open_pickles(checkpoint)
+    try:
+        for path in sorted(checkpoint.rglob("*.safetensors")):
+            with safe_open(path, "pt"):
+                pass
+        for path in sorted(checkpoint.rglob("*.json")):
+            read_json(path)
+    except (SafetensorError, OSError, DataError) as error:
+        raise CheckpointError(f"{checkpoint} is damaged ({error})") from None
+    (checkpoint / WHOLE).unlink()
+    seal(checkpoint)
+    progress.news(f"{checkpoint} is of an earlier version, without checksums; resuming from it as it is")
 
 
 def _open_pickles(checkpoint: Path) -> None:

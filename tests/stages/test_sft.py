@@ -131,6 +131,21 @@ def test_a_whole_trainer_checkpoint_is_resumed_from(rows: Path, straight: dict[s
     assert not list(results.rglob("trainer"))
 
 
+def test_a_trainer_checkpoint_of_an_earlier_version_is_resumed_from(
+    rows: Path, straight: dict[str, str], results: Path
+) -> None:
+    """They had a mark and no checksums; one that is cut off gives way to the one before."""
+    for checkpoint in results.glob("1_sft/trainer/checkpoint-*"):
+        (checkpoint / "checksums.json").unlink()
+        (checkpoint / "whole").touch()
+        torch.save(object, checkpoint / "training_args.bin")
+    cut_in_half(results / "1_sft/trainer/checkpoint-4/model.safetensors")
+    progress = Interrupting()
+    assert hashes(train(rows, results, progress)) == straight
+    news = [line.partition("checkpoint-")[2] for line in progress.lines if "checkpoint-" in line]
+    assert [line[:12] for line in news] == ["4 is damaged", "2 is of an e"]
+
+
 class Bomb:
     """Makes a file when it is unpickled."""
 
