@@ -332,7 +332,7 @@ def _kept(path: Path, progress: Progress) -> dict[tuple[str, int], dict[str, Any
     """The whole lines that a killed run left, by task and seed; damaged ones, as a half-written last, are removed."""
     rows, damaged = salvage(path, KEPT_FIELDS)
     if damaged:
-        progress.news(f"{path}: dropped {damaged} damaged lines; their episodes will be played again")
+        progress.news(f"{path}: damaged lines dropped: {damaged}; their episodes will be played again")
     if path.is_file():  # also where only the last line's end is missing: more lines follow
         write_episodes(path, rows)
     return {(row["task"], row["seed"]): row for row in rows}

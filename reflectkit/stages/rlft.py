@@ -406,7 +406,7 @@ def _history(path: Path, step: int, progress: Progress) -> list[dict[str, Any]]:
     """The figures of the updates up to `step`, as far as `path` still has them."""
     rows, damaged = salvage(path, {"step": int, "success_rate": int | float, "return": int | float})
     if damaged:
-        progress.news(f"{path}: dropped {damaged} damaged lines; training itself is not affected")
+        progress.news(f"{path}: damaged lines dropped: {damaged}; training itself is not affected")
     return [row for row in rows if row["step"] <= step]
 
 
@@ -414,7 +414,7 @@ def _keep_episodes(config: Config, trainer: Trainer, path: Path, progress: Progr
     """Put this update's first episodes behind the earlier ones; those of updates that were lost go."""
     rows, damaged = salvage(path, {"step": int})
     if damaged:
-        progress.news(f"{path}: dropped {damaged} damaged lines")
+        progress.news(f"{path}: damaged lines dropped: {damaged}")
     known = [row for row in rows if row["step"] < trainer.step]
     new = [
         episode_to_json(f"update {trainer.step}", trajectory, advantages, cluster_of(config.env, trajectory.task))
