@@ -111,9 +111,11 @@ def commenting_request(
     return Request(_title(observation), messages, ANSWER_TOKENS)
 
 
-def history_cost(observation: Observation, turns: int, answer_tokens: int, history_tokens: int) -> int:
-    """Prompt tokens, about, that `turns` earlier turns like `observation` add to a request."""
-    one = count_tokens(_shown(observation)) + answer_tokens + 2 * MESSAGE_TOKENS
+def history_cost(request: Request, turns: int, written: int, history_tokens: int) -> int:
+    """Prompt tokens, about, that `turns` earlier turns like the newest of `request` add to it. written: in one of them, by who
+    comments and who plays.
+    """
+    one = count_tokens(request.messages[-1].content) + written + 2 * MESSAGE_TOKENS
     return min(turns * one, max(history_tokens, one))
 
 

@@ -9,8 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reflectkit.agents.client import Request
 from reflectkit.agents.endpoints import key_of
-from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS, history_cost, playing_request, reflecting_request
+from reflectkit.agents.requests import (
+    ANSWER_TOKENS,
+    HISTORY_HELP,
+    HISTORY_TOKENS,
+    history_cost,
+    playing_request,
+    reflecting_request,
+)
+from reflectkit.agents.scripted import RandomAgent
 from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
@@ -20,7 +29,7 @@ from reflectkit.core.protocols import Context
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Report, Run, Table, digest, finished, open_run
 from reflectkit.core.seeding import derive
-from reflectkit.core.types import Status, Task, Trajectory
+from reflectkit.core.types import Status, Task, Trajectory, Turn
 from reflectkit.data.episodes import episode_line, episode_to_json, read_compared, write_episodes
 from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
@@ -143,7 +152,7 @@ def run(config: Config, progress: Progress) -> Report:
         for level in levels
     ]
     if config.dry_run:
-        return _foreseen(config, matches)
+        return _foreseen(config, matches, progress)
     if source is None:
         progress.news(
             f"there is no {config.folder / HELD_OUT}: playing all problems that env '{config.env}' lists, none held out from"
@@ -232,44 +241,68 @@ class Match:
     tasks: tuple[Task, ...]
 
 
-def _foreseen(config: Config, matches: Sequence[Match]) -> Report:
-    """What the chat models would be asked: every episode to its horizon, each prompt as long as its first."""
+def _foreseen(config: Config, matches: Sequence[Match], progress: Progress) -> Report:
+    """What the chat models would be asked: every episode to its horizon.
+
+    As expected, each state is as long as the first; at most, as long as the longest that random play meets in the same problem.
+    """
     from reflectkit.agents.client import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, written_limit
 
     rows, most = [], 0
+    met: dict[str, list[Trajectory]] = {}
     for match in matches:
         endpoints = [endpoint_of(config, part) for part in chat_parts(match.name)]
+        if endpoints and match.level not in met:
+            met[match.level] = _met(config, match, progress)
         env: Any = config.maker(match.level)() if endpoints else None
         prices = [config.prices_at(endpoint) for endpoint in endpoints]
         calls = tokens = 0
         usd = bound = 0.0
-        for task in match.tasks if endpoints else ():
-            try:
-                seen = env.reset(task, config.seed)
-            except EnvironmentFailure:
-                continue  # its episode will be aborted, and nothing asked
-            steps = min(env.steps, len(task.data.get("chunks", ())) or env.steps)
-            context = Context(config.seed, env)
-            requests = [playing_request(seen, context), reflecting_request(seen, context)]
-            for endpoint, request, price in zip(endpoints, requests, prices, strict=False):
-                usual, most_read = (
+        for trajectory in met[match.level] if endpoints else ():
+            steps = min(env.steps, len(trajectory.task.data.get("chunks", ())) or env.steps)
+            usual = _asked(env, trajectory.turns[:1], len(endpoints), ANSWER)
+            longest = _asked(env, trajectory.turns, len(endpoints), ANSWER_TOKENS)
+            in_a_turn = 0  # tokens that the models before this one, and it, write at most; a reflector sees what the player did
+            for endpoint, price, one, other in zip(endpoints, prices, usual, longest, strict=True):
+                in_a_turn += other.max_tokens
+                read, most_read = (
                     steps * request.prompt_tokens
-                    + sum(history_cost(seen, turns, written, config.history_tokens) for turns in range(1, steps))
-                    for written in (ANSWER, request.max_tokens)
+                    + sum(history_cost(request, turns, written, config.history_tokens) for turns in range(1, steps))
+                    for request, written in ((one, ANSWER), (other, in_a_turn))
                 )
                 thought = THINKING_TOKENS if endpoint.thinks else 0
                 calls += steps * config.eval_reps
-                tokens += usual * config.eval_reps
-                usd += config.eval_reps * price.cost(usual, steps * (ANSWER + thought))
-                written_most = steps * written_limit(endpoint, request)
+                tokens += read * config.eval_reps
+                usd += config.eval_reps * price.cost(read, steps * (ANSWER + thought))
+                written_most = steps * written_limit(endpoint, other)
                 bound += config.eval_reps * (1 + ASKED_AGAIN) * price.cost(most_read * PROMPT_MARGIN, written_most)
         most += calls
         priced = all(price.known for price in prices)
         dollars = (f"{usd:.4f}", f"{bound:.4f}") if priced else ("unknown; give --price-in and --price-out", "unknown")
         rows.append((match.name, match.level, str(calls), str(tokens), *dollars))
     columns = ("policy", "level", "calls", "prompt tokens", "US dollars", "at most")
-    title = "What it would take, about, if every episode went to its horizon; at most: each call three times, at full length"
+    title = (
+        "What it would take, about, if every episode went to its horizon; at most: each call three times, at full length, on"
+        " states as long as the longest of random play"
+    )
     return Report("evaluate", config.env_folder, {"calls": most}, (), (Table(title, columns, tuple(rows)),))
+
+
+def _met(config: Config, match: Match, progress: Progress) -> list[Trajectory]:
+    """Random play of each problem; without those whose engine fails at once, of whom nothing will be asked."""
+    episodes = [Episode(task, derive(config.seed, "evaluate", task.id, 0)) for task in match.tasks]
+    with progress.bar(f"random play ({match.level})", len(episodes)) as bar:
+        played = rollout(episodes, config.maker(match.level), RandomAgent(), width=config.width, on_end=lambda _: bar.advance())
+    return [trajectory for trajectory in played if trajectory.turns]
+
+
+def _asked(env: Any, turns: Sequence[Turn], clients: int, comment_tokens: int) -> list[Request]:
+    """The longest requests that `turns` lead to, without earlier turns: of the player, and of the reflector if there is one."""
+    context = Context(0, env)
+    comment = " ".join(["x"] * comment_tokens) if clients > 1 else None
+    seen = [turn.observation for turn in turns]
+    asked = [[playing_request(one, context, comment) for one in seen], [reflecting_request(one, context) for one in seen]]
+    return [max(requests, key=lambda request: request.prompt_tokens) for requests in asked[:clients]]
 
 
 def _played(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +24,14 @@ from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.prompts import policy_prompt, reflection_prompt
 from reflectkit.core.protocols import Context, rules_of
 from reflectkit.core.rollout import Episode, rollout
+from reflectkit.core.text import count_tokens
 from reflectkit.core.tools import plain_text
 from reflectkit.core.types import Decision, Message, Observation, ToolCall, ToolUse, Turn
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import env_class
 from reflectkit.envs.corridor import Corridor
 from tests.envs.test_contract import EVERY, NAMES, games, listed, make, repos
-from tests.server import Server, serve
+from tests.server import Server, completion, serve
 
 GOALS = {
     "taxi": "drive the taxi to the waiting passenger",
@@ -158,6 +160,41 @@ def test_evaluate_tells_goal_rules_and_history(env: str, server: Server) -> None
     longest = max(thinker, key=len)
     assert longest[2]["content"] == "This is what matters."
     assert longest[3]["content"].startswith("The player did: ")
+
+
+@pytest.mark.parametrize("history", ["0", "4000"])
+def test_evaluate_costs_no_more_than_its_dry_run_says(
+    env: str, history: str, server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every answer as long as allowed and of use only when asked for the third time; every bill a quarter above our count."""
+    monkeypatch.setenv("COLUMNS", "200")
+    asked: Counter[str] = Counter()
+    tokens: list[int] = []
+    long = " ".join(["abcdefghijklm"] * 95)  # of three tokens each, by our count; 300 are allowed
+
+    def respond(body: dict[str, Any]) -> dict[str, Any]:
+        key = json.dumps(body["messages"])
+        asked[key] += 1
+        read = sum(count_tokens(message["content"]) + 4 for message in body["messages"]) * 5 // 4
+        tokens.append(read + body["max_tokens"])
+        newest = body["messages"][-1]["content"]
+        text = long
+        if "Choice:" in newest:
+            choices = re.findall(r"^ (\d+) ", newest, re.MULTILINE)
+            text = f"Analysis: {long}\nChoice: {choices[len(tokens) // 3 % len(choices)]}"
+        elif "calls of the tools" in newest:
+            text = "none"
+        usage = {"prompt_tokens": read, "completion_tokens": body["max_tokens"]}
+        return completion(text, "stop" if asked[key] % 3 == 0 else "length") | {"usage": usage}
+
+    server.respond = respond
+    command = ["evaluate", "--env", env, "--level", LEVELS[env], *worlds(env), "--horizon", "15", "--base-url", server.url]
+    command += ["--history-tokens", history, "--price-in", "1000000", "--price-out", "1000000", "--policy", "local:a+local:b"]
+    capsys.readouterr()
+    assert main([*command, "--dry-run"]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if "local:a" in line)
+    assert main(command) == 0
+    assert sum(tokens) <= float(row.split("│")[6])
 
 
 def test_gen_trajectory_with_a_teacher_who_acts_tells_them_too(env: str, server: Server) -> None:
