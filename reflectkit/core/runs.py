@@ -139,7 +139,8 @@ class Run:
 def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = (), *, again: bool = False) -> Iterator[Run]:
     """The run of `stage` with these settings and inputs: the finished one, the unfinished one, or a new one.
 
-    again: always a new one. A run whose body raises before it has written a file leaves no folder.
+    again: always a new one. A run whose body raises before it has written a file leaves no folder; what it was to replace is
+    there again. What a run replaces is removed when it ends otherwise.
 
     Raises
     ------
@@ -150,7 +151,7 @@ def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = (), *, ag
     identity = Identity(stage, plain_settings(config), {str(path): digest(path) for path in inputs}, default_settings(config))
     while True:
         there = None if config.force or again else _find(config, identity)
-        folder = there or _allocate(config, identity, again)
+        folder, replaced = (there, None) if there else _allocate(config, identity, again)
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(held(folder))
@@ -166,8 +167,11 @@ def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = (), *, ag
             try:
                 yield Run(stage, folder, report)
             except BaseException:
-                _remove_if_empty(folder, config.results_dir)
+                _remove_if_empty(folder, config.results_dir, replaced)
                 raise
+            finally:
+                if replaced:
+                    shutil.rmtree(replaced, ignore_errors=True)
             return
 
 
@@ -336,8 +340,8 @@ def _made_of(folder: Path, settings: Mapping[str, Any], content: str) -> bool:
         return False
 
 
-def _allocate(config: StageConfig, identity: Identity, again: bool) -> Path:
-    """A new folder with its config.json: made aside and renamed, so it never lacks one."""
+def _allocate(config: StageConfig, identity: Identity, again: bool) -> tuple[Path, Path | None]:
+    """(a new folder, where the run that it replaces is now). Made aside and renamed, it never lacks its config.json."""
     results_dir = config.results_dir
     try:
         results_dir.mkdir(parents=True, exist_ok=True)
@@ -350,16 +354,21 @@ def _allocate(config: StageConfig, identity: Identity, again: bool) -> Path:
             record = identity.as_json() | {"name": name} | _circumstances(config)
             write_json(staging / "config.json", record | {CHECKSUM: _checksum(record)})
             folder.parent.mkdir(parents=True, exist_ok=True)
+            replaced = None
             if not _is_free(folder):
                 with held(folder):
-                    _discard(folder, results_dir)
+                    replaced = _put_aside(folder, results_dir)
             try:
                 staging.rename(folder)
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    if replaced:
+                        replaced.rename(folder)
                     raise
+                if replaced:
+                    shutil.rmtree(replaced, ignore_errors=True)
                 continue  # another process took it first
-            return folder
+            return folder, replaced
     except OSError as error:
         if error.errno in NO_ROOM:
             raise
@@ -419,26 +428,27 @@ def _is_free(folder: Path) -> bool:
     return not folder.exists() and not folder.is_symlink()
 
 
-def _discard(folder: Path, results_dir: Path) -> None:
-    """Remove `folder` in one step for whoever looks."""
-    gone = results_dir / f"{STAGING_PREFIX}{os.getpid()}-gone"
-    shutil.rmtree(gone, ignore_errors=True)
-    folder.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+def _put_aside(folder: Path, results_dir: Path) -> Path:
+    """Move `folder` out of the way in one step; returns where it is now, until this process ends."""
+    places = (results_dir / f"{STAGING_PREFIX}{os.getpid()}-{number}" for number in itertools.count())
+    return folder.rename(next(place for place in places if not place.exists()))
 
 
-def _remove_if_empty(folder: Path, results_dir: Path) -> None:
-    """Remove the folder of a run that failed, where there is nothing in it but what it was begun with."""
+def _remove_if_empty(folder: Path, results_dir: Path, replaced: Path | None) -> None:
+    """Remove the folder of a run that failed before it made anything, and put `replaced` back."""
     with contextlib.suppress(OSError):
         sweep(folder)
         if {path.name for path in folder.iterdir()} <= {"config.json", ".lock"}:
-            _discard(folder, results_dir)
+            aside = _put_aside(folder, results_dir)
+            if replaced:
+                replaced.rename(folder)
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sweep_dead(results_dir: Path) -> None:
     """Remove the staging folders of processes that are gone."""
     for leftover in results_dir.glob(f"{STAGING_PREFIX}*"):
-        number = leftover.name.removeprefix(STAGING_PREFIX)
+        number = leftover.name.removeprefix(STAGING_PREFIX).partition("-")[0]
         try:
             os.kill(int(number), 0)
         except (ProcessLookupError, ValueError):

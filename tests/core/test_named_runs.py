@@ -188,6 +188,28 @@ def test_a_failed_run_gives_its_number_and_its_name_back(tmp_path: Path) -> None
     assert make(tmp_path, name="r/policy", size=5).folder == tmp_path / "r" / "policy"
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_run_that_fails_at_once_gives_back_what_force_replaced(tmp_path: Path, keep: bool) -> None:
+    made = make(tmp_path, name="r/policy")
+    settings = from_mapping(Example, {"results_dir": tmp_path, "name": "r/policy", "force": True, "keep": keep}, "example")
+
+    def failing(name: str = "") -> None:
+        with runs.open_run("sft", settings) as run:
+            assert not (run.folder / "report.json").exists()
+            if name:
+                (run.folder / name).write_text("")
+            raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no"):
+        failing()
+    assert make(tmp_path, name="r/policy").skipped
+    with pytest.raises(ConfigError, match="no"):
+        failing("metrics.jsonl")
+    assert not make(tmp_path, name="r/policy").skipped
+    assert [path.name for path in tmp_path.iterdir()] == ["r"]
+    assert [path.name for path in made.folder.parent.iterdir()] == ["policy"]
+
+
 def test_who_waits_for_a_run_that_fails_makes_its_own(tmp_path: Path) -> None:
     """The second waits for the first's folder, which is gone when the first has failed."""
     settings = from_mapping(Example, {"results_dir": tmp_path}, "example")
