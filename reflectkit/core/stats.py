@@ -262,7 +262,7 @@ def sign_flip_p(totals_NC: Array, signs_DC: Array, every: bool) -> Array:
     """
     import numpy as np
 
-    seen_N = np.abs(totals_NC.sum(axis=1)) * (1 - 1e-12) - 1e-12
+    seen_N = np.abs(totals_NC.sum(axis=1)) - 1e-12 * np.abs(totals_NC).sum(axis=1)  # less what adding up may round
     rows = max(1, AT_ONCE // signs_DC.shape[1])
     as_large_N = np.zeros(len(totals_NC), dtype=int)
     for start in range(0, len(signs_DC), rows):

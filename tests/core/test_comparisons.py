@@ -95,6 +95,15 @@ def test_a_mean_without_bounds_has_a_t_interval_of_its_clusters() -> None:
     assert (low, high) == pytest.approx((3.75 - 3.0543, 3.75 + 3.0543), abs=1e-4)
 
 
+@pytest.mark.parametrize("unit", [1e-20, 1.0, 1e90])
+def test_p_does_not_depend_on_the_unit(unit: float) -> None:
+    """Eight clusters that all gain: 2 of the 256 sign patterns are as extreme."""
+    first = {f"t{i}": (3 + i / 10) * unit for i in range(8)}
+    result = paired(first, dict.fromkeys(first, unit), shares=False)
+    assert result.p == 2 / 256
+    assert result.low > 0
+
+
 def test_signs_are_flipped_by_cluster() -> None:
     """Gaps of 1 on six tasks of three clusters: two of eight sign patterns have a sum of 6 or -6; as tasks, two of 64."""
     first, second = ({str(n): float(won) for n in range(6)} for won in (True, False))
