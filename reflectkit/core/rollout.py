@@ -19,7 +19,7 @@ from typing import Any
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.core.protocols import Agent, Context, Env, StepResult
 from reflectkit.core.seeding import derive
-from reflectkit.core.types import Decision, Observation, Status, Task, Trajectory, Turn
+from reflectkit.core.types import LARGEST, Decision, Observation, Status, Task, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,3 +202,8 @@ def _check(result: StepResult, env: Env) -> None:
             f"env '{env.name}' gave a reward or info that is no JSON ({error}); give finite numbers, texts, true and false,"
             " as float(reward)"
         ) from None
+    figures = result.info.get("figures", {})
+    numbers = {"reward": result.reward, **(figures if isinstance(figures, dict) else {"figures": figures})}
+    for name, value in numbers.items():
+        if not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
+            raise ConfigError(f"env '{env.name}' gave {value!r:.40} as '{name}'; give a number of at most {LARGEST:g} in size")

@@ -14,6 +14,9 @@ from typing import Any, Literal, TypeVar
 
 from reflectkit.core.errors import DataError
 
+LARGEST = 1e100
+"""Of a reward, a return or a figure, in size: squares of larger numbers do not add up to a finite one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Task:

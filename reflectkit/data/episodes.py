@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import dumps, lines, read_jsonl, write_text
-from reflectkit.core.types import Trajectory, Turn
+from reflectkit.core.types import LARGEST, Trajectory, Turn
 
 
 def episode_to_json(
@@ -171,12 +171,13 @@ def read_compared(path: Path) -> list[dict[str, Any]]:
             fields.text(name)
         if episode.success is None or episode.total_return is None:
             raise fields.error("success" if episode.success is None else "return", "missing")
-        if (price := fields.number("price_usd")) is not None and not math.isfinite(price):
-            raise fields.error("price_usd", "expected a finite number")
+        for name in ("return", "price_usd"):
+            if (value := fields.number(name)) is not None and not -LARGEST <= value <= LARGEST:
+                raise fields.error(name, f"expected a number of at most {LARGEST:g} in size, found {value!r:.60}")
         fields.one("data", dict)
         figures = fields.one("figures", dict) or {}
-        if not all(type(value) in (int, float) and math.isfinite(value) for value in figures.values()):
-            raise fields.error("figures", f"expected numbers by name, found {figures!r:.60}")
+        if not all(type(value) in (int, float) and -LARGEST <= value <= LARGEST for value in figures.values()):
+            raise fields.error("figures", f"expected numbers of at most {LARGEST:g} in size by name, found {figures!r:.60}")
         if not isinstance(row.get("turns", []), list) or not all(
             isinstance(turn.get("info", {}), dict) for turn in row.get("turns", ())
         ):

@@ -175,6 +175,27 @@ def test_what_an_env_gives_is_json(reward: float, info: dict[str, object]) -> No
         rollout(EPISODES[:1], Odd, RandomAgent())
 
 
+@pytest.mark.parametrize(
+    ("reward", "info", "message"),
+    [
+        (1e308, {}, "gave 1e\\+308 as 'reward'"),
+        ("much", {}, "gave 'much' as 'reward'"),
+        (1.0, {"figures": {"accuracy": -(10**400)}}, "gave -1000.* as 'accuracy'"),
+        (1.0, {"figures": {"accuracy": "high"}}, "gave 'high' as 'accuracy'"),
+        (1.0, {"figures": [1.0]}, "gave .* as 'figures'"),
+    ],
+)
+def test_what_an_env_counts_are_numbers_that_add_up(reward: float, info: dict[str, object], message: str) -> None:
+    """An evaluation's tables would fail at its end: the sum of two returns of 1e308 is infinite."""
+
+    class Odd(Corridor):
+        def step(self, action) -> StepResult:
+            return replace(super().step(action), reward=reward, info=info)
+
+    with pytest.raises(ConfigError, match=message):
+        rollout(EPISODES[:1], Odd, RandomAgent())
+
+
 def test_other_errors_are_raised() -> None:
     class Wrong(RandomAgent):
         def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
