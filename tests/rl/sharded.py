@@ -100,7 +100,7 @@ def main(kind: str, folder: Path) -> None:
     half = checkpoint.save(folder / kind, trainer, {}, {})
     processes.wait()
     trainer = trainer_of(half, processes)
-    checkpoint.restore(half, trainer, {})
+    checkpoint.restore(half, trainer, {}, {})
     for _ in range(2):
         trainer.advance()
     checkpoint.save(folder / kind, trainer, {}, {})
