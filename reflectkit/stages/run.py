@@ -37,7 +37,7 @@ from reflectkit.stages.ablations import (
     with_arms,
     with_copies,
 )
-from reflectkit.stages.schedule import Job, perform
+from reflectkit.stages.schedule import Job, check_script, perform
 
 EXAMPLES = (
     "reflectkit run taxi-tiny",
@@ -131,6 +131,7 @@ def load_recipe(name: str) -> Recipe:
 
 def run(config: Config, progress: Progress) -> Report:
     """Run every step that is not finished. Raises what the stages raise, and UnknownNameError for a step or setting."""
+    check_script()
     recipe = load_recipe(config.recipe)
     asked = _asked(config, recipe)
     overrides = _overrides(config, recipe, asked)

@@ -21,7 +21,7 @@ from typing import Any
 
 from reflectkit.core.config import from_mapping
 from reflectkit.core.console import Bar, Progress
-from reflectkit.core.errors import ReflectkitError
+from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.core.runs import Report
 from reflectkit.core.threads import VARIABLES
 from reflectkit.stages import STAGES
@@ -103,6 +103,12 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
     return {job.name: reports[job.name] for job in jobs}
 
 
+def check_script() -> None:
+    """Raises ConfigError in a step's process that is importing the script which has started it, and so would run it again."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError("the script runs its steps in processes that import it; call run below `if __name__ == '__main__':`")
+
+
 def _context(jobs: Sequence[Job]) -> Any:
     """Processes forked from a server that has imported once what training needs; fresh interpreters where there is no fork, or
     where the libraries would read other variables than the server's did.
@@ -160,10 +166,9 @@ def _read_once() -> dict[str, str]:
 def _check_alive(workers: Mapping[str, BaseProcess], events: Any) -> None:
     for name, worker in workers.items():
         if not worker.is_alive() and events.empty():
-            raise ReflectkitError(
-                f"step '{name}' was stopped from outside (exit code {worker.exitcode}; out of memory?);"
-                " run the same command again to go on"
-            )
+            code = worker.exitcode or 0
+            how = f"was killed (signal {-code}; out of memory?)" if code < 0 else f"ended with exit code {code}; see above"
+            raise ReflectkitError(f"step '{name}' {how}; run the same command again to go on")
 
 
 def _filled(value: Any, job: Job, reports: Mapping[str, Report]) -> Any:

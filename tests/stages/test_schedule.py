@@ -10,6 +10,7 @@ import pytest
 
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ReflectkitError
+from reflectkit.core.threads import use_threads
 from reflectkit.stages.schedule import Job, perform
 
 RUN = """
@@ -28,11 +29,19 @@ if __name__ == "__main__":
 """
 
 
-def run_step(folder: Path, preloaded: str, path: Path | None = None) -> tuple[int, str, str]:
+UNGUARDED = """
+from reflectkit.core.console import Quiet
+from reflectkit.stages.run import Config, run
+
+run(Config(recipe="recipe.yaml"), Quiet())
+"""
+
+
+def run_step(folder: Path, preloaded: str = "", path: Path | None = None, text: str = RUN) -> tuple[int, str, str]:
     """(exit code, output, errors) of a script elsewhere that performs a step, which has no data, with `folder` as its own."""
     script = folder / "scripts" / "script.py"
     script.parent.mkdir()
-    script.write_text(RUN)
+    script.write_text(text)
     paths = [str(path)] if path else []
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, str(Path(__file__).parents[2])])}
     done = subprocess.run(
@@ -48,6 +57,7 @@ def test_a_step_has_the_variables_and_the_folder_of_this_moment(tmp_path: Path, 
         "raise ConfigError(f'key {os.environ.get(\"SPYING\")} in {os.getcwd()}')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    use_threads(1)  # as every run does first
     values = {"env": "spying:Env", "data_dir": tmp_path, "results_dir": tmp_path}
     for value in ("one", "two"):
         monkeypatch.setenv("SPYING", value)
@@ -92,3 +102,12 @@ def test_nothing_is_forked_for_a_run_that_was_killed_meanwhile(tmp_path: Path) -
     code, _, errors = run_step(tmp_path, "reflectkit.stages.preload", tmp_path)
     assert code == -signal.SIGKILL
     assert "Traceback" not in errors
+
+
+def test_a_script_that_would_start_itself_again_is_told_the_guard(tmp_path: Path) -> None:
+    steps = "[{name: rows, stage: gen-sft, env: corridor}]"
+    (tmp_path / "recipe.yaml").write_text(f"description: one step\nsteps: {steps}\n")
+    code, _, errors = run_step(tmp_path, text=UNGUARDED)
+    assert code == 1
+    assert "ConfigError: the script runs its steps in processes that import it; call run below `if __name__" in errors
+    assert errors.rstrip().endswith("step 'rows' ended with exit code 1; see above; run the same command again to go on")
