@@ -1,4 +1,8 @@
-"""What the server that forks the steps of a `run` imports once: the heavy libraries, which start no thread and touch no GPU."""
+"""What the server that forks the steps of a `run` imports once: the heavy libraries, which start no thread.
+
+Where torch can use a GPU they are left to the steps: bitsandbytes looks for GPUs when it is imported, and CUDA cannot be used
+in a fork of a process that has done so.
+"""
 
 import contextlib
 import os
@@ -6,13 +10,16 @@ import os
 _parent = os.getppid()
 
 with contextlib.suppress(Exception):  # the step that needs a library says what is wrong with it
-    from reflectkit.models.hush import hush
+    import torch
 
-    hush()  # before bitsandbytes is imported, which is noisy without a GPU
+    if not any(getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu")):
+        from reflectkit.models.hush import hush
 
-    import accelerate  # noqa: F401
-    import peft  # noqa: F401
-    from trl import SFTTrainer  # noqa: F401
+        hush()  # before bitsandbytes is imported, which is noisy without a GPU
+
+        import accelerate  # noqa: F401
+        import peft  # noqa: F401
+        from trl import SFTTrainer  # noqa: F401
 
     import reflectkit.stages.schedule  # noqa: F401
 

@@ -110,10 +110,10 @@ def check_script() -> None:
 
 
 def _context(jobs: Sequence[Job]) -> Any:
-    """Processes forked from a server that has imported once what training needs; fresh interpreters where there is no fork, or
-    where the libraries would read other variables than the server's did.
+    """Processes forked from a server that has imported once what training needs; fresh interpreters where forks are not safe
+    (macOS) or there are none, or where the libraries would read other variables than the server's did.
     """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     if TRAINING & {job.stage for job in jobs}:

@@ -90,6 +90,17 @@ def test_a_library_that_cannot_be_imported_stops_only_the_steps_that_need_it(tmp
     assert "no such file" in output
 
 
+def test_nothing_that_looks_for_gpus_is_imported_before_the_fork(tmp_path: Path) -> None:
+    """CUDA cannot be used in a fork of a process that has counted its devices, as bitsandbytes does when it is imported."""
+    (tmp_path / "torch.py").write_text("from types import SimpleNamespace\nversion = SimpleNamespace(cuda='13.0', hip=None)\n")
+    for library in ("datasets", "peft", "bitsandbytes"):
+        (tmp_path / f"{library}.py").write_text("open('imported', 'w')\nraise RuntimeError\n")
+    code, output, errors = run_step(tmp_path, "reflectkit.stages.preload", tmp_path)
+    assert (code, errors) == (0, "")
+    assert "no such file" in output
+    assert not (tmp_path / "imported").exists()
+
+
 def test_nothing_is_forked_for_a_run_that_was_killed_meanwhile(tmp_path: Path) -> None:
     (tmp_path / "datasets.py").write_text(
         "import os, signal\n"
