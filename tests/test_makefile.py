@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "VENV", "ENV", "MAKEFLAGS")}
+OUTER = ("VIRTUAL_ENV", "VENV", "ENV", "ARGS", "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # these may run under make
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in OUTER}
 ENVIRONMENT = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("CONDA_")}
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
