@@ -192,24 +192,30 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One training row of T tokens.
-
-    tokens: ids. loss_mask: 1 where the policy wrote the token, else 0. logprobs: as sampled, 0 where masked.
-    advantages: how much better than expected the decision went that wrote the token, 0 where masked. returns: what the critic
-    is to expect of that decision, in the env's unit, 0 where masked. values: what it did expect when the decision was made;
-    empty without a critic. choices: the ids of the legal labels (K) where the row's one trained token is a choice, else empty.
-    group_id: the episode's group. replayed: whether an earlier policy sampled it.
+    """One training row of T tokens. Columns other than `tokens` hold 0 where the policy did not write the token, except
+    `decisions`.
     """
 
     tokens: tuple[int, ...]
+    """Token ids."""
     loss_mask: tuple[int, ...]
+    """1 where the policy wrote the token, else 0."""
+    decisions: tuple[int, ...]
+    """Index within the row, from 0, of the decision that the token belongs to; -1 where the policy did not write it."""
     logprobs: tuple[float, ...]
+    """Natural-log probabilities under the policy that sampled the tokens."""
     advantages: tuple[float, ...]
+    """Advantage of the token's decision."""
     returns: tuple[float, ...]
+    """The critic's target for the token's decision, in the env's unit."""
     values: tuple[float, ...]
+    """The critic's prediction when the decision was made; empty without a critic."""
     choices: tuple[int, ...]
+    """Ids of the legal labels (K) where the row's one trained token is a choice, else empty."""
     group_id: str
+    """The episode's group."""
     replayed: bool = False
+    """Whether an earlier policy sampled the row."""
 
 
 Noun = TypeVar("Noun")

@@ -52,6 +52,8 @@ class _Row:
         self.choices = choices
         self.tokens: list[int] = []
         self.mask: list[int] = []
+        self.decisions: list[int] = []
+        self.count = 0  # decisions so far
         self.columns: tuple[list[float], ...] = ([], [], [], [])  # logprobs, advantages, returns, values
         self.valued = True
 
@@ -67,6 +69,8 @@ class _Row:
         self.valued = self.valued and value is not None
         self.tokens += [*new, *decision.token_ids]
         self.mask += [0] * len(new) + [1] * written
+        self.decisions += [-1] * len(new) + [self.count] * written
+        self.count += 1
         numbers = (decision.logprobs, [advantage] * written, [target] * written, [value or 0.0] * written)
         for column, part in zip(self.columns, numbers, strict=True):
             column += [0.0] * len(new) + list(part)
@@ -77,6 +81,7 @@ class _Row:
         return Sample(
             tokens=tuple(self.tokens),
             loss_mask=tuple(self.mask),
+            decisions=tuple(self.decisions),
             logprobs=logprobs,
             advantages=advantages,
             returns=returns,

@@ -21,7 +21,7 @@ from reflectkit.models.load import Player, Reference, checkpoint_gradients
 from reflectkit.models.scoring import right_pad
 from reflectkit.rl import losses
 from reflectkit.rl.critic import Critic
-from reflectkit.rl.logprobs import Scored, Unit, packed, score, units
+from reflectkit.rl.logprobs import Scored, Unit, minibatches, packed, score, units
 from reflectkit.rl.processes import Processes
 from reflectkit.rl.shards import flat, nested, shards_of
 
@@ -104,15 +104,12 @@ class Learner:
         for group in self.critic_optimizer.param_groups:
             group["lr"] = self.settings.critic_rate * rate
         sums: dict[str, float] = {}
-        alike = [list(unit.rows) for unit in units(samples, range(len(samples)))]
-        pieces = math.ceil(len(samples) / self.settings.minibatch)
+        parts = units(samples)  # rows of one prompt stay together, for one forward pass
         steps = 0
         for _ in range(self.settings.epochs):
-            generator.shuffle(alike)
-            order = [row for rows in alike for row in rows]  # rows of one prompt stay together, for one forward pass
-            for piece in range(pieces):
-                part = order[piece * len(order) // pieces : (piece + 1) * len(order) // pieces]
-                figures = self._step(samples, part, may_stop=steps > 0)
+            generator.shuffle(parts)
+            for minibatch in minibatches(parts, math.ceil(len(samples) / self.settings.minibatch)):
+                figures = self._step(samples, minibatch, may_stop=steps > 0)
                 if figures is None:
                     return {name: total / steps for name, total in sums.items()} | {"gradient_steps": steps}
                 steps += 1
@@ -150,9 +147,10 @@ class Learner:
             self.critic_optimizer.load_state_dict(self.critic_optimizer.state_dict() | {"state": nested(critic)})
         self.shards.load(mine)
 
-    def _step(self, samples: Sequence[Sample], numbers: Sequence[int], may_stop: bool) -> dict[str, float] | None:
-        """One gradient step on the samples with these `numbers`; None, and no step, where the policy has moved too far."""
-        parts = sorted(units(samples, numbers), key=lambda unit: -len(unit.tokens))
+    def _step(self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool) -> dict[str, float] | None:
+        """One gradient step on a minibatch; None, and no step, where the policy has moved too far."""
+        parts = sorted(minibatch, key=lambda unit: -len(unit.tokens))
+        numbers = [row for unit in minibatch for row in unit.rows]
         while True:
             self._forget_gradients()
             figures = self._accumulate(samples, self._micro_batches(parts), numbers)
@@ -202,7 +200,8 @@ class Learner:
         try:
             for number, (micro, counts) in enumerate(micros):
                 scored = score(self.scorer, samples, micro, self.player.pad_id, self.settings.temperature)
-                loss, found = self._loss(samples, scored, len(numbers), tokens, fresh)
+                reference_N = self._reference(samples, micro) if self.reference is not None else None
+                loss, found = self._loss(samples, scored, reference_N, len(numbers), tokens, fresh)
                 self.shards.backward(loss * counts * self.shards.loss_scale, last=number == len(micros) - 1)
                 figures = {name: value + counts * found[name] for name, value in figures.items()} | {
                     "ratio_deviation": max(figures["ratio_deviation"], found["ratio_deviation"])
@@ -219,7 +218,13 @@ class Learner:
         return figures
 
     def _loss(
-        self, samples: Sequence[Sample], scored: Scored, rows: int, tokens: int, fresh_tokens: int
+        self,
+        samples: Sequence[Sample],
+        scored: Scored,
+        reference_N: torch.Tensor | None,
+        rows: int,
+        tokens: int,
+        fresh_tokens: int,
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """The micro-batch's part of the loss, and of the figures, of a minibatch of `rows` rows and `tokens` trained tokens."""
         settings, device = self.settings, scored.logprob_N.device
@@ -249,8 +254,8 @@ class Learner:
             "value_loss": 0.0,
             "kl_to_start": 0.0,
         }
-        if self.reference is not None:
-            distance_N = losses.kl_estimate(scored.logprob_N, old_N, self._reference(samples, scored))
+        if reference_N is not None:
+            distance_N = losses.kl_estimate(scored.logprob_N, old_N, reference_N)
             distance = (distance_N * share_N).masked_fill(replayed_N, 0.0).sum()  # an expectation over today's policy
             loss = loss + settings.kl * distance
             figures["kl_to_start"] = float(distance.detach())
@@ -270,17 +275,12 @@ class Learner:
         return loss, figures
 
     @torch.no_grad()
-    def _reference(self, samples: Sequence[Sample], scored: Scored) -> torch.Tensor:
-        """Log-probs of the same tokens under the starting policy, in the order of `scored`."""
+    def _reference(self, samples: Sequence[Sample], micro: Sequence[Unit]) -> torch.Tensor:
+        """Log-probs of a micro-batch's trained tokens under the starting policy (N)."""
         assert self.reference is not None
-        found: dict[tuple[int, int], float] = {}
         with self.reference.model() as start:
             model = self.scorer if start is self.player.model else start
-            for micro in packed(units(samples, list(dict.fromkeys(scored.row_N))), self.max_tokens):
-                before = score(model, samples, micro, self.player.pad_id, self.settings.temperature)
-                found |= zip(zip(before.row_N, before.place_N, strict=True), before.logprob_N.tolist(), strict=True)
-        places = zip(scored.row_N, scored.place_N, strict=True)
-        return torch.tensor([found[place] for place in places], device=scored.logprob_N.device)
+            return score(model, samples, micro, self.player.pad_id, self.settings.temperature).logprob_N
 
     def _halve(self, parts: Sequence[Unit]) -> None:
         """Take half as much at once from now on. Raises ReflectkitError where a single unit is too much."""
@@ -309,10 +309,11 @@ def _decisions(samples: Sequence[Sample], places: Sequence[tuple[int, int]]) -> 
     """(index of each decision's first token, number of the decision of each token) for tokens at `places`, in order."""
     starts: list[int] = []
     numbers: list[int] = []
+    previous: tuple[int, int] | None = None
     for index, (row, place) in enumerate(places):
-        sample = samples[row]
-        goes_on = index > 0 and places[index - 1] == (row, place - 1) and sample.returns[place] == sample.returns[place - 1]
-        if not goes_on:
+        decision = (row, samples[row].decisions[place])
+        if decision != previous:
             starts.append(index)
         numbers.append(len(starts) - 1)
+        previous = decision
     return starts, numbers

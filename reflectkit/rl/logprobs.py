@@ -6,7 +6,7 @@ Choices with the same prompt share one forward pass: an exact saving, since a pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,14 +38,33 @@ class Scored:
     hidden_ND: torch.Tensor
 
 
-def units(samples: Sequence[Sample], numbers: Sequence[int]) -> list[Unit]:
-    """The units of the samples with these `numbers`, in order of first appearance."""
+def units(samples: Sequence[Sample]) -> list[Unit]:
+    """The units of `samples`, in order of first appearance."""
     members: dict[tuple[Any, ...], list[int]] = {}
-    for number in numbers:
-        sample = samples[number]
+    for number, sample in enumerate(samples):
         key = (sample.tokens[:-1], sample.choices) if sample.choices else (sample.tokens, (), number)
         members.setdefault(key, []).append(number)
     return [Unit(key[0], key[1], tuple(rows)) for key, rows in members.items()]
+
+
+def minibatches(parts: Sequence[Unit], count: int) -> list[list[Unit]]:
+    """`parts` cut into `count` minibatches of equally many rows, give or take one, in order.
+
+    A unit whose rows fall into two minibatches is cut in two.
+    """
+    total = sum(len(unit.rows) for unit in parts)
+    ends = [(index + 1) * total // count for index in range(count)]
+    result: list[list[Unit]] = [[] for _ in range(count)]
+    position, index = 0, 0
+    for unit in parts:
+        rows = unit.rows
+        while rows:
+            while position == ends[index]:
+                index += 1
+            here = rows[: ends[index] - position]
+            result[index].append(replace(unit, rows=here))
+            position, rows = position + len(here), rows[len(here) :]
+    return result
 
 
 def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:

@@ -74,7 +74,7 @@ def measure(
                 "episodes": counts["episodes"] + episodes,
                 "read": counts["read"] + read,
                 "commented": counts["commented"] + commented,
-                "rows": counts["rows"] + sum(len(unit.tokens) for unit in units(samples, range(len(samples)))),
+                "rows": counts["rows"] + sum(len(unit.tokens) for unit in units(samples)),
             }
         bar.advance()
     total = {name: sum(values) for name, values in clock.seconds.items()}
@@ -259,7 +259,7 @@ def _bare_forward(reader: Player, prompts: Sequence[Sequence[int]]) -> None:
 
 def _bare_backward(learner: Learner, samples: Sequence[Sample]) -> None:
     """The model's own forward and backward over the same rows, each distinct prompt once, in batches of the same size."""
-    parts = units(samples, range(len(samples)))
+    parts = units(samples)
     for micro in packed(parts, BATCH * max(len(unit.tokens) for unit in parts)):
         for rows in _batches([unit.tokens for unit in micro]):
             input_ids, mask = left_pad(rows, learner.player.pad_id, torch.device("cpu"))

@@ -47,6 +47,7 @@ def rows(model: LlamaForCausalLM) -> list[Sample]:
             Sample(
                 tokens=(*prompt, *written),
                 loss_mask=(0,) * len(prompt) + (1,) * len(written),
+                decisions=(-1,) * len(prompt) + (0,) * len(written),
                 logprobs=(*masked, *logprobs.tolist()),
                 advantages=masked + (advantage,) * len(written),
                 returns=masked + (1.0,) * len(written),

@@ -29,7 +29,7 @@ from reflectkit.rl.credit import Rule, judge
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.curriculum import Curriculum, draw
 from reflectkit.rl.learner import Learner, Settings
-from reflectkit.rl.logprobs import packed, units
+from reflectkit.rl.logprobs import Unit, minibatches, packed, score, units
 from reflectkit.rl.loop import Level, Plan, Trainer
 from reflectkit.rl.replay import Replay
 
@@ -83,10 +83,30 @@ def test_text_turns_make_one_row_while_the_prompt_grows() -> None:
     first, second = batch.rows(played, [[1.0, 2.0, 3.0]], [[4.0, 5.0, 6.0]], {}, [[0.1, 0.2, 0.3]])
     assert first.tokens == (1, 2, 3, 4, 5, 6)
     assert first.loss_mask == (0, 0, 1, 1, 0, 1)
+    assert first.decisions == (-1, -1, 0, 0, -1, 1)
     assert first.advantages == (0, 0, 1, 1, 0, 2)
     assert first.returns == (0, 0, 4, 4, 0, 5)
     assert first.values == (0, 0, 0.1, 0.1, 0, 0.2)
     assert (second.tokens, second.loss_mask, second.choices) == ((9, 7, 8), (0, 1, 1), ())
+
+
+def test_adjacent_decisions_of_equal_returns_are_weighted_apart(policy: Player) -> None:
+    """Two decisions with nothing between them, each half as likely as when it was sampled, weigh a half each, not a quarter."""
+    stub = Sample((5, 6, 7), (0, 1, 1), (-1, 0, 1), (0.0,) * 3, (0.0, 1.0, 1.0), (0.0, 2.0, 2.0), (), (), "g", replayed=True)
+    with torch.no_grad():
+        now = score(policy.model, [stub], units([stub]), policy.pad_id, 1.0).logprob_N.tolist()
+    older = replace(stub, logprobs=(0.0, *(logprob + math.log(2) for logprob in now)))
+    settings = Settings(learning_rate=1e-9, surrogate=False)
+    figures = Learner(policy, settings).update([older], random.Random(0))
+    assert figures["loss"] == pytest.approx(-0.5 * sum(now) / 2, rel=1e-4)
+
+
+def test_minibatches_cut_units_where_they_must() -> None:
+    parts = [Unit((1,), (2, 3), (0, 4, 5)), Unit((2,), (), (1,)), Unit((3,), (2, 3), (2, 3, 6))]
+    cut = minibatches(parts, 3)  # 7 rows: 2, 2 and 3
+    assert [[unit.rows for unit in minibatch] for minibatch in cut] == [[(0, 4)], [(5,), (1,)], [(2, 3, 6)]]
+    assert cut[1][0] == Unit((1,), (2, 3), (5,))
+    assert minibatches(parts, 1) == [parts]
 
 
 def test_aborted_episodes_are_never_trained_on_or_replayed(policy: Player) -> None:
@@ -121,7 +141,7 @@ def test_sharing_a_prompts_forward_changes_nothing(policy: Player) -> None:
     tenfold = Learner(policy, settings).update(samples * 10, random.Random(0))
     assert tenfold["gradient_norm"] == pytest.approx(once["gradient_norm"], rel=1e-4)
     assert tenfold["entropy"] == pytest.approx(once["entropy"], rel=1e-5)
-    assert len(units(samples * 10, range(10 * len(samples)))) == len({sample.tokens[:-1] for sample in samples})
+    assert len(units(samples * 10)) == len({sample.tokens[:-1] for sample in samples})
 
 
 def weights_after(policy: Player, samples: list[Sample], **settings: Any) -> dict[str, torch.Tensor]:
@@ -142,7 +162,7 @@ def test_micro_batches_and_checkpointed_gradients_change_nothing_but_memory(poli
 
 def test_micro_batches_hold_no_more_tokens_than_allowed(policy: Player) -> None:
     samples = rows_of(policy, play(policy, count=20))
-    batches = packed(units(samples, range(len(samples))), 500)
+    batches = packed(units(samples), 500)
     assert len(batches) > 1
     for micro in batches:
         assert max(len(unit.tokens) for unit in micro) * len(micro) <= 500
