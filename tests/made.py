@@ -84,7 +84,7 @@ def _with_places(job: Job, made: dict[str, list[str]]) -> dict[str, Any]:
 def made_by_command(words: list[str]) -> list[str]:
     """The paths that `reflectkit WORDS` makes. Its flags and values are checked as the command line does it."""
     stage = words[0]
-    context = stage_command(stage).make_context(stage, words[1:])
+    context = stage_command(stage, words[1:]).make_context(stage, words[1:])
     given = {
         name: value
         for name, value in context.params.items()

@@ -27,7 +27,8 @@ OF_ONES_OWN = {
     "data/memory/reader.jsonl",  # answers of a chat model that reads for memory
     "data/models",  # --model smollm2-135m
 }
-TUTORIAL = "your-own-environment.md"
+MODULES = {"your-own-environment.md": "my_env.py", "CONTRIBUTING.md": "my_algorithm.py"}
+"""Pages whose one Python block is to be saved as a file, and its name."""
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +90,9 @@ def missing(text: str, made: set[str]) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_paths_on_the_pages_are_made(page: Path, recipes: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = page.read_text(encoding="utf-8")
-    if page.name == TUTORIAL:
+    if page.name in MODULES:
         (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-        (tmp_path / "my_env.py").write_text(code, encoding="utf-8")
+        (tmp_path / MODULES[page.name]).write_text(code, encoding="utf-8")
         monkeypatch.syspath_prepend(str(tmp_path))
     assert missing(text, recipes) == []
 

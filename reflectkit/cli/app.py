@@ -32,7 +32,7 @@ class Stages(TyperGroup):
         if name in STAGES:
             from reflectkit.cli.command import stage_command
 
-            command = stage_command(name)
+            command = stage_command(name, rest)
         return name, command, rest
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_origin, get_type_hints
 
@@ -18,14 +18,17 @@ from reflectkit.core.errors import DataError
 from reflectkit.stages import STAGES
 
 
-def stage_command(name: str) -> Any:
-    """The command of stage `name`: its module's text is the help, EXAMPLES the epilog."""
+def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
+    """The command of stage `name`: its module's text is the help, EXAMPLES the epilog.
+
+    arguments: those of the command line, as some bring further flags along (`--algo package.module:NAME`).
+    """
     module = importlib.import_module(STAGES[name])
     text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
     summary = re.sub(r"(?<!\n)\n(?!\n)", " ", text[:1].upper() + text[1:])
     examples = "\n\n".join(f"  $ {example}" for example in module.EXAMPLES)
     single = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
-    single.command(name, help=summary, epilog=f"Examples:\n\n{examples}")(_function(name, module))
+    single.command(name, help=summary, epilog=f"Examples:\n\n{examples}")(_function(name, module, arguments))
     return typer.main.get_command(single)
 
 
@@ -35,11 +38,24 @@ def stage_flags() -> dict[str, set[str]]:
     return {name: {flag(item.name) for item in items if not item.metadata.get("argument")} for name, items in fields.items()}
 
 
-def _function(name: str, module: Any) -> Callable[..., None]:
+def _choices(kind: type[StageConfig], arguments: Sequence[str]) -> dict[str, Any]:
+    """The settings in `arguments`, or in their --config file, that decide which flags there are."""
+    given: dict[str, str] = {}
+    for position, argument in enumerate(arguments):
+        written, equals, value = argument.partition("=")
+        for name in ("config", *kind.CHOOSERS):
+            if written == flag(name) and (equals or position + 1 < len(arguments)):
+                given[name] = value if equals else arguments[position + 1]
+    settings = _settings(Path(given.pop("config"))) if kind.CHOOSERS and "config" in given else {}
+    return {name: value for name, value in (settings | given).items() if name in kind.CHOOSERS}
+
+
+def _function(name: str, module: Any, arguments: Sequence[str]) -> Callable[..., None]:
     """A function whose signature is the config's fields, as typer reads it."""
-    hints = get_type_hints(module.Config)
+    chosen = module.Config.chosen(_choices(module.Config, arguments))
+    hints = get_type_hints(chosen)
     parameters = []
-    for item in sorted(dataclasses.fields(module.Config), key=order):
+    for item in sorted(dataclasses.fields(chosen), key=order):
         required = item.default is dataclasses.MISSING
         kind = _plain(hints[item.name])
         metavar = "PATH" if is_path(hints[item.name]) and kind != list[str] else None
@@ -51,7 +67,7 @@ def _function(name: str, module: Any) -> Callable[..., None]:
             text = item.metadata["help"] + (" Required." if required else "")
             annotation = Annotated[
                 kind | None if required else kind,
-                typer.Option(*names, help=text, metavar=metavar, rich_help_panel=panel(module.Config, item.name)),
+                typer.Option(*names, help=text, metavar=metavar, rich_help_panel=panel(chosen, item.name)),
             ]
         default: Any = inspect.Parameter.empty if item.metadata.get("argument") and required else None
         if not required:

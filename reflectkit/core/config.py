@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 
@@ -32,6 +32,8 @@ class StageConfig:
     """What every stage takes. PANEL: under which heading a class' own settings stand in the help."""
 
     PANEL: ClassVar = "Every command"
+    CHOOSERS: ClassVar[tuple[str, ...]] = ()
+    """Settings whose value decides what further settings there are; see `chosen`."""
     data_dir: Path = option(Path("data"), help="Folder of the data files; each env has a folder in it.")
     results_dir: Path = option(Path("results"), help="Folder of the runs.")
     name: str = option("", help="Folder of the run below --results-dir, e.g. taxi/policy; default: numbered, as 8_rlft.")
@@ -52,6 +54,11 @@ class StageConfig:
         if self.name:
             check_run_name(self.name)
         within("threads", self.threads, 1, 1024)
+
+    @classmethod
+    def chosen(cls, values: Mapping[str, Any]) -> type[Self]:
+        """This class, or a subclass with the further settings that `values` call for, as `algo` does."""
+        return cls
 
     def departed(self, names: Iterable[str]) -> list[str]:
         """Those of the settings `names` that are not at their defaults."""
@@ -121,6 +128,17 @@ def as_lists(kind: type[StageConfig], values: Mapping[str, Any]) -> dict[str, An
     return {name: [value] if name in lists and isinstance(value, str) else value for name, value in values.items()}
 
 
+def with_settings(kind: type[Config], own: type, panel: str) -> type[Config]:
+    """A subclass of `kind` that also has the fields of the dataclass `own`; `panel` is their heading in the help."""
+    hints = get_type_hints(own)
+    fields = [
+        (item.name, hints[item.name], option(item.default, help=item.metadata.get("help", "")))
+        for item in dataclasses.fields(own)
+    ]
+    namespace = {"PANEL": panel, "__doc__": kind.__doc__, "__module__": kind.__module__}
+    return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, namespace=namespace)
+
+
 def is_path(hint: Any) -> bool:
     """Whether a setting with this type hint is a path, or a list of them."""
     return hint is Path or Path in get_args(hint)
@@ -147,6 +165,7 @@ def from_mapping(kind: type[Config], values: Mapping[str, Any], where: str) -> C
     """
     from pydantic import TypeAdapter, ValidationError
 
+    kind = kind.chosen(values)
     known = {field.name for field in dataclasses.fields(kind)}
     for key in values:
         if key not in known:

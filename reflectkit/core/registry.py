@@ -1,4 +1,4 @@
-"""Names to things: tables of "module:attribute" strings, resolved when they are used."""
+"""Names to things. A table holds them, or "module:attribute" strings that are imported when they are used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from reflectkit.core.errors import UnknownNameError, unknown_name
 
 
-def resolve(kind: str, name: str, table: Mapping[str, str]) -> Any:
+def resolve(kind: str, name: str, table: Mapping[str, Any]) -> Any:
     """What `table` holds under `name`, or what the dotted path `name` ("package.module:Attribute") points to.
 
     Raises
@@ -18,7 +18,9 @@ def resolve(kind: str, name: str, table: Mapping[str, str]) -> Any:
     """
     target = table.get(name, name if ":" in name else None)
     if target is None:
-        raise unknown_name(kind, name, table, hint="(your own: package.module:Class)")
+        raise unknown_name(kind, name, table, hint="(your own: package.module:NAME)")
+    if not isinstance(target, str):
+        return target
     module_name, _, attribute = target.partition(":")
     try:
         return getattr(importlib.import_module(module_name), attribute)

@@ -13,9 +13,6 @@ from reflectkit.core.errors import ConfigError
 from reflectkit.models.load import Player
 from reflectkit.models.scoring import right_pad, trunk_of
 
-HEADS = ("linear", "mlp")
-TRUNKS = ("detached", "shared", "separate")
-
 
 class Critic(nn.Module):
     """A value for each decision. Starts by expecting nothing: its last layer is 0.

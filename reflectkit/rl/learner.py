@@ -30,32 +30,38 @@ MEANS = ("token", "row")
 
 @dataclass(frozen=True)
 class Settings:
-    """How to learn.
-
-    learning_rate: Adam's. critic_rate: of the critic. surrogate: PPO's clipped ratio, instead of REINFORCE's weighted
-    log-probs. clip: how far the ratio may count; REINFORCE's weights are at most 1 + clip. entropy: the bonus' weight.
-    kl: weight of the divergence from the starting policy. max_grad_norm: gradients are scaled down to it. epochs: passes
-    over each batch. minibatch: rows a gradient step, over all processes. target_kl: an update ends before the first step whose
-    minibatch is further than this from its sampler; 0 never. value_clip: see `losses.value_loss`. mean: over all trained
-    "token"s, or over the tokens of each "row", then rows. temperature: the sampler's. max_tokens: of a micro-batch, padding
-    counted. gradient_checkpointing: see `models.load.checkpoint_gradients`.
-    """
+    """How to learn."""
 
     learning_rate: float
-    critic_rate: float = 5e-3
-    surrogate: bool = True
+    """Adam's learning rate for the policy."""
+    loss: Callable[[losses.TrainedTokens], torch.Tensor] = losses.clipped_loss
+    """The policy loss of each trained token."""
     clip: float = 0.2
+    """How far the ratio to the sampling policy may count."""
     entropy: float = 0.01
+    """Weight of the entropy bonus."""
     kl: float = 0.0
+    """Weight of the KL divergence from the starting policy."""
     max_grad_norm: float = 0.3
+    """Gradients are scaled down to this norm."""
     epochs: int = 1
+    """Passes over each batch."""
     minibatch: int = 512
+    """Rows per gradient step, over all processes."""
     target_kl: float = 0.0
+    """An update ends before the first step whose minibatch is further than this from its sampler; 0: never."""
+    critic_rate: float = 5e-3
+    """Adam's learning rate for the critic."""
     value_clip: float = 0.0
+    """See `losses.value_loss`."""
     mean: str = "token"
+    """Average over all trained tokens ("token"), or over the tokens of each row and then over rows ("row")."""
     temperature: float = 1.0
+    """The sampler's temperature."""
     max_tokens: int = 16384
+    """Tokens per micro-batch, padding included."""
     gradient_checkpointing: bool = False
+    """See `models.load.checkpoint_gradients`."""
 
 
 class Learner:
@@ -233,18 +239,18 @@ class Learner:
         def column(name: str) -> torch.Tensor:
             return torch.tensor([getattr(samples[row], name)[place] for row, place in places], device=device)
 
-        old_N, gain_N = column("logprobs"), column("advantages")
+        old_N = column("logprobs")
         share = [1 / tokens if settings.mean == "token" else 1 / (rows * sum(samples[row].loss_mask)) for row, _ in places]
         share_N = torch.tensor(share, device=device)
         change_N = scored.logprob_N - old_N
         replayed_N = torch.tensor([samples[row].replayed for row, _ in places], device=device)
-        starts, decision_N = _decisions(samples, places)
-        if settings.surrogate:
-            loss_N = losses.clipped_surrogate(scored.logprob_N, old_N, gain_N, settings.clip, replayed_N)
-        else:
-            index_N = torch.tensor(decision_N, device=device)
-            ratio_D = torch.zeros(len(starts), device=device).index_add(0, index_N, change_N.detach())
-            loss_N = losses.reinforce(scored.logprob_N, gain_N, ratio_D[index_N], 1 + settings.clip)
+        starts, numbers = _decisions(samples, places)
+        decision_N = torch.tensor(numbers, device=device)
+        loss_N = settings.loss(
+            losses.TrainedTokens(
+                scored.logprob_N, old_N, column("advantages"), decision_N, len(starts), replayed_N, settings.clip
+            )
+        )
         policy_loss = (loss_N * share_N).sum()
         spread = (scored.entropy_N * share_N).sum()
         loss = policy_loss - settings.entropy * spread
@@ -262,7 +268,7 @@ class Learner:
         if self.critic is not None:
             value_D = self.critic(scored.hidden_ND[starts], [samples[places[n][0]].tokens[: places[n][1]] for n in starts])
             error_D = losses.value_loss(value_D, column("returns")[starts], column("values")[starts], settings.value_clip)
-            weight_D = torch.zeros(len(starts), device=device).index_add(0, torch.tensor(decision_N, device=device), share_N)
+            weight_D = torch.zeros(len(starts), device=device).index_add(0, decision_N, share_N)
             critic_loss = (error_D * weight_D).sum()
             loss = loss + critic_loss
             figures["value_loss"] = float(critic_loss.detach())

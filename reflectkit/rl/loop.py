@@ -1,4 +1,4 @@
-"""The online loop: draw problems, let the two players play them, judge, learn from the rows, and say how it went."""
+"""The online loop: draw problems, play them, estimate advantages, update the policy, report figures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.core.errors import EnvironmentFailure
@@ -15,7 +16,8 @@ from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Sample, Status, Task, Trajectory
 from reflectkit.models.tokens import label_ids
 from reflectkit.rl import batch
-from reflectkit.rl.credit import Judgement, Rule, judge
+from reflectkit.rl.advantages import Estimates
+from reflectkit.rl.algorithms import Objective
 from reflectkit.rl.curriculum import Curriculum, draw
 from reflectkit.rl.learner import Learner
 from reflectkit.rl.processes import Processes
@@ -33,26 +35,31 @@ class Level:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to play and how to judge it.
-
-    levels: in curriculum order. steps: updates in all. episodes: played for each update, by all processes together. repeats:
-    how many of them begin alike, and are a group. rule: see `credit.Rule`. width: episodes side by side in a process. decay:
-    whether learning rates fall in a line to 0 at the last step, so that the last policy stands still.
-    """
+    """What to play and what to optimise."""
 
     levels: Sequence[Level]
+    """The curriculum, in order."""
     steps: int
+    """Updates in all."""
     episodes: int
-    rule: Rule
+    """Episodes per update, over all processes."""
+    objective: Objective[Any]
+    """The algorithm with its settings."""
     seed: int
+    """Seed of problems, rollouts and minibatches."""
     width: int
+    """Episodes played side by side in one process."""
     repeats: int = 1
+    """Episodes of each drawn problem; they start from the same state and form a group."""
     decay: bool = True
+    """Whether learning rates fall linearly to 0 at the last update, so that the final policy no longer moves."""
 
 
 class Trainer:
-    """Training in progress. step: updates done. judged: the last update's episodes and the advantages of their turns. counters:
-    episodes, decisions and ABORTED episodes so far.
+    """Training in progress.
+
+    step: updates done. latest: the last update's fresh episodes, each with the advantages of its turns. counters: episodes,
+    decisions and ABORTED episodes so far.
     """
 
     def __init__(
@@ -70,7 +77,7 @@ class Trainer:
         self.replay = Replay(replay_size)
         self.curriculum = Curriculum(len(plan.levels), plan.steps, threshold)
         self.step = 0
-        self.judged: list[tuple[Trajectory, list[float]]] = []
+        self.latest: list[tuple[Trajectory, list[float]]] = []
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
 
     def advance(self) -> dict[str, object]:
@@ -94,8 +101,8 @@ class Trainer:
         fresh, old = batch.trainable(played), list(self.replay)
         if played and all(trajectory.status is Status.ABORTED for trajectory in played):
             raise EnvironmentFailure(f"all {len(played)} episodes of update {self.step + 1} were aborted: {played[0].reason}")
-        samples, judgement = self._rows(fresh, old)
-        self.judged = list(zip(fresh, judgement.advantages, strict=False))
+        samples, estimates = self._rows(fresh, old)
+        self.latest = list(zip(fresh, estimates.advantages, strict=False))
         rate = 1 - self.step / self.plan.steps if self.plan.decay else 1.0
         figures = self.learner.update(samples, generator(self.plan.seed, "update", self.step), rate)
         self.agent.forget_scores()
@@ -107,7 +114,7 @@ class Trainer:
         self.counters["decisions"] += sum(len(trajectory.turns) for trajectory in played)
         self.counters["aborted"] += sum(trajectory.status is Status.ABORTED for trajectory in played)
         seconds = time.perf_counter() - started
-        groups = len({trajectory.group for trajectory in fresh})
+        groups, dropped = len({trajectory.group for trajectory in fresh}), estimates.dropped
         return {
             "step": self.step,
             "level": level.name,
@@ -118,7 +125,7 @@ class Trainer:
             "reflector_cache_hits": hits / asked if asked else None,
             "rows": len(samples),
             "replayed_episodes": len(old),
-            "groups_without_spread": len(judgement.flat) / groups if groups and self.plan.rule.algorithm == "grpo" else None,
+            "groups_without_spread": len(dropped) / groups if groups and dropped is not None else None,
             "tokens": tokens + sum(len(sample.tokens) for sample in samples),
             "tokens_per_second": round((tokens + sum(len(s.tokens) for s in samples)) / seconds, 1),
             "episodes_per_second": round(len(played) / seconds, 3),
@@ -173,28 +180,28 @@ class Trainer:
             for key, comment in new.items():
                 reflector.memo.setdefault(key, comment)
 
-    def _rows(self, fresh: Sequence[Trajectory], old: Sequence[Trajectory]) -> tuple[list[Sample], Judgement]:
+    def _rows(self, fresh: Sequence[Trajectory], old: Sequence[Trajectory]) -> tuple[list[Sample], Estimates]:
         """Training rows of fresh and replayed episodes, those of groups without spread left out."""
         values: list[list[float]] | None = None
         if self.learner.critic is not None:
             values = [[turn.decision.value or 0.0 for turn in trajectory.turns] for trajectory in fresh]
             now = iter(self.learner.values([turn.decision.prompt_ids for trajectory in old for turn in trajectory.turns]))
             values += [[next(now) for _ in trajectory.turns] for trajectory in old]
-        judgement = judge(fresh, old, values or [], self.plan.rule)
+        estimates = self.plan.objective.estimate(fresh, old, values or [])
         counts = {len(turn.observation.choices) for trajectory in (*fresh, *old) for turn in trajectory.turns} - {0}
         labels_of = {count: label_ids(self.agent.policy.tokenizer, count) for count in counts}
         samples: list[Sample] = []
         for part, first, replayed in ((fresh, 0, False), (old, len(fresh), True)):
-            kept = [number for number, trajectory in enumerate(part) if trajectory.group not in judgement.flat]
+            kept = [number for number, trajectory in enumerate(part) if trajectory.group not in (estimates.dropped or ())]
             samples += batch.rows(
                 [part[number] for number in kept],
-                [judgement.advantages[first + number] for number in kept],
-                [judgement.returns[first + number] for number in kept],
+                [estimates.advantages[first + number] for number in kept],
+                [estimates.returns[first + number] for number in kept],
                 labels_of,
                 [values[first + number] for number in kept] if values is not None else None,
                 replayed,
             )
-        return samples, judgement
+        return samples, estimates
 
     def _counts(self) -> tuple[int, int, int]:
         """Tokens read and written, comments asked for, and those that the memo had, in this process so far."""

@@ -45,12 +45,12 @@ def generalised_advantages(rewards: Sequence[float], values: Sequence[float], ga
     return advantages
 
 
-def less_the_others(returns: Sequence[Sequence[float]], groups: Sequence[Hashable]) -> list[list[float]]:
+def leave_one_out(returns: Sequence[Sequence[float]], groups: Sequence[Hashable]) -> list[list[float]]:
     """Each return-to-go less the mean of the group's *other* episodes at the same step, where ended episodes stand at 0.
 
     At the first step that is RLOO (arXiv 2402.14740, eq. 6). An episode alone in its group is compared with 0.
 
-    >>> less_the_others([[1.0, 1.0], [2.0], [6.0, 5.0]], ["a", "a", "a"])
+    >>> leave_one_out([[1.0, 1.0], [2.0], [6.0, 5.0]], ["a", "a", "a"])
     [[-3.0, -1.5], [-1.5], [4.5, 4.5]]
     """
     members = _members(groups)

@@ -1,119 +1,150 @@
-"""The settings of rlft's algorithms, and which of them contradict each other: refused before anything is loaded."""
+"""The settings of rlft's algorithms. Contradictions are refused before anything is loaded."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
-from reflectkit.core.config import above, flag, fraction, one_of, option, within
+from typing_extensions import override
+
+from reflectkit.core.config import above, flag, fraction, one_of, option, with_settings, within
 from reflectkit.core.errors import ConfigError
+from reflectkit.rl.algorithms import ALGORITHMS, Algorithm, CriticSettings, Objective, algorithm
 from reflectkit.stages.common import PlayConfig
 
-ALGORITHMS = ("reinforce", "ppo", "grpo")
-BASELINES = ("none", "batch", "leave-one-out")
-CRITICS = ("auto", "none", "linear", "mlp")
-TRUNKS = ("detached", "shared", "separate")
-OWN = {
-    "reinforce": ("baseline",),
-    "ppo": ("gae_lambda", "critic", "critic_trunk", "critic_rate", "value_clip", "target_kl"),
-    "grpo": ("advantages", "step_groups"),
-}
-"""Settings that one algorithm alone looks at."""
 ALGORITHM_LIMITS = {
-    "value_clip": (0, 10**6),
     "target_kl": (0, 10**6),
-    "step_groups": (0, 10**6),
     "entropy": (0, 10**6),
     "kl": (0, 10**6),
     "clip": (0, 10**6),
-    "critic_rate": (0, 1000),
     "group_size": (0, 2**20),
     "replay_size": (0, 2**20),
     "epochs": (1, 10**4),
     "minibatch": (1, 2**30),
 }
 """The least and the most that these settings may be."""
-GROUP_SIZE = 8  # grpo's, where none is given
+_SUMMARIES = ", ".join(f"{name} ({row.summary})" for name, row in ALGORITHMS.items())
+_GROUP_SIZES = ", ".join(f"{row.group_size} for {name}" for name, row in ALGORITHMS.items() if row.group_size > 1)
 
 
+def _with_every_algorithm(kind: type[PlayConfig]) -> type[PlayConfig]:
+    """`kind` with the own settings of all algorithms in the table."""
+    for name, row in ALGORITHMS.items():
+        kind = with_settings(kind, row.settings, f"--algo {name}")
+    return kind
+
+
+@_with_every_algorithm
 @dataclass(frozen=True)
 class AlgorithmConfig(PlayConfig):
     """How rlft learns."""
 
     PANEL: ClassVar = "Algorithm"
+    CHOOSERS: ClassVar = ("algo",)
 
-    algo: str = option(
-        "reinforce", help="reinforce, ppo (a clipped ratio and a critic) or grpo (groups of episodes of one problem)."
-    )
-    gamma: float = option(1.0, help="Discount of the return-to-go; the paper has 1.")
-    normalize: bool = option(True, help="Advantages in standard deviations, of the batch, or for grpo of the group.")
-    baseline: str = option("batch", help="reinforce: what a return is compared with: none, batch (mean), leave-one-out.")
-    gae_lambda: float = option(1.0, help="ppo: 1 compares whole returns with the critic, 0 looks one step ahead.")
-    critic: str = option("auto", help="ppo: the critic's head, linear or mlp.")
-    critic_trunk: str = option("detached", help="ppo: what it reads: the policy's (detached or shared) or a separate trunk.")
-    critic_rate: float = option(5e-3, help="ppo: Adam's rate for the critic.")
-    value_clip: float = option(0.0, help="ppo: how far a value may move from what it was at sampling; 0: any way.")
-    target_kl: float = option(0.0, help="ppo: no further epoch past this divergence from the sampling policy; 0: never stop.")
-    group_size: int = option(0, help=f"Episodes of each drawn problem; 0: {GROUP_SIZE} for grpo, else 1.")
-    advantages: str = option("episode", help="grpo: one a whole episode; one a step, by its return; or own, by its reward.")
-    step_groups: float = option(
-        0.0, help="grpo: weight of further groups, of steps that stand in the same state (GiGPO); 0: none."
-    )
-    clip: float = option(0.2, help="How far the ratio to the sampling policy may count; reinforce's weights: at most 1 + this.")
+    algo: str = option("reinforce", help=f"{_SUMMARIES}; or your own as package.module:NAME.")
+    gamma: float = option(1.0, help="Discount factor of the return-to-go; the paper uses 1.")
+    normalize: bool = option(True, help="Divide advantages by their standard deviation over the batch or the group.")
+    group_size: int = option(0, help=f"Episodes of each drawn problem; 0: {_GROUP_SIZES}, otherwise 1.")
+    clip: float = option(0.2, help="PPO's clip range; the importance weights of reinforce are at most 1 + this.")
     epochs: int = option(1, help="Passes over each batch.")
-    minibatch: int = option(512, help="Rows a gradient step, over all processes.")
-    loss_mean: str = option("token", help="Average over all trained tokens (token), or over each row's and then rows (row).")
+    target_kl: float = option(0.0, help="Stop an update's epochs beyond this KL divergence from the sampling policy; 0: never.")
+    minibatch: int = option(512, help="Rows per gradient step, over all processes.")
+    loss_mean: str = option("token", help="Average over all trained tokens (token), or over each row and then rows (row).")
     entropy: float = option(0.02, help="Weight of the entropy bonus, over the legal actions.")
-    kl: float = option(0.0, help="Weight of the divergence from the starting policy.")
-    replay_size: int = option(0, help="Successful episodes to learn from again, weighted for their age; the paper has 50.")
+    kl: float = option(0.0, help="Weight of the KL divergence from the starting policy.")
+    replay_size: int = option(0, help="Successful episodes kept to learn from again, importance-weighted; the paper uses 50.")
     curriculum: tuple[str, ...] = option((), help="Levels in order (repeat the flag); default: the last.")
-    merge_first_two: bool = option(False, help="The first two levels of the curriculum are one, and share its steps.")
-    advance_at: float = option(0.0, help="Adaptive curriculum: go on at this success rate (last 3 updates); 0: equal steps.")
+    merge_first_two: bool = option(False, help="Merge the curriculum's first two levels into one.")
+    advance_at: float = option(
+        0.0, help="Adaptive curriculum: move on at this success rate (mean of 3 updates); 0: equal steps per level."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("algo", self.algo, ALGORITHMS)
-        one_of("baseline", self.baseline, BASELINES)
-        one_of("critic", self.critic, CRITICS)
-        one_of("critic_trunk", self.critic_trunk, TRUNKS)
-        one_of("advantages", self.advantages, ("episode", "step", "own"))
+        algorithm(self.algo)
         one_of("loss_mean", self.loss_mean, ("token", "row"))
-        for name in ("gamma", "gae_lambda", "advance_at"):
+        for name in ("gamma", "advance_at"):
             fraction(name, getattr(self, name))
         for name, (low, high) in ALGORITHM_LIMITS.items():
             within(name, getattr(self, name), low, high)
-        for name in ("clip", "critic_rate"):
-            above(name, getattr(self, name), 0)
+        above("clip", self.clip, 0)
+        for row in (*ALGORITHMS.values(), algorithm(self.algo)):
+            self._own(row)
         self._refuse_contradictions()
+
+    @classmethod
+    @override
+    def chosen(cls, values: Mapping[str, Any]) -> type[Self]:
+        """With the own settings of an algorithm that is not in the table. Raises ConfigError where a name is taken."""
+        name = values.get("algo")
+        return cls if not isinstance(name, str) or name in ALGORITHMS else _with_own(cls, name)
+
+    @property
+    def objective(self) -> Objective[Any]:
+        """The algorithm with its settings."""
+        row = algorithm(self.algo)
+        return Objective(row, self._own(row), self.gamma, self.normalize)
+
+    @property
+    def critic_settings(self) -> CriticSettings | None:
+        """The critic's settings; None without a critic."""
+        own = self.objective.settings
+        return own if isinstance(own, CriticSettings) else None
 
     @property
     def repeats(self) -> int:
         """Episodes of each drawn problem."""
-        return self.group_size or (GROUP_SIZE if self.algo == "grpo" else 1)
+        return self.group_size or algorithm(self.algo).group_size
 
-    @property
-    def critic_head(self) -> str | None:
-        """linear or mlp; None without a critic."""
-        return None if self.algo != "ppo" else "linear" if self.critic == "auto" else self.critic
+    def _own(self, row: Algorithm[Any]) -> Any:
+        """`row`'s settings, as they are set here. Raises ConfigError where one is out of its limits."""
+        return row.settings(**{name: getattr(self, name) for name in self._there(row)})
+
+    def _there(self, row: Algorithm[Any]) -> list[str]:
+        """The names of `row`'s settings; none that only `chosen` would add."""
+        there = {item.name for item in dataclasses.fields(self)}
+        return [name for name in _names(row) if name in there]
 
     def _refuse_contradictions(self) -> None:
-        for algorithm, names in OWN.items():
-            for name in self.departed(names) if algorithm != self.algo else ():
+        row = algorithm(self.algo)
+        for other, another in ALGORITHMS.items():
+            for name in self.departed(name for name in _names(another) if name not in _names(row)):
                 if getattr(self, name) != "none":
-                    raise ConfigError(
-                        f"{flag(name)} is {algorithm}'s, and --algo is {self.algo}; leave it out, or --algo {algorithm}"
-                    )
-        if self.algo == "ppo" and self.critic == "none":
-            raise ConfigError("--algo ppo needs a critic: --critic linear or mlp; without one it is --algo reinforce")
-        if self.repeats < 2 and (self.algo == "grpo" or self.baseline == "leave-one-out"):
-            who = "--algo grpo" if self.algo == "grpo" else "--baseline leave-one-out"
-            raise ConfigError(f"{who} compares episodes of one problem: --group-size must be at least 2, got {self.repeats}")
-        if self.replay_size and (self.algo == "grpo" or self.baseline == "leave-one-out"):
-            raise ConfigError(
-                "--replay-size: a replayed episode has no group of today's to be compared with; leave it out, or take"
-                " --algo ppo, or reinforce with --baseline batch"
-            )
+                    raise ConfigError(f"{flag(name)} is {other}'s, and --algo is {self.algo}; leave it out, or --algo {other}")
+        without = " or ".join(name for name, one in ALGORITHMS.items() if not one.needs_critic)
+        if self.critic_settings is not None and self.critic_settings.critic == "none":
+            raise ConfigError(f"--algo {self.algo} needs a critic: --critic linear or mlp; without one: --algo {without}")
+        if row.compares_groups(self._own(row)):
+            given = [f"{flag(name)} {getattr(self, name)}" for name in self.departed(self._there(row))]
+            who = " ".join([f"--algo {self.algo}", *given])
+            if self.repeats < 2:
+                raise ConfigError(
+                    f"{who} compares episodes of one problem: --group-size must be at least 2, got {self.repeats}"
+                )
+            if self.replay_size:
+                raise ConfigError(
+                    f"--replay-size: {who} compares episodes of a group, and a replayed episode has no group of today's;"
+                    " leave it out, or take an algorithm that compares no groups"
+                )
         if self.merge_first_two and len(self.curriculum) < 2:
             raise ConfigError("--merge-first-two needs a --curriculum of at least two levels")
         if self.advance_at and len(self.curriculum) - self.merge_first_two < 2:
             raise ConfigError("--advance-at needs a --curriculum of at least two levels to go through")
+
+
+def _names(row: Algorithm[Any]) -> list[str]:
+    return [item.name for item in dataclasses.fields(row.settings)]
+
+
+def _with_own(kind: type[Any], name: str) -> Any:
+    """`kind` with the own settings of algorithm `name`. A setting that it shares with another algorithm is inherited."""
+    row = algorithm(name)
+    ours = {base for one in ALGORITHMS.values() for base in one.settings.__mro__ if dataclasses.is_dataclass(base)}
+    inherited = {item.name for base in ours & set(row.settings.__mro__) for item in dataclasses.fields(base)}
+    there = {item.name for item in dataclasses.fields(kind)}
+    if taken := sorted(there & set(_names(row)) - inherited):
+        raise ConfigError(f"--algo {name}: its setting '{taken[0]}' is one of rlft's already; rename it")
+    return with_settings(kind, row.settings, f"--algo {name}")

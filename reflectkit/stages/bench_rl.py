@@ -28,7 +28,7 @@ from reflectkit.models.scoring import right_pad
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import label_ids, left_pad, position_ids
 from reflectkit.rl import batch
-from reflectkit.rl.credit import Rule, judge
+from reflectkit.rl.algorithms import objective
 from reflectkit.rl.learner import Learner, Settings
 from reflectkit.rl.logprobs import packed, units
 
@@ -175,9 +175,9 @@ def _round(
         _decoding_pair(reflector, asked_ids[: 2 * BATCH], [COMMENT_TOKENS] * len(asked_ids[: 2 * BATCH]), BATCH, clock)
 
     counts = {len(turn.observation.choices) for trajectory in played for turn in trajectory.turns} - {0}
-    judged = judge(played, [], [], Rule("reinforce"))
+    estimates = objective("reinforce").estimate(played)
     labels = {count: label_ids(policy.tokenizer, count) for count in counts}
-    samples = batch.rows(played, judged.advantages, judged.returns, labels)
+    samples = batch.rows(played, estimates.advantages, estimates.returns, labels)
     with clock.measure("update"):
         learner.update(samples, random.Random(0))
     with clock.measure("bare_backward"):

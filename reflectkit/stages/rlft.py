@@ -125,7 +125,8 @@ class Config(AlgorithmConfig):
             raise ConfigError(
                 "--share-base needs --load-dir and --reflect-load-dir, two LoRA adapters of one base, and no --lora-r"
             )
-        if self.critic_trunk == "separate" and (self.lora_r or self.quantize not in ("", "none")):
+        critic = self.critic_settings
+        if critic is not None and critic.critic_trunk == "separate" and (self.lora_r or self.quantize not in ("", "none")):
             raise ConfigError(
                 "--critic-trunk separate trains a whole copy of the trunk, but --lora-r an adapter; take detached"
             )
@@ -280,7 +281,6 @@ def _trainer(config: Config, levels: list[Level], place: Path | None, processes:
     """Players, learner and plan; the policy is that of the checkpoint `place`, or the one to start from."""
     from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
     from reflectkit.models.load import load_pair, load_player, starting_policy, with_adapter
-    from reflectkit.rl.credit import Rule
     from reflectkit.rl.critic import Critic
     from reflectkit.rl.learner import Learner, Settings
     from reflectkit.rl.loop import Plan, Trainer
@@ -305,10 +305,10 @@ def _trainer(config: Config, levels: list[Level], place: Path | None, processes:
             reflecting = load_player(config.reflect_load_dir, "reflection", device=device)
     if policy.quantize != "none" and not hasattr(policy.model, "peft_config"):
         raise ConfigError(f"the policy's weights are in {policy.quantize}, which cannot be trained; add --lora-r 16")
+    objective, own = config.objective, config.critic_settings
     settings = Settings(
         learning_rate=config.learning_rate,
-        critic_rate=config.critic_rate,
-        surrogate=config.algo != "reinforce",
+        loss=objective.loss,
         clip=config.clip,
         entropy=config.entropy,
         kl=config.kl,
@@ -316,13 +316,14 @@ def _trainer(config: Config, levels: list[Level], place: Path | None, processes:
         epochs=config.epochs,
         minibatch=config.minibatch,
         target_kl=config.target_kl,
-        value_clip=config.value_clip,
+        critic_rate=own.critic_rate if own else 0.0,
+        value_clip=own.value_clip if own else 0.0,
         mean=config.loss_mean,
         temperature=config.temperature,
         max_tokens=config.max_tokens_per_batch,
         gradient_checkpointing=config.gradient_checkpointing,
     )
-    critic = Critic(policy, config.critic_head, config.critic_trunk, config.seed) if config.critic_head else None
+    critic = Critic(policy, own.head, own.critic_trunk, config.seed) if own else None
     reference = starting_policy(policy, config.start, bool(config.lora_r), device) if config.kl else None
     learner = Learner(policy, settings, critic, reference, processes, progress.news)
     agent = TwoPlayerAgent(
@@ -335,11 +336,15 @@ def _trainer(config: Config, levels: list[Level], place: Path | None, processes:
         scorer=learner.scorer if processes.sharded else None,
         team=processes if processes.sharded else None,
     )
-    rule = Rule(
-        config.algo, config.gamma, config.baseline, config.gae_lambda, config.advantages, config.step_groups, config.normalize
-    )
     plan = Plan(
-        levels, config.max_steps, config.episodes, rule, config.seed, config.width, config.repeats, config.schedule == "linear"
+        levels,
+        config.max_steps,
+        config.episodes,
+        objective,
+        config.seed,
+        config.width,
+        config.repeats,
+        config.schedule == "linear",
     )
     return Trainer(
         plan, agent, learner, replay_size=config.replay_size, threshold=config.advance_at or None, processes=processes
@@ -419,7 +424,7 @@ def _keep_episodes(config: Config, trainer: Trainer, path: Path, progress: Progr
     new = [
         episode_to_json(f"update {trainer.step}", trajectory, advantages, cluster_of(config.env, trajectory.task))
         | {"step": trainer.step}
-        for trajectory, advantages in trainer.judged[: config.keep_episodes]
+        for trajectory, advantages in trainer.latest[: config.keep_episodes]
     ]
     write_episodes(path, [*known, *new])
 

@@ -231,7 +231,11 @@ def _checked(value: Any, path: Path) -> Recipe:
 
 def _settings(steps: Sequence[Mapping[str, Any]]) -> set[str]:
     """What may be set in the stages of `steps`."""
-    return {item.name for step in steps for item in dataclasses.fields(_config_class(step["stage"]))}
+    return {name for step in steps for name in _fields(_config_class(step["stage"]))}
+
+
+def _fields(kind: type[StageConfig]) -> set[str]:
+    return {item.name for item in dataclasses.fields(kind)}
 
 
 def _config_class(stage: str) -> Any:
@@ -286,8 +290,7 @@ def _jobs(
     for step in with_copies(recipe.steps, asked):
         base, _, ablation = step["name"].partition(MARK)
         kind = _config_class(step["stage"])
-        known = {item.name for item in dataclasses.fields(kind)}
-        values: dict[str, Any] = {key: value for key, value in defaults.items() if key in known}
+        values: dict[str, Any] = {key: value for key, value in defaults.items() if key in _fields(kind)}
         values |= {key: value for key, value in step.items() if key not in ("name", "stage")}
         values |= {key: value for name, key, value in overrides if name in (step["name"], base, step["stage"])}
         values = as_lists(kind, values)
@@ -303,6 +306,7 @@ def _jobs(
         values |= {"data_dir": data, "results_dir": results, "name": f"{config.folder}/{step['name']}", "keep": True}
         values |= {"seed": seed, "threads": config.threads, "force": config.force}
         check_run_name(values["name"])
+        known = _fields(kind.chosen(values))
         for key in values:
             if key not in known:
                 raise unknown_name(f"setting of step '{step['name']}' ({step['stage']})", key, known)

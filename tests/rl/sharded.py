@@ -19,7 +19,7 @@ from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.models.load import Player, load_player
 from reflectkit.rl import checkpoint
-from reflectkit.rl.credit import Rule
+from reflectkit.rl.algorithms import objective
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.learner import Learner, Settings
 from reflectkit.rl.loop import Level, Plan, Trainer
@@ -79,7 +79,7 @@ def trainer_of(source: Path, processes: Processes) -> Trainer:
     spread = {"scorer": learner.scorer, "team": processes} if processes.sharded else {}
     agent = TwoPlayerAgent(player, critic=critic, **spread)
     level = Level("long", Corridor.tasks("long"), lambda: make("corridor", 16))
-    plan = Plan([level], 4, 12, Rule("ppo"), seed=0, width=12)
+    plan = Plan([level], 4, 12, objective("ppo"), seed=0, width=12)
     return Trainer(plan, agent, learner, replay_size=3, processes=processes)
 
 

@@ -25,12 +25,13 @@ from reflectkit.models.load import Player, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import label_ids
 from reflectkit.rl import batch
-from reflectkit.rl.credit import Rule, judge
+from reflectkit.rl.algorithms import Objective, objective
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.curriculum import Curriculum, draw
 from reflectkit.rl.learner import Learner, Settings
 from reflectkit.rl.logprobs import Unit, minibatches, packed, score, units
 from reflectkit.rl.loop import Level, Plan, Trainer
+from reflectkit.rl.losses import weighted_loss
 from reflectkit.rl.replay import Replay
 
 
@@ -42,8 +43,8 @@ def play(policy: Player, reflector: Player | None = None, count: int = 12, **set
 
 def rows_of(policy: Player, played: Sequence[Trajectory], values: list[list[float]] | None = None) -> list[Sample]:
     kept = batch.trainable(played)
-    judged = judge(kept, [], values or [], Rule("ppo" if values else "reinforce"))
-    return batch.rows(kept, judged.advantages, judged.returns, {6: label_ids(policy.tokenizer, 6)}, values)
+    found = objective("ppo" if values else "reinforce").estimate(kept, [], values or [])
+    return batch.rows(kept, found.advantages, found.returns, {6: label_ids(policy.tokenizer, 6)}, values)
 
 
 @pytest.mark.parametrize("with_reflector", [True, False])
@@ -96,7 +97,7 @@ def test_adjacent_decisions_of_equal_returns_are_weighted_apart(policy: Player) 
     with torch.no_grad():
         now = score(policy.model, [stub], units([stub]), policy.pad_id, 1.0).logprob_N.tolist()
     older = replace(stub, logprobs=(0.0, *(logprob + math.log(2) for logprob in now)))
-    settings = Settings(learning_rate=1e-9, surrogate=False)
+    settings = Settings(learning_rate=1e-9, loss=weighted_loss)
     figures = Learner(policy, settings).update([older], random.Random(0))
     assert figures["loss"] == pytest.approx(-0.5 * sum(now) / 2, rel=1e-4)
 
@@ -206,7 +207,7 @@ def corridor_player(seed: int) -> Player:
 
 def trainer_of(
     player: Player,
-    rule: Rule,
+    objective: Objective[Any],
     steps: int,
     levels: Sequence[Level] | None = None,
     critic: Critic | None = None,
@@ -217,34 +218,34 @@ def trainer_of(
 ) -> Trainer:
     """A trainer of `player` in the long corridor, or in `levels`."""
     known = levels or [Level("long", Corridor.tasks("long"), lambda: make("corridor", 16))]
-    options = {"learning_rate": 1e-3, "entropy": 0.003, "max_grad_norm": 1.0, "surrogate": rule.algorithm != "reinforce"}
+    options = {"learning_rate": 1e-3, "entropy": 0.003, "max_grad_norm": 1.0, "loss": objective.loss}
     learner = Learner(player, Settings(**{**options, **settings}), critic)
-    repeats = 4 if rule.algorithm == "grpo" or rule.baseline == "leave-one-out" else 1
-    plan = Plan(known, steps, episodes, rule, seed=0, width=12, repeats=repeats)
+    repeats = 4 if objective.algorithm.compares_groups(objective.settings) else 1
+    plan = Plan(known, steps, episodes, objective, seed=0, width=12, repeats=repeats)
     return Trainer(plan, TwoPlayerAgent(player, critic=critic), learner, replay_size=replay, threshold=threshold)
 
 
-LEARNERS: dict[str, tuple[Rule, dict[str, Any]]] = {
-    "reinforce": (Rule("reinforce", baseline="none"), {}),
-    "reinforce batch": (Rule("reinforce", baseline="batch"), {}),
-    "reinforce leave-one-out": (Rule("reinforce", baseline="leave-one-out"), {}),
-    "reinforce replay": (Rule("reinforce", baseline="batch"), {"replay": 12}),
-    "ppo": (Rule("ppo", lam=0.9), {"epochs": 2, "minibatch": 64, "critic": ("linear", "detached")}),
-    "ppo mlp shared": (Rule("ppo"), {"critic": ("mlp", "shared"), "value_clip": 0.5, "target_kl": 0.05, "epochs": 2}),
-    "ppo separate": (Rule("ppo"), {"critic": ("linear", "separate"), "critic_rate": 1e-3}),
-    "ppo replay": (Rule("ppo"), {"critic": ("linear", "detached"), "replay": 12}),
-    "grpo": (Rule("grpo"), {}),
-    "grpo step": (Rule("grpo", advantages="step"), {}),
-    "grpo states": (Rule("grpo", state_weight=1.0), {}),
+LEARNERS: dict[str, tuple[Objective[Any], dict[str, Any]]] = {
+    "reinforce": (objective("reinforce", baseline="none"), {}),
+    "reinforce batch": (objective("reinforce", baseline="batch"), {}),
+    "reinforce leave-one-out": (objective("reinforce", baseline="leave-one-out"), {}),
+    "reinforce replay": (objective("reinforce", baseline="batch"), {"replay": 12}),
+    "ppo": (objective("ppo", gae_lambda=0.9), {"epochs": 2, "minibatch": 64, "critic": ("linear", "detached")}),
+    "ppo mlp shared": (objective("ppo"), {"critic": ("mlp", "shared"), "value_clip": 0.5, "target_kl": 0.05, "epochs": 2}),
+    "ppo separate": (objective("ppo"), {"critic": ("linear", "separate"), "critic_rate": 1e-3}),
+    "ppo replay": (objective("ppo"), {"critic": ("linear", "detached"), "replay": 12}),
+    "grpo": (objective("grpo"), {}),
+    "grpo step": (objective("grpo", advantages="step"), {}),
+    "grpo states": (objective("grpo", step_groups=1.0), {}),
 }
 
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_learns_corridor_from_scratch(name: str) -> None:
-    rule, settings = LEARNERS[name]
+    algorithm, settings = LEARNERS[name]
     player = corridor_player(seed=0)
     critic = Critic(player, *settings["critic"]) if "critic" in settings else None
-    trainer = trainer_of(player, rule, steps=30, **{**settings, "critic": critic})
+    trainer = trainer_of(player, algorithm, steps=30, **{**settings, "critic": critic})
     first = trainer.advance()
     for _ in range(29):
         last = trainer.advance()
@@ -285,7 +286,7 @@ def test_learns_to_write_decisions_of_several_tokens(algorithm: str) -> None:
         player.model.transformer.ln_f.bias[0] = 1.5
     critic = Critic(player) if algorithm == "ppo" else None
     options = {"episodes": 64, "entropy": 0.01, "learning_rate": 5e-4}
-    trainer = trainer_of(player, Rule(algorithm), 40, [Level("all", tasks, Spelling)], critic, **options)
+    trainer = trainer_of(player, objective(algorithm), 40, [Level("all", tasks, Spelling)], critic, **options)
     trainer.agent.max_new_tokens = 6
     rates = [trainer.advance()["success_rate"] for _ in range(40)]
     assert sum(rates[:3]) / 3 < 0.3
@@ -301,8 +302,8 @@ def test_text_ratio_starts_at_one_and_the_stop_token_is_trained(policy: Player) 
     played = rollout([Episode(task, seed) for seed in range(6)], Spelling, agent)
     stopped = [turn.decision for one in played for turn in one.turns if turn.decision.token_ids[-1] in agent._stops]
     assert stopped
-    judged = judge(played, [], [], Rule("reinforce", baseline="none", scale=False))
-    samples = batch.rows(played, [[1.0]] * 6, judged.returns, {})
+    found = objective("reinforce", baseline="none", normalize=False).estimate(played)
+    samples = batch.rows(played, [[1.0]] * 6, found.returns, {})
     assert all(sample.loss_mask[-1] == 1 and sum(sample.loss_mask) == len(played[0].turns[0].decision.token_ids)
                for sample in samples[:1])  # fmt: skip
     figures = Learner(policy, Settings(learning_rate=1e-3)).update(samples, random.Random(0))
@@ -327,7 +328,7 @@ def test_what_is_written_does_not_depend_on_who_shares_the_batch(policy: Player)
 def test_old_rows_are_weighted_and_never_fresh(policy: Player) -> None:
     """A decision that the policy has since made ten times less likely weighs a tenth in REINFORCE."""
     sample = next(sample for sample in rows_of(policy, play(policy)) if abs(sample.advantages[-1]) > 0.5)
-    settings = {"entropy": 0.0, "surrogate": False}
+    settings = {"entropy": 0.0, "loss": weighted_loss}
     as_fresh = weights_after(policy, [sample], **settings)
     older = replace(sample, logprobs=(*sample.logprobs[:-1], sample.logprobs[-1] + math.log(10)), replayed=True)
     for name, gradient in weights_after(policy, [older], **settings).items():
@@ -421,7 +422,7 @@ def test_groups_without_spread_are_dropped_and_counted() -> None:
         env.step = lambda action: StepResult(env.reset(ends[0], 0), 1.0, True, info={"success": True})  # type: ignore[method-assign]
         return env
 
-    trainer = trainer_of(player, Rule("grpo"), 2, [Level("end", ends, sure)])
+    trainer = trainer_of(player, objective("grpo"), 2, [Level("end", ends, sure)])
     before = [weight.detach().clone() for weight in player.model.parameters()]
     figures = trainer.advance()
     assert (figures["rows"], figures["groups_without_spread"]) == (0, 1.0)
@@ -439,7 +440,7 @@ def test_a_group_starts_alike_and_plays_apart() -> None:
     player = corridor_player(seed=0)
     from reflectkit.envs.wrappers import Horizon
 
-    trainer = trainer_of(player, Rule("grpo"), 2, [Level("long", Corridor.tasks("long"), lambda: Horizon(Watching(), 16))])
+    trainer = trainer_of(player, objective("grpo"), 2, [Level("long", Corridor.tasks("long"), lambda: Horizon(Watching(), 16))])
     played = trainer._play(trainer.plan.levels[0])
     assert all(len(seeds) == 1 for seeds in seen.values())
     assert [trajectory.group for trajectory in played] == [f"0/{number}" for number in range(3) for _ in range(4)]
@@ -461,10 +462,10 @@ def test_all_aborted_is_an_error_and_some_are_a_share() -> None:
         return lambda: Horizon(Broken(), 16)
 
     tasks = Corridor.tasks("long")
-    half = trainer_of(player, Rule("reinforce"), 2, [Level("long", tasks, broken(lambda start: start < 3))])
+    half = trainer_of(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: start < 3))])
     assert half.advance()["aborted"] == 0.5
     assert half.counters["aborted"] == 6
-    none = trainer_of(player, Rule("reinforce"), 2, [Level("long", tasks, broken(lambda start: True))])
+    none = trainer_of(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: True))])
     with pytest.raises(EnvironmentFailure, match="all 12 episodes of update 1 were aborted: the engine is down"):
         none.advance()
 
@@ -493,7 +494,7 @@ def test_adaptive_curriculum_moves_on_when_it_is_good_enough() -> None:
 
 def test_the_buffer_is_cleared_on_each_level() -> None:
     levels = [Level(name, Corridor.tasks(name), lambda name=name: make("corridor", 16)) for name in ("short", "long")]
-    trainer = trainer_of(corridor_player(seed=0), Rule("reinforce"), 4, levels, replay=50)
+    trainer = trainer_of(corridor_player(seed=0), objective("reinforce"), 4, levels, replay=50)
     replayed = [trainer.advance()["replayed_episodes"] for _ in range(4)]
     assert replayed[0] == replayed[2] == 0
     assert min(replayed[1], replayed[3]) > 0

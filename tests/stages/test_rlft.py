@@ -25,10 +25,13 @@ from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.models.load import Player, load_player, save_player, with_adapter
 from reflectkit.models.tiny import build_model, build_tokenizer
+from reflectkit.rl.algorithms import CriticSettings, GrpoSettings
 from reflectkit.rl.loop import Trainer
 from reflectkit.stages import rlft
 from reflectkit.stages.algorithm import ALGORITHM_LIMITS
 from tests.kill import fork_killed_at, forked, hashes
+
+LIMITS = rlft.LIMITS | ALGORITHM_LIMITS | CriticSettings.LIMITS | GrpoSettings.LIMITS
 
 
 @pytest.fixture(scope="module")
@@ -297,22 +300,30 @@ def test_a_checkpoint_of_other_settings_is_refused_with_the_difference(ground: P
         train(ground, tmp_path, algo="ppo", resume_from=made)
 
 
+DIVERGING = """
+from dataclasses import replace
+from pathlib import Path
+from reflectkit.rl.algorithms import ALGORITHMS
+
+def estimate(rollouts, settings):
+    found = ALGORITHMS["reinforce"].estimate(rollouts, settings)
+    if rollouts.groups[0].startswith("2/") and Path("diverge").exists():  # the third update
+        found.advantages[0][0] = float("nan")
+    return found
+
+ALGORITHM = replace(ALGORITHMS["reinforce"], estimate=estimate)
+"""
+
+
 def test_a_diverged_update_leaves_its_rows_and_a_good_checkpoint(
     ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    from reflectkit.rl import credit
-
-    honest = credit.judge
-
-    def spoilt(fresh: Any, old: Any, values: Any, rule: Any) -> Any:
-        judged = honest(fresh, old, values, rule)
-        if fresh[0].group.startswith("2/"):  # the third update
-            judged.advantages[0][0] = float("nan")
-        return judged
-
-    monkeypatch.setattr("reflectkit.rl.loop.judge", spoilt)
-    assert main(command(ground, "--max-steps", "4", "--episodes", "8", "--save-steps", "1")) == 2
+    (tmp_path / "diverging.py").write_text(DIVERGING, encoding="utf-8")
+    (tmp_path / "diverge").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = ("--algo", "diverging:ALGORITHM", "--max-steps", "4", "--episodes", "8", "--save-steps", "1")
+    assert main(command(ground, *settings)) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "diverged-3.jsonl" in said
@@ -320,9 +331,8 @@ def test_a_diverged_update_leaves_its_rows_and_a_good_checkpoint(
     rows = [row for _, row in read_jsonl(run / "diverged-3.jsonl")]
     assert any("nan" in row["advantages"] for row in rows)
     assert "Actions:" in rows[0]["text"]
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    assert main(command(ground, "--max-steps", "4", "--episodes", "8", "--save-steps", "1")) == 0  # goes on from update 2
+    (tmp_path / "diverge").unlink()
+    assert main(command(ground, *settings)) == 0  # goes on from update 2
     assert [row["step"] for _, row in read_jsonl(run / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
@@ -448,7 +458,7 @@ def test_a_policy_that_cannot_read_or_answer_is_refused_before_its_weights(groun
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [(name, value) for name, (_, high) in (rlft.LIMITS | ALGORITHM_LIMITS).items() for value in (high * 1.01, 1e308, 2**63)],
+    [(name, value) for name, (_, high) in LIMITS.items() for value in (high * 1.01, 1e308, 2**63)],
 )
 def test_absurd_numbers_are_refused(ground: Path, name: str, value: float) -> None:
     whole = isinstance(rlft.Config.__dataclass_fields__[name].default, int)

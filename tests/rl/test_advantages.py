@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from reflectkit.core.types import Decision, Message, Observation, Status, Task, Trajectory, Turn
-from reflectkit.rl.credit import Rule, judge
+from reflectkit.rl.algorithms import objective
 from reflectkit.rl.losses import clipped_surrogate, entropy, kl_estimate, reinforce, value_loss
-from reflectkit.rl.returns import generalised_advantages, group_relative, less_the_others, returns_to_go
+from reflectkit.rl.returns import generalised_advantages, group_relative, leave_one_out, returns_to_go
 
 
 def test_returns_by_hand() -> None:
@@ -34,8 +34,8 @@ def test_generalised_advantages_by_hand() -> None:
 
 def test_leave_one_out_by_hand() -> None:
     # first steps 1, 2, 6: others' means 4, 3.5, 1.5; second steps 1, (ended: 0), 5: others' means 2.5 and 0.5
-    assert less_the_others([[1, 1], [2], [6, 5]], "aaa") == [[-3, -1.5], [-1.5], [4.5, 4.5]]
-    assert less_the_others([[3.0]], ["alone"]) == [[3.0]]
+    assert leave_one_out([[1, 1], [2], [6, 5]], "aaa") == [[-3, -1.5], [-1.5], [4.5, 4.5]]
+    assert leave_one_out([[3.0]], ["alone"]) == [[3.0]]
 
 
 def test_group_relative_by_hand() -> None:
@@ -58,36 +58,36 @@ def episode(rewards: list[float], group: str = "g", texts: str = "") -> Trajecto
 
 def test_reinforce_advantages_by_hand() -> None:
     played = [episode([0.0, 1.0]), episode([3.0])]  # returns 1, 1 and 3
-    none = Rule("reinforce", baseline="none", scale=False)
-    assert judge(played, [], [], none).advantages == [[1, 1], [3]]
-    batch = Rule("reinforce", baseline="batch", scale=False)  # less the mean 5/3
-    assert judge(played, [], [], batch).advantages[1] == pytest.approx([4 / 3])
+    none = objective("reinforce", baseline="none", normalize=False)
+    assert none.estimate(played).advantages == [[1, 1], [3]]
+    batch = objective("reinforce", baseline="batch", normalize=False)  # less the mean 5/3
+    assert batch.estimate(played).advantages[1] == pytest.approx([4 / 3])
     # deviations: sqrt((2 * (2/3)^2 + (4/3)^2) / 3) = sqrt(8/9)
-    assert judge(played, [], [], Rule("reinforce")).advantages[1] == pytest.approx([4 / 3 / math.sqrt(8 / 9)])
-    assert judge([episode([5.0]), episode([5.0])], [], [], Rule("reinforce")).advantages == [[0], [0]]
+    assert objective("reinforce").estimate(played).advantages[1] == pytest.approx([4 / 3 / math.sqrt(8 / 9)])
+    assert objective("reinforce").estimate([episode([5.0]), episode([5.0])]).advantages == [[0], [0]]
 
 
 def test_replayed_successes_do_not_move_the_baseline() -> None:
     fresh, old = [episode([0.0]), episode([2.0])], [episode([7.0])]  # mean 1, deviation 1
-    assert judge(fresh, old, [], Rule("reinforce")).advantages == [[-1], [1], [6]]
+    assert objective("reinforce").estimate(fresh, old, []).advantages == [[-1], [1], [6]]
 
 
 def test_ppo_advantages_and_targets_by_hand() -> None:
-    rule = Rule("ppo", gamma=0.5, lam=0.5, scale=False)
-    judged = judge([episode([1, 0, 10])], [], [[2, 1, 4]], rule)
-    assert judged.advantages[0] == pytest.approx([0.125, 2.5, 6])
-    assert judged.returns[0] == pytest.approx([2.125, 3.5, 10])  # what the critic is to expect: advantage and value
+    ppo = objective("ppo", gamma=0.5, gae_lambda=0.5, normalize=False)
+    found = ppo.estimate([episode([1, 0, 10])], [], [[2, 1, 4]])
+    assert found.advantages[0] == pytest.approx([0.125, 2.5, 6])
+    assert found.returns[0] == pytest.approx([2.125, 3.5, 10])  # what the critic is to expect: advantage and value
 
 
 def test_grpo_an_episode_a_step_and_a_state() -> None:
     played = [episode([1.0, 1.0], "g"), episode([0.0], "g"), episode([4.0], "flat"), episode([4.0], "flat")]
-    whole = judge(played, [], [], Rule("grpo", scale=False))
+    whole = objective("grpo", normalize=False).estimate(played)
     assert whole.advantages == [[1, 1], [-1], [0], [0]]  # 2 and 0 have mean 1
-    assert whole.flat == {"flat"}
-    steps = judge(played, [], [], Rule("grpo", advantages="step", scale=False))
+    assert whole.dropped == {"flat"}
+    steps = objective("grpo", advantages="step", normalize=False).estimate(played)
     assert steps.advantages == [[1, 0], [-1], [0], [0]]  # returns 2, 1, 0 of all the group's steps have mean 1
     # seen "ab" and "a": the steps that saw "a" have returns 2 and 0; the one that saw "b" stands alone
-    state = judge(played, [], [], Rule("grpo", state_weight=0.5, scale=False))
+    state = objective("grpo", step_groups=0.5, normalize=False).estimate(played)
     assert state.advantages == [[1.5, 1], [-1.5], [0], [0]]
 
 
@@ -95,13 +95,13 @@ def test_a_state_is_the_same_in_whatever_order_its_actions_stand() -> None:
     first, second = episode([0.0, 1.0], texts="ab"), episode([0.0, 0.0], texts="cb")
     swapped = replace(second.turns[1], observation=replace(second.turns[1].observation, choices=("y", "x")))
     second = replace(second, turns=(second.turns[0], swapped))
-    judged = judge([first, second], [], [], Rule("grpo", state_weight=1.0, scale=False))
-    assert judged.advantages == [[0.5, 1.0], [-0.5, -1.0]]  # the last steps meet in state "b"
+    found = objective("grpo", step_groups=1.0, normalize=False).estimate([first, second])
+    assert found.advantages == [[0.5, 1.0], [-0.5, -1.0]]  # the last steps meet in state "b"
 
 
 def test_a_group_compares_discounted_returns() -> None:
-    judged = judge([episode([0.0, 1.0]), episode([1.0])], [], [], Rule("grpo", gamma=0.5, scale=False))
-    assert judged.advantages == [[-0.25, -0.25], [0.25]]
+    found = objective("grpo", gamma=0.5, normalize=False).estimate([episode([0.0, 1.0]), episode([1.0])])
+    assert found.advantages == [[-0.25, -0.25], [0.25]]
 
 
 def test_own_rewards_and_what_is_shared_by_hand() -> None:
@@ -111,17 +111,17 @@ def test_own_rewards_and_what_is_shared_by_hand() -> None:
         return replace(one, turns=(*one.turns[:-1], last))
 
     # worth: 1 + 2, 0 + 2 and 1 + 1, 1 + 1: mean 2.25
-    judged = judge([chunks([1.0, 0.0], 2.0), chunks([1.0, 1.0], 1.0)], [], [], Rule("grpo", advantages="own", scale=False))
-    assert judged.advantages == [[0.75, -0.25], [-0.25, -0.25]]
+    found = objective("grpo", advantages="own", normalize=False).estimate([chunks([1.0, 0.0], 2.0), chunks([1.0, 1.0], 1.0)])
+    assert found.advantages == [[0.75, -0.25], [-0.25, -0.25]]
 
 
 def test_the_same_state_saves_a_group_without_spread() -> None:
     # both episodes bring 1, but from "a" one had 1 still to come and the other 0
     played = [episode([0.0, 1.0], texts="ab"), episode([1.0, 0.0], texts="ca")]
-    assert judge(played, [], [], Rule("grpo")).flat == {"g"}
-    judged = judge(played, [], [], Rule("grpo", state_weight=1.0, scale=False))
-    assert judged.flat == frozenset()
-    assert judged.advantages == [[0.5, 0], [0, -0.5]]
+    assert objective("grpo").estimate(played).dropped == {"g"}
+    found = objective("grpo", step_groups=1.0, normalize=False).estimate(played)
+    assert found.dropped == frozenset()
+    assert found.advantages == [[0.5, 0], [0, -0.5]]
 
 
 def test_losses_by_hand() -> None:
@@ -221,7 +221,7 @@ def test_expected_leave_one_out_gradient_is_that_of_the_return() -> None:
     for (one, first), (other, second) in itertools.product(enumerate(PATHS), enumerate(PATHS)):
         returns = [returns_to_go(rewards(path), 1.0) for path in (first, second)]
         theta = THETA.clone().requires_grad_()
-        for path, gains in zip((first, second), less_the_others(returns, ["g", "g"]), strict=True):
+        for path, gains in zip((first, second), leave_one_out(returns, ["g", "g"]), strict=True):
             logprob = torch.stack([torch.log_softmax(theta, -1)[state, action] for state, action in enumerate(path)])
             reinforce(logprob, torch.tensor(gains), torch.zeros(len(path)), 1.2).sum().backward()
         analytic -= theta.grad * weights[one] * weights[other] / 2

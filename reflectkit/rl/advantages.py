@@ -1,0 +1,157 @@
+"""Advantage estimators: how much better than expected each decision was, from rewards and the critic's values.
+
+Plain numbers, no tensors. Every process computes them over the whole batch, so baselines and deviations do not depend on how
+many processes there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from reflectkit.core.types import Trajectory
+from reflectkit.rl.returns import deviation, generalised_advantages, group_relative, leave_one_out, returns_to_go
+
+Numbers = list[list[float]]
+"""One number per decision, by episode."""
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The episodes of one update. `Numbers` about them are in the order of `fresh` and then `replayed`."""
+
+    fresh: Sequence[Trajectory]
+    """Episodes that today's policy played."""
+    replayed: Sequence[Trajectory] = ()
+    """Episodes from the replay buffer. They were selected for success, so baselines and deviations leave them out."""
+    values: Sequence[Sequence[float]] = ()
+    """The critic's value of each decision, by episode; empty without a critic."""
+    gamma: float = 1.0
+    """Discount factor, 0 … 1."""
+    normalize: bool = True
+    """Whether advantages are divided by a standard deviation."""
+
+    @cached_property
+    def rewards(self) -> Numbers:
+        """The reward of each decision."""
+        return [[turn.reward for turn in trajectory.turns] for trajectory in (*self.fresh, *self.replayed)]
+
+    @cached_property
+    def returns(self) -> Numbers:
+        """The discounted return-to-go of each decision."""
+        return [returns_to_go(row, self.gamma) for row in self.rewards]
+
+    @property
+    def groups(self) -> list[str]:
+        """The group of each fresh episode. Episodes of one group started from the same state."""
+        return [trajectory.group for trajectory in self.fresh]
+
+    def scaled(self, advantages: Numbers) -> Numbers:
+        """`advantages` in standard deviations of the fresh episodes' ones; unchanged without `normalize`."""
+        if not self.normalize:
+            return advantages
+        spread = deviation([value for row in advantages[: len(self.fresh)] for value in row])
+        return [[value / spread for value in row] for row in advantages]
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What an algorithm makes of `Rollouts`."""
+
+    advantages: Numbers
+    returns: Numbers
+    """The critic's targets; recorded, but not used, without a critic."""
+    dropped: frozenset[Hashable] | None = None
+    """Groups whose episodes are not trained on, as they have no spread; None where the algorithm never drops any."""
+
+
+def _batch_mean(rollouts: Rollouts) -> Numbers:
+    fresh = [value for row in rollouts.returns[: len(rollouts.fresh)] for value in row]
+    mean = math.fsum(fresh) / max(1, len(fresh))
+    return [[value - mean for value in row] for row in rollouts.returns]
+
+
+BASELINES: dict[str, Callable[[Rollouts], Numbers]] = {
+    "none": lambda rollouts: [list(row) for row in rollouts.returns],
+    "batch": _batch_mean,
+    "leave-one-out": lambda rollouts: leave_one_out(rollouts.returns, rollouts.groups),
+}
+"""Returns less a baseline, by the baseline's name."""
+
+
+def with_baseline(rollouts: Rollouts, baseline: str) -> Estimates:
+    """Returns less one of BASELINES (REINFORCE)."""
+    return Estimates(rollouts.scaled(BASELINES[baseline](rollouts)), rollouts.returns)
+
+
+def with_critic(rollouts: Rollouts, lam: float) -> Estimates:
+    """Generalised advantages against the critic's values (PPO). The targets are the unscaled advantages plus the values."""
+    pairs = zip(rollouts.rewards, rollouts.values, strict=True)
+    advantages = [generalised_advantages(rewards, values, rollouts.gamma, lam) for rewards, values in pairs]
+    targets = [
+        [advantage + value for advantage, value in zip(row, values, strict=True)]
+        for row, values in zip(advantages, rollouts.values, strict=True)
+    ]
+    return Estimates(rollouts.scaled(advantages), targets)
+
+
+def _whole_episodes(rollouts: Rollouts) -> tuple[Numbers, frozenset[Hashable]]:
+    first = [row[0] if row else 0.0 for row in rollouts.returns]
+    relative, dropped = group_relative(first, rollouts.groups, rollouts.normalize)
+    rows = zip(relative, rollouts.fresh, strict=True)
+    return [[advantage] * len(trajectory.turns) for advantage, trajectory in rows], dropped
+
+
+def _steps(rollouts: Rollouts, scores: Numbers) -> tuple[Numbers, frozenset[Hashable]]:
+    """Each step's score against the scores of all steps of its group's episodes."""
+    owners = [group for group, row in zip(rollouts.groups, scores, strict=True) for _ in row]
+    relative, dropped = group_relative([value for row in scores for value in row], owners, rollouts.normalize)
+    return _by_episode(relative, scores), dropped
+
+
+GROUPINGS: dict[str, Callable[[Rollouts], tuple[Numbers, frozenset[Hashable]]]] = {
+    "episode": _whole_episodes,
+    "step": lambda rollouts: _steps(rollouts, rollouts.returns),
+    "own": lambda rollouts: _steps(rollouts, [_own_rewards(trajectory) for trajectory in rollouts.fresh]),
+}
+"""What is compared within a group: whole episodes' returns, steps' returns-to-go, or steps' own rewards (Mem-α)."""
+
+
+def within_groups(rollouts: Rollouts, grouping: str, state_weight: float) -> Estimates:
+    """Group-relative advantages (GRPO), by one of GROUPINGS. There are no replayed episodes.
+
+    state_weight: weight of a second comparison, among the group's steps taken from the same state; 0 makes none.
+    """
+    assert not rollouts.replayed
+    advantages, dropped = GROUPINGS[grouping](rollouts)
+    if state_weight > 0:
+        states = [
+            (group, turn.observation.text, tuple(sorted(turn.observation.choices)))  # their order may be shuffled
+            for group, trajectory in zip(rollouts.groups, rollouts.fresh, strict=True)
+            for turn in trajectory.turns
+        ]
+        relative, _ = group_relative([value for row in rollouts.returns for value in row], states, rollouts.normalize)
+        advantages = [  # GiGPO, arXiv 2505.10978, eq. 8
+            [advantage + state_weight * local for advantage, local in zip(row, locals_, strict=True)]
+            for row, locals_ in zip(advantages, _by_episode(relative, rollouts.returns), strict=True)
+        ]
+        dropped -= {group for group, row in zip(rollouts.groups, advantages, strict=True) if any(row)}
+    return Estimates(advantages, rollouts.returns, dropped)
+
+
+def _own_rewards(trajectory: Trajectory) -> list[float]:
+    """Each step's own reward plus what all steps of the episode share, which the last step's reward contains already."""
+    shared = trajectory.turns[-1].info.get("shared_reward", 0.0) if trajectory.turns else 0.0
+    last = len(trajectory.turns) - 1
+    return [turn.reward + (0.0 if number == last else shared) for number, turn in enumerate(trajectory.turns)]
+
+
+def _by_episode(values: Sequence[float], like: Sequence[Sequence[float]]) -> Numbers:
+    """`values` cut into rows as long as those of `like`."""
+    rows, start = [], 0
+    for row in like:
+        rows.append(list(values[start : start + len(row)]))
+        start += len(row)
+    return rows

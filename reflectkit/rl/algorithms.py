@@ -1,0 +1,232 @@
+"""The RL algorithms, one row each: its settings, its advantages, its loss.
+
+An algorithm of your own needs no registration: write an `Algorithm` in a module and pass its dotted path,
+`rlft --algo package.module:NAME`. This file does not import torch, so the command line can list the algorithms without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from reflectkit.core.config import above, fraction, one_of, option, within
+from reflectkit.core.errors import ConfigError, ReflectkitError
+from reflectkit.core.registry import resolve
+from reflectkit.core.types import Status, Trajectory
+from reflectkit.rl.advantages import (
+    BASELINES,
+    GROUPINGS,
+    Estimates,
+    Numbers,
+    Rollouts,
+    with_baseline,
+    with_critic,
+    within_groups,
+)
+from reflectkit.rl.losses import TrainedTokens, clipped_loss, weighted_loss
+
+if TYPE_CHECKING:
+    import torch
+
+Own = TypeVar("Own")
+CRITIC_HEADS = ("linear", "mlp")
+CRITIC_TRUNKS = ("detached", "shared", "separate")
+
+
+@dataclass(frozen=True)
+class Algorithm(Generic[Own]):
+    """How rlft learns from the episodes of an update."""
+
+    settings: type[Own]
+    """A frozen dataclass: the algorithm's own settings, which become flags. `core.config.option` gives a field a help text.
+    A subclass of CriticSettings means that the algorithm trains a critic."""
+    estimate: Callable[[Rollouts, Own], Estimates]
+    """The advantage, and the critic's target, of each decision."""
+    loss: Callable[[TrainedTokens, Own], torch.Tensor]
+    """The loss of each trained token, in the shape of `logprob_N`; the learner averages, and adds entropy bonus and KL."""
+    compares_groups: Callable[[Own], bool] = lambda settings: False
+    """Whether episodes of the same problem are compared with each other, which excludes replayed ones."""
+    group_size: int = 1
+    """Episodes of each problem unless --group-size is given."""
+    summary: str = ""
+    """A few words for the help of --algo."""
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether a critic is trained, whose values `Rollouts` then has."""
+        return issubclass(self.settings, CriticSettings)
+
+
+@dataclass(frozen=True)
+class Objective(Generic[Own]):
+    """An algorithm with its settings: what one run optimises."""
+
+    algorithm: Algorithm[Own]
+    settings: Own
+    gamma: float = 1.0
+    """Discount factor, 0 … 1."""
+    normalize: bool = True
+    """Whether advantages are divided by a standard deviation."""
+
+    def estimate(
+        self,
+        fresh: Sequence[Trajectory],
+        replayed: Sequence[Trajectory] = (),
+        values: Sequence[Sequence[float]] = (),
+    ) -> Estimates:
+        """Advantages and critic targets of the decisions of `fresh` and then `replayed`, none of them ABORTED.
+
+        values: the critic's, of each decision; empty without a critic.
+
+        Raises
+        ------
+        ReflectkitError: the algorithm did not return one number for each decision.
+        """
+        played = [*fresh, *replayed]
+        assert all(trajectory.status is not Status.ABORTED for trajectory in played)
+        found = self.algorithm.estimate(Rollouts(fresh, replayed, values, self.gamma, self.normalize), self.settings)
+        return dataclasses.replace(
+            found,
+            advantages=_one_each(found.advantages, "advantages", played),
+            returns=_one_each(found.returns, "returns", played),
+        )
+
+    def loss(self, tokens: TrainedTokens) -> torch.Tensor:
+        """The loss of each token. Raises ReflectkitError where the algorithm returned another shape."""
+        loss_N = self.algorithm.loss(tokens, self.settings)
+        if loss_N.shape != tokens.logprob_N.shape:
+            shapes = f"{tuple(tokens.logprob_N.shape)}, not {tuple(loss_N.shape)}"
+            raise ReflectkitError(f"the algorithm's loss must be one number per trained token, of shape {shapes}")
+        return loss_N
+
+
+def _one_each(numbers: Numbers, name: str, played: Sequence[Trajectory]) -> Numbers:
+    """`numbers` as floats. Raises ReflectkitError unless there is one for each decision of `played`."""
+    try:
+        rows = [[float(value) for value in row] for row in numbers]
+    except (TypeError, ValueError) as error:
+        raise ReflectkitError(f"the algorithm's {name} must be a list of numbers per episode ({error})") from None
+    needed, there = [len(trajectory.turns) for trajectory in played], [len(row) for row in rows]
+    if needed != there:
+        raise ReflectkitError(
+            f"the algorithm's {name} must be one number per decision: {sum(needed)} in {len(needed)} episodes,"
+            f" not {sum(there)} in {len(there)}"
+        )
+    return rows
+
+
+@dataclass(frozen=True)
+class ReinforceSettings:
+    """REINFORCE's own settings."""
+
+    baseline: str = option("batch", help="Baseline of the returns: none, batch (mean) or leave-one-out.")
+
+    def __post_init__(self) -> None:
+        one_of("baseline", self.baseline, BASELINES)
+
+
+@dataclass(frozen=True)
+class CriticSettings:
+    """Settings of an algorithm with a critic."""
+
+    LIMITS: ClassVar = {"critic_rate": (0, 1000), "value_clip": (0, 10**6)}
+    critic: str = option("auto", help="The critic's head: linear or mlp; auto is linear.")
+    critic_trunk: str = option("detached", help="The trunk below it: the policy's (detached or shared) or a separate one.")
+    critic_rate: float = option(5e-3, help="Adam's learning rate for the critic.")
+    value_clip: float = option(0.0, help="How far a value may move from its value at sampling; 0: no limit.")
+
+    def __post_init__(self) -> None:
+        one_of("critic", self.critic, ("auto", "none", *CRITIC_HEADS))
+        one_of("critic_trunk", self.critic_trunk, CRITIC_TRUNKS)
+        for name, (low, high) in self.LIMITS.items():
+            within(name, getattr(self, name), low, high)
+        above("critic_rate", self.critic_rate, 0)
+
+    @property
+    def head(self) -> str:
+        """One of CRITIC_HEADS."""
+        return CRITIC_HEADS[0] if self.critic == "auto" else self.critic
+
+
+@dataclass(frozen=True)
+class PpoSettings(CriticSettings):
+    """PPO's own settings."""
+
+    gae_lambda: float = option(1.0, help="1 compares whole returns with the critic, 0 looks one step ahead.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fraction("gae_lambda", self.gae_lambda)
+
+
+@dataclass(frozen=True)
+class GrpoSettings:
+    """GRPO's own settings."""
+
+    LIMITS: ClassVar = {"step_groups": (0, 10**6)}
+    advantages: str = option(
+        "episode", help="One advantage per episode; one per step, by its return-to-go; or own: per step, by its own reward."
+    )
+    step_groups: float = option(
+        0.0, help="Weight of a second comparison, among a group's steps from the same state (GiGPO); 0: none."
+    )
+
+    def __post_init__(self) -> None:
+        one_of("advantages", self.advantages, GROUPINGS)
+        for name, (low, high) in self.LIMITS.items():
+            within(name, getattr(self, name), low, high)
+
+
+ALGORITHMS: dict[str, Algorithm[Any]] = {
+    "reinforce": Algorithm(
+        ReinforceSettings,
+        lambda rollouts, settings: with_baseline(rollouts, settings.baseline),
+        lambda tokens, settings: weighted_loss(tokens),
+        compares_groups=lambda settings: settings.baseline == "leave-one-out",
+        summary="returns less a baseline",
+    ),
+    "ppo": Algorithm(
+        PpoSettings,
+        lambda rollouts, settings: with_critic(rollouts, settings.gae_lambda),
+        lambda tokens, settings: clipped_loss(tokens),
+        summary="a critic and a clipped ratio",
+    ),
+    "grpo": Algorithm(
+        GrpoSettings,
+        lambda rollouts, settings: within_groups(rollouts, settings.advantages, settings.step_groups),
+        lambda tokens, settings: clipped_loss(tokens),
+        compares_groups=lambda settings: True,
+        group_size=8,
+        summary="groups of episodes of one problem and a clipped ratio",
+    ),
+}
+
+
+def algorithm(name: str) -> Algorithm[Any]:
+    """The algorithm called `name`, or the one at the dotted path `name`.
+
+    Raises
+    ------
+    UnknownNameError: there is none. ConfigError: what is there is no usable Algorithm.
+    """
+    found = resolve("algorithm", name, ALGORITHMS)
+    if not isinstance(found, Algorithm):
+        raise ConfigError(f"{name} is not an Algorithm; see reflectkit.rl.algorithms.Algorithm")
+    own = found.settings
+    if not (isinstance(own, type) and dataclasses.is_dataclass(own)):
+        raise ConfigError(f"{name}: settings must be a dataclass, not {own!r}")
+    if required := [item.name for item in dataclasses.fields(own) if item.default is dataclasses.MISSING]:
+        raise ConfigError(f"{name}: setting '{required[0]}' needs a default")
+    return found
+
+
+def objective(name: str, *, gamma: float = 1.0, normalize: bool = True, **settings: Any) -> Objective[Any]:
+    """The algorithm called `name` with its own `settings`.
+
+    >>> objective("ppo", gae_lambda=0.9).settings.head
+    'linear'
+    """
+    chosen = algorithm(name)
+    return Objective(chosen, chosen.settings(**settings), gamma, normalize)

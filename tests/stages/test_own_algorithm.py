@@ -1,0 +1,153 @@
+"""An RL algorithm in a file of its own: the example in CONTRIBUTING learns, and mistakes in such a file are one line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reflectkit.cli.main import main
+from reflectkit.core.config import from_mapping
+from reflectkit.core.jsonl import read_json, read_jsonl, write_json
+from reflectkit.core.prompts import label, policy_prompt
+from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.envs import make
+from reflectkit.envs.corridor import Corridor
+from reflectkit.models.load import Player, save_player
+from reflectkit.models.tiny import build_model, build_tokenizer
+from reflectkit.stages import rlft
+
+PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained policy of the corridor, and its problems."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("own")
+    seen = [make("corridor").reset(task, 0) for task in Corridor.tasks("long")]
+    tokenizer = build_tokenizer([policy_prompt(observation) for observation in seen], [label(index) for index in range(2)])
+    save_player(folder / "policy", Player(build_model(tokenizer, 64, 0), tokenizer, "plain"))
+    write_json(folder / "train.json", [record_to_json(Record(task, ())) for task in Corridor.tasks("long")])
+    return folder
+
+
+@pytest.fixture
+def module(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The example in CONTRIBUTING under a module name of this test's, in the working directory and on the Python path."""
+    name = "own_" + re.sub(r"\W", "_", request.node.name)
+    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def train(ground: Path, algorithm: str, *more: str) -> int:
+    return main(["rlft", "--env", "corridor", "--task-file", str(ground / "train.json"), "--device", "cpu",
+                 "--load-dir", str(ground / "policy"), "--horizon", "16", "--episodes", "12", "--name", "own",
+                 "--algo", algorithm, *more])  # fmt: skip
+
+
+def test_the_example_learns_the_corridor(ground: Path, module: str) -> None:
+    settings = ("--clip-high", "0.4", "--epochs", "2", "--learning-rate", "1e-3", "--entropy", "0.003", "--max-grad-norm", "1")
+    assert train(ground, f"{module}:ALGORITHM", *settings, "--max-steps", "30") == 0
+    rows = [row for _, row in read_jsonl(Path("results/own/metrics.jsonl"))]
+    # the optimum over the six starts: 1 - 0.1 * mean(6 … 1) + 0 = 0.65
+    assert rows[-1]["return"] > max(0.55, rows[0]["return"] + 0.2)
+    assert rows[-1]["success_rate"] == 1
+    assert rows[-1]["groups_without_spread"] is None
+    assert read_json(Path("results/own/config.json"))["settings"]["clip_high"] == 0.4
+
+
+def test_its_settings_are_flags_and_keys_of_files_and_recipes(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    algorithm = f"{module}:ALGORITHM"
+    assert main(["rlft", f"--algo={algorithm}", "--help"]) == 0
+    assert "--clip-high" in capsys.readouterr().out
+    assert main(["rlft", "--help"]) == 0
+    assert "--clip-high" not in capsys.readouterr().out
+    Path("settings.yaml").write_text(f"algo: {algorithm}\nclip_high: high\n", encoding="utf-8")
+    assert main(["rlft", "--env", "corridor", "--load-dir", "none", "--config", "settings.yaml"]) == 2
+    assert "rlft: --clip-high: " in capsys.readouterr().err
+    settings: dict[str, Any] = {"env": "corridor", "load_dir": "none", "algo": algorithm}
+    assert from_mapping(rlft.Config, settings | {"clip_high": 0.5}, "rlft").objective.settings.clip_high == 0.5
+    assert from_mapping(rlft.Config, settings, "rlft").objective.settings.clip_high == 0.28
+    write_json(
+        Path("mine.yaml"), {"description": "", "steps": [{"name": "train", "stage": "rlft", **settings, "clip_hihg": 1}]}
+    )
+    assert main(["run", "mine.yaml"]) == 2
+    assert "did you mean 'clip_high'" in capsys.readouterr().err
+
+
+CODE = """
+from dataclasses import dataclass, replace
+from reflectkit.rl.algorithms import ALGORITHMS, Algorithm, CriticSettings
+REINFORCE = ALGORITHMS["reinforce"]
+PPO = ALGORITHMS["ppo"].settings()
+NUMBER = 3
+
+@dataclass(frozen=True)
+class Taken:
+    seed: int = 1
+
+@dataclass(frozen=True)
+class Required:
+    strength: float
+
+@dataclass(frozen=True)
+class WithCritic(CriticSettings):
+    critic_rate: float = 1e-2
+
+TAKEN = replace(REINFORCE, settings=Taken)
+REQUIRED = replace(REINFORCE, settings=Required)
+PLAIN = replace(REINFORCE, settings=dict)
+FEWER = replace(REINFORCE, estimate=lambda *both: replace(REINFORCE.estimate(*both), advantages=[[1.0]]))
+WORDS = replace(REINFORCE, estimate=lambda *both: replace(REINFORCE.estimate(*both), returns=["a"]))
+SCALAR = replace(REINFORCE, loss=lambda *both: REINFORCE.loss(*both).sum())
+RAISES = replace(REINFORCE, loss=lambda tokens, settings: tokens.missing)
+GROUPS = replace(REINFORCE, compares_groups=lambda settings: True)
+CRITIC = Algorithm(WithCritic, lambda rollouts, settings: ALGORITHMS["ppo"].estimate(rollouts, PPO), REINFORCE.loss)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "message"),
+    [
+        ("NONE", "", "cannot import algorithm"),
+        ("NUMBER", "", "is not an Algorithm; see reflectkit.rl.algorithms.Algorithm"),
+        ("PLAIN", "", "settings must be a dataclass, not <class 'dict'>"),
+        ("REQUIRED", "", "setting 'strength' needs a default"),
+        ("TAKEN", "", "its setting 'seed' is one of rlft's already"),
+        ("REINFORCE", "--gae-lambda 0.9", "--gae-lambda is ppo's, and --algo is "),
+        ("CRITIC", "--critic none", "needs a critic: --critic linear or mlp"),
+        (
+            "GROUPS",
+            "--baseline none",
+            ":GROUPS --baseline none compares episodes of one problem: --group-size must be at least 2",
+        ),
+        ("FEWER", "", "the algorithm's advantages must be one number per decision: "),
+        ("WORDS", "", "the algorithm's returns must be a list of numbers per episode"),
+        ("SCALAR", "", "the algorithm's loss must be one number per trained token, of shape ("),
+        ("RAISES", "", "line 26: AttributeError: 'TrainedTokens' object has no attribute 'missing'"),
+    ],
+)
+def test_mistakes_are_one_line(
+    ground: Path, module: str, capsys: pytest.CaptureFixture[str], name: str, more: str, message: str
+) -> None:
+    Path(f"{module}.py").write_text(CODE, encoding="utf-8")
+    assert train(ground, f"{module}:{name}", "--max-steps", "1", *more.split()) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_an_algorithm_with_critic_settings_trains_a_critic(ground: Path, module: str) -> None:
+    Path(f"{module}.py").write_text(CODE, encoding="utf-8")
+    assert train(ground, f"{module}:CRITIC", "--critic", "mlp", "--max-steps", "2") == 0
+    settings = read_json(Path("results/own/config.json"))["settings"]
+    assert (settings["critic"], settings["critic_rate"]) == ("mlp", 0.01)
+    rows = [row for _, row in read_jsonl(Path("results/own/metrics.jsonl"))]
+    assert all(row["value_loss"] > 0 for row in rows)
