@@ -46,7 +46,7 @@ def test_help_lists_every_target_and_names_the_environment() -> None:
     ],
 )
 def test_the_active_environment_is_used(variables: dict[str, str], folder: str) -> None:
-    assert f"\n{folder}/bin/reflectkit run taxi-tiny" in make("-n", "demo", **variables)
+    assert f"\n{folder}/bin/reflectkit run taxi-tiny" in "\n" + make("-n", "demo", **variables)
 
 
 @pytest.mark.parametrize(
