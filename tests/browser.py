@@ -41,7 +41,9 @@ class Browser:
         """Ask the browser, and hear what happens meanwhile."""
         self.count += 1
         message = {"id": self.count, "method": method, "params": parameters}
-        os.write(self.send, json.dumps(message | ({"sessionId": self.session} if self.session else {})).encode() + b"\0")
+        os.write(
+            self.send, json.dumps(message | ({"sessionId": self.session} if self.session else {})).encode() + b"\0"
+        )
         while True:
             heard = self._next()
             if heard.get("id") == self.count:

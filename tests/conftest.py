@@ -31,7 +31,9 @@ def observations() -> list[Observation]:
 
 
 def make_player(observations: list[Observation], role: str | None, seed: int = 0) -> Player:
-    texts = [policy_prompt(seen, "Go east.") for seen in observations] + [reflection_prompt(seen) for seen in observations]
+    texts = [policy_prompt(seen, "Go east.") for seen in observations] + [
+        reflection_prompt(seen) for seen in observations
+    ]
     tokenizer = build_tokenizer(texts, [label(index) for index in range(6)])
     return Player(build_model(tokenizer, 256, seed), tokenizer, role)
 

@@ -56,12 +56,17 @@ def episode(text: str, **other: Any) -> dict[str, Any]:
 
 def many(count: int, turns: int = 10) -> Iterator[dict[str, Any]]:
     """Episodes that differ, as a run has them: `turns` turns each, of about 300 bytes."""
-    start = "T taxi, P passenger, D destination, O taxi at P, X taxi carrying P, | wall.\n. . | T . P\n. . | . . .\n. . . . ."
+    start = (
+        "T taxi, P passenger, D destination, O taxi at P, X taxi carrying P, | wall.\n. . | T . P\n. . | . . .\n. . ."
+        " . ."
+    )
     for number in range(count):
         played = [
             {
                 "seen": f"{start}\n. | . . | . .\n. | . . | D .\nLast move: {number}-{step}",
-                "reflection": f"Taxi at row {number % 5} column {step % 5}. Get there first, as in {number * 31 + step}.",
+                "reflection": (
+                    f"Taxi at row {number % 5} column {step % 5}. Get there first, as in {number * 31 + step}."
+                ),
                 "choices": ["south", "north", "east", "west", "pickup", "dropoff"],
                 "probabilities": [round((number * 7 + step * 3 + place) % 11 / 60, 5) for place in range(6)],
                 "action": (number + step) % 6,
@@ -71,8 +76,19 @@ def many(count: int, turns: int = 10) -> Iterator[dict[str, Any]]:
             }
             for step in range(turns)
         ]
-        facts = {"name": ("SFT", "Reflect-RL")[number % 2], "env": "taxi", "level": "full", "task": f"taxi-full-{number // 2}"}
-        yield facts | {"seed": number, "status": "completed", "success": number % 3 > 0, "return": -0.5, "turns": played}
+        facts = {
+            "name": ("SFT", "Reflect-RL")[number % 2],
+            "env": "taxi",
+            "level": "full",
+            "task": f"taxi-full-{number // 2}",
+        }
+        yield facts | {
+            "seed": number,
+            "status": "completed",
+            "success": number % 3 > 0,
+            "return": -0.5,
+            "turns": played,
+        }
 
 
 def write(folder: Path, rows: Iterable[dict[str, Any]]) -> Path:

@@ -11,7 +11,9 @@ FILES = {
     "README.md": "# Library\n\nLends books.\n",
     "setup notes.txt": "Install it, then start it.\n",
     "app/fees.py": '"""Fees that are shown to guests."""\n\nCURRENCY = "euro"\n',
-    "app/rules/fees.py": '"""The late fee: ten cents a day."""\n\n\ndef late_fee(days):\n    return min(3, days / 10)\n',
+    "app/rules/fees.py": (
+        '"""The late fee: ten cents a day."""\n\n\ndef late_fee(days):\n    return min(3, days / 10)\n'
+    ),
     "docs/guide.md": "# Guide\n\n## How to lend a book\n\nScan it twice.\n",
 }
 LONG = "first line of the file\n" + "some words in the middle of it\n" * 400 + "last line of the file\n"

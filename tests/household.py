@@ -82,8 +82,8 @@ class Room:
         kind, target, _ = GAMES[self.type]
         if self.type == "look_at_obj_in_light":
             return (
-                f"(:goal (and (exists (?l - object ?r - receptacle ?a - agent ?p - location) (and (objectType ?l {target}Type)"
-                " (isToggled ?l) (receptacleAtLocation ?r ?p) (atLocation ?a ?p) (inReceptacle ?l ?r)))"
+                "(:goal (and (exists (?l - object ?r - receptacle ?a - agent ?p - location) (and (objectType ?l"
+                f" {target}Type) (isToggled ?l) (receptacleAtLocation ?r ?p) (atLocation ?a ?p) (inReceptacle ?l ?r)))"
                 f" (exists (?o - object ?a - agent) (and (objectType ?o {kind}Type) (holds ?a ?o)))))"
             )
         state = {"clean": "(isClean ?o)", "heat": "(isHot ?o)", "cool": "(isCool ?o)"}.get(self.type.split("_")[1], "")
@@ -106,7 +106,11 @@ class Room:
             "mrecep_target": "",
             "object_sliced": False,
         }
-        record = {"task_type": self.type, "pddl_params": parameters, "scene": {"floor_plan": f"FloorPlan{self.number + 1}"}}
+        record = {
+            "task_type": self.type,
+            "pddl_params": parameters,
+            "scene": {"floor_plan": f"FloorPlan{self.number + 1}"},
+        }
         (folder / "traj_data.json").write_text(json.dumps(record))
         (folder / "initial_state.pddl").write_text(self.problem())
         found = find_spec("alfworld")
@@ -121,7 +125,11 @@ class Room:
         }
         (folder / "game.tw-pddl").write_text(json.dumps(game))
         return Task(
-            name, "alfworld", self.type, name, {"game": f"json_2.1.1/train/{name}", "room": "FloorPlan1", "split": "train"}
+            name,
+            "alfworld",
+            self.type,
+            name,
+            {"game": f"json_2.1.1/train/{name}", "room": "FloorPlan1", "split": "train"},
         )
 
 

@@ -1,7 +1,7 @@
 """kill -9 of a command and all its processes at named points, and the files that it leaves.
 
-A point is `PATTERN:N`: the N-th time that a process is about to put a file or folder in place whose path matches. What a
-stage writes is renamed into place, so between two points lies everything that a kill can interrupt.
+A point is `PATTERN:N`: the N-th time that a process is about to put a file or folder in place whose path matches. What
+a stage writes is renamed into place, so between two points lies everything that a kill can interrupt.
 """
 
 from __future__ import annotations

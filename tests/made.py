@@ -1,4 +1,6 @@
-"""Which files commands and recipes make, told from their settings alone: nothing runs. `test_pipeline` compares with a run."""
+"""Which files commands and recipes make, told from their settings alone: nothing runs. `test_pipeline` compares with a
+run.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def made_by(stage: str, values: dict[str, Any]) -> list[str]:
 
 
 def made_by_run(recipe: str, **settings: Any) -> dict[str, list[str]]:
-    """The paths that each step of a recipe makes, all its ablations included, by the step's name; and those of the whole."""
+    """The paths that each step of a recipe makes, all its ablations included, by the step's name; and those of the
+    whole.
+    """
     loaded = load_recipe(recipe)
     config = Config(recipe=recipe, ablate=tuple(loaded.ablations), **settings)
     asked = _asked(config, loaded)
@@ -94,5 +98,7 @@ def made_by_command(words: list[str]) -> list[str]:
         return made_by(stage, given)
     if not re.fullmatch(r"[a-z0-9-]+", given["recipe"]):
         return []  # a file of one's own
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if name != "ablate"}
+    given = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if name != "ablate"
+    }
     return [path for paths in made_by_run(**given).values() for path in paths]

@@ -16,7 +16,8 @@ Answer = Callable[[dict[str, Any]], str]
 
 @dataclass
 class Server:
-    """url: to give as --base-url. faults: what the next requests meet, first in first out: see `Handler`. answer: body → text.
+    """url: to give as --base-url. faults: what the next requests meet, first in first out: see `Handler`. answer: body
+    → text.
     respond: body → response, with that text in it unless set.
 
     refused: a parameter that no request may have. requests: every body that came in. authorization: every such header.
@@ -48,7 +49,9 @@ def completion(text: str | None, finish: str = "stop", **message: Any) -> dict[s
         "object": "chat.completion",
         "created": 0,
         "model": "m",
-        "choices": [{"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text, **message}}],
+        "choices": [
+            {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text, **message}}
+        ],
         "usage": {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120},
     }
 
@@ -116,7 +119,11 @@ def serve(answer: Answer) -> Iterator[Server]:
 
         def _send(self, code: int, headers: dict[str, str], content: bytes) -> None:
             self.send_response(code)
-            for name, value in {"Content-Type": "application/json", "Content-Length": str(len(content)), **headers}.items():
+            for name, value in {
+                "Content-Type": "application/json",
+                "Content-Length": str(len(content)),
+                **headers,
+            }.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)

@@ -1,5 +1,6 @@
-"""What README, the pages, the help and the Makefile say is there: each path in `results/` and `data/` is made by a recipe, or
-by a command that stands before it. Nothing runs: `made.py` tells from the settings. Also what the pages say about the code.
+"""What README, the pages, the help and the Makefile say is there: each path in `results/` and `data/` is made by a
+recipe, or by a command that stands before it. Nothing runs: `made.py` tells from the settings. Also what the pages say
+about the code.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from reflectkit.stages.run import recipe_names
 from tests.made import made_by_command, made_by_run
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs/commands/index.md"]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "docs/commands/index.md",
+]
 MENTION = re.compile(r"(?<![\w/.{}-])(?:results|data)/[\w./@<>{},*-]*[\w>}/*]")
 PLACEHOLDER = rf"results/(?:<number>_(?:{'|'.join(STAGES)}|<command>)|<name>(?:\.2)?|<recipe>/<step>)(?:/[\w.]+)?"
 OF_ONES_OWN = {
@@ -59,7 +65,9 @@ def commands(line: str) -> Iterator[list[str]]:
 def spread(path: str) -> list[str]:
     """`a/{b,c}/d` as `a/b/d` and `a/c/d`."""
     if match := re.search(r"\{([^{}]*)\}", path):
-        return [one for part in match[1].split(",") for one in spread(path[: match.start()] + part + path[match.end() :])]
+        return [
+            one for part in match[1].split(",") for one in spread(path[: match.start()] + part + path[match.end() :])
+        ]
     return [path.rstrip("/")]
 
 
@@ -88,7 +96,9 @@ def missing(text: str, made: set[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_paths_on_the_pages_are_made(page: Path, recipes: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_on_the_pages_are_made(
+    page: Path, recipes: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = page.read_text(encoding="utf-8")
     if page.name in MODULES:
         (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

@@ -65,5 +65,7 @@ def test_every_command_opens_without_torch() -> None:
 
 
 def test_every_file_says_what_it_is() -> None:
-    silent = [path for path in PACKAGE.rglob("*.py") if ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) is None]
+    silent = [
+        path for path in PACKAGE.rglob("*.py") if ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) is None
+    ]
     assert silent == []

@@ -1,4 +1,6 @@
-"""The Makefile: what `make help` lists, which environment is used, what reaches the command. Nothing is made (`make -n`)."""
+"""The Makefile: what `make help` lists, which environment is used, what reaches the command. Nothing is made (`make
+-n`).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OUTER = ("VIRTUAL_ENV", "VENV", "ENV", "ARGS", "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # these may run under make
+OUTER = (
+    "VIRTUAL_ENV",
+    "VENV",
+    "ENV",
+    "ARGS",
+    "MAKEFLAGS",
+    "MFLAGS",
+    "MAKELEVEL",
+    "MAKEOVERRIDES",
+)  # these may run under make
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in OUTER}
 ENVIRONMENT = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("CONDA_")}
 

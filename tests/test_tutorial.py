@@ -53,7 +53,9 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_the_oracle_reaches_every_goal_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a to b takes |a - b| moves at -0.1 and the opening at +1; the farthest of 6 floors is 5 moves away, return 0.5."""
+    """From a to b takes |a - b| moves at -0.1 and the opening at +1; the farthest of 6 floors is 5 moves away, return
+    0.5.
+    """
     from reflectkit.agents.scripted import Oracle
     from reflectkit.core.rollout import Episode, rollout
     from reflectkit.envs import env_class, make

@@ -19,7 +19,9 @@ _starting = threading.Lock()
 
 
 def wait_for(coroutine: Coroutine[Any, Any, Value]) -> Value:
-    """Run `coroutine` in the process's loop, and wait for what it returns; it is cancelled where the wait is interrupted."""
+    """Run `coroutine` in the process's loop, and wait for what it returns; it is cancelled where the wait is
+    interrupted.
+    """
     future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
     try:
         return future.result()

@@ -1,4 +1,6 @@
-"""What paid calls may cost together: each reserves the most that it can cost, and waits for the reservations before it."""
+"""What paid calls may cost together: each reserves the most that it can cost, and waits for the reservations
+before it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Budget:
-    """What clients may spend together, in US dollars. limit: None for any amount. paid: all that their journals paid for.
+    """What clients may spend together, in US dollars. limit: None for any amount. paid: all that their journals paid
+    for.
     reservations: the most that each call in flight can cost. margin: by how much a bill was higher than that so far.
     """
 
@@ -22,7 +25,8 @@ class Budget:
 
     @contextlib.asynccontextmanager
     async def reserve(self, most: float) -> AsyncIterator[bool]:
-        """Hold `most` dollars, and the margin, for a call; yields False where what is paid already leaves too little for it.
+        """Hold `most` dollars, and the margin, for a call; yields False where what is paid already leaves too little
+        for it.
 
         Where only the calls in flight stand in the way it waits: they mostly cost less than they reserve.
         """

@@ -1,7 +1,8 @@
-"""Chat models as teachers and as players: a teacher acts, or comments while an expert acts; and negative examples, corrected.
+"""Chat models as teachers and as players: a teacher acts, or comments while an expert acts; and negative examples,
+corrected.
 
-Departs from the Reflect-RL code, which asked twice a step, took any text for a command, and told the model to go on when it
-failed.
+Departs from the Reflect-RL code, which asked twice a step, took any text for a command, and told the model to go on
+when it failed.
 """
 
 from __future__ import annotations
@@ -47,21 +48,26 @@ class UnreadableError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What a teacher is asked about one state. right: the best action where an expert acts; None where the teacher does."""
+    """What a teacher is asked about one state. right: the best action where an expert acts; None where the teacher
+    does.
+    """
 
     request: Request
     observation: Observation
     right: Action | None = None
 
     def read(self, text: str) -> tuple[str, Action | None]:
-        """(comment, action) of an answer; no action where an expert acts. Raises ValueError saying what is wrong with it."""
+        """(comment, action) of an answer; no action where an expert acts. Raises ValueError saying what is wrong with
+        it.
+        """
         if self.right is None:
             return parse_reply(text, self.observation.choices)
         return parse_comment(text, self.observation, self.right), None
 
 
 class ChatTeacher:
-    """Asks the model behind `client` for an analysis and an action in one call; or for a comment alone where an `actor` acts.
+    """Asks the model behind `client` for an analysis and an action in one call; or for a comment alone where an `actor`
+    acts.
 
     actor: an expert, who also marks each action. The model is then told the env's best action, and may not name it.
     """
@@ -72,7 +78,9 @@ class ChatTeacher:
     def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
         """One decision for each observation; one without a usable answer carries its `failure`."""
         lessons = self.lessons(observations, contexts)
-        outcomes = self.client.ask([lesson.request for lesson in lessons], lambda number, text: lessons[number].read(text))
+        outcomes = self.client.ask(
+            [lesson.request for lesson in lessons], lambda number, text: lessons[number].read(text)
+        )
         return self.decisions(observations, contexts, outcomes)
 
     def lessons(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Lesson]:
@@ -113,8 +121,8 @@ class ChatTeacher:
 
 
 class Rehearsal:
-    """Plays the part of `teacher` with the answers that its journal holds, and asks nobody: where one is missing, `stand_in`
-    acts and comments. requests: all that would be asked for.
+    """Plays the part of `teacher` with the answers that its journal holds, and asks nobody: where one is missing,
+    `stand_in` acts and comments. requests: all that would be asked for.
     """
 
     def __init__(self, teacher: ChatTeacher, stand_in: Agent) -> None:
@@ -136,16 +144,19 @@ class Rehearsal:
 class ChatPolicy:
     """A chat model that plays by itself, for comparison: it thinks in a line and acts, in one call a step; no hints.
 
-    Where tools are offered it writes calls in the plain form. reflector: a model that comments in a line on each state first,
-    as a reflector does (two calls a step); None for none. history_tokens: about how much of the earlier turns both are shown.
+    Where tools are offered it writes calls in the plain form. reflector: a model that comments in a line on each state
+    first, as a reflector does (two calls a step); None for none. history_tokens: about how much of the earlier turns
+    both are shown.
     """
 
-    def __init__(self, client: ChatClient, reflector: ChatClient | None = None, history_tokens: int = HISTORY_TOKENS) -> None:
+    def __init__(
+        self, client: ChatClient, reflector: ChatClient | None = None, history_tokens: int = HISTORY_TOKENS
+    ) -> None:
         self.client, self.reflector, self.history_tokens = client, reflector, history_tokens
 
     def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
-        """One decision for each observation; one without a usable answer carries its `failure`, or its `overflow` where answers
-        came, but none was a legal action.
+        """One decision for each observation; one without a usable answer carries its `failure`, or its `overflow` where
+        answers came, but none was a legal action.
         """
         room = self.history_tokens
         comments: list[Outcome[str]] = [Outcome("") for _ in observations]
@@ -168,7 +179,9 @@ class ChatPolicy:
                 raise
 
         outcomes = dict(zip(able, self.client.ask(requests, parsed), strict=True))
-        return [self._decision(comment, outcomes.get(index), unreadable[index]) for index, comment in enumerate(comments)]
+        return [
+            self._decision(comment, outcomes.get(index), unreadable[index]) for index, comment in enumerate(comments)
+        ]
 
     def _decision(
         self,
@@ -204,7 +217,9 @@ class ChatPolicy:
 
 
 class Recovery:
-    """A negative example: the best way, one of the env's `slips`, what `teacher` corrects it with, and the best way again."""
+    """A negative example: the best way, one of the env's `slips`, what `teacher` corrects it with, and the best way
+    again.
+    """
 
     def __init__(self, teacher: Agent) -> None:
         self.teacher = teacher
@@ -222,7 +237,9 @@ class Recovery:
         """What needs no teacher; None where a mistake is to be corrected."""
         env: Any = require_oracle(context.env)
         if not hasattr(env, "slips"):
-            raise ConfigError(f"env '{env.name}' makes no negative examples (no slips()); use --noise, and --negatives 0")
+            raise ConfigError(
+                f"env '{env.name}' makes no negative examples (no slips()); use --noise, and --negatives 0"
+            )
         if env.note() == "mistake":
             return None
         chance = generator(context.seed, "slip")
@@ -286,7 +303,8 @@ def parse_comment(text: str, observation: Observation, right: Action) -> str:
 
 
 def named(comment: str, observation: Observation, action: Action) -> str:
-    """By which words `comment` names `action`, or "": the choice or command itself, its number as such, a call or its tool.
+    """By which words `comment` names `action`, or "": the choice or command itself, its number as such, a call or its
+    tool.
 
     >>> from reflectkit.core.types import Message
     >>> seen = Observation((Message("user", "a map"),), ("south", "pickup"))

@@ -1,7 +1,8 @@
-"""Chat completions from OpenAI, Azure, or any server that speaks the same protocol: journalled, budgeted, never asked twice.
+"""Chat completions from OpenAI, Azure, or any server that speaks the same protocol: journalled, budgeted, never asked
+twice.
 
-429, 5xx and lost connections are retried with backoff, as long as `Retry-After` says where it does. Keys are read from the
-environment alone, and are taken out of every text that leaves.
+429, 5xx and lost connections are retried with backoff, as long as `Retry-After` says where it does. Keys are read from
+the environment alone, and are taken out of every text that leaves.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question. name: what a person knows it by. messages: the chat. max_tokens: of the answer. draw: tells apart equal
-    questions of which each is to be answered by itself, where answers are sampled.
+    """One question. name: what a person knows it by. messages: the chat. max_tokens: of the answer. draw: tells apart
+    equal questions of which each is to be answered by itself, where answers are sampled.
     """
 
     name: str
@@ -76,8 +77,8 @@ class Rejected:
 class Outcome(Generic[Value]):
     """What became of a request: its value, or why it was rejected, or neither where the budget was spent before it.
 
-    unfit: how many answers came whole and did not parse. cost_usd, tokens: what all its answers cost and have, those of the
-    journal too.
+    unfit: how many answers came whole and did not parse. cost_usd, tokens: what all its answers cost and have, those of
+    the journal too.
     """
 
     value: Value | None = None
@@ -106,11 +107,12 @@ def most_usd(endpoint: Endpoint, prices: Prices, request: Request) -> float:
 
 
 class ChatClient:
-    """Asks many requests at once. calls: made to the server; replayed: taken from the journal; cost_usd: of both together.
+    """Asks many requests at once. calls: made to the server; replayed: taken from the journal; cost_usd: of both
+    together.
 
-    stopped: whether the budget, which counts all that the journal paid for, ended the asking. timeout_s: for a whole call, from
-    connecting to the last byte, not counting the waits before retries. Any thread may ask, and several at once. Use
-    `open_client`.
+    stopped: whether the budget, which counts all that the journal paid for, ended the asking. timeout_s: for a whole
+    call, from connecting to the last byte, not counting the waits before retries. Any thread may ask, and several at
+    once. Use `open_client`.
     """
 
     def __init__(
@@ -141,16 +143,20 @@ class ChatClient:
         self._trouble: ApiError | None = None
 
     def ask(
-        self, requests: Sequence[Request], parse: Callable[[int, str], Value], advance: Callable[[], None] = lambda: None
+        self,
+        requests: Sequence[Request],
+        parse: Callable[[int, str], Value],
+        advance: Callable[[], None] = lambda: None,
     ) -> list[Outcome[Value]]:
-        """An outcome for each request, in order. parse: (number, text) → value; raises ValueError, saying what is wrong.
+        """An outcome for each request, in order. parse: (number, text) → value; raises ValueError, saying what is
+        wrong.
 
         An answer that is cut off, empty, refused, filtered or does not parse is asked for again, twice at most.
 
         Raises
         ------
-        ApiError: the server cannot be used: nothing was answered, or several items in a row were not. What was answered until
-        then is in the journal.
+        ApiError: the server cannot be used: nothing was answered, or several items in a row were not. What was answered
+        until then is in the journal.
         """
         return wait_for(self._ask(requests, parse, advance))
 
@@ -401,7 +407,9 @@ def open_client(endpoint: Endpoint, journal_path: Path, prices: Prices, **settin
 
 def _refuses_temperature(response: Response) -> bool:
     error = error_of(response.body)
-    return response.status in (400, 422) and (error.get("param") == "temperature" or "'temperature'" in error["message"])
+    return response.status in (400, 422) and (
+        error.get("param") == "temperature" or "'temperature'" in error["message"]
+    )
 
 
 def _fault(answer: Answer) -> str:

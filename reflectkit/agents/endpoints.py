@@ -1,4 +1,6 @@
-"""Where a chat teacher is asked: OpenAI, Azure, or any server with the same protocol. Keys come from the environment alone."""
+"""Where a chat teacher is asked: OpenAI, Azure, or any server with the same protocol. Keys come from the environment
+alone.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ THINKING = ("o1", "o3", "o4", "gpt-5")
 KEYS = {"openai": "OPENAI_API_KEY", "azure": "AZURE_OPENAI_API_KEY", "local": "LOCAL_API_KEY"}
 OPENAI = "https://api.openai.com/v1"
 ACCOUNT = ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID")  # which the openai package sends along
-NETWORK = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")  # which it connects through
+NETWORK = (
+    "ALL_PROXY",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "NO_PROXY",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+)  # which it connects through
 
 
 class ApiError(ReflectkitError):
@@ -24,7 +33,9 @@ class ApiError(ReflectkitError):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to ask. kind: "openai", "azure" or "local". model: name, or Azure deployment. base_url: of a compatible server."""
+    """Where to ask. kind: "openai", "azure" or "local". model: name, or Azure deployment. base_url: of a compatible
+    server.
+    """
 
     kind: str
     model: str
@@ -60,7 +71,9 @@ def parse_endpoint(text: str, base_url: str | None, flag: str = "--teacher", alo
 
 
 def _check_address(name: str, address: str, key: str) -> None:
-    """Raises ConfigError, without showing a password, where `address`, from flag or variable `name`, is no HTTP address."""
+    """Raises ConfigError, without showing a password, where `address`, from flag or variable `name`, is no HTTP
+    address.
+    """
     try:
         parts = urlsplit(address)
         port_is_fine = parts.port is None or parts.port > 0
@@ -89,13 +102,13 @@ def _header_of(name: str) -> str:
 
 
 def connect(endpoint: Endpoint, on_response: Callable[[Any], Awaitable[None]]) -> Any:
-    """The package's client, without retries and limits on time of its own. on_response: shown each response before the package
-    reads it.
+    """The package's client, without retries and limits on time of its own. on_response: shown each response before the
+    package reads it.
 
     Raises
     ------
-    ConfigError: a key or an address is missing, or the environment's proxy or certificates cannot be used; ApiError: nothing
-    listens at a local server's.
+    ConfigError: a key or an address is missing, or the environment's proxy or certificates cannot be used; ApiError:
+    nothing listens at a local server's.
     """
     import httpx2
     import openai
@@ -123,12 +136,15 @@ def connect(endpoint: Endpoint, on_response: Callable[[Any], Awaitable[None]]) -
         address = endpoint.base_url or os.environ.get("AZURE_OPENAI_ENDPOINT", "")
         if not address:
             raise ConfigError(
-                f"{endpoint} needs an address: export AZURE_OPENAI_ENDPOINT=https://….openai.azure.com, or give --base-url"
+                f"{endpoint} needs an address: export AZURE_OPENAI_ENDPOINT=https://….openai.azure.com, or give"
+                " --base-url"
             )
         _check_address("--base-url" if endpoint.base_url else "AZURE_OPENAI_ENDPOINT", address, KEYS[endpoint.kind])
         version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
         client = openai.AsyncAzureOpenAI(api_key=key, azure_endpoint=address, api_version=version, **options)
-    client.organization = client.project = None  # the package takes them from the environment; they are for OpenAI alone
+    client.organization = client.project = (
+        None  # the package takes them from the environment; they are for OpenAI alone
+    )
     return client
 
 

@@ -31,7 +31,9 @@ class Human:
 
     def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
         """One decision for each observation, asked for one after the other."""
-        return [self._one(observation, context.env) for observation, context in zip(observations, contexts, strict=True)]
+        return [
+            self._one(observation, context.env) for observation, context in zip(observations, contexts, strict=True)
+        ]
 
     def _one(self, observation: Observation, env: Env) -> Decision:
         if observation.choices:
@@ -82,7 +84,8 @@ class Human:
 
 
 def choice_of(text: str, choices: Sequence[str]) -> int:
-    """The index of the choice that `text` names: by its label or number, its whole text, or a beginning that only one has.
+    """The index of the choice that `text` names: by its label or number, its whole text, or a beginning that only one
+    has.
 
     >>> choice_of("2", ("south", "north", "east")), choice_of("so", ("south", "north", "east"))
     (2, 0)
@@ -120,7 +123,9 @@ def help_text(observation: Observation, env: Env) -> str:
     if observation.tools:
         answers = f"{tools_text(observation.tools)}\n{PLAIN_RULES} An empty line goes on.\n{COMMANDS}."
     elif observation.choices:
-        answers = f"{choices_text(observation.choices)}\nWrite a choice's number, or the beginning of its text. {COMMANDS}."
+        answers = (
+            f"{choices_text(observation.choices)}\nWrite a choice's number, or the beginning of its text. {COMMANDS}."
+        )
     else:
         answers = f"Write a line. {COMMANDS}."
     return f"{rules_of(env)}\n\n{answers}".lstrip()

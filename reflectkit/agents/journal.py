@@ -1,7 +1,7 @@
 """Every answer of a teacher, appended before it is used: a killed run repeats no paid call, and a rerun costs nothing.
 
-One JSON object a line: the request's hash, the answer, how it ended, the tokens that it took, and a checksum of all these.
-Lines of earlier versions have no checksum and are read without one. Keys and headers are never in it.
+One JSON object a line: the request's hash, the answer, how it ended, the tokens that it took, and a checksum of all
+these. Lines of earlier versions have no checksum and are read without one. Keys and headers are never in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ CHECKSUM = "sha256"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back. finish_reason: "stop", "length", "content_filter", …; prompt_tokens, completion_tokens: as billed."""
+    """What came back. finish_reason: "stop", "length", "content_filter", …; prompt_tokens, completion_tokens: as
+    billed.
+    """
 
     text: str
     finish_reason: str

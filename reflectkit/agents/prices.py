@@ -38,12 +38,16 @@ class Prices:
 
 
 def prices_of(kind: str, model: str, read: float | None, written: float | None) -> Prices:
-    """The prices of a model; `read` and `written`, both given, go over the table. A local one is free. Raises ConfigError."""
+    """The prices of a model; `read` and `written`, both given, go over the table. A local one is free. Raises
+    ConfigError.
+    """
     if (read is None) != (written is None):
         raise ConfigError("--price-in and --price-out go together, in US dollars for a million tokens")
     if read is not None and written is not None:
         return Prices(read, written)
     if kind == "local":
         return Prices(0.0, 0.0)
-    matching = [name for name in USD_PER_MILLION if model == name or model.startswith((f"{name}-20", f"{name}-0", f"{name}-1"))]
+    matching = [
+        name for name in USD_PER_MILLION if model == name or model.startswith((f"{name}-20", f"{name}-0", f"{name}-1"))
+    ]
     return Prices(*USD_PER_MILLION[max(matching, key=len)]) if matching else Prices(0.0, 0.0, known=False)

@@ -25,8 +25,8 @@ MOST_PROCESSES = 256  # that ask beside each other
 
 
 class ChatReader:
-    """Asks `endpoint`, at temperature 0; answers are kept in `journal`, so that the same question on the same notes is asked
-    once.
+    """Asks `endpoint`, at temperature 0; answers are kept in `journal`, so that the same question on the same notes is
+    asked once.
 
     The connection is opened with the first question.
     """
@@ -44,8 +44,8 @@ class ChatReader:
 
         Raises
         ------
-        EnvironmentFailure: the server cannot be used, after its bounded retries, or gives nothing usable. ApiError: that
-        happened three times in a row.
+        EnvironmentFailure: the server cannot be used, after its bounded retries, or gives nothing usable. ApiError:
+        that happened three times in a row.
         """
         requests = [
             Request(question, _messages(question, texts), ANSWER_TOKENS)

@@ -1,4 +1,6 @@
-"""Agents that need no model: the oracle teacher with mistakes mixed in, a random agent, and one that repeats a record."""
+"""Agents that need no model: the oracle teacher with mistakes mixed in, a random agent, and one that repeats
+a record.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,9 @@ def _any_calls(observation: Observation, chance: random.Random) -> Decision:
     for _ in range(chance.randrange(3)):
         tool = chance.choice(observation.tools)
         arguments = {
-            name: chance.choice(schema["enum"]) if "enum" in schema else " ".join(chance.choices(seen, k=chance.randint(1, 4)))
+            name: chance.choice(schema["enum"])
+            if "enum" in schema
+            else " ".join(chance.choices(seen, k=chance.randint(1, 4)))
             for name, schema in tool.parameters["properties"].items()
         }
         calls.append(ToolCall(tool.name, arguments))

@@ -1,6 +1,7 @@
 """One HTTP request to a chat server, under a deadline for the whole of it, and its body read as an `Answer`.
 
-No body can make the reading fail: what is not a chat completion becomes an answer that says so, with the tokens on its bill.
+No body can make the reading fail: what is not a chat completion becomes an answer that says so, with the tokens on its
+bill.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Transport:
         self._client = connect(endpoint, _take_refusals)
 
     async def post(self, body: Mapping[str, Any], timeout_s: float) -> Response:
-        """Send `body` as JSON. Raises TimeoutError where no whole response came within `timeout_s`, ConnectionLostError."""
+        """Send `body` as JSON. Raises TimeoutError where no whole response came within `timeout_s`,
+        ConnectionLostError.
+        """
         import httpx2
         import openai
 
@@ -79,7 +82,9 @@ class Transport:
 
 
 async def _take_refusals(response: Any) -> None:
-    """Raises _RefusedError: the package would read the whole of an error, however long, and in any encoding that it names."""
+    """Raises _RefusedError: the package would read the whole of an error, however long, and in any encoding that it
+    names.
+    """
     if not response.is_success:
         raise _RefusedError(await _received(response, response.aiter_bytes()))
 
@@ -97,8 +102,8 @@ async def _received(response: Any, chunks: AsyncIterator[bytes]) -> Response:
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """How long a response asks to wait, in seconds; None where it does not say, or asks for more than a minute.
 
-    >>> retry_after_s({"retry-after": "2"}), retry_after_s({"retry-after-ms": "50"}), retry_after_s({"retry-after": "nan"})
-    (2.0, 0.05, None)
+    >>> retry_after_s({"retry-after": "2"}), retry_after_s({"retry-after-ms": "50"}), retry_after_s({"retry-after":
+    "nan"}) (2.0, 0.05, None)
     """
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         text = headers.get(name, "")
@@ -124,7 +129,8 @@ def error_of(body: bytes) -> Mapping[str, Any]:
 
 
 def usage_of(body: bytes) -> tuple[int | None, int | None]:
-    """(prompt tokens, completion tokens) on the bill in a body; None for one that is not there or cannot be a number of tokens.
+    """(prompt tokens, completion tokens) on the bill in a body; None for one that is not there or cannot be a number of
+    tokens.
 
     >>> usage_of(b'{"usage": {"prompt_tokens": 7, "completion_tokens": "many"}}')
     (7, None)
@@ -139,8 +145,8 @@ def usage_of(body: bytes) -> tuple[int | None, int | None]:
 def read_answer(body: bytes, prompt_tokens: int, limit: int, *, thinks: bool) -> Answer:
     """A response's body as an answer; where it is none, one with finish_reason "malformed" whose `refusal` says why.
 
-    prompt_tokens: counted where the bill does not say. limit: tokens that the server may write; a model that `thinks` unseen is
-    taken to have used it all where the bill does not say.
+    prompt_tokens: counted where the bill does not say. limit: tokens that the server may write; a model that `thinks`
+    unseen is taken to have used it all where the bill does not say.
     """
     value, fault = _json(body)
     text, refusal, finish = "", "", "stop"

@@ -1,8 +1,8 @@
 """The two players: a frozen reflector comments on what is seen, a policy acts on the comment, by a choice, by calls of
 tools, or in its own words.
 
-Without a reflector the policy acts on the observation alone (the plain arm). Greedy comments are a function of their prompt
-and are memoised for good; the policy's scores are memoised until its weights change (`forget_scores`).
+Without a reflector the policy acts on the observation alone (the plain arm). Greedy comments are a function of their
+prompt and are memoised for good; the policy's scores are memoised until its weights change (`forget_scores`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Reflector:
     """A frozen model that writes one line about an observation.
 
     temperature: 0 decodes greedily, and memoises. max_new_tokens: the paper's 100. batch: prompts decoded at once.
-    hits, asked: how many comments came from the memo, and how many were asked for. memo: comments by their prompt's key.
+    hits, asked: how many comments came from the memo, and how many were asked for. memo: comments by their prompt's
+    key.
     """
 
     def __init__(self, player: Player, *, temperature: float = 0.0, max_new_tokens: int = 100, batch: int = 64) -> None:
@@ -52,14 +53,16 @@ class Reflector:
         self._new: dict[str, str] = {}
 
     def comment(self, observations: Sequence[Observation], seeds: Sequence[int]) -> list[str]:
-        """One comment for each observation, "" for one that leaves no room to write; `seeds` matter only where comments are
-        sampled.
+        """One comment for each observation, "" for one that leaves no room to write; `seeds` matter only where comments
+        are sampled.
         """
         prompts = [reflection_prompt(observation) for observation in observations]
         self.asked += len(prompts)
         if self.temperature > 0:
             return self._decode(prompts, seeds)
-        keys = [hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest() for prompt in prompts]
+        keys = [
+            hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest() for prompt in prompts
+        ]
         new = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self.memo}
         self.hits += len(prompts) - len(new)
         if len(self.memo) + len(new) > MEMO_LIMIT:
@@ -95,12 +98,14 @@ class Reflector:
 
 
 class TwoPlayerAgent:
-    """Scores the legal labels behind each prompt and picks one; where there are no choices, writes one line, or calls of tools.
+    """Scores the legal labels behind each prompt and picks one; where there are no choices, writes one line, or calls
+    of tools.
 
-    reflector: None for the plain arm. temperature: of the sampling; 0 takes the likeliest action. reflect_prob: share of
-    decisions that see their comment; the rest act without. critic: from last hidden states (B, D) and their prompts to values
-    (B), recorded with each decision; None records none. max_new_tokens: of a line, or of calls. tokens: how many the policy
-    has read and written. show: record the probabilities of all choices. scorer, team: of a policy that is spread over
+    reflector: None for the plain arm. temperature: of the sampling; 0 takes the likeliest action. reflect_prob: share
+    of decisions that see their comment; the rest act without. critic: from last hidden states (B, D) and their prompts
+    to values (B), recorded with each decision; None records none. max_new_tokens: of a line, or of calls. tokens: how
+    many the policy has read and written. show: record the probabilities of all choices. scorer, team: of a policy that
+    is spread over
     processes: its Scorer, and the `Processes` that see the same observations and score them together.
     """
 
@@ -134,7 +139,8 @@ class TwoPlayerAgent:
     def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
         """One decision for each observation; the draw depends on the turn's own seed alone.
 
-        An observation that is too long for the policy gets a decision with `overflow`. Raises CheckpointError where all are.
+        An observation that is too long for the policy gets a decision with `overflow`. Raises CheckpointError where all
+        are.
         """
         comments = self._comments(observations, contexts)
         seen = list(zip(observations, comments, strict=True))
@@ -160,13 +166,17 @@ class TwoPlayerAgent:
             if index in said:
                 line, value = said[index]
                 said_so = self._read(observations[index], key[1], line)
-                decisions.append(Decision(said_so, comment, key[1], tuple(line.token_ids), tuple(line.logprobs), None, value))
+                decisions.append(
+                    Decision(said_so, comment, key[1], tuple(line.token_ids), tuple(line.logprobs), None, value)
+                )
                 continue
             row, value = self._scores[key]
             probabilities = [math.exp(logprob) for logprob in row]
             greedy = max(range(len(row)), key=row.__getitem__)
             action = greedy if self.temperature == 0 else _draw(probabilities, context.seed)
-            entropy = -math.fsum(share * logprob for share, logprob in zip(probabilities, row, strict=True) if share > 0)
+            entropy = -math.fsum(
+                share * logprob for share, logprob in zip(probabilities, row, strict=True) if share > 0
+            )
             token = label_ids(self.policy.tokenizer, key[0])[action]
             shown = tuple(probabilities) if self.show else ()
             decisions.append(Decision(action, comment, key[1], (token,), (row[action],), entropy, value, shown))
@@ -183,7 +193,11 @@ class TwoPlayerAgent:
 
     def _prompt(self, observation: Observation, comment: str | None) -> tuple[int, ...]:
         """The tokens that the policy reads."""
-        return self.dialogue.ids(observation, comment) if observation.tools else self._ids(policy_prompt(observation, comment))
+        return (
+            self.dialogue.ids(observation, comment)
+            if observation.tools
+            else self._ids(policy_prompt(observation, comment))
+        )
 
     def _ids(self, text: str) -> tuple[int, ...]:
         """The prompt's tokens; an episode's prompts come again in others, so they are kept."""
@@ -203,7 +217,9 @@ class TwoPlayerAgent:
     def _write(
         self, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int], calling: bool
     ) -> list[tuple[Written, float | None]]:
-        """A line behind each prompt, or calls of tools, with the critic's value of the prompt. A full context cuts it short."""
+        """A line behind each prompt, or calls of tools, with the critic's value of the prompt. A full context cuts it
+        short.
+        """
         if prompts and self.team:
             raise CheckpointError(
                 "a policy that is spread over processes chooses among enumerated actions only; use multi_gpu.yaml"
@@ -267,7 +283,9 @@ class TwoPlayerAgent:
                 temperature=self.temperature or 1.0,
             )
             self.tokens += sum(len(prompt) for _, prompt in part)
-            values = [None] * len(part) if self.critic is None else self.critic(hidden_BD, [p for _, p in part]).tolist()
+            values = (
+                [None] * len(part) if self.critic is None else self.critic(hidden_BD, [p for _, p in part]).tolist()
+            )
             found = list(zip(logprobs_BK.tolist(), values, strict=True))[: len(share)]
             for key, (row, value) in zip(everyones, self.team.together(found) if self.team else found, strict=True):
                 if math.isnan(row[0]):
@@ -284,4 +302,6 @@ def _draw(probabilities: Sequence[float], seed: int) -> int:
 
 
 def _too_long(tokens: int, context: int) -> str:
-    return f"the policy's prompt is {tokens} tokens, but its model reads {context}; train one with a larger --max-length"
+    return (
+        f"the policy's prompt is {tokens} tokens, but its model reads {context}; train one with a larger --max-length"
+    )

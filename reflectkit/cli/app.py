@@ -39,7 +39,9 @@ class Stages(TyperGroup):
 app = typer.Typer(
     name="reflectkit",
     cls=Stages,
-    help="Train small language models to act: a frozen reflection model comments, a policy model acts, and learns by RL.",
+    help=(
+        "Train small language models to act: a frozen reflection model comments, a policy model acts, and learns by RL."
+    ),
     epilog="Start here:\n\n  $ reflectkit play --env taxi\n\n  $ reflectkit run taxi-tiny\n\n  $ reflectkit sft --help",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -55,7 +57,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
     traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error came from.")] = False,
 ) -> None:
     """Options that stand before the command."""

@@ -35,7 +35,9 @@ def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
 def stage_flags() -> dict[str, set[str]]:
     """The flags of each command."""
     fields = {name: dataclasses.fields(importlib.import_module(STAGES[name]).Config) for name in STAGES}
-    return {name: {flag(item.name) for item in items if not item.metadata.get("argument")} for name, items in fields.items()}
+    return {
+        name: {flag(item.name) for item in items if not item.metadata.get("argument")} for name, items in fields.items()
+    }
 
 
 def _choices(kind: type[StageConfig], arguments: Sequence[str]) -> dict[str, Any]:
@@ -72,13 +74,17 @@ def _function(name: str, module: Any, arguments: Sequence[str]) -> Callable[...,
         default: Any = inspect.Parameter.empty if item.metadata.get("argument") and required else None
         if not required:
             default = list(item.default) if isinstance(item.default, tuple) else item.default
-        parameters.append(inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+        parameters.append(
+            inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        )
 
     def command(context: typer.Context, config: Path | None, **values: Any) -> None:
         from reflectkit.cli.display import RichProgress, Screen, show
 
         given = {
-            key: value for key, value in values.items() if getattr(context.get_parameter_source(key), "name", "") != "DEFAULT"
+            key: value
+            for key, value in values.items()
+            if getattr(context.get_parameter_source(key), "name", "") != "DEFAULT"
         }
         settings = from_mapping(module.Config, (_settings(config) if config else {}) | given, name)
         console = Screen(quiet=process_number() > 0)
@@ -96,7 +102,9 @@ def _function(name: str, module: Any, arguments: Sequence[str]) -> Callable[...,
 
 
 def _run(module: Any, settings: Any, progress: Any) -> Any:
-    """The stage's report. What typer would take for a wish to leave is an error: a lost connection, and code that exits."""
+    """The stage's report. What typer would take for a wish to leave is an error: a lost connection, and code that
+    exits.
+    """
     try:
         return module.run(settings, progress)
     except (BrokenPipeError, EOFError, SystemExit) as error:
@@ -130,7 +138,9 @@ def panel(config: type[StageConfig], name: str) -> str | None:
 
 
 def _plain(hint: Any) -> Any:
-    """The type that typer gets: a tuple of text is a repeated flag. Paths stay text, as `Path("")` is the current folder."""
+    """The type that typer gets: a tuple of text is a repeated flag. Paths stay text, as `Path("")` is the current
+    folder.
+    """
     if get_origin(hint) is tuple:
         return list[str]
     if is_path(hint):

@@ -34,7 +34,8 @@ WIDEST_NAME = 40  # characters of a table's first column; more of it would squee
 
 
 class Screen(Console):
-    """Standard output. Nothing in what is printed can steer the terminal: control characters are spelled out at the last step.
+    """Standard output. Nothing in what is printed can steer the terminal: control characters are spelled out at the
+    last step.
 
     quiet: print nothing. width: columns, where the terminal is not to be asked.
     """
@@ -74,7 +75,9 @@ class RichProgress:
         self.bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.bars.stop()
 
     @contextlib.contextmanager
@@ -148,7 +151,9 @@ def _one_line(path: Path) -> str:
 
 def _bands(table: Rows, width: int) -> list[list[int]]:
     """The columns in bands that fit into `width`, each beginning with as many of the first as tell the rows apart."""
-    widths = [3 + max(cell_len(visible(cell)) for cell in cells) for cells in zip(table.columns, *table.rows, strict=True)]
+    widths = [
+        3 + max(cell_len(visible(cell)) for cell in cells) for cells in zip(table.columns, *table.rows, strict=True)
+    ]
     widths[0] = min(widths[0], 3 + WIDEST_NAME)
     count = len(table.columns)
     keys = next((n for n in range(1, count) if len({row[:n] for row in table.rows}) == len(table.rows)), 1)

@@ -18,7 +18,9 @@ from reflectkit.core.errors import NO_ROOM, ReflectkitError
 
 FULL_DISK_BYTES = 4 * 2**20
 FULL = "the disk is full; free some space and run the same command again, it goes on"
-TOO_LARGE = "a file would be larger than this shell allows (`ulimit -f`); allow more and run the same command again, it goes on"
+TOO_LARGE = (
+    "a file would be larger than this shell allows (`ulimit -f`); allow more and run the same command again, it goes on"
+)
 PLACES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 

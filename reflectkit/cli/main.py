@@ -1,6 +1,8 @@
-"""`reflectkit`: runs the command line. Nothing is imported here before Ctrl-C is handled; the commands are in `cli/app.py`.
+"""`reflectkit`: runs the command line. Nothing is imported here before Ctrl-C is handled; the commands are in
+`cli/app.py`.
 
-Exit codes: 0 done, 1 internal error, 2 an error that the user can fix, 130 stopped by Ctrl-C, 141 nobody reads the output.
+Exit codes: 0 done, 1 internal error, 2 an error that the user can fix, 130 stopped by Ctrl-C, 141 nobody reads the
+output.
 """
 
 from __future__ import annotations

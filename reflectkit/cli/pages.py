@@ -34,7 +34,13 @@ def page(name: str) -> str:
         "Settings may also stand in a YAML file, by these names without the dashes: `--config settings.yaml`.",
     ]
     for heading, rows in rows_of.items():
-        lines += ["", *([f"## {heading}", ""] if heading else []), "| flag | default | what it sets |", "|---|---|---|", *rows]
+        lines += [
+            "",
+            *([f"## {heading}", ""] if heading else []),
+            "| flag | default | what it sets |",
+            "|---|---|---|",
+            *rows,
+        ]
     return "\n".join(lines) + "\n"
 
 

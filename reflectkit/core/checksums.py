@@ -1,4 +1,6 @@
-"""A checksum for each file of a folder, kept in the folder: what was written is told apart from what a disk or a kill left."""
+"""A checksum for each file of a folder, kept in the folder: what was written is told apart from what a disk or a kill
+left.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,17 @@ CHECKSUMS = "checksums.json"
 
 
 def seal(folder: Path) -> None:
-    """Write the SHA-256 of every file in and below `folder` to its checksums.json; the last step of writing the folder."""
+    """Write the SHA-256 of every file in and below `folder` to its checksums.json; the last step of writing
+    the folder.
+    """
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
     write_json(folder / CHECKSUMS, {path.relative_to(folder).as_posix(): sha256(path) for path in files})
 
 
 def verify(folder: Path) -> None:
-    """Raises CheckpointError, naming the file, unless `folder` was sealed and holds the files that it held then, unchanged."""
+    """Raises CheckpointError, naming the file, unless `folder` was sealed and holds the files that it held then,
+    unchanged.
+    """
     if not (folder / CHECKSUMS).is_file():
         raise CheckpointError(f"{folder} has no {CHECKSUMS}, so it was not written to its end")
     try:
@@ -29,7 +35,8 @@ def verify(folder: Path) -> None:
 
 
 def compare(folder: Path, checksums: Mapping[str, str], record: str) -> None:
-    """Raises CheckpointError, naming the file, unless `folder` holds the files of `checksums`, unchanged, and no others.
+    """Raises CheckpointError, naming the file, unless `folder` holds the files of `checksums`, unchanged, and no
+    others.
 
     record: the file in `folder` that has the checksums.
     """

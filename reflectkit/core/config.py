@@ -36,10 +36,16 @@ class StageConfig:
     """Settings whose value decides what further settings there are; see `chosen`."""
     data_dir: Path = option(Path("data"), help="Folder of the data files; each env has a folder in it.")
     results_dir: Path = option(Path("results"), help="Folder of the runs.")
-    name: str = option("", help="Folder of the run below --results-dir, e.g. taxi/policy; default: numbered, as 8_rlft.")
+    name: str = option(
+        "", help="Folder of the run below --results-dir, e.g. taxi/policy; default: numbered, as 8_rlft."
+    )
     seed: int = option(0, help="Seed of everything random; the same seed gives the same result.")
-    threads: int = option(1, help="CPU threads of a process; other numbers round floats otherwise, and so give other weights.")
-    force: bool = option(False, help="Run again although a finished run is there; with --name, replace what is in its folder.")
+    threads: int = option(
+        1, help="CPU threads of a process; other numbers round floats otherwise, and so give other weights."
+    )
+    force: bool = option(
+        False, help="Run again although a finished run is there; with --name, replace what is in its folder."
+    )
     keep: bool = option(False, help="Where --name has a run with other settings, leave it and use NAME.2, NAME.3, …")
 
     def __post_init__(self) -> None:
@@ -82,7 +88,9 @@ def check_run_name(name: str) -> None:
     """Raises ConfigError unless `name` can be a run's folder."""
     for part in name.split("/"):
         if not _NAME_PART.fullmatch(part):
-            raise ConfigError(f"--name {name!r}: use letters, digits, _, -, . and @, and / between folders, as in taxi/policy")
+            raise ConfigError(
+                f"--name {name!r}: use letters, digits, _, -, . and @, and / between folders, as in taxi/policy"
+            )
         if NUMBERED.fullmatch(part):
             raise ConfigError(f"--name {name!r}: folders like {part} are for runs without a name; choose another")
 
@@ -100,7 +108,9 @@ def parse_yaml(text: str, where: Path | str) -> Any:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise DataError(where, f"not YAML: {getattr(error, 'problem', error)}", line=mark.line + 1 if mark else None) from None
+        raise DataError(
+            where, f"not YAML: {getattr(error, 'problem', error)}", line=mark.line + 1 if mark else None
+        ) from None
     except ValueError as error:  # such as a date of a 13th month
         raise DataError(where, f"not YAML: {error}") from None
     except RecursionError:
@@ -145,7 +155,9 @@ def is_path(hint: Any) -> bool:
 
 
 def _check_paths(kind: type[StageConfig], values: Mapping[str, Any], where: str) -> None:
-    """Raises ConfigError for a path that is empty, which would be taken for the current folder, or that no file can have."""
+    """Raises ConfigError for a path that is empty, which would be taken for the current folder, or that no file can
+    have.
+    """
     for name, hint in get_type_hints(kind).items():
         value = values.get(name)
         for path in value if isinstance(value, list | tuple) else (value,):

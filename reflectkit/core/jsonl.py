@@ -31,13 +31,15 @@ def write_text(path: Path, text: str) -> None:
 
     Raises
     ------
-    OSError (full disk, no permission) and DataError (text that is no Unicode, such as half a surrogate pair); `path` is then as
-    before. A writer that is killed leaves a temporary file that the next write of `path` replaces.
+    OSError (full disk, no permission) and DataError (text that is no Unicode, such as half a surrogate pair); `path` is
+    then as before. A writer that is killed leaves a temporary file that the next write of `path` replaces.
     """
     try:
         content = text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise DataError(path, f"cannot be written: character {error.start} is half a surrogate pair; mend the source") from None
+        raise DataError(
+            path, f"cannot be written: character {error.start} is half a surrogate pair; mend the source"
+        ) from None
     with replacing(path) as file:
         file.write(content)
 
@@ -60,7 +62,9 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def lone_surrogate(text: str) -> int:
-    """Number of the first character of `text`, from 1, that is half a surrogate pair and so cannot be UTF-8; 0 without one."""
+    """Number of the first character of `text`, from 1, that is half a surrogate pair and so cannot be UTF-8; 0 without
+    one.
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -160,8 +164,8 @@ def rows_so_far(path: Path) -> list[Mapping[str, Any]]:
 
 
 def salvage(path: Path, fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
-    """(rows, damaged): the objects in `path` whose `fields` are of these types (as `isinstance` takes them), and how many other
-    lines there are. No rows where the file is missing.
+    """(rows, damaged): the objects in `path` whose `fields` are of these types (as `isinstance` takes them), and how
+    many other lines there are. No rows where the file is missing.
 
     For a file that a run keeps for itself, where a damaged line is no reason to stop.
     """
@@ -189,7 +193,8 @@ def _refuse_constant(text: str) -> None:
 
 
 def lines(path: Path, longest: int) -> Iterator[tuple[int, str]]:
-    """(line number, text) for each line of `path` that holds something, one in memory at a time. longest: bytes of a line.
+    """(line number, text) for each line of `path` that holds something, one in memory at a time. longest: bytes of a
+    line.
 
     Raises
     ------

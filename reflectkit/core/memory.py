@@ -1,4 +1,6 @@
-"""Running out of memory, as an error that says what to lower. No torch is imported: its errors are known by name and text."""
+"""Running out of memory, as an error that says what to lower. No torch is imported: its errors are known by name and
+text.
+"""
 
 from __future__ import annotations
 

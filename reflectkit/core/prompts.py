@@ -1,8 +1,8 @@
 """The only renderer: SFT rows and the prompts at inference are made by these functions, so they cannot differ.
 
-Layout of a policy prompt: the observation, the reflection (where there is one), the numbered actions, the action marker.
-Where there are tools they stand first, and the marker asks for calls. A reflection prompt stops before the actions. Labels
-carry their leading space, so that a label in the list and the label that answers are the same token.
+Layout of a policy prompt: the observation, the reflection (where there is one), the numbered actions, the action
+marker. Where there are tools they stand first, and the marker asks for calls. A reflection prompt stops before the
+actions. Labels carry their leading space, so that a label in the list and the label that answers are the same token.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def reflection_completion(reflection: str) -> str:
 
 
 def policy_prompt(observation: Observation, reflection: str | None = None) -> str:
-    """What the policy model reads; it answers with a label, with calls of tools, or in its own words where there are neither.
+    """What the policy model reads; it answers with a label, with calls of tools, or in its own words where there are
+    neither.
     None: no reflection (the plain arm, or a dropped comment).
     """
     comment = "" if reflection is None else f"{REFLECTION_MARKER} {one_line(reflection)}\n"

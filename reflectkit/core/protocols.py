@@ -21,8 +21,8 @@ class StepResult:
     """What an action led to. observation: None is never returned; after the end it is the last view.
 
     reward: in the env's unit. terminated: the env ended the episode. truncated: a wrapper did. info: JSON values;
-    `info["success"]` is a bool on the last step; `info["refused"]`, where an env has it, is how many parts of the action could
-    not be done.
+    `info["success"]` is a bool on the last step; `info["refused"]`, where an env has it, is how many parts of the
+    action could not be done.
     """
 
     observation: Observation
@@ -36,9 +36,9 @@ class StepResult:
 class Env(Protocol):
     """One screen of rules. Knows no model, no tokenizer and no horizon.
 
-    `forfeit(steps_left) -> float` is optional: the reward for ending now without an answer, 0 where an env does not have it.
-    `cluster(task) -> str` is an optional classmethod: what a task is about, e.g. a file; tasks of one cluster are not
-    independent in the statistics. Where an env does not have it, each task is its own cluster.
+    `forfeit(steps_left) -> float` is optional: the reward for ending now without an answer, 0 where an env does not
+    have it. `cluster(task) -> str` is an optional classmethod: what a task is about, e.g. a file; tasks of one cluster
+    are not independent in the statistics. Where an env does not have it, each task is its own cluster.
     """
 
     @property
@@ -85,8 +85,8 @@ class OracleEnv(Env, Protocol):
 class Context:
     """What stands behind one observation.
 
-    seed: of this turn of this episode. env: for scripted teachers, and for its rules (`rules_of`). turns: of the episode so
-    far, oldest first, for agents that read its history.
+    seed: of this turn of this episode. env: for scripted teachers, and for its rules (`rules_of`). turns: of the
+    episode so far, oldest first, for agents that read its history.
     """
 
     seed: int
@@ -103,6 +103,8 @@ class Agent(Protocol):
 
 
 def rules_of(env: Env) -> str:
-    """What a person or a chat model is told before playing `env`: its `rules`, else the docstring of its class, else ""."""
+    """What a person or a chat model is told before playing `env`: its `rules`, else the docstring of its class, else
+    "".
+    """
     rules = getattr(env, "rules", None)
     return inspect.cleandoc(rules if isinstance(rules, str) else type(env).__doc__ or "")

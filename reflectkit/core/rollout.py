@@ -3,8 +3,8 @@
 Episodes are played side by side, up to `width` at once; one that ends makes room for the next. Chance comes from each
 episode's own seed, so an episode's course does not depend on which others are played beside it.
 
-An env that works in another process says so (`remote = True`): all of them are then reset and stepped at once, from threads.
-The agent sees those that have answered, which is all of them unless one is stuck.
+An env that works in another process says so (`remote = True`): all of them are then reset and stepped at once, from
+threads. The agent sees those that have answered, which is all of them unless one is stuck.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from reflectkit.core.types import LARGEST, Decision, Observation, Status, Task, 
 class Episode:
     """One episode to play.
 
-    seed: of everything random in it, 0 ≤ seed < 2**63. group: what it will be compared with. start: seed of the env's reset,
-    which the episodes of a group share; None takes it from `seed`.
+    seed: of everything random in it, 0 ≤ seed < 2**63. group: what it will be compared with. start: seed of the env's
+    reset, which the episodes of a group share; None takes it from `seed`.
     """
 
     task: Task
@@ -38,8 +38,8 @@ class Episode:
 
 @dataclass(slots=True, eq=False)
 class _Seat:
-    """An episode in play. asked: whether its env was asked for something. answer: what came of it, an error included; None as
-    long as the env works. decision: what the agent decided last. late: the others do not wait for it.
+    """An episode in play. asked: whether its env was asked for something. answer: what came of it, an error included;
+    None as long as the env works. decision: what the agent decided last. late: the others do not wait for it.
     """
 
     number: int
@@ -68,14 +68,14 @@ def rollout(
     ----------
     make_env: a fresh env, its horizon wrapper included; called once for each of at most `width` seats.
     width: how many observations the agent sees at once; fewer where the env has a smaller `widest`.
-    patience: seconds without an answer of any remote env, after which those that have answered go on; the late ones join them
-    when they are ready.
+    patience: seconds without an answer of any remote env, after which those that have answered go on; the late ones
+    join them when they are ready.
     on_end: told of each trajectory as it ends (in order of ending).
 
-    A failed engine (EnvironmentFailure) or an agent that could not decide (`Decision.failure`) makes the episode ABORTED
-    with its reason; an observation too long for the agent's model, or no legal answer (`Decision.overflow`), makes it
-    TRUNCATED, and adds the env's `forfeit` to the last turn's reward: ending early without an answer is never cheaper than
-    going on to the horizon. Other errors are raised; ConfigError where an env's reward or info is no JSON.
+    A failed engine (EnvironmentFailure) or an agent that could not decide (`Decision.failure`) makes the episode
+    ABORTED with its reason; an observation too long for the agent's model, or no legal answer (`Decision.overflow`),
+    makes it TRUNCATED, and adds the env's `forfeit` to the last turn's reward: ending early without an answer is never
+    cheaper than going on to the horizon. Other errors are raised; ConfigError where an env's reward or info is no JSON.
     """
     trajectories: list[Trajectory | None] = [None] * len(episodes)
     waiting = iter(enumerate(episodes))
@@ -124,7 +124,12 @@ def rollout(
             number, episode = entry
             seat = _Seat(number, episode, spare.pop() if spare else make_env())
             seats.append(seat)
-            ask(seat, seat.env.reset, episode.task, derive(episode.seed, "env") if episode.start is None else episode.start)
+            ask(
+                seat,
+                seat.env.reset,
+                episode.task,
+                derive(episode.seed, "env") if episode.start is None else episode.start,
+            )
             begun = True
         return begun
 
@@ -179,7 +184,8 @@ def rollout(
         going = [(seat, seat.observation) for seat in seats if not seat.asked and seat.observation is not None]
         if going:
             contexts = [
-                Context(derive(seat.episode.seed, "turn", len(seat.turns)), seat.env, tuple(seat.turns)) for seat, _ in going
+                Context(derive(seat.episode.seed, "turn", len(seat.turns)), seat.env, tuple(seat.turns))
+                for seat, _ in going
             ]
             decisions = agent.act([observation for _, observation in going], contexts)
             for (seat, _), decision in zip(going, decisions, strict=True):
@@ -199,11 +205,13 @@ def _check(result: StepResult, env: Env) -> None:
         json.dumps([result.reward, result.info], allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"env '{env.name}' gave a reward or info that is no JSON ({error}); give finite numbers, texts, true and false,"
-            " as float(reward)"
+            f"env '{env.name}' gave a reward or info that is no JSON ({error}); give finite numbers, texts, true and"
+            " false, as float(reward)"
         ) from None
     figures = result.info.get("figures", {})
     numbers = {"reward": result.reward, **(figures if isinstance(figures, dict) else {"figures": figures})}
     for name, value in numbers.items():
         if not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
-            raise ConfigError(f"env '{env.name}' gave {value!r:.40} as '{name}'; give a number of at most {LARGEST:g} in size")
+            raise ConfigError(
+                f"env '{env.name}' gave {value!r:.40} as '{name}'; give a number of at most {LARGEST:g} in size"
+            )

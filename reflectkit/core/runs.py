@@ -1,9 +1,10 @@
 """One folder a run: `config.json` first, `report.json` last, so that a report means the stage is complete.
 
-A run is found again by its identity: its stage, its settings and the contents of its input files. The same command therefore
-resumes its own unfinished run, and skips its finished one. Where a new run goes depends on its name:
+A run is found again by its identity: its stage, its settings and the contents of its input files. The same command
+therefore resumes its own unfinished run, and skips its finished one. Where a new run goes depends on its name:
 
-- Without `--name` it gets the next number, `8_rlft`. A run that fails before it has made anything gives its number back.
+- Without `--name` it gets the next number, `8_rlft`. A run that fails before it has made anything gives its number
+back.
 - With `--name` it gets that folder. A run that is there with another identity is in the way: an error, unless `--force`
   replaces it or `--keep` puts the new one beside it, as NAME.2. `run` names its steps so, with `--keep`.
 """
@@ -59,7 +60,8 @@ class Table:
 def figures_table(title: str, heading: str, figures: Mapping[str, Any]) -> Table:
     """Figures by name as a table of two columns."""
     rows = [
-        (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value)) for name, value in figures.items()
+        (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
+        for name, value in figures.items()
     ]
     return Table(title, ("what", heading), tuple(rows))
 
@@ -78,8 +80,8 @@ class Report:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run is found again by. inputs: digests by path. defaults: the settings' defaults, which stand in for those that
-    a run of an earlier version did not know.
+    """What a run is found again by. inputs: digests by path. defaults: the settings' defaults, which stand in for those
+    that a run of an earlier version did not know.
     """
 
     stage: str
@@ -139,16 +141,18 @@ class Run:
 def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = (), *, again: bool = False) -> Iterator[Run]:
     """The run of `stage` with these settings and inputs: the finished one, the unfinished one, or a new one.
 
-    again: always a new one. A run whose body raises before it has written a file leaves no folder; what it was to replace is
-    there again. What a run replaces is removed when it ends otherwise.
+    again: always a new one. A run whose body raises before it has written a file leaves no folder; what it was to
+    replace is there again. What a run replaces is removed when it ends otherwise.
 
     Raises
     ------
-    DataError: an input is missing. ConfigError: the results folder cannot be written, another process holds the run, or a run
-    with another identity has its name.
+    DataError: an input is missing. ConfigError: the results folder cannot be written, another process holds the run, or
+    a run with another identity has its name.
     """
     use_threads(config.threads)
-    identity = Identity(stage, plain_settings(config), {str(path): digest(path) for path in inputs}, default_settings(config))
+    identity = Identity(
+        stage, plain_settings(config), {str(path): digest(path) for path in inputs}, default_settings(config)
+    )
     while True:
         there = None if config.force or again else _find(config, identity)
         folder, replaced = (there, None) if there else _allocate(config, identity, again)
@@ -373,7 +377,8 @@ def _allocate(config: StageConfig, identity: Identity, again: bool) -> tuple[Pat
         if error.errno in NO_ROOM:
             raise
         raise ConfigError(
-            f"cannot write in {error.filename or results_dir} ({error.strerror}); choose another folder with --results-dir"
+            f"cannot write in {error.filename or results_dir} ({error.strerror}); choose another folder with"
+            " --results-dir"
         ) from None
 
 
@@ -404,7 +409,9 @@ def _place(config: StageConfig, identity: Identity, again: bool) -> Path:
         fixes = f"--force replaces it, --keep leaves it and makes {config.name}.2, or choose another name"
         raise ConfigError(f"--name {config.name}: {first} holds {what}; {fixes}")
     if inside := [path for path in identity.inputs if Path(path).resolve().is_relative_to(first.resolve())]:
-        raise ConfigError(f"--name {config.name}: --force would remove {inside[0]}, which this run reads; choose another name")
+        raise ConfigError(
+            f"--name {config.name}: --force would remove {inside[0]}, which this run reads; choose another name"
+        )
     return first
 
 

@@ -1,11 +1,12 @@
 """Intervals and tests for clustered outcomes, as pure functions.
 
-Tasks about one thing (a file, a game) succeed or fail together, so the unit is the cluster, not the task. An interval counts
-what the tasks are worth in independent ones: their effective number, n / design effect (Kish 1965, Survey Sampling), where the
-design effect is estimated from the clusters, and drawn towards its value at intraclass correlation 1 as long as few clusters
-tell anything. With that number a rate has Jeffreys' interval, further scaled by Student's t as Korn and Graubard do (1998,
-Survey Methodology 24:193), and a paired difference Tango's score interval; any other mean has a t interval of its clusters.
-`reflectkit bench coverage` measures how often these hold the truth. Shapes: N data sets, C clusters, D sign patterns.
+Tasks about one thing (a file, a game) succeed or fail together, so the unit is the cluster, not the task. An interval
+counts what the tasks are worth in independent ones: their effective number, n / design effect (Kish 1965, Survey
+Sampling), where the design effect is estimated from the clusters, and drawn towards its value at intraclass correlation
+1 as long as few clusters tell anything. With that number a rate has Jeffreys' interval, further scaled by Student's t
+as Korn and Graubard do (1998, Survey Methodology 24:193), and a paired difference Tango's score interval; any other
+mean has a t interval of its clusters. `reflectkit bench coverage` measures how often these hold the truth. Shapes: N
+data sets, C clusters, D sign patterns.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from typing import Any
 
 Z95 = 1.959963984540054  # the 97.5 % point of the standard normal
 EXACT = 12  # clusters that differ, up to which all signs are tried
-PRIOR_DF = (1.0, 6.0)  # what the assumption of correlation 1 weighs, in degrees of freedom: at p = 1/2, and more at p = 0 or 1
+PRIOR_DF = (
+    1.0,
+    6.0,
+)  # what the assumption of correlation 1 weighs, in degrees of freedom: at p = 1/2, and more at p = 0 or 1
 AT_ONCE = 2**22  # signs that are multiplied at once
 HALVINGS = 50  # of an interval in which an end is searched
 
@@ -64,8 +68,9 @@ def by_cluster(values: Mapping[str, float], cluster_of: Mapping[str, str]) -> li
 def rate_interval(clusters: Clusters, trials: int | None = None) -> tuple[float, float]:
     """95 % interval of the mean over tasks of outcomes in [0, 1]; (0, 1) for fewer than two clusters.
 
-    trials: how many single 0 or 1 outcomes (episodes) the values are means of: the effective number is at most that. Repeats
-    narrow the interval as far as they make the tasks' means differ less. None: the values are no means of such outcomes.
+    trials: how many single 0 or 1 outcomes (episodes) the values are means of: the effective number is at most that.
+    Repeats narrow the interval as far as they make the tasks' means differ less. None: the values are no means of such
+    outcomes.
     """
     import numpy as np
 
@@ -79,7 +84,9 @@ def rate_interval(clusters: Clusters, trials: int | None = None) -> tuple[float,
 
 
 def rate_intervals(totals_NC: Array, squares_N: Array, sizes_C: Array, trials: float = math.inf) -> tuple[Array, Array]:
-    """`rate_interval` of N data sets: the clusters' sums of outcomes, the sum of their squares, how many tasks each has."""
+    """`rate_interval` of N data sets: the clusters' sums of outcomes, the sum of their squares, how many tasks each
+    has.
+    """
     import numpy as np
     from scipy.special import betaincinv
 
@@ -88,7 +95,8 @@ def rate_intervals(totals_NC: Array, squares_N: Array, sizes_C: Array, trials: f
     effective_N = effective_tasks(totals_NC, squares_N, sizes_C, mean_N * (1 - mean_N), 4.0, trials)
     effective_N = effective_N * (Z95 / _t95(len(sizes_C))) ** 2  # Korn and Graubard 1998
     right_N, wrong_N = mean_N * effective_N, (1 - mean_N) * effective_N
-    # Jeffreys' interval, its ends 0 and 1 where all outcomes are; Brown, Cai and DasGupta 2001, Statistical Science 16:101
+    # Jeffreys' interval, its ends 0 and 1 where all outcomes are; Brown, Cai and DasGupta 2001, Statistical Science
+    # 16:101
     low_N = np.where(mean_N <= 0, 0.0, np.minimum(betaincinv(right_N + 0.5, wrong_N + 0.5, 0.025), mean_N))
     high_N = np.where(mean_N >= 1, 1.0, np.maximum(betaincinv(right_N + 0.5, wrong_N + 0.5, 0.975), mean_N))
     return low_N, high_N
@@ -99,9 +107,9 @@ def effective_tasks(
 ) -> Array:
     """What the tasks of each data set are worth in independent all-or-nothing ones, from the spread of their clusters.
 
-    greatest_N: the variance of one task if it were all or nothing; times `scale` it lies in [0, 1]. The clusters' design effect
-    counts with its degrees of freedom, the one at intraclass correlation 1 with `PRIOR_DF`: where all outcomes are equal,
-    nothing contradicts it.
+    greatest_N: the variance of one task if it were all or nothing; times `scale` it lies in [0, 1]. The clusters'
+    design effect counts with its degrees of freedom, the one at intraclass correlation 1 with `PRIOR_DF`: where all
+    outcomes are equal, nothing contradicts it.
     """
     import numpy as np
 
@@ -113,13 +121,17 @@ def effective_tasks(
     some_N, apart_N = spread_N > 1e-12, second_N > 1e-12 * tasks
     greatest_N = np.where(some_N, greatest_N, 1.0)
     kurtosis_N = count * fourth_N / np.where(apart_N, second_N, 1.0) ** 2
-    freedom_N = np.where(apart_N, 2 * count / np.maximum(kurtosis_N - 1, 1e-9), count - 1)  # of a variance: 2 / its squared CV
+    freedom_N = np.where(
+        apart_N, 2 * count / np.maximum(kurtosis_N - 1, 1e-9), count - 1
+    )  # of a variance: 2 / its squared CV
     prior_N = PRIOR_DF[0] + PRIOR_DF[1] * (1 - scale * greatest_N)
 
     def drawn(seen_N: Array, assumed_N: Array) -> Array:
         return (freedom_N * seen_N + prior_N * assumed_N) / (freedom_N + prior_N)
 
-    seen_N = second_N * count / (count - 1) / tasks / greatest_N  # the clusters' variance over that of independent tasks
+    seen_N = (
+        second_N * count / (count - 1) / tasks / greatest_N
+    )  # the clusters' variance over that of independent tasks
     seen_N = np.maximum(seen_N, tasks / trials)
     share_N = drawn(spread_N / greatest_N, 1.0)  # 1 for all-or-nothing outcomes
     alike = (sizes_C**2).sum() / tasks  # at intraclass correlation 1
@@ -129,7 +141,8 @@ def effective_tasks(
 def mean_interval(clusters: Clusters) -> tuple[float, float]:
     """95 % t interval of the mean over tasks, for outcomes without bounds; (-inf, inf) for fewer than two clusters.
 
-    The clusters' variance of a ratio estimate, C - 1 degrees of freedom: Cochran 1977, Sampling Techniques, section 6.3.
+    The clusters' variance of a ratio estimate, C - 1 degrees of freedom: Cochran 1977, Sampling Techniques, section
+    6.3.
     """
     if len(clusters) < 2:
         return -math.inf, math.inf
@@ -155,8 +168,8 @@ def smooth(values: list[float], window: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """A mean difference over the tasks that both saw. low, high: its 95 % interval. p: of the cluster sign-flip test. The
-    interval excludes 0 exactly where p < 0.05. clusters: how many the tasks come from.
+    """A mean difference over the tasks that both saw. low, high: its 95 % interval. p: of the cluster sign-flip test.
+    The interval excludes 0 exactly where p < 0.05. clusters: how many the tasks come from.
     """
 
     difference: float
@@ -176,11 +189,13 @@ def paired(
     trials: int | None = None,
     draws: int = 4000,
 ) -> Paired:
-    """`first` less `second`, outcomes by task, over the tasks of both: score interval and two-sided sign-flip test by cluster.
+    """`first` less `second`, outcomes by task, over the tasks of both: score interval and two-sided sign-flip test by
+    cluster.
 
-    cluster_of: the tasks' clusters; a task that is not in it is one of its own. shares: the outcomes lie in [0, 1]; else the
-    interval is a t interval. trials: as for `rate_interval`, of the player with fewer. The test is exact up to 12 clusters that
-    differ (Fisher 1935), and seeded sampling beyond; p is never 0. Without common tasks all but the counts are nan.
+    cluster_of: the tasks' clusters; a task that is not in it is one of its own. shares: the outcomes lie in [0, 1];
+    else the interval is a t interval. trials: as for `rate_interval`, of the player with fewer. The test is exact up to
+    12 clusters that differ (Fisher 1935), and seeded sampling beyond; p is never 0. Without common tasks all but the
+    counts are nan.
     """
     gaps = by_cluster({task: first[task] - second[task] for task in first if task in second}, cluster_of or {})
     if not gaps:
@@ -195,7 +210,8 @@ def paired(
         gained_NC, _, _ = _sums([[max(gap, 0.0) for gap in one] for one in gaps])
         known = math.inf if trials is None else trials
         low, high = (
-            float(end_N[0]) for end_N in difference_intervals(totals_NC, gained_NC.sum(axis=1), squares_N, sizes_C, known)
+            float(end_N[0])
+            for end_N in difference_intervals(totals_NC, gained_NC.sum(axis=1), squares_N, sizes_C, known)
         )
     else:
         low, high = mean_interval(gaps)
@@ -206,7 +222,8 @@ def paired(
 def difference_intervals(
     totals_NC: Array, gained_N: Array, squares_N: Array, sizes_C: Array, trials: float = math.inf
 ) -> tuple[Array, Array]:
-    """Tango's 95 % score interval of the mean gap over tasks, for N data sets of gaps in [-1, 1], each of `effective_tasks`.
+    """Tango's 95 % score interval of the mean gap over tasks, for N data sets of gaps in [-1, 1], each of
+    `effective_tasks`.
 
     totals_NC, squares_N, sizes_C, trials: as for `rate_intervals`. gained_N: the sum of the gaps above 0. Tango 1998,
     Statistics in Medicine 17:891, with the share of discordant pairs as closed form in Yang, Sun and Hardin 2013.
@@ -225,7 +242,9 @@ def difference_intervals(
         linear_N = (2 * effective_N - gained_N + lost_N) * gap_N - gained_N - lost_N
         constant_N = -lost_N * gap_N * (1 - gap_N)
         root_N = np.sqrt(np.maximum(linear_N**2 - 8 * effective_N * constant_N, 0.0))
-        share_N = (root_N - linear_N) / (4 * effective_N)  # of pairs that the second player alone won, at most likelihood
+        share_N = (root_N - linear_N) / (
+            4 * effective_N
+        )  # of pairs that the second player alone won, at most likelihood
         variance_N = effective_N * (2 * share_N + gap_N * (1 - gap_N))
         return (gained_N - lost_N - effective_N * gap_N) / np.sqrt(np.maximum(variance_N, 1e-300))
 
@@ -240,7 +259,8 @@ def difference_intervals(
 
 
 def flips(totals_C: Array, draws: int) -> tuple[Array, bool]:
-    """Sign patterns (D, C), and whether they are all there are: those of the clusters whose total is not 0, if these are few.
+    """Sign patterns (D, C), and whether they are all there are: those of the clusters whose total is not 0, if these
+    are few.
 
     Signs beyond that are drawn, the same ones each time.
     """
@@ -277,7 +297,8 @@ def as_the_test_says(
 ) -> tuple[float, float]:
     """The interval, with 0 in it exactly where the sign-flip test does not reject 0.
 
-    An end that is on the wrong side goes to 0; or where the test rejects, to the nearest difference that it does not reject.
+    An end that is on the wrong side goes to 0; or where the test rejects, to the nearest difference that it does not
+    reject.
     """
     difference = float(totals_C.sum() / sizes_C.sum())
     if p >= 0.05:
@@ -312,7 +333,9 @@ def _t95(clusters: int) -> float:
 
 
 def pass_at(k: int, right: int, tries: int) -> float:
-    """Chance that at least one of `k` of a task's `tries` is right, drawn without replacement (Chen et al. 2021, eq. 1)."""
+    """Chance that at least one of `k` of a task's `tries` is right, drawn without replacement (Chen et al. 2021, eq.
+    1).
+    """
     if not 1 <= k <= tries:
         raise ValueError(f"k must lie in 1 … {tries}, got {k}")
     return 1 - math.comb(tries - right, k) / math.comb(tries, k)

@@ -1,8 +1,9 @@
-"""Text without a tokenizer: how many tokens it is, about; shortening it to a number of them; the words that it is about.
+"""Text without a tokenizer: how many tokens it is, about; shortening it to a number of them; the words that it is
+about.
 
-A token here is up to six letters of a word, up to three digits, a sign, or a run of line ends. On English prose and code
-that is within about a fifth of what byte-level BPE tokenizers with large vocabularies make of it; on other text it errs
-upwards.
+A token here is up to six letters of a word, up to three digits, a sign, or a run of line ends. On English prose and
+code that is within about a fifth of what byte-level BPE tokenizers with large vocabularies make of it; on other text it
+errs upwards.
 """
 
 from __future__ import annotations
@@ -222,7 +223,8 @@ def _visible(character: str) -> str:
 
 
 def words(text: str) -> list[str]:
-    """The words of `text` in small letters, in order; names are cut: `late_fee`, `lateFee` and `late-fee` are two words each.
+    """The words of `text` in small letters, in order; names are cut: `late_fee`, `lateFee` and `late-fee` are two words
+    each.
 
     >>> words("LateFee of hold_days2 (HTTPServer)")
     ['late', 'fee', 'of', 'hold', 'days', '2', 'http', 'server']

@@ -1,8 +1,9 @@
 """Calls of tools as text: three forms of it, read back without ever failing, and the tools described in words.
 
-"plain" is our own, for models without a chat template: one call a line, `name {"argument": value}`, or `none`. "hermes" is
-`<tool_call>` around JSON (NousResearch Hermes 2 Pro, Qwen). "llama" is bare JSON with "parameters" (Llama 3.1). What is wrong
-with a call becomes a line for the model to read, so such a line is short, has no control characters, and names the fix.
+"plain" is our own, for models without a chat template: one call a line, `name {"argument": value}`, or `none`. "hermes"
+is `<tool_call>` around JSON (NousResearch Hermes 2 Pro, Qwen). "llama" is bare JSON with "parameters" (Llama 3.1). What
+is wrong with a call becomes a line for the model to read, so such a line is short, has no control characters, and names
+the fix.
 """
 
 from __future__ import annotations
@@ -40,15 +41,24 @@ MAX_PROBLEMS = 20  # looked at in one call
 BETWEEN_LLAMA = re.compile(rf"(?:[\s;]|{re.escape(PYTHON_TAG)})*")
 NEXT_LLAMA = re.compile(rf"[;\n][ \t]{{0,8}}(?=[{{\[])|{re.escape(PYTHON_TAG)}")
 MARKS = re.compile(r"<(?=/?tool_call>|\|)")
-OPEN_ENDED = {"additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf", "if"}
+OPEN_ENDED = {
+    "additionalProperties",
+    "patternProperties",
+    "unevaluatedProperties",
+    "$ref",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "if",
+}
 
 
 def parse(text: str, tools: Sequence[ToolSpec], form: Form) -> ToolUse:
     """The calls in `text`, which may be anything: those that can be made, and a line about each of the others.
 
-    In the hermes form text around the calls is passed over; in the llama form a text that does not begin with JSON (or hold
-    the python tag) is words, so without calls; in the plain form every line is to be a call. What a model thought aloud
-    before (`<think>…</think>`) is passed over in all of them.
+    In the hermes form text around the calls is passed over; in the llama form a text that does not begin with JSON (or
+    hold the python tag) is words, so without calls; in the plain form every line is to be a call. What a model thought
+    aloud before (`<think>…</think>`) is passed over in all of them.
 
     Raises
     ------
@@ -80,7 +90,9 @@ def plain_text(calls: Sequence[ToolCall]) -> str:
 
 
 def form_text(calls: Sequence[ToolCall], form: Form) -> str:
-    """`calls` as a model writes them. What would be a mark or a special token inside an argument is escaped as JSON allows."""
+    """`calls` as a model writes them. What would be a mark or a special token inside an argument is escaped as JSON
+    allows.
+    """
     if form == PLAIN:
         return plain_text(calls)
     key = "arguments" if form == HERMES else "parameters"
@@ -91,8 +103,8 @@ def form_text(calls: Sequence[ToolCall], form: Form) -> str:
 def tools_text(tools: Sequence[ToolSpec]) -> str:
     """A line for each tool.
 
-    >>> tools_text([ToolSpec("add", "Adds a book.", {"properties": {"title": {"type": "string"}, "copies": {"type": "integer"}},
-    ...     "required": ["title"]})])
+    >>> tools_text([ToolSpec("add", "Adds a book.", {"properties": {"title": {"type": "string"}, "copies": {"type":
+    "integer"}}, ...     "required": ["title"]})])
     'add(title: string, copies?: integer): Adds a book.'
     """
     return "\n".join(_tool_line(tool) for tool in tools)
@@ -174,7 +186,9 @@ def _behind(text: str, position: int) -> int:
 def _named(value: object) -> _Piece:
     """The name and the arguments in a call's JSON."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return _Wrong(f'{_quote(_dump(value))} is no call; expected a JSON object with the tool\'s "name" and its arguments')
+        return _Wrong(
+            f'{_quote(_dump(value))} is no call; expected a JSON object with the tool\'s "name" and its arguments'
+        )
     if "arguments" not in value and "parameters" not in value:
         return _Wrong(f"{_quote(value['name'])} is called without arguments; write an empty object where it needs none")
     return value["name"], value["arguments"] if "arguments" in value else value["parameters"]
@@ -207,11 +221,15 @@ def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> str | None:
 
 
 def _problems(tool: ToolSpec, arguments: dict[str, Any]) -> list[str]:
-    """What `tool`'s schema has against `arguments`. References are followed within the schema only, never to the network."""
+    """What `tool`'s schema has against `arguments`. References are followed within the schema only, never to the
+    network.
+    """
     from referencing.exceptions import Unresolvable
 
     try:
-        wrong = list(itertools.islice(_validator(tool.name, _dump(tool.parameters)).iter_errors(arguments), MAX_PROBLEMS))
+        wrong = list(
+            itertools.islice(_validator(tool.name, _dump(tool.parameters)).iter_errors(arguments), MAX_PROBLEMS)
+        )
     except Unresolvable as error:
         return [f"its schema refers to {_quote(str(error.ref))}, which is not in it"]
     except RecursionError:
@@ -245,11 +263,17 @@ def _problem(error: Any) -> str:
         missing = [name for name in error.validator_value if name not in error.instance]
         named = [f"{_quote('.'.join([*path, name]))} ({_type_text(properties.get(name))})" for name in missing]
         return f"missing argument {', '.join(named)}"
-    if error.validator == "additionalProperties" and error.validator_value is False and "patternProperties" not in error.schema:
+    if (
+        error.validator == "additionalProperties"
+        and error.validator_value is False
+        and "patternProperties" not in error.schema
+    ):
         extra = [_quote(".".join([*path, name])) for name in error.instance if name not in properties]
         return f"unknown argument {', '.join(extra[:MAX_PROBLEMS])}; expected {', '.join(properties) or 'none'}"
     if error.validator in ("type", "enum", "const"):
-        return f"{place}: expected {_type_text({error.validator: error.validator_value})}, found {_found(error.instance)}"
+        return (
+            f"{place}: expected {_type_text({error.validator: error.validator_value})}, found {_found(error.instance)}"
+        )
     return f"{place}: {error.message[:MAX_ERROR]}"
 
 
@@ -283,7 +307,9 @@ def _too_deep(value: object) -> bool:
     """Whether lists and objects are nested in `value` more than MAX_DEPTH deep."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
-        inner = [list(item.values()) if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        inner = [
+            list(item.values()) if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)
+        ]
         level = list(itertools.chain.from_iterable(inner))
     return bool(level)
 
@@ -313,7 +339,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant
+)
 
 
 def _tool_line(tool: ToolSpec) -> str:

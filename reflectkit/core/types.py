@@ -53,8 +53,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What an agent wrote where tools are offered. text: as it was written. calls: those that can be made, in order. errors:
-    what is wrong with each of the others, one line each, for the agent to read.
+    """What an agent wrote where tools are offered. text: as it was written. calls: those that can be made, in order.
+    errors: what is wrong with each of the others, one line each, for the agent to read.
     """
 
     text: str
@@ -64,7 +64,9 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message: who speaks, and the text. calls: an assistant's. name: of the tool whose result a "tool" message is."""
+    """One chat message: who speaks, and the text. calls: an assistant's. name: of the tool whose result a "tool"
+    message is.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
@@ -74,8 +76,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the agent may see now: messages, oldest first, and either the legal actions, enumerated (K of them), or the tools
-    that may be called.
+    """What the agent may see now: messages, oldest first, and either the legal actions, enumerated (K of them), or the
+    tools that may be called.
 
     Without `choices` and `tools` the agent answers in free text.
     """
@@ -94,16 +96,17 @@ class Observation:
 class Decision:
     """What the agent did, with the exact tokens it was sampled with.
 
-    action: index into `Observation.choices` (0 … K-1), the calls of tools, or the text. reflection: the comment it acted on,
-    None without one. prompt_ids: the tokens the policy read (T). token_ids: the tokens it wrote (one for a choice). logprobs:
-    their natural-log probabilities under the sampling distribution, ≤ 0. entropy: of the distribution over the legal actions,
-    in nats. probabilities: of each choice, where they were asked for. value: the critic's expected return-to-go, in the
-    env's unit. note: how a demonstration marks the step ("positive", "mistake", "correction"). failure: why the agent could
-    not decide; the episode is then ABORTED. overflow: that what it was to read does not fit its model, that nothing it answered
-    was a legal action, or that the person who plays has left; the episode is then TRUNCATED. illegal: how many answers named no
-    legal action before this one did. unreadable: how many answers were not in the form asked for. price_usd: of asking for it;
-    None for an unknown price. tokens: how many were written for it, where they themselves are not known. answer: what a chat
-    model wrote, in the form asked for. What is unknown is None; scripted agents leave the token fields empty.
+    action: index into `Observation.choices` (0 … K-1), the calls of tools, or the text. reflection: the comment it
+    acted on, None without one. prompt_ids: the tokens the policy read (T). token_ids: the tokens it wrote (one for a
+    choice). logprobs: their natural-log probabilities under the sampling distribution, ≤ 0. entropy: of the
+    distribution over the legal actions, in nats. probabilities: of each choice, where they were asked for. value: the
+    critic's expected return-to-go, in the env's unit. note: how a demonstration marks the step ("positive", "mistake",
+    "correction"). failure: why the agent could not decide; the episode is then ABORTED. overflow: that what it was to
+    read does not fit its model, that nothing it answered was a legal action, or that the person who plays has left; the
+    episode is then TRUNCATED. illegal: how many answers named no legal action before this one did. unreadable: how many
+    answers were not in the form asked for. price_usd: of asking for it; None for an unknown price. tokens: how many
+    were written for it, where they themselves are not known. answer: what a chat model wrote, in the form asked for.
+    What is unknown is None; scripted agents leave the token fields empty.
     """
 
     action: int | str | ToolUse
@@ -153,9 +156,9 @@ class Status(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """One episode. seed: of everything random in it, 0 ≤ seed < 2**63. reason: why it was ABORTED, or TRUNCATED by its
-    agent. group: what it is compared with: episodes of one group began alike. Empty where nothing is compared. undone: the
-    decision that ended it instead of a turn: a failure or an overflow. forfeit: reward of an overflow at the first turn, in the
-    env's unit; a later one is part of the last turn's reward.
+    agent. group: what it is compared with: episodes of one group began alike. Empty where nothing is compared. undone:
+    the decision that ended it instead of a turn: a failure or an overflow. forfeit: reward of an overflow at the first
+    turn, in the env's unit; a later one is part of the last turn's reward.
     """
 
     task: Task

@@ -1,4 +1,6 @@
-"""The members of a .zip or .tar.gz, one after the other, not unpacked: no path leaves the archive, and no bomb goes off."""
+"""The members of a .zip or .tar.gz, one after the other, not unpacked: no path leaves the archive, and no bomb goes
+off.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class RefusedError(Exception):
 
 
 def members(source: Path) -> Members:
-    """Every member of archive `source`; one can be opened only while it is the current one. Raises RefusedError for a bomb."""
+    """Every member of archive `source`; one can be opened only while it is the current one. Raises RefusedError for a
+    bomb.
+    """
     limit = FREE_BYTES + EXPANSION * source.stat().st_size
     return (_zip_members if source.name.lower().endswith(".zip") else _tar_members)(source, limit)
 
@@ -71,7 +75,10 @@ def _tar_members(source: Path, limit: int) -> Members:
     import gzip
 
     meter = _Meter(limit)
-    with gzip.open(source) as unpacked, tarfile.open(fileobj=meter.watch(cast(IO[bytes], unpacked)), mode="r|") as archive:
+    with (
+        gzip.open(source) as unpacked,
+        tarfile.open(fileobj=meter.watch(cast(IO[bytes], unpacked)), mode="r|") as archive,
+    ):
         for count, member in enumerate(archive):
             if count > MEMBERS:
                 raise RefusedError(f"more than {MEMBERS} files")

@@ -1,10 +1,10 @@
 """Played episodes as they are kept for looking at and comparing: a line of `episodes.jsonl` each.
 
-`{name, env, level, task, group, cluster, seed, status, success, return, reason, figures, data, unfit, illegal, unreadable,
-price_usd, turns}`, and a turn is `{seen, reflection, choices, probabilities, action, said, reward, value, advantage, tokens,
-illegal, unreadable, info}`; what is unknown is left out. cluster: what the task is about, as its env says; tasks of one cluster
-are not independent. unfit: that it ended since no answer was a legal action. illegal, unreadable: how many answers of the turn,
-or of that end, named no legal action, or were not in the form asked for.
+`{name, env, level, task, group, cluster, seed, status, success, return, reason, figures, data, unfit, illegal,
+unreadable, price_usd, turns}`, and a turn is `{seen, reflection, choices, probabilities, action, said, reward, value,
+advantage, tokens, illegal, unreadable, info}`; what is unknown is left out. cluster: what the task is about, as its env
+says; tasks of one cluster are not independent. unfit: that it ended since no answer was a legal action. illegal,
+unreadable: how many answers of the turn, or of that end, named no legal action, or were not in the form asked for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from reflectkit.core.types import LARGEST, Trajectory, Turn
 def episode_to_json(
     name: str, trajectory: Trajectory, advantages: Sequence[float] | None = None, cluster: str = ""
 ) -> dict[str, Any]:
-    """The episode as JSON values. name: of who played. advantages: one a turn, where they are known. cluster: of the task."""
+    """The episode as JSON values. name: of who played. advantages: one a turn, where they are known. cluster: of the
+    task.
+    """
     turns = [_turn(turn) for turn in trajectory.turns]
     illegal, unreadable = (trajectory.undone.illegal, trajectory.undone.unreadable) if trajectory.undone else (0, 0)
     for turn, advantage in zip(turns, advantages or (), strict=False):
@@ -92,7 +94,8 @@ TURN_LISTS = ("actions", "reflections")
 class PlayedTurn:
     """A turn of a line of episodes.jsonl. What is unknown is None.
 
-    seen, reflection, said: texts. choices: the legal actions (K); probabilities: of each (K). action: the choice's index.
+    seen, reflection, said: texts. choices: the legal actions (K); probabilities: of each (K). action: the choice's
+    index.
     reward: in the env's unit, as value (the critic's) and advantage. tokens: that the policy wrote. info: as JSON text.
     """
 
@@ -111,8 +114,8 @@ class PlayedTurn:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A line of episodes.jsonl. name: of who played. figures, data: of the env and the task, as JSON text. The rest is as in
-    `Trajectory`; a seed is text, since it may be larger than what JavaScript counts to.
+    """A line of episodes.jsonl. name: of who played. figures, data: of the env and the task, as JSON text. The rest is
+    as in `Trajectory`; a seed is text, since it may be larger than what JavaScript counts to.
     """
 
     name: str
@@ -131,7 +134,8 @@ class Played:
 
 
 def read_episodes(path: Path, on_line: Callable[[int], None] = lambda size: None) -> Iterator[Played]:
-    """The episodes in `path`, one in memory at a time; those of earlier versions too. on_line: told the size of each line.
+    """The episodes in `path`, one in memory at a time; those of earlier versions too. on_line: told the size of each
+    line.
 
     Raises
     ------
@@ -142,7 +146,9 @@ def read_episodes(path: Path, on_line: Callable[[int], None] = lambda size: None
             row = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_refuse)
             if not isinstance(row, dict) or not isinstance(row.get("turns", row.get("actions")), list):
                 raise DataError(
-                    path, "is no episode; `view` shows the episodes.jsonl that `evaluate` writes, or its folder", line=number
+                    path,
+                    "is no episode; `view` shows the episodes.jsonl that `evaluate` writes, or its folder",
+                    line=number,
                 )
             yield _played(_Fields(row, path, number))
         except json.JSONDecodeError as error:
@@ -177,7 +183,9 @@ def read_compared(path: Path) -> list[dict[str, Any]]:
         fields.one("data", dict)
         figures = fields.one("figures", dict) or {}
         if not all(type(value) in (int, float) and -LARGEST <= value <= LARGEST for value in figures.values()):
-            raise fields.error("figures", f"expected numbers of at most {LARGEST:g} in size by name, found {figures!r:.60}")
+            raise fields.error(
+                "figures", f"expected numbers of at most {LARGEST:g} in size by name, found {figures!r:.60}"
+            )
         if not isinstance(row.get("turns", []), list) or not all(
             isinstance(turn.get("info", {}), dict) for turn in row.get("turns", ())
         ):

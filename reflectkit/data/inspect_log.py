@@ -1,7 +1,8 @@
 """Episodes as an eval log of Inspect (https://inspect.aisi.org.uk/eval-logs.html), which `inspect view` shows.
 
-One log is one player at one level of one run: a sample an episode, an epoch a repeat of its task. What was seen is a user's
-message, the reflection the reasoning of the answer; reward, value, advantage, probabilities and info are the answer's metadata.
+One log is one player at one level of one run: a sample an episode, an epoch a repeat of its task. What was seen is a
+user's message, the reflection the reasoning of the answer; reward, value, advantage, probabilities and info are the
+answer's metadata.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A teacher without a network: it reads what a file says of itself, and asks for that.
 
-Docstrings, comments, headings, function and class names, table headers and configuration keys become questions by templates. A
-question never holds the file's name, is asked of one file of the repository only, and is the same each time.
+Docstrings, comments, headings, function and class names, table headers and configuration keys become questions by
+templates. A question never holds the file's name, is asked of one file of the repository only, and is the same each
+time.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ WORDINGS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that a file says. kind: a key of WORDINGS. text: as it stands in a question. answer: what is said on it."""
+    """Something that a file says. kind: a key of WORDINGS. text: as it stands in a question. answer: what is said on
+    it.
+    """
 
     kind: str
     text: str
@@ -83,7 +86,8 @@ def ask(root: str, files: Mapping[str, str], excerpts: Mapping[str, str], per_fi
     """Up to `per_file` questions for each file of repository `root`, by path, on what stands in its excerpt.
 
     files: path → text. excerpts: path → the part of it that is asked about.
-    What two files say is asked of neither. The wording and the choice depend on the repository, the path and the text alone.
+    What two files say is asked of neither. The wording and the choice depend on the repository, the path and the text
+    alone.
     """
     facts = {path: list(_told(path, files[path])) for path in sorted(files)}
     holders = Counter(key for told in facts.values() for key in {_key(fact) for fact in told})
@@ -103,8 +107,8 @@ def ask(root: str, files: Mapping[str, str], excerpts: Mapping[str, str], per_fi
 def leaks(question: str, path: str) -> bool:
     """Whether `question` quotes the name of file `path`: the name itself, or all of its stem's words in a row.
 
-    >>> leaks("Where are late fees set?", "app/late_fees.py"), leaks("Where are fees for late books set?", "app/late_fees.py")
-    (True, False)
+    >>> leaks("Where are late fees set?", "app/late_fees.py"), leaks("Where are fees for late books set?",
+    "app/late_fees.py") (True, False)
     """
     name = PurePosixPath(path)
     stem = " ".join(words(name.stem))
@@ -134,7 +138,9 @@ def _told(path: str, text: str) -> Iterator[Fact]:
     low, high = WORDS_IN_QUESTION
     for fact in _facts(path, text):
         plain = Fact(
-            fact.kind, " ".join(fact.text.replace("`", "").split()).strip(" .:;*#\"'"), " ".join(fact.answer.split())[:300]
+            fact.kind,
+            " ".join(fact.text.replace("`", "").split()).strip(" .:;*#\"'"),
+            " ".join(fact.answer.split())[:300],
         )
         telling = {word for word in keywords(plain.text) if not word.isdigit()} - stem
         if low <= len(words(plain.text)) <= high and len(telling) >= low and plain.text.isprintable():
@@ -186,7 +192,9 @@ def _code(text: str) -> Iterator[Fact]:
         bare = line.strip()
         if bare.startswith("#!"):
             continue
-        if bare.startswith(("//", "/*", "*", "#")) and not bare.startswith(("#include", "#define", "#if", "#endif", "#else")):
+        if bare.startswith(("//", "/*", "*", "#")) and not bare.startswith(
+            ("#include", "#define", "#if", "#endif", "#else")
+        ):
             comment.append(re.sub(r"</?\w+>", "", bare).strip("/*#! ").strip())
             continue
         found = DEFINITION.match(line) if len(line) <= LONGEST_LINE else None
@@ -208,7 +216,9 @@ def _headings(text: str) -> Iterator[Fact]:
     lines = text.splitlines()
     for index, line in enumerate(lines):
         following = lines[index + 1].strip() if index + 1 < len(lines) else ""
-        below = " ".join(part.strip() for part in lines[index + 1 : index + 12] if re.search(r"\w", part) and part[0] != "#")
+        below = " ".join(
+            part.strip() for part in lines[index + 1 : index + 12] if re.search(r"\w", part) and part[0] != "#"
+        )
         if marked := re.match(r"#{1,6}\s+(.+)", line):
             yield Fact("heading", _lowered(marked[1]), _sentence(below))
         elif line.strip() and len(following) >= len(line.strip()) > 3 and re.fullmatch(r"[=\-~^\"'+#*]+", following):

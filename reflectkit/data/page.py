@@ -1,8 +1,8 @@
 """The page that shows episodes: one HTML file that needs nothing else, from the files in `viewer/`.
 
-What came from models never stands in the markup. It is JSON, deflated and in base64: an index of all episodes, which is the
-table, and blocks of some episodes each, which the page unpacks when one of them is opened. In a block a text stands once, and
-turns refer to it by number. The policy in the head lets only this one script and this one style sheet act.
+What came from models never stands in the markup. It is JSON, deflated and in base64: an index of all episodes, which is
+the table, and blocks of some episodes each, which the page unpacks when one of them is opened. In a block a text stands
+once, and turns refer to it by number. The policy in the head lets only this one script and this one style sheet act.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from reflectkit.data.episodes import Played, PlayedTurn
 BLOCK_CHARACTERS = 256 * 1024  # of a block's JSON, about
 TURN_CHARACTERS = 60  # of a turn, beside its texts
 TURN_FIELDS = (
-    "seen", "reflection", "choices", "probabilities", "action", "said", "reward", "value", "advantage", "tokens", "info",
+    "seen", "reflection", "choices", "probabilities", "action", "said", "reward", "value", "advantage", "tokens",
+    "info",
 )  # fmt: skip
 EPISODE_FIELDS = ("group", "seed", "status", "reason", "figures", "data")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A run to show. name: unique. path: where it lies. settings: of its config.json. rows: of its eval.json. JSON values."""
+    """A run to show. name: unique. path: where it lies. settings: of its config.json. rows: of its eval.json. JSON
+    values.
+    """
 
     name: str
     path: str
@@ -90,8 +93,8 @@ class _Texts:
 
 @dataclass
 class _Index:
-    """Columns of the table, a value an episode; player, env, level and outcome are numbers of texts. blocks: the number of the
-    first episode of each.
+    """Columns of the table, a value an episode; player, env, level and outcome are numbers of texts. blocks: the number
+    of the first episode of each.
     """
 
     run: list[int] = field(default_factory=list)
@@ -118,7 +121,9 @@ class _Index:
     def as_json(self, sources: Sequence[Source]) -> dict[str, Any]:
         columns = ("run", "player", "env", "level", "outcome", "task", "total_return", "steps")
         return {
-            "runs": [{"name": one.name, "path": one.path, "settings": one.settings, "rows": one.rows} for one in sources],
+            "runs": [
+                {"name": one.name, "path": one.path, "settings": one.settings, "rows": one.rows} for one in sources
+            ],
             "texts": list(self.texts.numbers),
             "columns": {name: getattr(self, name) for name in columns},
             "blocks": self.blocks,
@@ -150,7 +155,9 @@ def _turn(turn: PlayedTurn, texts: _Texts) -> list[Any]:
 
 
 def _packed(value: object) -> bytes:
-    """JSON in ASCII (half a surrogate pair is an escape there), deflated, in base64: letters, digits and `+/=` alone."""
+    """JSON in ASCII (half a surrogate pair is an escape there), deflated, in base64: letters, digits and
+    `+/=` alone.
+    """
     return base64.b64encode(zlib.compress(json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii"), 6))
 
 
@@ -159,8 +166,8 @@ def _template(index: str) -> tuple[str, str]:
     files = resources.files("reflectkit") / "data" / "viewer"
     page, style, script = ((files / name).read_text(encoding="utf-8") for name in ("page.html", "view.css", "view.js"))
     policy = (
-        f"default-src 'none'; script-src {_allowed(script)}; style-src {_allowed(style)}; base-uri 'none'; form-action 'none'; "
-        "require-trusted-types-for 'script'; trusted-types 'none'"
+        f"default-src 'none'; script-src {_allowed(script)}; style-src {_allowed(style)}; base-uri 'none'; form-action"
+        " 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
     parts = {"policy": policy, "style": style, "script": script, "index": index, "blocks": "\0"}
     before, _, after = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page).partition("\0")

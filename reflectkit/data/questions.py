@@ -1,7 +1,8 @@
 """Questions about files: the original toolkit's records, read, checked, merged and written in its own field names.
 
-A record is `{question, answer, optimal_path, filename, root, n_level, model, trajectories}`; ours hold `id` beside them,
-which theirs need not. In the pipeline a question is a `Task` of env "auto_explore": level is the depth, group the repository.
+A record is `{question, answer, optimal_path, filename, root, n_level, model, trajectories}`; ours hold `id` beside
+them, which theirs need not. In the pipeline a question is a `Task` of env "auto_explore": level is the depth, group the
+repository.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ OWN = ("question", "answer", "optimal_path", "filename", "root", "n_level", "mod
 class Question:
     """A question, the file that answers it, and the way there.
 
-    answer: may be empty. optimal_path: commands. filename: from the repository's root. root: the repository's name. n_level:
-    number of `cd` on the way, 0 at the root. model: who asked it.
+    answer: may be empty. optimal_path: commands. filename: from the repository's root. root: the repository's name.
+    n_level: number of `cd` on the way, 0 at the root. model: who asked it.
     """
 
     question: str
@@ -64,7 +65,9 @@ def to_task(question: Question, teacher_answers: list[str]) -> Task:
 
 
 def from_record(value: object, where: Path | str) -> object:
-    """A record in the original's layout as one in ours (`id, env, level, group, data, trajectories`); others as they are."""
+    """A record in the original's layout as one in ours (`id, env, level, group, data, trajectories`); others as they
+    are.
+    """
     if not isinstance(value, Mapping) or "data" in value or "question" not in value:
         return value
     question = read_question(value, where)

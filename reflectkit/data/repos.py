@@ -1,8 +1,8 @@
 """Which files of a repository are kept, and the copying of them: from a folder or an archive, a piece at a time.
 
-Departs from the Reflect-RL code, which drops every name that contains one of its words ("ci" in "circle.py"), reads files
-whole, and follows links. Here words are whole names, nothing is read into memory but one piece, and nothing outside the
-repository can be read or written.
+Departs from the Reflect-RL code, which drops every name that contains one of its words ("ci" in "circle.py"), reads
+files whole, and follows links. Here words are whole names, nothing is read into memory but one piece, and nothing
+outside the repository can be read or written.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ NOT_WRITTEN = NO_ROOM | {errno.EROFS}
 
 @dataclass
 class Filtered:
-    """What became of one repository. kept: files; dropped: reason → files; bytes: copied; why_not: why it was refused whole."""
+    """What became of one repository. kept: files; dropped: reason → files; bytes: copied; why_not: why it was refused
+    whole.
+    """
 
     name: str
     kept: int = 0
@@ -87,7 +89,9 @@ def repositories(folder: Path) -> list[Path]:
     try:
         found = sorted(entry.name for entry in os.scandir(folder) if _is_repository(entry))
     except FileNotFoundError:
-        raise DataError(folder, "no such folder; put repositories (folders, .zip, .tar.gz) in it, or name another") from None
+        raise DataError(
+            folder, "no such folder; put repositories (folders, .zip, .tar.gz) in it, or name another"
+        ) from None
     except NotADirectoryError:
         raise DataError(folder, "is a file; give the folder that holds the repositories") from None
     except PermissionError:
@@ -114,7 +118,9 @@ def repository_name(path: Path) -> str:
     return path.name
 
 
-def filter_repository(source: Path, target: Path, max_bytes: int, advance: Callable[[], None] = lambda: None) -> Filtered:
+def filter_repository(
+    source: Path, target: Path, max_bytes: int, advance: Callable[[], None] = lambda: None
+) -> Filtered:
     """Copy the files of `source` that are kept into the new folder `target`; `target` appears whole or not at all.
 
     max_bytes: a larger file is dropped. advance: called for each file looked at.
@@ -141,7 +147,9 @@ def filter_repository(source: Path, target: Path, max_bytes: int, advance: Calla
         NotImplementedError,
         RuntimeError,
     ) as error:
-        result = Filtered(result.name, why_not=f"damaged or encrypted archive ({str(error).splitlines()[0][:80] or 'cut off'})")
+        result = Filtered(
+            result.name, why_not=f"damaged or encrypted archive ({str(error).splitlines()[0][:80] or 'cut off'})"
+        )
     except OSError as error:
         if error.errno in NOT_WRITTEN:
             shutil.rmtree(staging, ignore_errors=True)

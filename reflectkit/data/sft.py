@@ -75,6 +75,8 @@ def read_rows(path: Path) -> list[tuple[int, str, str]]:
             if not isinstance(row.get(name), str) or not row[name]:
                 raise DataError(path, f"expected non-empty text, found {row.get(name)!r:.60}", line=number, field=name)
             if place := lone_surrogate(row[name]):
-                raise DataError(path, f"half a surrogate pair at character {place}; fix the text", line=number, field=name)
+                raise DataError(
+                    path, f"half a surrogate pair at character {place}; fix the text", line=number, field=name
+                )
         rows.append((number, row["prompt"], row["completion"]))
     return rows

@@ -1,4 +1,6 @@
-"""Splitting 7:2:1 so that nothing of a test problem is seen in training. Departs from the original, an unseeded coin."""
+"""Splitting 7:2:1 so that nothing of a test problem is seen in training. Departs from the original, an
+unseeded coin.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ def split_weighted(sizes: Mapping[str, int], generator: random.Random) -> dict[s
     ----------
     sizes: group → how many problems it has.
 
-    The largest group first, groups of one size in a drawn order, each goes to the split that lacks most of its share; with
-    three groups or more no split stays empty.
+    The largest group first, groups of one size in a drawn order, each goes to the split that lacks most of its share;
+    with three groups or more no split stays empty.
     """
     groups = sorted(sizes)
     generator.shuffle(groups)

@@ -34,8 +34,8 @@ class Step:
 class Demonstration:
     """One episode of a teacher.
 
-    model_name: who. info: which of the task's demonstrations: "positive0", "negative1", … seed: of the episode. filename: the
-    file that it names at its end, in envs where one is named.
+    model_name: who. info: which of the task's demonstrations: "positive0", "negative1", … seed: of the episode.
+    filename: the file that it names at its end, in envs where one is named.
     """
 
     model_name: str

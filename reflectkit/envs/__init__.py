@@ -29,7 +29,8 @@ def env_class(name: str) -> Any:
 def make(name: str, horizon: int | None = None, *, shuffle: bool = False, **settings: Any) -> Env:
     """A fresh env, made with `settings`.
 
-    horizon: an episode is truncated after that many steps. shuffle: the order of the choices is drawn anew at each step.
+    horizon: an episode is truncated after that many steps. shuffle: the order of the choices is drawn anew at each
+    step.
     """
     from reflectkit.envs.wrappers import Horizon, Shuffled
 
@@ -43,7 +44,8 @@ def make(name: str, horizon: int | None = None, *, shuffle: bool = False, **sett
 
 
 def cluster_of(name: str, task: Task) -> str:
-    """What env `name` says that `task` is about, by its classmethod `cluster`; an env without one means the task itself.
+    """What env `name` says that `task` is about, by its classmethod `cluster`; an env without one means the task
+    itself.
 
     Raises ConfigError where it says no text.
     """

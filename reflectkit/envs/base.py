@@ -81,5 +81,7 @@ def task_int(task: Task, field: str, low: int, high: int) -> int:
     """`task.data[field]` as a whole number of `low` … `high`. Raises DataError naming the field."""
     value = task.data.get(field)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise DataError(task.id, f"expected a whole number from {low} to {high}, found {value!r}", field=f"data.{field}")
+        raise DataError(
+            task.id, f"expected a whole number from {low} to {high}, found {value!r}", field=f"data.{field}"
+        )
     return value

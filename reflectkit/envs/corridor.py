@@ -64,7 +64,9 @@ class Corridor(ChoiceEnv):
     def tasks(cls, level: str) -> list[Task]:
         """One task for each cell but the goal."""
         starts = range(cls._cells[level] - 1)
-        return [Task(f"corridor-{level}-{start}", cls.name, level, f"start-{start}", {"start": start}) for start in starts]
+        return [
+            Task(f"corridor-{level}-{start}", cls.name, level, f"start-{start}", {"start": start}) for start in starts
+        ]
 
     def oracle(self) -> int:
         """Right, always."""

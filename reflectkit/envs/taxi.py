@@ -1,7 +1,7 @@
 """DangerousTaxi: gymnasium's Taxi-v4 as a text map, in which an action that changes nothing is fatal.
 
-Departs from the Reflect-RL code: the transitions are gymnasium's own table, the oracle is one reverse breadth-first search
-over the 500 states (not copies of the env), every episode is seeded, and nothing is kept across a reset.
+Departs from the Reflect-RL code: the transitions are gymnasium's own table, the oracle is one reverse breadth-first
+search over the 500 states (not copies of the env), every episode is seeded, and nothing is kept across a reset.
 
 Observation
     One line of rules, the 5x5 map, the last move. `T` taxi, `P` passenger, `D` destination, `O` taxi on the waiting
@@ -10,8 +10,8 @@ Observation
 Choices
     Taxi-v4's six, in its order: south, north, east, west, pickup, dropoff.
 Reward
-    Divided by 20: -1 a step, or in its place -10 for an action that changes nothing, +20 for the delivery, and +20 for the
-    first pickup in the levels "pickup" and "full". An episode that is cut short pays for the steps it had left.
+    Divided by 20: -1 a step, or in its place -10 for an action that changes nothing, +20 for the delivery, and +20 for
+    the first pickup in the levels "pickup" and "full". An episode that is cut short pays for the steps it had left.
 Episode end
     The delivery ("dropoff", "full"), the pickup ("pickup"), or an action that leaves the state unchanged: a wall, an
     illegal pickup or drop-off. Putting the passenger down at a wrong stand is allowed, as in Taxi-v4.
@@ -43,7 +43,8 @@ class World:
     """Taxi-v4's table and what follows from it, all indexed by state (500) and action (6).
 
     next_state: where an action leads. delivers: whether it ends the ride at the destination. distance: least number of
-    actions to the delivery. stands: (row, column) of the four stands. walls: cells (row, column) with a wall to the east.
+    actions to the delivery. stands: (row, column) of the four stands. walls: cells (row, column) with a wall to the
+    east.
     """
 
     next_state: tuple[tuple[int, ...], ...]
@@ -263,7 +264,10 @@ def write_rules(level: str) -> str:
     goal = {
         "pickup": "drive the taxi to the waiting passenger and pick the passenger up",
         "dropoff": "the passenger is in the taxi: drive to the destination and drop the passenger off there",
-        "full": "drive the taxi to the waiting passenger, pick the passenger up, and drop the passenger off at the destination",
+        "full": (
+            "drive the taxi to the waiting passenger, pick the passenger up, and drop the passenger off at the"
+            " destination"
+        ),
     }[level]
     stands = "; ".join(f"row {row} column {column}" for row, column in world().stands)
     rewards = [f"{FATAL:g} for an action that changes nothing"]
@@ -271,13 +275,15 @@ def write_rules(level: str) -> str:
     rewards += [f"{BONUS:g} for the delivery"] if level != "pickup" else []
     return (
         f"Goal: {goal}.\n"
-        f"Map: five rows and five columns; row 0 is the northmost, column 0 the westmost. {RULES} A destination that is not on"
-        f" the map is under the taxi. The passenger waits at one of four stands, and the destination is another: {stands}.\n"
-        "Actions: south, north, east and west move the taxi by one cell; pickup takes in a passenger who waits in the taxi's"
-        " cell; dropoff lets the passenger out, at a stand only.\n"
-        "Danger: an action that changes nothing ends the episode at once as a failure: driving against a wall or off the map,"
-        " pickup where nobody waits, dropoff away from a stand or with nobody aboard.\n"
-        f"End: {'the pickup' if level == 'pickup' else 'the delivery'} is success; an action that changes nothing is failure.\n"
+        f"Map: five rows and five columns; row 0 is the northmost, column 0 the westmost. {RULES} A destination that"
+        " is not on the map is under the taxi. The passenger waits at one of four stands, and the destination is"
+        f" another: {stands}.\n"
+        "Actions: south, north, east and west move the taxi by one cell; pickup takes in a passenger who waits in the"
+        " taxi's cell; dropoff lets the passenger out, at a stand only.\n"
+        "Danger: an action that changes nothing ends the episode at once as a failure: driving against a wall or off"
+        " the map, pickup where nobody waits, dropoff away from a stand or with nobody aboard.\n"
+        f"End: {'the pickup' if level == 'pickup' else 'the delivery'} is success; an action that changes nothing is"
+        " failure.\n"
         f"Reward: {STEP:g} for a step; instead of it {', '.join(rewards)}."
     )
 

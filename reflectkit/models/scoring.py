@@ -1,9 +1,9 @@
 """Log-probabilities of what a model may say: called by the agent that samples and by the learner that differentiates.
 
-A choice is one forward pass over the prompt; only the last position's hidden state meets only the label rows of the LM head,
-and the log-softmax is over the legal labels alone. Text is scored where it was written, and nowhere else meets the head. Rows
-are padded on the right, where a causal model never looks. Departs from the Reflect-RL code, whose softmax was over 252
-labels, legal or not.
+A choice is one forward pass over the prompt; only the last position's hidden state meets only the label rows of the LM
+head, and the log-softmax is over the legal labels alone. Text is scored where it was written, and nowhere else meets
+the head. Rows are padded on the right, where a causal model never looks. Departs from the Reflect-RL code, whose
+softmax was over 252 labels, legal or not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from transformers.cache_utils import DynamicLayer
 
 from reflectkit.models.tokens import position_ids
 
-PLAIN_HEAD_BLOCKERS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier", "logit_softcapping")
+PLAIN_HEAD_BLOCKERS = (
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+    "lm_head_multiplier",
+    "logit_softcapping",
+)
 """Config entries with which a model changes its logits behind the head; such a model's own forward computes them."""
 SHORTEST_PREFIX = 8  # tokens; a shorter common beginning is not worth a pass of its own
 
@@ -35,12 +41,20 @@ class Scorer(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self._no_split_modules = getattr(unwrapped(model), "_no_split_modules", None)  # the layers that FSDP wraps one by one
+        self._no_split_modules = getattr(
+            unwrapped(model), "_no_split_modules", None
+        )  # the layers that FSDP wraps one by one
 
     def forward(
-        self, input_ids_BT: torch.Tensor, row_N: torch.Tensor, place_N: torch.Tensor, label_ids_NK: torch.Tensor | None = None
+        self,
+        input_ids_BT: torch.Tensor,
+        row_N: torch.Tensor,
+        place_N: torch.Tensor,
+        label_ids_NK: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(hidden_ND, logits) at place_N of rows row_N; logits of the labels (N, K), or of the whole vocabulary (N, V)."""
+        """(hidden_ND, logits) at place_N of rows row_N; logits of the labels (N, K), or of the whole
+        vocabulary (N, V).
+        """
         if _plain(self.model):  # no mask: what stands right of a position never reaches it
             hidden_ND = trunk_of(self.model)(input_ids=input_ids_BT, use_cache=False).last_hidden_state[row_N, place_N]
             return hidden_ND, _head_logits(self.model, hidden_ND, label_ids_NK)
@@ -65,14 +79,14 @@ def choice_logprobs(
 
     Parameters
     ----------
-    model: a model or its Scorer. prompts: token ids of B prompts, of any lengths. labels: ids of each prompt's legal labels,
-    K at most. temperature: divides the logits, > 0.
+    model: a model or its Scorer. prompts: token ids of B prompts, of any lengths. labels: ids of each prompt's legal
+    labels, K at most. temperature: divides the logits, > 0.
 
     Returns
     -------
-    logprobs_BK: normalised over each row's own labels; -inf where a row has fewer than K. hidden_BD: the last position's
-    hidden state, for a critic. Gradients flow unless the caller forbids them; where they do not, what all prompts begin with is
-    read once.
+    logprobs_BK: normalised over each row's own labels; -inf where a row has fewer than K. hidden_BD: the last
+    position's hidden state, for a critic. Gradients flow unless the caller forbids them; where they do not, what all
+    prompts begin with is read once.
     """
     device = next(model.parameters()).device
     width = max(map(len, labels))
@@ -149,8 +163,9 @@ def right_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) 
 
 
 def behind_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
-    """(a key-value cache of what all `rows` begin with, one copy a row; how many tokens that is); (None, 0) where it is too
-    short to be worth it, or the model keeps other things than keys and values. At least one token of each row is left to read.
+    """(a key-value cache of what all `rows` begin with, one copy a row; how many tokens that is); (None, 0) where it is
+    too short to be worth it, or the model keeps other things than keys and values. At least one token of each row is
+    left to read.
     """
     cache, length = read_prefix(model, rows)
     if cache is not None:
@@ -187,7 +202,9 @@ def _common_prefix(rows: Sequence[Sequence[int]]) -> int:
     """How many tokens all `rows` begin with, at least one of each left over."""
     keys = [tuple(row) for row in rows]
     first, last = min(keys), max(keys)  # what these two share, all do
-    shared = next((place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    shared = next(
+        (place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first)
+    )
     return min(shared, min(map(len, rows)) - 1)
 
 

@@ -1,8 +1,8 @@
-"""The embedded models: a GPT-2 or an LFM2 of about 1 M parameters, and a byte-level BPE tokenizer, made from a stage's own
-rows.
+"""The embedded models: a GPT-2 or an LFM2 of about 1 M parameters, and a byte-level BPE tokenizer, made from a stage's
+own rows.
 
-No hub and no download: the classes are the standard ones, so `AutoModelForCausalLM` and `AutoTokenizer` load what is saved.
-Learned absolute positions suit it: a map printed behind a constant text has each cell at a constant position.
+No hub and no download: the classes are the standard ones, so `AutoModelForCausalLM` and `AutoTokenizer` load what is
+saved. Learned absolute positions suit it: a map printed behind a constant text has each cell at a constant position.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ WIDTH = 128
 VOCABULARY = 640  # 256 bytes, 2 specials, and merges enough for the few words of a small env
 
 
-def build_tokenizer(texts: Iterable[str], labels: Iterable[str], vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of `vocabulary` entries trained on `texts`; each of `labels` (with its leading space) is
-    one token.
+def build_tokenizer(
+    texts: Iterable[str], labels: Iterable[str], vocabulary: int = VOCABULARY
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of `vocabulary` entries trained on `texts`; each of `labels` (with its leading space)
+    is one token.
 
     Words are cut before merging as in GPT-2, so cells that stand apart by spaces stay apart.
     """
@@ -42,7 +44,11 @@ def build_tokenizer(texts: Iterable[str], labels: Iterable[str], vocabulary: int
     often = max(2, len(corpus)) * 2  # so that a label's merge is among the first
     tokenizer.train_from_iterator([*corpus, *(text for text in labels for _ in range(often))], trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, padding_side="left", clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
     )
 
 
@@ -52,8 +58,9 @@ def build_model(
     """A fresh model for `tokenizer` that reads up to `context` tokens: 4 layers, 4 heads, tied embeddings.
 
     init_range: standard deviation of the fresh weights. GPT-2's 0.02 is for widths from 768; at width 128 a model that
-    learns from one token a row needs several times the steps with it. hybrid: an LFM2 whose layers are short convolutions and
-    attention by turns, instead of a GPT-2: it learns sooner to find a word again that stands elsewhere in its prompt.
+    learns from one token a row needs several times the steps with it. hybrid: an LFM2 whose layers are short
+    convolutions and attention by turns, instead of a GPT-2: it learns sooner to find a word again that stands elsewhere
+    in its prompt.
     """
     if hybrid:
         return _hybrid(tokenizer, context, seed, init_range)
@@ -104,12 +111,14 @@ def _hybrid(tokenizer: PreTrainedTokenizerFast, context: int, seed: int, init_ra
 COPY_RATE = 3e-3
 
 
-def teach_copying(model: PreTrainedModel, steps: int, seed: int, advance: Callable[[float], None] = lambda loss: None) -> None:
+def teach_copying(
+    model: PreTrainedModel, steps: int, seed: int, advance: Callable[[float], None] = lambda loss: None
+) -> None:
     """Train a fresh `model` in place to go on with a passage of random tokens that comes again: 16 rows a step.
 
-    From it come the heads that find a word again and copy what followed (induction heads, Olsson et al. 2022), which few rows
-    of a task do not bring about. Each row's passage has a length of its own, so that no fixed distance helps. advance: told
-    of each step's loss, in nats a token.
+    From it come the heads that find a word again and copy what followed (induction heads, Olsson et al. 2022), which
+    few rows of a task do not bring about. Each row's passage has a length of its own, so that no fixed distance helps.
+    advance: told of each step's loss, in nats a token.
 
     Raises
     ------

@@ -13,7 +13,9 @@ from reflectkit.core.prompts import label
 
 
 def encodable(text: str) -> str:
-    """`text` with a question mark for each half of a surrogate pair, which an env may show and no tokenizer can read."""
+    """`text` with a question mark for each half of a surrogate pair, which an env may show and no tokenizer
+    can read.
+    """
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -24,7 +26,9 @@ def prompt_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def completion_ids(tokenizer: Any, text: str) -> list[int]:
-    """The ids of `text` behind a prompt. A label that is one token only without its leading space is taken without it."""
+    """The ids of `text` behind a prompt. A label that is one token only without its leading space is taken
+    without it.
+    """
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) > 1 and text.startswith(" "):
         bare: list[int] = tokenizer(text[1:], add_special_tokens=False)["input_ids"]
@@ -45,8 +49,8 @@ def label_ids(tokenizer: Any, count: int) -> tuple[int, ...]:
         found = completion_ids(tokenizer, label(index))
         if len(found) != 1:
             raise CheckpointError(
-                f"the label {label(index)!r} is {len(found)} tokens of this model's tokenizer, but a choice must be one;"
-                " train on rows with as many choices, or take a model whose tokenizer has it"
+                f"the label {label(index)!r} is {len(found)} tokens of this model's tokenizer, but a choice must be"
+                " one; train on rows with as many choices, or take a model whose tokenizer has it"
             )
         ids.append(found[0])
     if len(set(ids)) < len(ids):
@@ -55,7 +59,9 @@ def label_ids(tokenizer: Any, count: int) -> tuple[int, ...]:
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(input_ids_BT, attention_mask_BT) of `rows`, filled on the left, so that every row's last token is in the last column."""
+    """(input_ids_BT, attention_mask_BT) of `rows`, filled on the left, so that every row's last token is in the last
+    column.
+    """
     width = max(map(len, rows))
     input_ids_BT = torch.full((len(rows), width), pad_id, dtype=torch.long)
     attention_mask_BT = torch.zeros((len(rows), width), dtype=torch.long)
@@ -66,5 +72,7 @@ def left_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -
 
 
 def position_ids(attention_mask_BT: torch.Tensor) -> torch.Tensor:
-    """Each token's place in its own row, from 0; padding stands at 0. Without it left padding shifts learned positions."""
+    """Each token's place in its own row, from 0; padding stands at 0. Without it left padding shifts learned
+    positions.
+    """
     return (attention_mask_BT.cumsum(dim=1) - 1).clamp(min=0)

@@ -1,7 +1,7 @@
 """Advantage estimators: how much better than expected each decision was, from rewards and the critic's values.
 
-Plain numbers, no tensors. Every process computes them over the whole batch, so baselines and deviations do not depend on how
-many processes there are.
+Plain numbers, no tensors. Every process computes them over the whole batch, so baselines and deviations do not depend
+on how many processes there are.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def with_baseline(rollouts: Rollouts, baseline: str) -> Estimates:
 
 
 def with_critic(rollouts: Rollouts, lam: float) -> Estimates:
-    """Generalised advantages against the critic's values (PPO). The targets are the unscaled advantages plus the values."""
+    """Generalised advantages against the critic's values (PPO). The targets are the unscaled advantages plus the
+    values.
+    """
     pairs = zip(rollouts.rewards, rollouts.values, strict=True)
     advantages = [generalised_advantages(rewards, values, rollouts.gamma, lam) for rewards, values in pairs]
     targets = [
@@ -142,7 +144,9 @@ def within_groups(rollouts: Rollouts, grouping: str, state_weight: float) -> Est
 
 
 def _own_rewards(trajectory: Trajectory) -> list[float]:
-    """Each step's own reward plus what all steps of the episode share, which the last step's reward contains already."""
+    """Each step's own reward plus what all steps of the episode share, which the last step's reward contains
+    already.
+    """
     shared = trajectory.turns[-1].info.get("shared_reward", 0.0) if trajectory.turns else 0.0
     last = len(trajectory.turns) - 1
     return [turn.reward + (0.0 if number == last else shared) for number, turn in enumerate(trajectory.turns)]

@@ -1,7 +1,8 @@
 """The RL algorithms, one row each: its settings, its advantages, its loss.
 
 An algorithm of your own needs no registration: write an `Algorithm` in a module and pass its dotted path,
-`rlft --algo package.module:NAME`. This file does not import torch, so the command line can list the algorithms without it.
+`rlft --algo package.module:NAME`. This file does not import torch, so the command line can list the algorithms without
+it.
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ class Algorithm(Generic[Own]):
     """How rlft learns from the episodes of an update."""
 
     settings: type[Own]
-    """A frozen dataclass: the algorithm's own settings, which become flags. `core.config.option` gives a field a help text.
-    A subclass of CriticSettings means that the algorithm trains a critic."""
+    """A frozen dataclass: the algorithm's own settings, which become flags. `core.config.option` gives a field a help
+    text. A subclass of CriticSettings means that the algorithm trains a critic."""
     estimate: Callable[[Rollouts, Own], Estimates]
     """The advantage, and the critic's target, of each decision."""
     loss: Callable[[TrainedTokens, Own], torch.Tensor]
-    """The loss of each trained token, in the shape of `logprob_N`; the learner averages, and adds entropy bonus and KL."""
+    """The loss of each trained token, in the shape of `logprob_N`; the learner averages, and adds entropy bonus and KL.
+    """
     compares_groups: Callable[[Own], bool] = lambda settings: False
     """Whether episodes of the same problem are compared with each other, which excludes replayed ones."""
     group_size: int = 1
@@ -133,7 +135,9 @@ class CriticSettings:
 
     LIMITS: ClassVar = {"critic_rate": (0, 1000), "value_clip": (0, 10**6)}
     critic: str = option("auto", help="The critic's head: linear or mlp; auto is linear.")
-    critic_trunk: str = option("detached", help="The trunk below it: the policy's (detached or shared) or a separate one.")
+    critic_trunk: str = option(
+        "detached", help="The trunk below it: the policy's (detached or shared) or a separate one."
+    )
     critic_rate: float = option(5e-3, help="Adam's learning rate for the critic.")
     value_clip: float = option(0.0, help="How far a value may move from its value at sampling; 0: no limit.")
 
@@ -167,7 +171,8 @@ class GrpoSettings:
 
     LIMITS: ClassVar = {"step_groups": (0, 10**6)}
     advantages: str = option(
-        "episode", help="One advantage per episode; one per step, by its return-to-go; or own: per step, by its own reward."
+        "episode",
+        help="One advantage per episode; one per step, by its return-to-go; or own: per step, by its own reward.",
     )
     step_groups: float = option(
         0.0, help="Weight of a second comparison, among a group's steps from the same state (GiGPO); 0: none."

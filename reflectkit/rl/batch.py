@@ -1,7 +1,7 @@
 """Trajectories to training rows, by the tokens that were sampled; nothing is decoded and tokenised again.
 
-A choice is a row of its own. Text goes by one rule: while a turn's prompt extends the tokens held so far it is appended to
-the row, the env's tokens masked; where the prompt is rebuilt, a new row begins. ABORTED episodes give no rows.
+A choice is a row of its own. Text goes by one rule: while a turn's prompt extends the tokens held so far it is appended
+to the row, the env's tokens masked; where the prompt is rebuilt, a new row begins. ABORTED episodes give no rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A training checkpoint: the policy as a model folder, and beside it what training needs to go on as if never stopped.
 
-Chance needs no saving: every stream is derived from the seed and the step, and dropout is off. Written to a temporary folder
-and renamed, with a checksum of every file; only JSON and safetensors, so that opening one runs no code.
+Chance needs no saving: every stream is derived from the seed and the step, and dropout is off. Written to a temporary
+folder and renamed, with a checksum of every file; only JSON and safetensors, so that opening one runs no code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ from reflectkit.models.load import Player, save_player
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.loop import Trainer
 
-STATE, TENSORS, REPLAY, MEMO = "training_state.json", "training_state.safetensors", "replay.jsonl", "reflector_memo.json"
+STATE, TENSORS, REPLAY, MEMO = (
+    "training_state.json",
+    "training_state.safetensors",
+    "replay.jsonl",
+    "reflector_memo.json",
+)
 KEPT = 2
 
 
@@ -34,10 +39,11 @@ class OtherSettingsError(CheckpointError):
 
 
 def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
-    """Write `folder/checkpoint-<step>` whole, and remove all but the last two. Returns its path. All processes call; one
-    writes.
+    """Write `folder/checkpoint-<step>` whole, and remove all but the last two. Returns its path. All processes call;
+    one writes.
 
-    settings: what the run was told; a checkpoint is only taken up under the same. facts: JSON values kept beside the role.
+    settings: what the run was told; a checkpoint is only taken up under the same. facts: JSON values kept beside the
+    role.
     """
     learner, curriculum = trainer.learner, trainer.curriculum
     state = {
@@ -65,7 +71,9 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         seal(staging)
 
     save_player(target, learner.player, {**facts, "step": trainer.step}, beside, weights)
-    behind = [path for path in found(folder) if _step_of(path) <= trainer.step]  # later ones are damaged: this run began below
+    behind = [
+        path for path in found(folder) if _step_of(path) <= trainer.step
+    ]  # later ones are damaged: this run began below
     for old in behind[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     return target
@@ -113,7 +121,16 @@ def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any], def
             trainer.agent.reflector.memo = {str(key): str(value) for key, value in memo.items()}
     except CheckpointError:
         raise
-    except (DataError, SafetensorError, OSError, KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+    except (
+        DataError,
+        SafetensorError,
+        OSError,
+        KeyError,
+        ValueError,
+        RuntimeError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise CheckpointError(f"{checkpoint}: the training state is damaged ({error}); delete this folder") from None
 
 
@@ -136,7 +153,9 @@ def saved_critic(checkpoint: Path, player: Player) -> Critic | None:
     return critic
 
 
-def check_settings(checkpoint: Path, there: Mapping[str, Any], here: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+def check_settings(
+    checkpoint: Path, there: Mapping[str, Any], here: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> None:
     """Raises OtherSettingsError, naming what differs, where the two are not the same.
 
     defaults: stand in for the settings that the version which made the checkpoint did not know.
@@ -149,7 +168,8 @@ def check_settings(checkpoint: Path, there: Mapping[str, Any], here: Mapping[str
     ]
     if differing:
         raise OtherSettingsError(
-            f"{checkpoint} was made with other settings: {'; '.join(differing)}; give the same, or start anew with --load-dir"
+            f"{checkpoint} was made with other settings: {'; '.join(differing)}; give the same, or start anew with"
+            " --load-dir"
         )
 
 
@@ -174,7 +194,9 @@ def _restore_tensors(checkpoint: Path, trainer: Trainer) -> None:
     if learner.critic is not None:
         learner.critic.load_state_dict(_critic_weights(tensors))
     prefix = "optimizer."
-    learner.load_optimizer_state({name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)})
+    learner.load_optimizer_state(
+        {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
+    )
 
 
 def _critic_weights(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

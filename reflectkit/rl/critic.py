@@ -17,9 +17,9 @@ from reflectkit.models.scoring import right_pad, trunk_of
 class Critic(nn.Module):
     """A value for each decision. Starts by expecting nothing: its last layer is 0.
 
-    head: "linear", or "mlp" (one hidden layer). trunk: "detached" reads the policy's last hidden state and leaves the policy
-    alone; "shared" lets its errors change the policy's trunk too; "separate" trains a copy of the trunk. seed: of an mlp's
-    first layer.
+    head: "linear", or "mlp" (one hidden layer). trunk: "detached" reads the policy's last hidden state and leaves the
+    policy alone; "shared" lets its errors change the policy's trunk too; "separate" trains a copy of the trunk. seed:
+    of an mlp's first layer.
     """
 
     def __init__(self, player: Player, head: str = "linear", trunk: str = "detached", seed: int = 0) -> None:

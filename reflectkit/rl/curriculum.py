@@ -12,7 +12,8 @@ WINDOW = 3  # updates whose mean success rate decides whether to move on
 
 
 def level_at(step: int, steps: int, levels: int) -> int:
-    """The number of the level of `step` (0 … steps-1) where each of `levels` gets an equal share of the steps, in order.
+    """The number of the level of `step` (0 … steps-1) where each of `levels` gets an equal share of the steps, in
+    order.
 
     >>> [level_at(step, 6, 3) for step in range(6)]
     [0, 0, 1, 1, 2, 2]
@@ -24,9 +25,9 @@ def level_at(step: int, steps: int, levels: int) -> int:
 class Curriculum:
     """Where training stands in `levels` levels.
 
-    steps: updates in all. threshold: None gives each level equal steps; otherwise a level ends when the mean success rate of
-    its last WINDOW updates is at least that, and the last one takes what is left. level: the present one, from 0. rates:
-    success rates of this level's updates so far.
+    steps: updates in all. threshold: None gives each level equal steps; otherwise a level ends when the mean success
+    rate of its last WINDOW updates is at least that, and the last one takes what is left. level: the present one, from
+    0. rates: success rates of this level's updates so far.
     """
 
     levels: int

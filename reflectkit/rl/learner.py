@@ -65,7 +65,8 @@ class Settings:
 
 
 class Learner:
-    """Holds the policy, its optimizer, the critic (None without one) and the starting policy (None where it is not needed).
+    """Holds the policy, its optimizer, the critic (None without one) and the starting policy (None where it is not
+    needed).
 
     processes: who works together. notify: told a line of text where something had to be changed.
     """
@@ -91,14 +92,15 @@ class Learner:
         )
 
     def update(self, samples: Sequence[Sample], generator: random.Random, rate: float = 1.0) -> dict[str, float]:
-        """Learn from `samples`; `generator` shuffles them into minibatches. Returns the mean of each figure over the steps.
+        """Learn from `samples`; `generator` shuffles them into minibatches. Returns the mean of each figure over the
+        steps.
 
         rate: what the learning rates are multiplied with at this point of the schedule, 0 … 1.
 
         Raises
         ------
-        DivergedError: a loss or gradient is NaN or infinite, and the weights are as before the step that found it; or the step
-        made a weight so.
+        DivergedError: a loss or gradient is NaN or infinite, and the weights are as before the step that found it; or
+        the step made a weight so.
         """
         if not samples:
             return {}
@@ -134,7 +136,9 @@ class Learner:
             device = next(self.player.model.parameters()).device
             rows = torch.arange(len(micro), device=device)
             ends = torch.tensor([len(row) - 1 for row in tokens], device=device)
-            label = torch.zeros(len(micro), 1, dtype=torch.long, device=device)  # no label matters: the hidden state is all
+            label = torch.zeros(
+                len(micro), 1, dtype=torch.long, device=device
+            )  # no label matters: the hidden state is all
             hidden_ND, _ = self.scorer(right_pad(tokens, self.player.pad_id, device), rows, ends, label)
             found |= zip([unit.rows[0] for unit in micro], self.critic(hidden_ND, tokens).tolist(), strict=True)
         return [found[row] for row in range(len(prompts))]
@@ -186,13 +190,15 @@ class Learner:
     def _micro_batches(self, parts: Sequence[Unit]) -> list[tuple[list[Unit], float]]:
         """This process' micro-batches of `parts`, and how much each counts.
 
-        Where the policy is sharded, all processes must make as many passes: one that has fewer makes up with some that count
-        for nothing.
+        Where the policy is sharded, all processes must make as many passes: one that has fewer makes up with some that
+        count for nothing.
         """
         mine = packed(self.processes.share(parts), self.max_tokens)
         if not self.processes.sharded:
             return [(micro, 1.0) for micro in mine]
-        most = max(len(packed(parts[rank :: self.processes.count], self.max_tokens)) for rank in range(self.processes.count))
+        most = max(
+            len(packed(parts[rank :: self.processes.count], self.max_tokens)) for rank in range(self.processes.count)
+        )
         return [(micro, 1.0) for micro in mine] + [(list(parts[:1]), 0.0)] * (most - len(mine))
 
     def _accumulate(
@@ -219,7 +225,9 @@ class Learner:
             if not out_of_memory(error):
                 raise
             if self.processes.sharded:  # the others wait inside a pass, and cannot be told
-                raise ReflectkitError("out of memory; run the same command again with a lower --max-tokens-per-batch") from None
+                raise ReflectkitError(
+                    "out of memory; run the same command again with a lower --max-tokens-per-batch"
+                ) from None
             return None
         return figures
 
@@ -232,7 +240,9 @@ class Learner:
         tokens: int,
         fresh_tokens: int,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """The micro-batch's part of the loss, and of the figures, of a minibatch of `rows` rows and `tokens` trained tokens."""
+        """The micro-batch's part of the loss, and of the figures, of a minibatch of `rows` rows and `tokens` trained
+        tokens.
+        """
         settings, device = self.settings, scored.logprob_N.device
         places = list(zip(scored.row_N, scored.place_N, strict=True))
 
@@ -240,7 +250,9 @@ class Learner:
             return torch.tensor([getattr(samples[row], name)[place] for row, place in places], device=device)
 
         old_N = column("logprobs")
-        share = [1 / tokens if settings.mean == "token" else 1 / (rows * sum(samples[row].loss_mask)) for row, _ in places]
+        share = [
+            1 / tokens if settings.mean == "token" else 1 / (rows * sum(samples[row].loss_mask)) for row, _ in places
+        ]
         share_N = torch.tensor(share, device=device)
         change_N = scored.logprob_N - old_N
         replayed_N = torch.tensor([samples[row].replayed for row, _ in places], device=device)
@@ -266,8 +278,12 @@ class Learner:
             loss = loss + settings.kl * distance
             figures["kl_to_start"] = float(distance.detach())
         if self.critic is not None:
-            value_D = self.critic(scored.hidden_ND[starts], [samples[places[n][0]].tokens[: places[n][1]] for n in starts])
-            error_D = losses.value_loss(value_D, column("returns")[starts], column("values")[starts], settings.value_clip)
+            value_D = self.critic(
+                scored.hidden_ND[starts], [samples[places[n][0]].tokens[: places[n][1]] for n in starts]
+            )
+            error_D = losses.value_loss(
+                value_D, column("returns")[starts], column("values")[starts], settings.value_clip
+            )
             weight_D = torch.zeros(len(starts), device=device).index_add(0, decision_N, share_N)
             critic_loss = (error_D * weight_D).sum()
             loss = loss + critic_loss
@@ -296,12 +312,13 @@ class Learner:
         widest = max(len(unit.tokens) for unit in parts)
         if self.max_tokens <= widest:
             raise ReflectkitError(
-                f"out of memory with a single row of {widest} tokens; use --gradient-checkpointing, --lora-r, a smaller model"
+                f"out of memory with a single row of {widest} tokens; use --gradient-checkpointing, --lora-r, a"
+                " smaller model"
             )
         before, self.max_tokens = self.max_tokens, max(widest, self.max_tokens // 2)
         self.notify(
-            f"out of memory: micro-batches have {self.max_tokens} tokens from here on, not {before}; the update is repeated"
-            " (--max-tokens-per-batch)"
+            f"out of memory: micro-batches have {self.max_tokens} tokens from here on, not {before}; the update is"
+            " repeated (--max-tokens-per-batch)"
         )
 
 

@@ -18,7 +18,9 @@ from reflectkit.rl.losses import entropy
 
 @dataclass(frozen=True)
 class Unit:
-    """What is read once: the tokens of a text row, or a prompt that several choices share. rows: the numbers of its samples."""
+    """What is read once: the tokens of a text row, or a prompt that several choices share. rows: the numbers of its
+    samples.
+    """
 
     tokens: tuple[int, ...]
     choices: tuple[int, ...]
@@ -27,8 +29,8 @@ class Unit:
 
 @dataclass(frozen=True)
 class Scored:
-    """Of N trained tokens: row_N, which sample each is of; place_N, where in it; logprob_N and entropy_N, with gradients;
-    hidden_ND, the state before each.
+    """Of N trained tokens: row_N, which sample each is of; place_N, where in it; logprob_N and entropy_N, with
+    gradients; hidden_ND, the state before each.
     """
 
     row_N: list[int]
@@ -86,11 +88,17 @@ def score(model: Any, samples: Sequence[Sample], micro: Sequence[Unit], pad_id: 
     """Score the trained tokens of a micro-batch, all of it choices or all of it text. model: a model or its Scorer."""
     if micro[0].choices:
         logprobs_UK, hidden_UD = choice_logprobs(
-            model, [unit.tokens for unit in micro], [unit.choices for unit in micro], pad_id=pad_id, temperature=temperature
+            model,
+            [unit.tokens for unit in micro],
+            [unit.choices for unit in micro],
+            pad_id=pad_id,
+            temperature=temperature,
         )
         row_N = [row for unit in micro for row in unit.rows]
         unit_N = torch.tensor([index for index, unit in enumerate(micro) for _ in unit.rows], device=logprobs_UK.device)
-        action_N = torch.tensor([samples[row].choices.index(samples[row].tokens[-1]) for row in row_N], device=unit_N.device)
+        action_N = torch.tensor(
+            [samples[row].choices.index(samples[row].tokens[-1]) for row in row_N], device=unit_N.device
+        )
         return Scored(
             row_N,
             [len(samples[row].tokens) - 1 for row in row_N],

@@ -58,8 +58,8 @@ class Plan:
 class Trainer:
     """Training in progress.
 
-    step: updates done. latest: the last update's fresh episodes, each with the advantages of its turns. counters: episodes,
-    decisions and ABORTED episodes so far.
+    step: updates done. latest: the last update's fresh episodes, each with the advantages of its turns. counters:
+    episodes, decisions and ABORTED episodes so far.
     """
 
     def __init__(
@@ -100,7 +100,9 @@ class Trainer:
 
         fresh, old = batch.trainable(played), list(self.replay)
         if played and all(trajectory.status is Status.ABORTED for trajectory in played):
-            raise EnvironmentFailure(f"all {len(played)} episodes of update {self.step + 1} were aborted: {played[0].reason}")
+            raise EnvironmentFailure(
+                f"all {len(played)} episodes of update {self.step + 1} were aborted: {played[0].reason}"
+            )
         samples, estimates = self._rows(fresh, old)
         self.latest = list(zip(fresh, estimates.advantages, strict=False))
         rate = 1 - self.step / self.plan.steps if self.plan.decay else 1.0
@@ -134,7 +136,9 @@ class Trainer:
         }
 
     def validate(self, level: Level) -> dict[str, float]:
-        """How the likeliest actions do on each problem of `level` once: figures as `advance` gives, named `validation_…`."""
+        """How the likeliest actions do on each problem of `level` once: figures as `advance` gives, named
+        `validation_…`.
+        """
         episodes = [Episode(task, derive(self.plan.seed, "validate", task.id)) for task in level.tasks]
         sampling, self.agent.temperature = self.agent.temperature, 0.0
         self.agent.forget_scores()
@@ -185,14 +189,18 @@ class Trainer:
         values: list[list[float]] | None = None
         if self.learner.critic is not None:
             values = [[turn.decision.value or 0.0 for turn in trajectory.turns] for trajectory in fresh]
-            now = iter(self.learner.values([turn.decision.prompt_ids for trajectory in old for turn in trajectory.turns]))
+            now = iter(
+                self.learner.values([turn.decision.prompt_ids for trajectory in old for turn in trajectory.turns])
+            )
             values += [[next(now) for _ in trajectory.turns] for trajectory in old]
         estimates = self.plan.objective.estimate(fresh, old, values or [])
         counts = {len(turn.observation.choices) for trajectory in (*fresh, *old) for turn in trajectory.turns} - {0}
         labels_of = {count: label_ids(self.agent.policy.tokenizer, count) for count in counts}
         samples: list[Sample] = []
         for part, first, replayed in ((fresh, 0, False), (old, len(fresh), True)):
-            kept = [number for number, trajectory in enumerate(part) if trajectory.group not in (estimates.dropped or ())]
+            kept = [
+                number for number, trajectory in enumerate(part) if trajectory.group not in (estimates.dropped or ())
+            ]
             samples += batch.rows(
                 [part[number] for number in kept],
                 [estimates.advantages[first + number] for number in kept],
@@ -212,14 +220,16 @@ class Trainer:
 
 
 def mean_figures(played: Sequence[Trajectory]) -> dict[str, float]:
-    """The means over episodes of what the env reports as `info["figures"]`; of an episode, the mean over the turns that have
-    it.
+    """The means over episodes of what the env reports as `info["figures"]`; of an episode, the mean over the turns that
+    have it.
 
     ABORTED episodes are left out.
     """
     told = [trajectory.figures for trajectory in played if trajectory.status is not Status.ABORTED]
     names = dict.fromkeys(name for one in told for name in one)
-    return {name: statistics.fmean(one.get(name, 0.0) for one in told) for name in names}  # cut off before its report: 0
+    return {
+        name: statistics.fmean(one.get(name, 0.0) for one in told) for name in names
+    }  # cut off before its report: 0
 
 
 def summary(played: Sequence[Trajectory]) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """REINFORCE's, PPO's and GRPO's losses as pure functions of tensors. N trained tokens, D decisions, B rows, K choices.
 
-Each returns one number per token or row; the learner averages. Departs from the Reflect-RL code: log-probs are over the legal
-actions only, and rows that an earlier policy sampled are weighted, never treated as fresh. Tensors bring their own methods,
-so this file can be imported without torch.
+Each returns one number per token or row; the learner averages. Departs from the Reflect-RL code: log-probs are over the
+legal actions only, and rows that an earlier policy sampled are weighted, never treated as fresh. Tensors bring their
+own methods, so this file can be imported without torch.
 """
 
 from __future__ import annotations
@@ -50,8 +50,11 @@ def clipped_loss(tokens: TrainedTokens) -> torch.Tensor:
     return clipped_surrogate(tokens.logprob_N, tokens.old_logprob_N, tokens.advantage_N, tokens.clip, tokens.replayed_N)
 
 
-def reinforce(logprob_N: torch.Tensor, advantage_N: torch.Tensor, log_ratio_N: torch.Tensor, cap: float) -> torch.Tensor:
-    """-w A log π (Williams 1992, eq. 4), where w is the decision's importance weight, at most `cap` and without gradient.
+def reinforce(
+    logprob_N: torch.Tensor, advantage_N: torch.Tensor, log_ratio_N: torch.Tensor, cap: float
+) -> torch.Tensor:
+    """-w A log π (Williams 1992, eq. 4), where w is the decision's importance weight, at most `cap` and without
+    gradient.
 
     log_ratio_N: log π now less log π at sampling, summed over the decision's tokens; 0 for a fresh row, whose w is 1.
     """
@@ -66,10 +69,11 @@ def clipped_surrogate(
     clip: float,
     replayed_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """PPO's and GRPO's loss (arXiv 1707.06347, eq. 7): the ratio is clipped to 1 ± clip where that lowers the objective.
+    """PPO's and GRPO's loss (arXiv 1707.06347, eq. 7): the ratio is clipped to 1 ± clip where that lowers the
+    objective.
 
-    Where the ratio is 1 the gradient is REINFORCE's. replayed_N: whether an earlier policy sampled the token. Its ratio is at
-    most 1 + clip whatever the advantage's sign, since eq. 7 bounds it on one side only.
+    Where the ratio is 1 the gradient is REINFORCE's. replayed_N: whether an earlier policy sampled the token. Its ratio
+    is at most 1 + clip whatever the advantage's sign, since eq. 7 bounds it on one side only.
     """
     ratio_N = (logprob_N - old_logprob_N).exp()  # 1 at the first pass over fresh rows
     if replayed_N is not None:
@@ -79,9 +83,11 @@ def clipped_surrogate(
 
 
 def kl_estimate(logprob_N: torch.Tensor, old_logprob_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
-    """w (r - 1 - log r) with r = reference / π (GRPO, eq. 4): never negative, and its mean over samples is KL(π, reference).
+    """w (r - 1 - log r) with r = reference / π (GRPO, eq. 4): never negative, and its mean over samples is KL(π,
+    reference).
 
-    The weight w = π / sampler makes the gradient that of the KL as well (DeepSeek-V3.2, arXiv 2512.02556), also where w is 1.
+    The weight w = π / sampler makes the gradient that of the KL as well (DeepSeek-V3.2, arXiv 2512.02556), also where w
+    is 1.
     """
     difference_N = reference_N - logprob_N
     return (logprob_N - old_logprob_N).exp() * (difference_N.exp() - difference_N - 1)
@@ -94,8 +100,8 @@ def entropy(logprobs_BK: torch.Tensor) -> torch.Tensor:
 
 
 def value_loss(value_B: torch.Tensor, return_B: torch.Tensor, old_value_B: torch.Tensor, clip: float) -> torch.Tensor:
-    """Half the critic's squared error. With `clip` > 0, the larger of that and of the error of the value clipped to within
-    `clip` of its value at sampling, in the env's unit (as in OpenAI Baselines' PPO).
+    """Half the critic's squared error. With `clip` > 0, the larger of that and of the error of the value clipped to
+    within `clip` of its value at sampling, in the env's unit (as in OpenAI Baselines' PPO).
     """
     error_B = (value_B - return_B).pow(2)
     if clip > 0:

@@ -1,7 +1,8 @@
-"""The processes that train together, each with a whole copy of the policy or with a part: who I am, and what all of us know.
+"""The processes that train together, each with a whole copy of the policy or with a part: who I am, and what all of us
+know.
 
-Started by torchrun or `accelerate launch`; alone otherwise. Every process holds the whole batch and takes its share of the
-work, so that what is learnt does not depend on how many there are.
+Started by torchrun or `accelerate launch`; alone otherwise. Every process holds the whole batch and takes its share of
+the work, so that what is learnt does not depend on how many there are.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class Processes:
 
     @property
     def sharded(self) -> bool:
-        """Whether each process holds a part of the policy (FSDP, ZeRO), so that every forward pass needs all of them."""
+        """Whether each process holds a part of the policy (FSDP, ZeRO), so that every forward pass needs all
+        of them.
+        """
         return self.kind in ("FSDP", "DEEPSPEED")
 
     @property

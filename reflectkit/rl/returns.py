@@ -1,7 +1,8 @@
 """Returns, baselines and advantages as pure functions of plain numbers.
 
-Departs from the Reflect-RL code: a group without spread, from which nothing can be learnt, is found and counted instead of
-divided by zero; the end of an episode, also by the horizon, is worth nothing more, since the horizon is part of the task.
+Departs from the Reflect-RL code: a group without spread, from which nothing can be learnt, is found and counted instead
+of divided by zero; the end of an episode, also by the horizon, is worth nothing more, since the horizon is part of the
+task.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
 
 
 def generalised_advantages(rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float) -> list[float]:
-    """A_t = delta_t + gamma * lam * A_{t+1}, with delta_t = r_t + gamma * V_{t+1} - V_t (GAE, arXiv 1506.02438, eq. 16).
+    """A_t = delta_t + gamma * lam * A_{t+1}, with delta_t = r_t + gamma * V_{t+1} - V_t (GAE, arXiv 1506.02438, eq.
+    16).
 
-    values: what the critic expected at each step of one episode. lam: 1 compares the return with the value, 0 looks one step
-    ahead.
+    values: what the critic expected at each step of one episode. lam: 1 compares the return with the value, 0 looks one
+    step ahead.
 
     >>> generalised_advantages([1.0, 2.0], [0.5, 1.0], 1.0, 0.0)
     [1.5, 1.0]
@@ -46,7 +48,8 @@ def generalised_advantages(rewards: Sequence[float], values: Sequence[float], ga
 
 
 def leave_one_out(returns: Sequence[Sequence[float]], groups: Sequence[Hashable]) -> list[list[float]]:
-    """Each return-to-go less the mean of the group's *other* episodes at the same step, where ended episodes stand at 0.
+    """Each return-to-go less the mean of the group's *other* episodes at the same step, where ended episodes stand at
+    0.
 
     At the first step that is RLOO (arXiv 2402.14740, eq. 6). An episode alone in its group is compared with 0.
 
@@ -63,11 +66,14 @@ def leave_one_out(returns: Sequence[Sequence[float]], groups: Sequence[Hashable]
     return result
 
 
-def group_relative(scores: Sequence[float], groups: Sequence[Hashable], scale: bool) -> tuple[list[float], frozenset[Hashable]]:
-    """Each score less its group's mean, in its group's standard deviations with `scale` (GRPO, arXiv 2402.03300, section 4.1).
+def group_relative(
+    scores: Sequence[float], groups: Sequence[Hashable], scale: bool
+) -> tuple[list[float], frozenset[Hashable]]:
+    """Each score less its group's mean, in its group's standard deviations with `scale` (GRPO, arXiv 2402.03300,
+    section 4.1).
 
-    Without `scale` as in Dr. GRPO (arXiv 2503.20783). Deviations are of the sample (n - 1). Returns the advantages, all 0 in a
-    group without spread, and which groups those are; a group of one is one of them.
+    Without `scale` as in Dr. GRPO (arXiv 2503.20783). Deviations are of the sample (n - 1). Returns the advantages, all
+    0 in a group without spread, and which groups those are; a group of one is one of them.
 
     >>> group_relative([1.0, 3.0, 5.0, 5.0], ["a", "a", "b", "b"], scale=False)
     ([-1.0, 1.0, 0.0, 0.0], frozenset({'b'}))

@@ -1,7 +1,9 @@
-"""Where the policy's weights, gradients and Adam's state lie: whole in every process, or in parts (FSDP2, DeepSpeed's ZeRO).
+"""Where the policy's weights, gradients and Adam's state lie: whole in every process, or in parts (FSDP2, DeepSpeed's
+ZeRO).
 
-One face for the learner: it runs the scorer, gives losses to `backward`, and asks for a `step`. Loading what `tensors` gave
-continues exactly. ZeRO: Rajbhandari et al. 2020; the optimizer's parts are kept as they lie, without DeepSpeed's pickles.
+One face for the learner: it runs the scorer, gives losses to `backward`, and asks for a `step`. Loading what `tensors`
+gave continues exactly. ZeRO: Rajbhandari et al. 2020; the optimizer's parts are kept as they lie, without DeepSpeed's
+pickles.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ class Whole:
         return list(self.weights)
 
     def tensors(self) -> Tensors:
-        """The optimizer's, as `<number of the weight>.<name>`. Called by all processes; what the first one gets counts."""
+        """The optimizer's, as `<number of the weight>.<name>`. Called by all processes; what the first one
+        gets counts.
+        """
         return flat(self.optimizer.state_dict()["state"])
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -83,7 +87,9 @@ class Whole:
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": nested(tensors)})
 
     def model_state(self) -> Tensors | None:
-        """The policy's weights, whole, where no process holds them; None where the model does. Called by all processes."""
+        """The policy's weights, whole, where no process holds them; None where the model does. Called by all
+        processes.
+        """
         return None
 
 
@@ -138,7 +144,11 @@ class Zero(Whole):
     def __init__(self, model: nn.Module, rate: float, max_norm: float, processes: Processes) -> None:
         super().__init__(model, rate, max_norm, processes)
         settings = processes.accelerator.deepspeed_plugin.deepspeed_config
-        settings |= {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "gradient_clipping": max_norm}
+        settings |= {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "gradient_clipping": max_norm,
+        }
         settings["bf16"] = {"enabled": self.weights[0].dtype is torch.bfloat16}
         self.scorer, self.optimizer = processes.accelerator.prepare(self.scorer, self.optimizer)
         self.zero = self.optimizer.optimizer
@@ -187,13 +197,17 @@ class Zero(Whole):
     @override
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         ranks = {key.partition(".")[0] for key in tensors}
-        mine = {key.partition(".")[2]: value for key, value in tensors.items() if key.startswith(f"{self.processes.rank}.")}
+        mine = {
+            key.partition(".")[2]: value for key, value in tensors.items() if key.startswith(f"{self.processes.rank}.")
+        }
         found = nested(mine)
-        same = [found[number]["weights"].shape == part.shape for number, part in enumerate(self.parts()) if number in found]
+        same = [
+            found[number]["weights"].shape == part.shape for number, part in enumerate(self.parts()) if number in found
+        ]
         if len(ranks) != self.processes.count or len(same) != len(self.parts()) or not all(same):
             raise ReflectkitError(
-                f"the checkpoint was made by {len(ranks)} processes under ZeRO, and continues with as many and the same "
-                "configuration only; --resume-from starts anew from its weights"
+                f"the checkpoint was made by {len(ranks)} processes under ZeRO, and continues with as many and the"
+                " same configuration only; --resume-from starts anew from its weights"
             )
         for number, part in enumerate(self.parts()):
             values = {name: value.to(part.device) for name, value in found[number].items()}

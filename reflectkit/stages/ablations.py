@@ -1,4 +1,6 @@
-"""Ablations of a recipe: what is trained once more with an ingredient changed, to stand beside the arm it departs from."""
+"""Ablations of a recipe: what is trained once more with an ingredient changed, to stand beside the arm it
+departs from.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ Step = dict[str, Any]
 
 @dataclass(frozen=True)
 class Ablation:
-    """of: the evaluated arm that it departs from. arm: what stands beside it; without `steps` one that the recipe has anyway,
-    else a new one, by default "OF without NAME". steps: the settings that differ, by step. description: one line.
+    """of: the evaluated arm that it departs from. arm: what stands beside it; without `steps` one that the recipe has
+    anyway, else a new one, by default "OF without NAME". steps: the settings that differ, by step. description: one
+    line.
     """
 
     of: str
@@ -39,8 +42,8 @@ class Ablation:
 
 
 def with_copies(steps: Sequence[Step], ablations: Mapping[str, Ablation]) -> list[Step]:
-    """`steps`, and behind each its copies `step@ablation`: where the ablation changes it, or where it stands between a changed
-    step and the arm.
+    """`steps`, and behind each its copies `step@ablation`: where the ablation changes it, or where it stands between a
+    changed step and the arm.
     """
     renamed = {name: names(steps, name, ablation) for name, ablation in ablations.items()}
     return [
@@ -100,7 +103,9 @@ def references(value: Any) -> set[str]:
 
 
 def compared(ablations: Mapping[str, Ablation], evaluations: Sequence[Report]) -> list[dict[str, Any]]:
-    """Paired differences, arm that is departed from less ablation, over the episodes of `evaluations` (seeds) together."""
+    """Paired differences, arm that is departed from less ablation, over the episodes of `evaluations` (seeds)
+    together.
+    """
     played = [dict(episode) for report in evaluations for _, episode in read_jsonl(report.folder / "episodes.jsonl")]
     found = []
     for name, ablation in ablations.items():

@@ -50,12 +50,18 @@ class AlgorithmConfig(PlayConfig):
     group_size: int = option(0, help=f"Episodes of each drawn problem; 0: {_GROUP_SIZES}, otherwise 1.")
     clip: float = option(0.2, help="PPO's clip range; the importance weights of reinforce are at most 1 + this.")
     epochs: int = option(1, help="Passes over each batch.")
-    target_kl: float = option(0.0, help="Stop an update's epochs beyond this KL divergence from the sampling policy; 0: never.")
+    target_kl: float = option(
+        0.0, help="Stop an update's epochs beyond this KL divergence from the sampling policy; 0: never."
+    )
     minibatch: int = option(512, help="Rows per gradient step, over all processes.")
-    loss_mean: str = option("token", help="Average over all trained tokens (token), or over each row and then rows (row).")
+    loss_mean: str = option(
+        "token", help="Average over all trained tokens (token), or over each row and then rows (row)."
+    )
     entropy: float = option(0.02, help="Weight of the entropy bonus, over the legal actions.")
     kl: float = option(0.0, help="Weight of the KL divergence from the starting policy.")
-    replay_size: int = option(0, help="Successful episodes kept to learn from again, importance-weighted; the paper uses 50.")
+    replay_size: int = option(
+        0, help="Successful episodes kept to learn from again, importance-weighted; the paper uses 50."
+    )
     curriculum: tuple[str, ...] = option((), help="Levels in order (repeat the flag); default: the last.")
     merge_first_two: bool = option(False, help="Merge the curriculum's first two levels into one.")
     advance_at: float = option(
@@ -113,10 +119,14 @@ class AlgorithmConfig(PlayConfig):
         for other, another in ALGORITHMS.items():
             for name in self.departed(name for name in _names(another) if name not in _names(row)):
                 if getattr(self, name) != "none":
-                    raise ConfigError(f"{flag(name)} is {other}'s, and --algo is {self.algo}; leave it out, or --algo {other}")
+                    raise ConfigError(
+                        f"{flag(name)} is {other}'s, and --algo is {self.algo}; leave it out, or --algo {other}"
+                    )
         without = " or ".join(name for name, one in ALGORITHMS.items() if not one.needs_critic)
         if self.critic_settings is not None and self.critic_settings.critic == "none":
-            raise ConfigError(f"--algo {self.algo} needs a critic: --critic linear or mlp; without one: --algo {without}")
+            raise ConfigError(
+                f"--algo {self.algo} needs a critic: --critic linear or mlp; without one: --algo {without}"
+            )
         if row.compares_groups(self._own(row)):
             given = [f"{flag(name)} {getattr(self, name)}" for name in self.departed(self._there(row))]
             who = " ".join([f"--algo {self.algo}", *given])
@@ -126,8 +136,8 @@ class AlgorithmConfig(PlayConfig):
                 )
             if self.replay_size:
                 raise ConfigError(
-                    f"--replay-size: {who} compares episodes of a group, and a replayed episode has no group of today's;"
-                    " leave it out, or take an algorithm that compares no groups"
+                    f"--replay-size: {who} compares episodes of a group, and a replayed episode has no group of"
+                    " today's; leave it out, or take an algorithm that compares no groups"
                 )
         if self.merge_first_two and len(self.curriculum) < 2:
             raise ConfigError("--merge-first-two needs a --curriculum of at least two levels")
@@ -140,7 +150,9 @@ def _names(row: Algorithm[Any]) -> list[str]:
 
 
 def _with_own(kind: type[Any], name: str) -> Any:
-    """`kind` with the own settings of algorithm `name`. A setting that it shares with another algorithm is inherited."""
+    """`kind` with the own settings of algorithm `name`. A setting that it shares with another algorithm is
+    inherited.
+    """
     row = algorithm(name)
     ours = {base for one in ALGORITHMS.values() for base in one.settings.__mro__ if dataclasses.is_dataclass(base)}
     inherited = {item.name for base in ours & set(row.settings.__mro__) for item in dataclasses.fields(base)}

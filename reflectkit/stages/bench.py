@@ -1,11 +1,11 @@
 """bench: how fast things are here, as figures that can be compared within one run, and how good the intervals are.
 
-`bench env` measures an environment alone, in CPU time: of this process and of those that the environment has started, so that
-other work on the machine does not count. `bench rl` measures rollouts and updates, in wall time, beside bare passes of the same
-model over the same tokens. Without `--task-file`, auto_explore is measured on a repository of `--files` files that is written
-for it, and alfworld on games that are made for it, one of each type; its engines are measured side by side too, in CPU time and
-in wall time. `bench coverage` measures no speed: it simulates how often the intervals of `evaluate` hold the truth, and takes
-no environment.
+`bench env` measures an environment alone, in CPU time: of this process and of those that the environment has started,
+so that other work on the machine does not count. `bench rl` measures rollouts and updates, in wall time, beside bare
+passes of the same model over the same tokens. Without `--task-file`, auto_explore is measured on a repository of
+`--files` files that is written for it, and alfworld on games that are made for it, one of each type; its engines are
+measured side by side too, in CPU time and in wall time. `bench coverage` measures no speed: it simulates how often the
+intervals of `evaluate` hold the truth, and takes no environment.
 """
 
 from __future__ import annotations
@@ -62,10 +62,14 @@ SIDE_BY_SIDE = 16
 class Config(PlayConfig):
     """Settings of bench."""
 
-    what: str = dataclasses.field(metadata={"help": "What to measure: env, rl or coverage.", "argument": True}, kw_only=True)
+    what: str = dataclasses.field(
+        metadata={"help": "What to measure: env, rl or coverage.", "argument": True}, kw_only=True
+    )
     env: str = option("taxi", help=f"env, rl: environment: {', '.join(ENVS)}, or your own as package.module:Class.")
     steps: int | None = option(None, help="env: steps to take in all; default: 100,000, alfworld 2,000.")
-    size: tuple[str, ...] = option(SIZES, help="rl: models to measure: tiny, gpt2-small (124 M parameters; repeat the flag).")
+    size: tuple[str, ...] = option(
+        SIZES, help="rl: models to measure: tiny, gpt2-small (124 M parameters; repeat the flag)."
+    )
     episodes: int = option(128, help="rl: episodes a round.")
     rounds: int = option(5, help="rl: rounds of which the median counts; gpt2-small gets half of them.")
     files: int = option(1000, help="Files of the repository that is written for auto_explore.")
@@ -152,9 +156,12 @@ def _environment(config: Config, progress: Progress) -> Report:
         if _remote(config.env):
             figures |= _side_by_side(settled.maker(_level(config, tasks)), tasks, config.seed)
         rows = tuple(
-            (name.replace("_", " "), f"{value:,.3f}" if value < 100 else f"{value:,.0f}") for name, value in figures.items()
+            (name.replace("_", " "), f"{value:,.3f}" if value < 100 else f"{value:,.0f}")
+            for name, value in figures.items()
         )
-        current.tables.append(Table(f"{config.env_name}: {config.taken} random steps, CPU time", ("what", "value"), rows))
+        current.tables.append(
+            Table(f"{config.env_name}: {config.taken} random steps, CPU time", ("what", "value"), rows)
+        )
         return current.finish(figures)
 
 
@@ -213,7 +220,9 @@ def _remote(env: str) -> bool:
 
 def _side_by_side(make: Callable[[], Env], tasks: list[Task], seed: int) -> dict[str, float]:
     """Steps a second, resets included, of so many random episodes at once; each engine has begun a game before."""
-    episodes = [Episode(tasks[number % len(tasks)], derive(seed, "side by side", number)) for number in range(SIDE_BY_SIDE)]
+    episodes = [
+        Episode(tasks[number % len(tasks)], derive(seed, "side by side", number)) for number in range(SIDE_BY_SIDE)
+    ]
     envs = [make() for _ in episodes]
     for env, episode in zip(envs, episodes, strict=True):
         env.reset(episode.task, 0)

@@ -1,8 +1,8 @@
 """bench coverage: how often the intervals of `evaluate` hold the truth, and how wide they are beside other methods.
 
 Each cell draws data sets of clustered tasks whose true rate, or difference, is known. At intraclass correlation 0.5 the
-clusters' rates have a beta distribution (Dirichlet, for pairs), or, harder, half of the clusters are all alike and the tasks of
-the others independent.
+clusters' rates have a beta distribution (Dirichlet, for pairs), or, harder, half of the clusters are all alike and the
+tasks of the others independent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ import numpy as np
 from reflectkit.core.console import Bar
 from reflectkit.core.runs import Table
 from reflectkit.core.seeding import derive
-from reflectkit.core.stats import Z95, as_the_test_says, difference_intervals, flips, rate_intervals, sign_flip_p, wilson
+from reflectkit.core.stats import (
+    Z95,
+    as_the_test_says,
+    difference_intervals,
+    flips,
+    rate_intervals,
+    sign_flip_p,
+    wilson,
+)
 
 CLUSTERS = (10, 20, 50, 100)
 SIZES = ("1", "3", "10", "1 to 10")  # tasks of a cluster
@@ -64,7 +72,9 @@ def measure(simulations: int, seed: int, bar: Bar) -> Iterator[Cell]:
     """Every cell, from `simulations` data sets each."""
     for kind in (RATE, DIFFERENCE):
         for clusters, size, correlation, truth in cells(kind):
-            chance = np.random.default_rng(derive(seed, "coverage", kind, clusters, size, correlation, *map(str, truth)))
+            chance = np.random.default_rng(
+                derive(seed, "coverage", kind, clusters, size, correlation, *map(str, truth))
+            )
             sizes_C = np.resize(np.arange(1, 11), clusters) if size == SIZES[-1] else np.full(clusters, int(size))
             if kind == RATE:
                 counts_NC = _rates(chance, simulations, sizes_C, truth[0], correlation)
@@ -78,11 +88,14 @@ def measure(simulations: int, seed: int, bar: Bar) -> Iterator[Cell]:
 
 
 def _covered(methods: Mapping[str, Ends], truth: float) -> tuple[dict[str, float], dict[str, float]]:
-    coverage = {name: float(((low <= truth + 1e-9) & (high >= truth - 1e-9)).mean()) for name, (low, high) in methods.items()}
+    coverage = {
+        name: float(((low <= truth + 1e-9) & (high >= truth - 1e-9)).mean()) for name, (low, high) in methods.items()
+    }
     return coverage, {name: float((high - low).mean()) for name, (low, high) in methods.items()}
 
 
-# ------------------------------------------------------------------------------------------------------------------ drawing
+# ------------------------------------------------------------------------------------------------------------------
+# drawing
 
 
 def _rates(chance: np.random.Generator, simulations: int, sizes_C: Array, rate: float, correlation: str) -> Array:
@@ -102,7 +115,9 @@ def _rates(chance: np.random.Generator, simulations: int, sizes_C: Array, rate: 
 def _pairs(
     chance: np.random.Generator, simulations: int, sizes_C: Array, first: float, second: float, correlation: str
 ) -> tuple[Array, Array]:
-    """How many tasks of each cluster the first player alone solves, and the second alone. The players are independent."""
+    """How many tasks of each cluster the first player alone solves, and the second alone. The players are
+    independent.
+    """
     shape = simulations, len(sizes_C)
     alone_K = np.array([first * (1 - second), second * (1 - first)])
     shares_K = np.append(alone_K, 1 - alone_K.sum())
@@ -125,7 +140,8 @@ def _dirichlet(chance: np.random.Generator, shares_K: Array, shape: tuple[int, i
     return np.stack([broken_NC, rest_NC, np.maximum(1 - broken_NC - rest_NC, 0.0)], axis=-1)
 
 
-# ------------------------------------------------------------------------------------------------------------------ methods
+# ------------------------------------------------------------------------------------------------------------------
+# methods
 
 
 def _of_a_rate(counts_NC: Array, sizes_C: Array) -> dict[str, Ends]:
@@ -159,14 +175,18 @@ def _tested(low: float, high: float, totals_C: Array, sizes_C: Array) -> tuple[f
 
 
 def _korn_graubard(counts_NC: Array, sizes_C: Array) -> Ends:
-    """Clopper and Pearson's interval with the effective number of tasks; of equal outcomes that is the number of clusters."""
+    """Clopper and Pearson's interval with the effective number of tasks; of equal outcomes that is the number of
+    clusters.
+    """
     from scipy.special import betaincinv, stdtrit
 
     tasks, count = sizes_C.sum(), len(sizes_C)
     mean_N = counts_NC.sum(axis=1) / tasks
     variance_N = ((counts_NC - sizes_C * mean_N[:, None]) ** 2).sum(axis=1) * count / (count - 1) / tasks**2
     some_N = variance_N > 0
-    effective_N = np.where(some_N, mean_N * (1 - mean_N) / np.where(some_N, variance_N, 1), tasks**2 / (sizes_C**2).sum())
+    effective_N = np.where(
+        some_N, mean_N * (1 - mean_N) / np.where(some_N, variance_N, 1), tasks**2 / (sizes_C**2).sum()
+    )
     effective_N = np.minimum(effective_N, tasks) * (Z95 / stdtrit(count - 1, 0.975)) ** 2
     right_N, wrong_N = mean_N * effective_N, (1 - mean_N) * effective_N
     low_N = np.where(right_N > 0, betaincinv(np.maximum(right_N, 1e-9), wrong_N + 1, 0.025), 0.0)
@@ -192,7 +212,8 @@ def _student(totals_NC: Array, sizes_C: Array) -> Ends:
     return mean_N - half_N, mean_N + half_N
 
 
-# ------------------------------------------------------------------------------------------------------------------ repeats
+# ------------------------------------------------------------------------------------------------------------------
+# repeats
 
 
 def repeats(simulations: int, seed: int) -> Table:
@@ -218,11 +239,14 @@ def repeats(simulations: int, seed: int) -> Table:
     return Table(title, ("repeats", *worlds), tuple(rows))
 
 
-# ------------------------------------------------------------------------------------------------------------------- tables
+# -------------------------------------------------------------------------------------------------------------------
+# tables
 
 
 def tables(found: Sequence[Cell]) -> list[Table]:
-    """What the cells come to, method by method; the least coverage by rate and number of clusters; the cells that miss."""
+    """What the cells come to, method by method; the least coverage by rate and number of clusters; the cells
+    that miss.
+    """
     summary, least = [], []
     counts = dict.fromkeys(cell.clusters for cell in found)
     for kind in (RATE, DIFFERENCE):

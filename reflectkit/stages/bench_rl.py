@@ -1,6 +1,7 @@
 """What `bench rl` measures: how far rollouts and updates are from the bare passes of the model over the same tokens.
 
-Each round plays, learns, and then makes the bare passes in the same process, so that the ratios hold on a busy machine too.
+Each round plays, learns, and then makes the bare passes in the same process, so that the ratios hold on a busy machine
+too.
 """
 
 from __future__ import annotations
@@ -52,13 +53,17 @@ class Clock:
 
     def ratio(self, part: str, whole: str) -> float:
         """Median over the rounds of `part` divided by `whole`."""
-        return statistics.median(one / other for one, other in zip(self.seconds[part], self.seconds[whole], strict=True))
+        return statistics.median(
+            one / other for one, other in zip(self.seconds[part], self.seconds[whole], strict=True)
+        )
 
 
 def measure(
     size: str, tasks: Sequence[Task], make: Callable[[], Env], episodes: int, rounds: int, seed: int, bar: Bar
 ) -> dict[str, float]:
-    """The figures for a model of `size` (one of SIZES) with random weights: rates, shares and ratios to the bare passes."""
+    """The figures for a model of `size` (one of SIZES) with random weights: rates, shares and ratios to the bare
+    passes.
+    """
     policy = player(size, tasks, make, seed)
     reflector = player(size, tasks, make, seed + 1)
     clock, counts = Clock(), {"episodes": 0, "read": 0, "commented": 0, "rows": 0}
@@ -95,7 +100,9 @@ def measure(
 def decoding_ratio(
     writer: Player, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int = BATCH, rounds: int = 5
 ) -> float:
-    """How fast `decode` samples limits tokens behind each prompt, as a share of `decoding_floor`: median of pairs by turns."""
+    """How fast `decode` samples limits tokens behind each prompt, as a share of `decoding_floor`: median of pairs by
+    turns.
+    """
     clock = Clock()
     for number in range(rounds + 1):  # the first one warms up
         _decoding_pair(writer, prompts, limits, width, clock)
@@ -110,7 +117,8 @@ def decoding_floor(
 ) -> None:
     """The model's own cached passes over the prompts, and then over each line behind its prompt, a token at a time.
 
-    Batches of `width` in the order given, each as many passes as its longest line has tokens; nothing is chosen or kept.
+    Batches of `width` in the order given, each as many passes as its longest line has tokens; nothing is chosen or
+    kept.
     """
     device = next(writer.model.parameters()).device
     for start in range(0, len(prompts), width):
@@ -211,7 +219,9 @@ def _model_time(model: Any) -> Iterator[list[float]]:
             hook.remove()
 
 
-def _decoding_pair(writer: Player, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int, clock: Clock) -> None:
+def _decoding_pair(
+    writer: Player, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int, clock: Clock
+) -> None:
     """Samples limits tokens behind each prompt, and then makes the bare passes over what was written."""
     with clock.measure("decoding"):
         written = decode(
@@ -258,13 +268,19 @@ def _bare_forward(reader: Player, prompts: Sequence[Sequence[int]]) -> None:
 
 
 def _bare_backward(learner: Learner, samples: Sequence[Sample]) -> None:
-    """The model's own forward and backward over the same rows, each distinct prompt once, in batches of the same size."""
+    """The model's own forward and backward over the same rows, each distinct prompt once, in batches of the
+    same size.
+    """
     parts = units(samples)
     for micro in packed(parts, BATCH * max(len(unit.tokens) for unit in parts)):
         for rows in _batches([unit.tokens for unit in micro]):
             input_ids, mask = left_pad(rows, learner.player.pad_id, torch.device("cpu"))
             output = learner.player.model(
-                input_ids=input_ids, attention_mask=mask, position_ids=position_ids(mask), use_cache=False, logits_to_keep=1
+                input_ids=input_ids,
+                attention_mask=mask,
+                position_ids=position_ids(mask),
+                use_cache=False,
+                logits_to_keep=1,
             )
             output.logits.sum().backward()
     learner.shards.forget()

@@ -75,25 +75,37 @@ class WorldConfig(EnvConfig):
     repos_dir: Path | None = option(
         None, help="auto_explore: the filtered repositories; default: repos_filtered in its data folder."
     )
-    leaveout_prob: float = option(0.0, help="auto_explore: share of the unrelated files that an episode leaves out at random.")
-    accept_teacher_answers: bool = option(False, help="auto_explore: a file that the teacher named counts as right too.")
+    leaveout_prob: float = option(
+        0.0, help="auto_explore: share of the unrelated files that an episode leaves out at random."
+    )
+    accept_teacher_answers: bool = option(
+        False, help="auto_explore: a file that the teacher named counts as right too."
+    )
     games_dir: Path | None = option(
         None, help="alfworld: folder of the games (json_2.1.1 in it); default: games in its data folder."
     )
     expert: str = option(
         "search", help="alfworld: the oracle: search (knows what it saw), handcoded or planner (the package's)."
     )
-    result_tokens: int = option(400, help="auto_explore, alfworld: tokens, about, that are shown of a command's output.")
+    result_tokens: int = option(
+        400, help="auto_explore, alfworld: tokens, about, that are shown of a command's output."
+    )
     prompt_tokens: int = option(
         800, help="auto_explore, alfworld: tokens, about, of a whole prompt; the oldest commands go first."
     )
     typed: bool = option(False, help="alfworld: commands are written as text; none are offered to choose from.")
-    reader: str = option(EXTRACTIVE, help="memory: who answers at the end: extractive, openai:MODEL, azure:… or local:MODEL.")
+    reader: str = option(
+        EXTRACTIVE, help="memory: who answers at the end: extractive, openai:MODEL, azure:… or local:MODEL."
+    )
     reader_url: str | None = option(None, help="memory: the reader's server; for local: http://localhost:1234/v1.")
     recent: int = option(5, help="memory: items of each list that are shown for being the most recent.")
     related: int = option(5, help="memory: items of each list that are shown for being the most like the chunk.")
-    brief: bool = option(False, help="memory: no instructions in the prompt, for a model that was trained to do without.")
-    compression_weight: float = option(0.05, help="memory: weight of the memory's shortness in the reward, the paper's β.")
+    brief: bool = option(
+        False, help="memory: no instructions in the prompt, for a model that was trained to do without."
+    )
+    compression_weight: float = option(
+        0.05, help="memory: weight of the memory's shortness in the reward, the paper's β."
+    )
     content_weight: float = option(0.1, help="memory: weight of what is written being right, the paper's γ.")
 
     def __post_init__(self) -> None:
@@ -179,7 +191,9 @@ def told_apart(folders: Sequence[Path]) -> list[str]:
 
 
 def model_source(name: str, data_dir: Path, progress: Progress) -> str:
-    """`name`, or where a packaged model of that name lies, after it was converted into `data_dir`. Raises CheckpointError."""
+    """`name`, or where a packaged model of that name lies, after it was converted into `data_dir`. Raises
+    CheckpointError.
+    """
     if name not in PACKAGED:
         return name
     folder = data_dir / "models" / name

@@ -1,4 +1,6 @@
-"""What evaluated episodes come to: rows of figures with intervals, paired differences between players, and files of them."""
+"""What evaluated episodes come to: rows of figures with intervals, paired differences between players, and files of
+them.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,13 @@ Json = Mapping[str, Any]
 def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, Any]:
     """One row of eval.json, from lines of episodes.jsonl. Shares are of 1; ABORTED episodes are counted and left out.
 
-    success, with low and high: the mean over distinct tasks and its 95 % interval, by clusters of tasks. pass_at, pass_all: by
-    k, where problems were played several times, each with _low and _high. illegal_share: of turns in which an answer named no
-    legal action, or the env refused it or some of its calls (in taxi a wall, or a pickup or drop-off that cannot be: fatal).
+    success, with low and high: the mean over distinct tasks and its 95 % interval, by clusters of tasks. pass_at,
+    pass_all: by k, where problems were played several times, each with _low and _high. illegal_share: of turns in which
+    an answer named no legal action, or the env refused it or some of its calls (in taxi a wall, or a pickup or drop-off
+    that cannot be: fatal).
     unreadable_share: of turns in which an answer was not in the form asked for, so that no action could be read in it.
-    price_usd: what the player's requests cost, or would without the journal; 0 for local players, None for an unknown price.
+    price_usd: what the player's requests cost, or would without the journal; 0 for local players, None for an unknown
+    price.
     reflection_words: of a comment. tokens: written by the policy in an episode.
     """
     counted = [episode for episode in played if episode["status"] != "aborted"]
@@ -75,12 +79,15 @@ def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, An
 def clusters_of(episodes: Iterable[Json]) -> dict[str, str]:
     """The cluster of each task, from lines of episodes.jsonl.
 
-    Lines of earlier versions name none: it is then asked of our envs, and a task of another env is a cluster of its own.
+    Lines of earlier versions name none: it is then asked of our envs, and a task of another env is a cluster of its
+    own.
     """
     found = {}
     for episode in episodes:
         if (cluster := episode.get("cluster")) is None and episode.get("env") in ENVS:
-            task = Task(episode["task"], episode["env"], episode["level"], episode.get("group", ""), episode.get("data", {}))
+            task = Task(
+                episode["task"], episode["env"], episode["level"], episode.get("group", ""), episode.get("data", {})
+            )
             cluster = cluster_of(task.env, task)
         found[episode["task"]] = episode["task"] if cluster is None else str(cluster)
     return found
@@ -104,7 +111,11 @@ def _passes(counted: Sequence[Json], cluster: Mapping[str, str]) -> dict[str, di
             if k <= tries:
                 rates = {task: chance(k, sum(right), len(right)) for task, right in outcomes.items()}
                 low, high = rate_interval(by_cluster(rates, cluster), len(counted))
-                for name, value in ((kind, sum(rates.values()) / len(rates)), (f"{kind}_low", low), (f"{kind}_high", high)):
+                for name, value in (
+                    (kind, sum(rates.values()) / len(rates)),
+                    (f"{kind}_low", low),
+                    (f"{kind}_high", high),
+                ):
                     found.setdefault(name, {})[str(k)] = value
     return found
 
@@ -114,8 +125,9 @@ def figures_of(
 ) -> dict[str, dict[str, float | None]]:
     """What the env reports of its episodes, (task id, figures) each, with the 95 % interval by `cluster` of the tasks.
 
-    A figure of which all values lie in [0, 1] is taken for a share, and has a rate's interval; another one a t interval, which
-    is None where there are fewer than two clusters. An episode that was cut off before it reported a figure counts 0.
+    A figure of which all values lie in [0, 1] is taken for a share, and has a rate's interval; another one a t
+    interval, which is None where there are fewer than two clusters. An episode that was cut off before it reported a
+    figure counts 0.
     """
     found = {}
     for name, values in _rates(played).items():
@@ -164,16 +176,18 @@ def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
                 result = paired(means[first][figure], means[second][figure], cluster, shares=shares, trials=trials)
                 if result.tasks:
                     ends = {"low": _finite(result.low), "high": _finite(result.high)}
-                    found.append({"figure": figure, "level": level, "first": first, "second": second} | asdict(result) | ends)
+                    found.append(
+                        {"figure": figure, "level": level, "first": first, "second": second} | asdict(result) | ends
+                    )
     return found
 
 
 def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
     """Rows over several evaluations (seeds), from the lines of each one's episodes.jsonl.
 
-    Success is the mean over distinct tasks of each task's mean over seeds; the interval is by clusters of tasks; a task belongs
-    to the same one in every seed. pass@k is left out: the same task played by models of several seeds is not one
-    model's several tries.
+    Success is the mean over distinct tasks of each task's mean over seeds; the interval is by clusters of tasks; a task
+    belongs to the same one in every seed. pass@k is left out: the same task played by models of several seeds is not
+    one model's several tries.
     """
     played: dict[tuple[str, str], list[list[Json]]] = {}
     for part in parts:
@@ -228,7 +242,8 @@ def figures_tables(rows: Sequence[Json]) -> list[Table]:
     for name in dict.fromkeys(name for row in rows for name in row.get("figures", {})):
         told = [(row, row["figures"][name]) for row in rows if name in row.get("figures", {})]
         cells = tuple(
-            (row["name"], row["level"], f"{one['mean']:.3g}", _ends(one, 1, ".3g"), str(row["clusters"])) for row, one in told
+            (row["name"], row["level"], f"{one['mean']:.3g}", _ends(one, 1, ".3g"), str(row["clusters"]))
+            for row, one in told
         )
         tables.append(Table(name.replace("_", " "), ("policy", "level", "mean", "95 % interval", "clusters"), cells))
     return tables
@@ -243,7 +258,9 @@ def differences_table(found: Sequence[Json], figure: str) -> Table:
 
 
 def ablations_table(found: Sequence[Json], step: str) -> Table:
-    """Differences in success between arms and their ablations in evaluation `step`, for a person; each names its `ablation`."""
+    """Differences in success between arms and their ablations in evaluation `step`, for a person; each names its
+    `ablation`.
+    """
     title = f"Ablations, {step}: the arm departed from, less the ablation, in points (p by sign flips of clusters)"
     return _paired_table(title, "ablation", found, "success")
 
@@ -274,14 +291,16 @@ def markdown(tables: Sequence[Table]) -> str:
     parts = []
     for one in tables:
         rows = [one.columns, tuple("---" for _ in one.columns), *one.rows]
-        lines = ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |" for cells in rows]
+        lines = [
+            "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |" for cells in rows
+        ]
         parts.append(f"### {one.title}\n\n" + "\n".join(lines) + "\n")
     return "\n".join(parts)
 
 
 def csv_text(rows: Sequence[Json]) -> str:
-    """Rows of eval.json as CSV, the env's figures as columns (env_NAME beside one of ours). What a spreadsheet would run is
-    quoted.
+    """Rows of eval.json as CSV, the env's figures as columns (env_NAME beside one of ours). What a spreadsheet would
+    run is quoted.
     """
     flat = []
     for row in rows:

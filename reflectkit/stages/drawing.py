@@ -1,4 +1,6 @@
-"""Pictures of curves and bars: colour-blind safe, readable in a README, PNG or SVG, the same bytes for the same data."""
+"""Pictures of curves and bars: colour-blind safe, readable in a README, PNG or SVG, the same bytes for the
+same data.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
             shown = _shown(f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name)
             panel.plot(places, np.median(values_SN, axis=0), color=colour, linestyle=style, linewidth=2, label=shown)
             if len(seeds) > 1:
-                panel.fill_between(places, values_SN.min(axis=0), values_SN.max(axis=0), color=colour, alpha=0.2, linewidth=0)
+                panel.fill_between(
+                    places, values_SN.min(axis=0), values_SN.max(axis=0), color=colour, alpha=0.2, linewidth=0
+                )
         label = figure.replace("_", " ")
         several = max(map(len, curves.values())) > 1
         panel.set(xlabel=against, ylabel=label)

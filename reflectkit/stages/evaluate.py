@@ -1,4 +1,6 @@
-"""evaluate: several players on the same held-out problems, each with or without a reflector; success with its 95 % interval."""
+"""evaluate: several players on the same held-out problems, each with or without a reflector; success with its 95 %
+interval.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,16 @@ from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of, env_class
 from reflectkit.stages.common import MOST_TOKENS, PlayConfig, at_level, check_level
-from reflectkit.stages.comparing import csv_text, differences, differences_table, figures_tables, markdown, pooled, row, table
+from reflectkit.stages.comparing import (
+    csv_text,
+    differences,
+    differences_table,
+    figures_tables,
+    markdown,
+    pooled,
+    row,
+    table,
+)
 from reflectkit.stages.players import Players, chat_parts, endpoint_of, mismatch, parse_policy
 from reflectkit.stages.teaching import AskingConfig
 
@@ -57,9 +68,9 @@ class Config(AskingConfig, PlayConfig):
 
     policy: tuple[str, ...] = option(
         (),
-        help="NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, oracle, random, sft (what `sft --role plain` made of the rows that"
-        " gen-sft wrote last), a baseline of the env, or a chat model as openai:MODEL, azure:DEPLOYMENT, local:MODEL, or two"
-        " of them, ACTOR+REFLECTOR (repeat the flag).",
+        help="NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, oracle, random, sft (what `sft --role plain` made of the rows"
+        " that gen-sft wrote last), a baseline of the env, or a chat model as openai:MODEL, azure:DEPLOYMENT,"
+        " local:MODEL, or two of them, ACTOR+REFLECTOR (repeat the flag).",
     )
     task_file: Path | None = option(
         None,
@@ -70,8 +81,8 @@ class Config(AskingConfig, PlayConfig):
     eval_reps: int = option(1, help="Episodes a problem; more narrow the interval where play is random.")
     episodes: tuple[Path, ...] = option(
         (),
-        help="Play nothing; recompute the tables from these folders of evaluate, or episodes.jsonl files (repeat the flag;"
-        " several are pooled, as seeds are).",
+        help="Play nothing; recompute the tables from these folders of evaluate, or episodes.jsonl files (repeat the"
+        " flag; several are pooled, as seeds are).",
     )
     temperature: float = option(0.0, help="Of the policy's sampling; 0 takes the likeliest action.")
     max_new_tokens: int = option(128, help="Tokens of an answer, in an environment without enumerated actions.")
@@ -138,7 +149,8 @@ def plain_sft(config: Config) -> Path:
 def run(config: Config, progress: Progress) -> Report:
     """Write `eval.json`, `eval.md` and `eval.csv` (a row a policy and level), and `episodes.jsonl`.
 
-    Episodes are kept as they end: killed and started again, those are not played again. Raises CheckpointError, DataError.
+    Episodes are kept as they end: killed and started again, those are not played again. Raises CheckpointError,
+    DataError.
     """
     if config.episodes:
         return _again(config)
@@ -155,8 +167,8 @@ def run(config: Config, progress: Progress) -> Report:
         return _foreseen(config, matches, progress)
     if source is None:
         progress.news(
-            f"there is no {config.folder / HELD_OUT}: playing all problems that env '{config.env}' lists, none held out from"
-            " training; `reflectkit gen-trajectory` and `reflectkit split` make one"
+            f"there is no {config.folder / HELD_OUT}: playing all problems that env '{config.env}' lists, none held"
+            " out from training; `reflectkit gen-trajectory` and `reflectkit split` make one"
         )
     for text in config.policy:
         for part in chat_parts(text):
@@ -192,7 +204,9 @@ def run(config: Config, progress: Progress) -> Report:
 
 
 def _problems(config: Config, levels: Sequence[str]) -> tuple[Path | None, dict[str, tuple[Task, ...]]]:
-    """(the file of held-out problems, problems by level). No file where none was given or made, and the env lists its own."""
+    """(the file of held-out problems, problems by level). No file where none was given or made, and the env lists its
+    own.
+    """
     source = config.task_file or config.folder / HELD_OUT
     known = env_class(config.env)
     if config.task_file is None and not source.exists() and hasattr(known, "tasks"):
@@ -221,7 +235,9 @@ def _again(config: Config) -> Report:
     parts = [read_compared(path) for path in config.episodes]
     for path, part in zip(config.episodes, parts, strict=True):
         if others := {episode["env"] for episode in part if "env" in episode} - {config.env_name}:
-            raise DataError(path, f"holds episodes of env '{min(others)}', not of '{config.env_name}'; choose it with --env")
+            raise DataError(
+                path, f"holds episodes of env '{min(others)}', not of '{config.env_name}'; choose it with --env"
+            )
     with open_run("evaluate", config, config.episodes, again=True) as current:
         rows = pooled(parts)
         title = f"Episodes of {' and '.join(map(str, config.episodes))}"
@@ -244,7 +260,8 @@ class Match:
 def _foreseen(config: Config, matches: Sequence[Match], progress: Progress) -> Report:
     """What the chat models would be asked: every episode to its horizon.
 
-    As expected, each state is as long as the first; at most, as long as the longest that random play meets in the same problem.
+    As expected, each state is as long as the first; at most, as long as the longest that random play meets in the same
+    problem.
     """
     from reflectkit.agents.client import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, written_limit
 
@@ -262,7 +279,9 @@ def _foreseen(config: Config, matches: Sequence[Match], progress: Progress) -> R
             steps = min(env.steps, len(trajectory.task.data.get("chunks", ())) or env.steps)
             usual = _asked(env, trajectory.turns[:1], len(endpoints), ANSWER)
             longest = _asked(env, trajectory.turns, len(endpoints), ANSWER_TOKENS)
-            in_a_turn = 0  # tokens that the models before this one, and it, write at most; a reflector sees what the player did
+            in_a_turn = (
+                0  # tokens that the models before this one, and it, write at most; a reflector sees what the player did
+            )
             for endpoint, price, one, other in zip(endpoints, prices, usual, longest, strict=True):
                 in_a_turn += other.max_tokens
                 read, most_read = (
@@ -282,8 +301,8 @@ def _foreseen(config: Config, matches: Sequence[Match], progress: Progress) -> R
         rows.append((match.name, match.level, str(calls), str(tokens), *dollars))
     columns = ("policy", "level", "calls", "prompt tokens", "US dollars", "at most")
     title = (
-        "What it would take, about, if every episode went to its horizon; at most: each call three times, at full length, on"
-        " states as long as the longest of random play"
+        "What it would take, about, if every episode went to its horizon; at most: each call three times, at full"
+        " length, on states as long as the longest of random play"
     )
     return Report("evaluate", config.env_folder, {"calls": most}, (), (Table(title, columns, tuple(rows)),))
 
@@ -292,16 +311,23 @@ def _met(config: Config, match: Match, progress: Progress) -> list[Trajectory]:
     """Random play of each problem; without those whose engine fails at once, of whom nothing will be asked."""
     episodes = [Episode(task, derive(config.seed, "evaluate", task.id, 0)) for task in match.tasks]
     with progress.bar(f"random play ({match.level})", len(episodes)) as bar:
-        played = rollout(episodes, config.maker(match.level), RandomAgent(), width=config.width, on_end=lambda _: bar.advance())
+        played = rollout(
+            episodes, config.maker(match.level), RandomAgent(), width=config.width, on_end=lambda _: bar.advance()
+        )
     return [trajectory for trajectory in played if trajectory.turns]
 
 
 def _asked(env: Any, turns: Sequence[Turn], clients: int, comment_tokens: int) -> list[Request]:
-    """The longest requests that `turns` lead to, without earlier turns: of the player, and of the reflector if there is one."""
+    """The longest requests that `turns` lead to, without earlier turns: of the player, and of the reflector if there is
+    one.
+    """
     context = Context(0, env)
     comment = " ".join(["x"] * comment_tokens) if clients > 1 else None
     seen = [turn.observation for turn in turns]
-    asked = [[playing_request(one, context, comment) for one in seen], [reflecting_request(one, context) for one in seen]]
+    asked = [
+        [playing_request(one, context, comment) for one in seen],
+        [reflecting_request(one, context) for one in seen],
+    ]
     return [max(requests, key=lambda request: request.prompt_tokens) for requests in asked[:clients]]
 
 
@@ -313,8 +339,8 @@ def _played(
     progress: Progress,
     known: Known,
 ) -> list[dict[str, Any]]:
-    """An episode of each problem and repeat, as lines of episodes.jsonl; those kept in `folder` are not played again, nor those
-    that are `known` from another level where the task and the horizon are the same; it learns the new ones.
+    """An episode of each problem and repeat, as lines of episodes.jsonl; those kept in `folder` are not played again,
+    nor those that are `known` from another level where the task and the horizon are the same; it learns the new ones.
 
     Raises EnvironmentFailure where all are aborted, BudgetSpentError where the budget ends them.
     """

@@ -25,7 +25,10 @@ EXAMPLES = (
 )
 READS = {
     "reflection": f"an observation and `{REFLECTION_MARKER}`; it answers with one line about it",
-    "policy": f"an observation, a reflection model's comment, numbered actions and `{ACTION_MARKER}`; it answers with a number",
+    "policy": (
+        f"an observation, a reflection model's comment, numbered actions and `{ACTION_MARKER}`; it answers with a"
+        " number"
+    ),
     "plain": f"an observation, numbered actions and `{ACTION_MARKER}`; it answers with a number",
 }
 
@@ -37,7 +40,9 @@ class Config(StageConfig):
     load_dir: Path = option(help="Checkpoint of sft or rlft.")
     out_dir: Path = option(help="Folder to write; it must not exist, or be an earlier export (with --force).")
     dtype: str = option("float32", help="float32, bfloat16 or float16.")
-    license: str = option("", help="Licence identifier for the card, e.g. apache-2.0; the base model's licence binds you.")
+    license: str = option(
+        "", help="Licence identifier for the card, e.g. apache-2.0; the base model's licence binds you."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,7 +109,9 @@ def card(config: Config, told: dict[str, Any], base: str | None) -> str:
     if told.get("reflector"):
         lines.append(f"- comments by: `{told['reflector']}`")
     lines += ["", "## How it did in training", "", "| figure | value |", "|---|---|"]
-    lines += [f"| {name.replace('_', ' ')} | {_short(value)} |" for name, value in figures.items()] or ["| none recorded | |"]
+    lines += [f"| {name.replace('_', ' ')} | {_short(value)} |" for name, value in figures.items()] or [
+        "| none recorded | |"
+    ]
     lines += ["", "Rates are of training problems, while sampling; `reflectkit evaluate` measures held-out ones.", ""]
     lines += ["## Settings", "", "```json", json.dumps(settings, indent=1, ensure_ascii=False), "```", ""]
     lines += [

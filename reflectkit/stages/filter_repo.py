@@ -1,8 +1,8 @@
-"""filter-repo: copies of repositories with only the files that questions can be asked about; a table says what was dropped
-and why.
+"""filter-repo: copies of repositories with only the files that questions can be asked about; a table says what was
+dropped and why.
 
-Kept: code, data, text and shell files with plain names and readable, mostly ASCII content. A repository is a folder, a .zip
-or a .tar.gz; links are never followed, and nothing can leave an archive.
+Kept: code, data, text and shell files with plain names and readable, mostly ASCII content. A repository is a folder, a
+.zip or a .tar.gz; links are never followed, and nothing can leave an archive.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """filter-task: one clean list of questions from the files of gen-task, or of the original toolkit.
 
-Drops empty questions and vanished files, writes commands as the environment offers them, puts `id FILE` behind a last `cat`,
-and merges questions that are there twice, with their trajectories.
+Drops empty questions and vanished files, writes commands as the environment offers them, puts `id FILE` behind a last
+`cat`, and merges questions that are there twice, with their trajectories.
 """
 
 from __future__ import annotations
@@ -33,8 +33,12 @@ class Config(EnvConfig):
     """Settings of filter-task."""
 
     env: str = option("auto_explore", help="The environment that the questions are for.")
-    task_file: Path | None = option(None, help="A JSON file, or a folder of them; default: tasks in the env's data folder.")
-    repos_dir: Path | None = option(None, help="The filtered repositories; default: repos_filtered in the env's data folder.")
+    task_file: Path | None = option(
+        None, help="A JSON file, or a folder of them; default: tasks in the env's data folder."
+    )
+    repos_dir: Path | None = option(
+        None, help="The filtered repositories; default: repos_filtered in the env's data folder."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,12 +62,21 @@ def run(config: Config, progress: Progress) -> Report:
                     _take(value, f"{path}, record {number}", repos, kept, dropped)
                 bar.advance()
         if not kept:
-            raise DataError(source, f"no question is left: {dict(dropped)}; were the repositories filtered into {repos}?")
+            raise DataError(
+                source, f"no question is left: {dict(dropped)}; were the repositories filtered into {repos}?"
+            )
         target = config.folder / "data.json"
         write_json(target, [_record(question, trajectories) for question, trajectories in kept.values()])
         levels = Counter(question.n_level for question, _ in kept.values())
-        figures = {"kept": len(kept), "dropped": dict(sorted(dropped.items())), "by_level": dict(sorted(levels.items()))}
-        rows = [("kept", str(len(kept))), *((f"  depth {level}", str(count)) for level, count in sorted(levels.items()))]
+        figures = {
+            "kept": len(kept),
+            "dropped": dict(sorted(dropped.items())),
+            "by_level": dict(sorted(levels.items())),
+        }
+        rows = [
+            ("kept", str(len(kept))),
+            *((f"  depth {level}", str(count)) for level, count in sorted(levels.items())),
+        ]
         rows += [(f"dropped: {reason}", str(count)) for reason, count in sorted(dropped.items())]
         current.tables.append(Table(f"Questions in {target}", ("what", "count"), tuple(rows)))
         return current.finish(figures, [target])
@@ -78,7 +91,9 @@ def _json_files(source: Path) -> list[Path]:
     return files
 
 
-def _take(value: object, where: str, repos: Path, kept: dict[str, tuple[Question, list[Any]]], dropped: Counter[str]) -> None:
+def _take(
+    value: object, where: str, repos: Path, kept: dict[str, tuple[Question, list[Any]]], dropped: Counter[str]
+) -> None:
     """Put one record among the `kept`, or count why not."""
     if not isinstance(value, dict):
         raise DataError(where, f"expected a JSON object, found {type(value).__name__}")

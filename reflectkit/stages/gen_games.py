@@ -1,4 +1,6 @@
-"""What gen-task does for env alfworld: games, generated and proved winnable, or those that are in an ALFWORLD_DATA folder."""
+"""What gen-task does for env alfworld: games, generated and proved winnable, or those that are in an ALFWORLD_DATA
+folder.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ SIDE_BY_SIDE = 2  # games that are proved at once
 DRAWS = 20  # of one game, until it is given up
 VALID = "valid"
 RECORDS_OF = {"data": SPLITS[:1], VALID: SPLITS[1:]} | {split: (split,) for split in SPLITS[1:]}
-"""File of records → the splits whose games it lists. The paper evaluates on all that begin with "valid" (`_write_records`)."""
+"""File of records → the splits whose games it lists. The paper evaluates on all that begin with "valid"
+(`_write_records`).
+"""
 ALIKE = "like another game"
 
 
@@ -47,7 +51,9 @@ def gen_games(config: EnvConfig, number: int, patterns: tuple[str, ...], progres
         made = maker.make(number, progress)
         if not made:
             ((usual, _),) = maker.thrown.most_common(1)
-            raise DataError(root, f"none of {number} games could be won, each drawn {DRAWS} times ({usual}); widen --games")
+            raise DataError(
+                root, f"none of {number} games could be won, each drawn {DRAWS} times ({usual}); widen --games"
+            )
         write_json(path, [record_to_json(Record(task(folder), ())) for folder in made])
         figures, table = _made(made, root)
         current.tables.append(table)
@@ -97,7 +103,9 @@ def list_games(config: EnvConfig, root: Path, patterns: tuple[str, ...], progres
 class Maker:
     """Makes games in `root`, two side by side, and takes up those that are there. judge: whether one can be won."""
 
-    def __init__(self, root: Path, seed: int, patterns: tuple[str, ...], judge: Callable[[Path], Proof] = prove) -> None:
+    def __init__(
+        self, root: Path, seed: int, patterns: tuple[str, ...], judge: Callable[[Path], Proof] = prove
+    ) -> None:
         self.train = root / VERSION / SPLITS[0]
         self.root, self.seed, self.patterns, self.judge = root, seed, patterns, judge
         self.levels = levels(patterns)
@@ -108,7 +116,8 @@ class Maker:
     def make(self, number: int, progress: Progress) -> list[Path]:
         """The folders of games 0 … `number` - 1, in that order, without those that were given up.
 
-        Raises DataError: one that was made before was damaged since. ConfigError: another process makes games in `root`.
+        Raises DataError: one that was made before was damaged since. ConfigError: another process makes games in
+        `root`.
         """
         with held(self.root):
             sweep(self.root)
@@ -158,7 +167,9 @@ class Maker:
         return None
 
     def _alike(self, problem: str, name: str) -> bool:
-        """Whether a game of another name has the same room, goal and placement. problem: PDDL, named on its first line."""
+        """Whether a game of another name has the same room, goal and placement. problem: PDDL, named on its
+        first line.
+        """
         with self.lock:
             return self.contents.setdefault(problem.partition("\n")[2], name) != name
 
@@ -173,7 +184,9 @@ def _problem(folder: Path) -> str:
         reason = f"{RECORD} or {GAME} does not tell how it was made"
     making = trajectory.get("generation")
     if not isinstance(making, dict) or not {"thrown", "won_by"} <= making.keys() or not playable["walkthrough"]:
-        raise DataError(folder, f"was damaged ({reason}); delete this folder, and the same command makes the game again")
+        raise DataError(
+            folder, f"was damaged ({reason}); delete this folder, and the same command makes the game again"
+        )
     problem: str = playable["pddl_problem"]
     return problem
 
@@ -184,7 +197,9 @@ def _write(folder: Path, game: Game, walkthrough: Sequence[str]) -> None:
 
 
 def _write_records(config: EnvConfig, tasks: Sequence[Task]) -> list[Path]:
-    """All that RECORDS_OF says; but `valid.json` has no game that is one of train's, unless it would have none at all."""
+    """All that RECORDS_OF says; but `valid.json` has no game that is one of train's, unless it would have
+    none at all.
+    """
     outputs = []
     trained = {task.id for task in tasks if task.data["split"] == SPLITS[0]}
     for name, splits in RECORDS_OF.items():
@@ -220,7 +235,9 @@ def _made(folders: Sequence[Path], root: Path) -> tuple[dict[str, Any], Table]:
             "thrown_away": dict(thrown),
             "steps": {"least": steps[0], "median": statistics.median(steps), "most": steps[-1]},
         }
-        rows.append((level, len(of_level), won_by[HANDCODED], won_by[PLANNER], f"{steps[0]} to {steps[-1]}", thrown.total()))
+        rows.append(
+            (level, len(of_level), won_by[HANDCODED], won_by[PLANNER], f"{steps[0]} to {steps[-1]}", thrown.total())
+        )
     heads = ("type", "games", HANDCODED, PLANNER, "steps", "thrown away")
     return figures, Table(f"Games in {root}", heads, tuple(tuple(map(str, row)) for row in rows))
 

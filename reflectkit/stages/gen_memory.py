@@ -1,4 +1,6 @@
-"""gen-task for env `memory`: conversations with questions, generated from a seed or read from the published Mem-α data."""
+"""gen-task for env `memory`: conversations with questions, generated from a seed or read from the published
+Mem-α data.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def gen_memory(config: EnvConfig, short: int, long: int, sources: Sequence[Path]
                     tasks.append(task)
                     bar.advance()
         if len({task.id for task in tasks}) < len(tasks):
-            raise DataError(path, "two rows have the same data_source, instance_id and number; convert the files one by one")
+            raise DataError(
+                path, "two rows have the same data_source, instance_id and number; convert the files one by one"
+            )
         write_json(path, [record_to_json(Record(task, ())) for task in tasks])
         figures = {
             "conversations": len(tasks),

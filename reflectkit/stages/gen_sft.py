@@ -1,4 +1,6 @@
-"""gen-sft: the five SFT files, from the training split's demonstrations, replayed through the env and the one renderer."""
+"""gen-sft: the five SFT files, from the training split's demonstrations, replayed through the env and the one
+renderer.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,16 @@ class Config(WorldConfig):
 
     task_file: Path | None = option(None, help="Records to learn from; default: train.json in the env's data folder.")
     out_dir: Path | None = option(None, help="Folder for the five files; default: the env's data folder.")
-    comments: str = option("teacher", help="Whose comments the policy's rows show: teacher, reflector, or both (a row each).")
+    comments: str = option(
+        "teacher", help="Whose comments the policy's rows show: teacher, reflector, or both (a row each)."
+    )
     reflect_load_dir: Path | None = option(None, help="The reflector's checkpoint, for --comments reflector or both.")
     repeats: int = option(
         1, help="Replays of each demonstration, that differ where the env draws (--shuffle-action, --leaveout-prob)."
     )
-    mismatch: float = option(0.0, help="Share of the policy's rows that show another step's comment, so that it is checked.")
+    mismatch: float = option(
+        0.0, help="Share of the policy's rows that show another step's comment, so that it is checked."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,26 +54,34 @@ class Config(WorldConfig):
         within("repeats", self.repeats, 1, 1000)
         if (self.comments == "teacher") != (self.reflect_load_dir is None):
             raise ConfigError(
-                f"--comments {self.comments} " + ("takes no" if self.reflect_load_dir else "needs") + " --reflect-load-dir"
+                f"--comments {self.comments} "
+                + ("takes no" if self.reflect_load_dir else "needs")
+                + " --reflect-load-dir"
             )
 
 
 @memory_explained("take a smaller --reflect-load-dir model")
 def run(config: Config, progress: Progress) -> Report:
-    """Write sft, sft_reflection, sft_policy and the last two's `_positive` variants, one prompt and completion a line."""
+    """Write sft, sft_reflection, sft_policy and the last two's `_positive` variants, one prompt and
+    completion a line.
+    """
     source = config.task_file or config.folder / "train.json"
     target = config.out_dir or config.folder
     write_permission(target)
     reflector = [config.reflect_load_dir] if config.reflect_load_dir else []
     records = read_records(source, config.env_name)
-    with open_run("gen-sft", config, [source, *reflector, *config.worlds(record.task for record in records)]) as current:
+    with open_run(
+        "gen-sft", config, [source, *reflector, *config.worlds(record.task for record in records)]
+    ) as current:
         if current.done:
             return current.done
         steps, unsolved = _lessons(config, source, records, progress)
         if not steps:
             raise DataError(source, "no record has a demonstration; make some with `reflectkit gen-trajectory`")
         if unsolved:
-            progress.news(f"{unsolved} demonstrations name a wrong file, and are no rows; --accept-teacher-answers takes them")
+            progress.news(
+                f"{unsolved} demonstrations name a wrong file, and are no rows; --accept-teacher-answers takes them"
+            )
         right = [step for step in steps if step.note != "mistake"]
         positive = [step for step in steps if step.note == "positive"]
         own = _reflector_comments(config, right, progress)
@@ -91,8 +105,8 @@ def run(config: Config, progress: Progress) -> Report:
 def _lessons(config: Config, source: Path, records: list[Record], progress: Progress) -> tuple[list[Lesson], int]:
     """What the demonstrations teach, and how many were left out because they fail.
 
-    Each is played again as it was recorded. Of a negative one only the correction is a lesson; its other steps are in the
-    positive one.
+    Each is played again as it was recorded. Of a negative one only the correction is a lesson; its other steps are in
+    the positive one.
     """
     steps: list[Lesson] = []
     unsolved = 0
@@ -133,7 +147,9 @@ def _replayed(config: Config, source: Path, record: Record, demonstration: Demon
 
 
 def _reflector_comments(config: Config, steps: list[Lesson], progress: Progress) -> dict[str, str]:
-    """What the trained reflector itself says about each step, by the step's text; empty for teacher's comments alone."""
+    """What the trained reflector itself says about each step, by the step's text; empty for teacher's
+    comments alone.
+    """
     if config.reflect_load_dir is None:
         return {}
     from reflectkit.agents.two_player import Reflector

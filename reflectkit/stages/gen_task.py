@@ -1,8 +1,8 @@
-"""gen-task: questions about the files of filtered repositories, with answers and the way there, from a teacher; one file a
-repository. For env memory: conversations with questions, generated or read from the published data.
+"""gen-task: questions about the files of filtered repositories, with answers and the way there, from a teacher; one
+file a repository. For env memory: conversations with questions, generated or read from the published data.
 
-The oracle teacher needs no network. Chat teachers are asked once a file; each answer is kept in `journal.jsonl`, so that a
-killed run, or the same command again, pays for nothing twice.
+The oracle teacher needs no network. Chat teachers are asked once a file; each answer is kept in `journal.jsonl`, so
+that a killed run, or the same command again, pays for nothing twice.
 """
 
 from __future__ import annotations
@@ -57,16 +57,25 @@ TOKENS_A_QUESTION = 90  # that a teacher writes, with its answer
 class Config(TeacherConfig, EnvConfig):
     """Settings of gen-task."""
 
-    env: str = option("auto_explore", help="The environment that the questions are for: auto_explore, memory or alfworld.")
-    repos_dir: Path | None = option(None, help="The filtered repositories; default: repos_filtered in the env's data folder.")
+    env: str = option(
+        "auto_explore", help="The environment that the questions are for: auto_explore, memory or alfworld."
+    )
+    repos_dir: Path | None = option(
+        None, help="The filtered repositories; default: repos_filtered in the env's data folder."
+    )
     max_level: int = option(2, help="Files at most so many folders deep.")
     per_file: int = option(3, help="Questions a file, at most.")
     min_tokens: int = option(FEWEST_TOKENS, help="Files with fewer tokens, about, are passed over.")
-    max_tokens: int = option(MOST_TOKENS, help="Tokens, about, of the excerpt that is asked about: both ends of a longer file.")
+    max_tokens: int = option(
+        MOST_TOKENS, help="Tokens, about, of the excerpt that is asked about: both ends of a longer file."
+    )
 
     instances: int | None = option(
         None,
-        help=f"memory: conversations of 4 to 10 chunks to generate ({CONVERSATIONS}). alfworld: games to generate ({GAMES}).",
+        help=(
+            f"memory: conversations of 4 to 10 chunks to generate ({CONVERSATIONS}). alfworld: games to generate"
+            f" ({GAMES})."
+        ),
     )
     long_instances: int = option(300, help="memory: conversations of 40 chunks to generate.")
     parquet: tuple[Path, ...] = option((), help="memory: files in the Mem-α format to read instead (repeat the flag).")
@@ -162,7 +171,9 @@ def run(config: Config, progress: Progress) -> Report:
             if questions:
                 write_json(path, [to_json(question) for question in questions])
                 outputs.append(path)
-            levels = [str(sum(question.n_level == level for question in questions)) for level in range(config.max_level + 1)]
+            levels = [
+                str(sum(question.n_level == level for question in questions)) for level in range(config.max_level + 1)
+            ]
             rows.append((name, str(len(files_of[name])), str(len(questions)), *levels))
         stop = figures.pop("stop")
         if stop:
@@ -171,7 +182,8 @@ def run(config: Config, progress: Progress) -> Report:
             (target / f"{name}.json").unlink(missing_ok=True)  # an earlier run's, which filter-task would take up
         if not outputs and figures.get("rejected"):
             raise DataError(
-                target / "rejected.jsonl", f"{config.teacher} wrote no usable question about any file; try another model"
+                target / "rejected.jsonl",
+                f"{config.teacher} wrote no usable question about any file; try another model",
             )
         if not outputs:
             raise DataError(
@@ -192,7 +204,9 @@ def run(config: Config, progress: Progress) -> Report:
 
 
 def _files(folder: Path, config: Config, passed: dict[str, int], progress: Progress) -> list[_File]:
-    """The files of a repository that are asked about; `passed` counts the others by reason. An unreadable one has none."""
+    """The files of a repository that are asked about; `passed` counts the others by reason. An unreadable one
+    has none.
+    """
     try:
         repository = open_repository(folder)
     except DataError as error:
@@ -251,14 +265,18 @@ def _ask(
         answered = sum(outcome.value is not None for outcome in outcomes)
 
         def stop() -> None:
-            stop_if_spent(config, client, f"{answered} of {len(files)} files are asked about, their questions are in {target}")
+            stop_if_spent(
+                config, client, f"{answered} of {len(files)} files are asked about, their questions are in {target}"
+            )
 
         return asked, figures | {"stop": stop}
 
 
 def _request(file: _File, count: int) -> Request:
     kind = kind_of(file.path) or "text"
-    return Request(f"{file.root}/{file.path}", question_messages(file.path, kind, file.excerpt, count), 120 * count + 100)
+    return Request(
+        f"{file.root}/{file.path}", question_messages(file.path, kind, file.excerpt, count), 120 * count + 100
+    )
 
 
 def _with_way(question: Question) -> Question:

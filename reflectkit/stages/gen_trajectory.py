@@ -1,9 +1,10 @@
-"""gen-trajectory: demonstrations with reflections from a teacher: correct ones, and ones with a mistake and its correction.
+"""gen-trajectory: demonstrations with reflections from a teacher: correct ones, and ones with a mistake and its
+correction.
 
 Problems come from the env itself, or from a file of them (auto_explore: `tasks_filtered/data.json`). The oracle teacher
-needs no network; its demonstrations hold mistakes on purpose with chance `--noise`. A chat teacher acts and comments; with
-`--actor oracle` the oracle acts, and the chat teacher, who is told the best action, comments without naming it. `--negatives`
-adds demonstrations of one mistake each.
+needs no network; its demonstrations hold mistakes on purpose with chance `--noise`. A chat teacher acts and comments;
+with `--actor oracle` the oracle acts, and the chat teacher, who is told the best action, comments without naming it.
+`--negatives` adds demonstrations of one mistake each.
 """
 
 from __future__ import annotations
@@ -53,11 +54,15 @@ class Config(TeacherConfig, PlayConfig):
         None, help="Problems, for envs that do not list their own; default: data.json in its folder."
     )
     level: str = option("", help="Curriculum level of the problems; default: the env's last, the whole task.")
-    demonstrations: int | None = option(None, help="Problems that get demonstrations; default: 57 (auto_explore: all), or all.")
+    demonstrations: int | None = option(
+        None, help="Problems that get demonstrations; default: 57 (auto_explore: all), or all."
+    )
     actor: str = option(
         TEACHER, help="Who acts: teacher; or oracle, on whose steps a chat teacher comments, told the best action."
     )
-    noise: float | None = option(None, help="Chance that an oracle's step is a mistake; default: 0.2, for auto_explore 0.")
+    noise: float | None = option(
+        None, help="Chance that an oracle's step is a mistake; default: 0.2, for auto_explore 0."
+    )
     negatives: int | None = option(
         None, help="Demonstrations of a mistake for each problem; default: auto_explore 2, others 0."
     )
@@ -75,7 +80,9 @@ class Config(TeacherConfig, PlayConfig):
         if self.negatives is not None:
             within("negatives", self.negatives, 0, 10_000_000)
             if self.negatives and not hasattr(env_class(self.env), "slips"):
-                raise ConfigError(f"env '{self.env}' makes no negative examples (no slips()); use --noise, and --negatives 0")
+                raise ConfigError(
+                    f"env '{self.env}' makes no negative examples (no slips()); use --noise, and --negatives 0"
+                )
         if self.level:
             check_level(self.env, self.level)
         within("history_tokens", self.history_tokens, 0, MOST_TOKENS)
@@ -85,7 +92,8 @@ class Config(TeacherConfig, PlayConfig):
             return
         if getattr(env_class(self.env), "offers_tools", False) or getattr(self, "typed", False):
             raise ConfigError(
-                f"--teacher {self.teacher} acts by choosing from a list, and env '{self.env}' has none here; add --actor oracle"
+                f"--teacher {self.teacher} acts by choosing from a list, and env '{self.env}' has none here; add"
+                " --actor oracle"
             )
         if self.noise:
             raise ConfigError(
@@ -149,7 +157,9 @@ def run(config: Config, progress: Progress) -> Report:
             progress.news(f"{given} demonstrations of {source} are kept beside the new ones")
         figures = _figures(wanted, played, made, len(tasks)) | asking
         current.tables.append(figures_table(f"Demonstrations in {path}", "count", figures))
-        if failed := {trajectory.task.id: trajectory.reason for trajectory in played if trajectory.status is Status.ABORTED}:
+        if failed := {
+            trajectory.task.id: trajectory.reason for trajectory in played if trajectory.status is Status.ABORTED
+        }:
             figures["aborted_because"] = failed
             current.tables.append(Table("Aborted", ("problem", "reason"), tuple(failed.items())[:MOST_TOLD]))
         return current.finish(figures, [path])
@@ -192,7 +202,9 @@ def _count(config: Config, level: str, problems: int) -> int:
 def _play(
     config: Config, level: str, wanted: Sequence[tuple[str, int, Task]], teacher: Agent, progress: Progress
 ) -> list[Trajectory]:
-    """An episode for each of `wanted`, in order: the positive ones by the teacher, the negative ones corrected by it."""
+    """An episode for each of `wanted`, in order: the positive ones by the teacher, the negative ones
+    corrected by it.
+    """
     played: list[Trajectory] = []
     for kind, agent in (("positive", teacher), ("negative", Recovery(teacher))):
         episodes = [Episode(task, _seed(config, kind, number, task)) for sort, number, task in wanted if sort == kind]
@@ -232,7 +244,9 @@ def _add_demonstrations(
         before = made.setdefault(task.id, [])
         if kind == "negative" and not (trajectory.success and "mistake" in notes and "correction" in notes):
             continue
-        entry = from_trajectory(trajectory, config.model_name, f"{kind}{sum(item.info.startswith(kind) for item in before)}")
+        entry = from_trajectory(
+            trajectory, config.model_name, f"{kind}{sum(item.info.startswith(kind) for item in before)}"
+        )
         if kind == "negative" and any(_commands(entry) == _commands(other) for other in before):
             continue  # too few files for another mistake
         before.append(entry)
@@ -243,7 +257,9 @@ def _marked(config: Config, level: str, trajectory: Trajectory) -> Trajectory:
     marker = Marker([turn.decision.action for turn in trajectory.turns])
     (again,) = rollout([Episode(trajectory.task, trajectory.seed)], config.maker(level), marker, width=1)
     if again.status is Status.ABORTED:
-        raise EnvironmentFailure(f"{trajectory.task.id}: {again.reason}; run the same command again, what was asked is kept")
+        raise EnvironmentFailure(
+            f"{trajectory.task.id}: {again.reason}; run the same command again, what was asked is kept"
+        )
     notes = [*marker.notes[1:], "good" if trajectory.success else "mistake"]
     turns = [
         replace(turn, decision=replace(turn.decision, note="mistake")) if note == "mistake" else turn
@@ -265,7 +281,10 @@ def _rejected(played: Sequence[Trajectory]) -> list[Rejected]:
 
 
 def _figures(
-    wanted: Sequence[tuple[str, int, Task]], played: Sequence[Trajectory], made: dict[str, list[Demonstration]], problems: int
+    wanted: Sequence[tuple[str, int, Task]],
+    played: Sequence[Trajectory],
+    made: dict[str, list[Demonstration]],
+    problems: int,
 ) -> dict[str, Any]:
     kept = [item for items in made.values() for item in items]
     notes = [step.note for item in kept for step in item.trajectory]
@@ -282,7 +301,9 @@ def _figures(
     }
 
 
-def _dry_run(config: Config, level: str, wanted: Sequence[tuple[str, int, Task]], journal: Path, progress: Progress) -> Report:
+def _dry_run(
+    config: Config, level: str, wanted: Sequence[tuple[str, int, Task]], journal: Path, progress: Progress
+) -> Report:
     """The price of a teacher, what the journal already holds left out, as expected and at most.
 
     Where the teacher acts, it is expected to act as the oracle does once the journal ends.
@@ -292,7 +313,9 @@ def _dry_run(config: Config, level: str, wanted: Sequence[tuple[str, int, Task]]
         rehearsal = Rehearsal(_chat_teacher(config, client), Demonstrator(0.0))
         _play(config, level, wanted, rehearsal, progress)
         if config.oracle_acts:
-            most = [fullest(request, config.history_tokens) for request in rehearsal.requests if client.calls_left(request)]
+            most = [
+                fullest(request, config.history_tokens) for request in rehearsal.requests if client.calls_left(request)
+            ]
             usual, bound = "comments as short as the oracle's own", "every request as long as --history-tokens allows"
         else:
             longest = [fullest(request, config.history_tokens) for request in rehearsal.requests]

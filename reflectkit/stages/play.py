@@ -1,7 +1,7 @@
 """play: watch an environment, or play it yourself, one step at a time: a person, the oracle, a rule, or a checkpoint.
 
-What is seen is shown as the players see it, with a reflector's comment; then who plays chooses, and the reward is told. At a
-question, h lists the commands. Every episode is kept in `episodes.jsonl`.
+What is seen is shown as the players see it, with a reflector's comment; then who plays chooses, and the reward is told.
+At a question, h lists the commands. Every episode is kept in `episodes.jsonl`.
 """
 
 from __future__ import annotations
@@ -55,9 +55,13 @@ class Config(PlayConfig):
     policy: str = option(
         PERSON, help="Who plays: person, oracle, random, a baseline of the env, or NAME=CHECKPOINT[+REFLECTOR]."
     )
-    reflector: Path | None = option(None, help="A reflector whose comment is shown to a player that has none of its own.")
+    reflector: Path | None = option(
+        None, help="A reflector whose comment is shown to a player that has none of its own."
+    )
     teacher: bool = option(False, help="Show the oracle teacher's comment instead of a reflector's.")
-    task_file: Path | None = option(None, help="Problems; default: the env's own, or test.json or data.json in its folder.")
+    task_file: Path | None = option(
+        None, help="Problems; default: the env's own, or test.json or data.json in its folder."
+    )
     level: str = option("", help="Curriculum level; default: the last, or in a file any.")
     task: str = option("", help="The problem's id; default: one that --seed draws.")
     episodes: int = option(1, help="Episodes, one after the other.")
@@ -76,7 +80,9 @@ class Config(PlayConfig):
         if self.reflector is not None and self.teacher:
             raise ConfigError("--reflector and --teacher both comment; leave one out")
         if (self.reflector is not None or self.teacher) and self.player[1] is not None:
-            raise ConfigError("a checkpoint reads its own reflector's comment: write --policy NAME=CHECKPOINT+REFLECTOR")
+            raise ConfigError(
+                "a checkpoint reads its own reflector's comment: write --policy NAME=CHECKPOINT+REFLECTOR"
+            )
         if self.teacher:
             require_oracle(env_class(self.env))
 
@@ -84,7 +90,9 @@ class Config(PlayConfig):
     def player(self) -> tuple[str, Path | None, Path | None]:
         """(name, policy's checkpoint, reflector's checkpoint) of who plays."""
         if chat_parts(self.policy):
-            raise ConfigError(f"--policy {self.policy}: chat models play in `reflectkit evaluate`; `view` shows their episodes")
+            raise ConfigError(
+                f"--policy {self.policy}: chat models play in `reflectkit evaluate`; `view` shows their episodes"
+            )
         return parse_policy(self.policy, (PERSON, *getattr(env_class(self.env), "baselines", ())))
 
 
@@ -156,7 +164,9 @@ def _problems(config: Config) -> tuple[Path | None, list[Task]]:
 
 
 def _drawn(config: Config, tasks: Sequence[Task]) -> list[Task]:
-    """A problem for each episode: in an order that the seed draws, and from the beginning again where they are too few."""
+    """A problem for each episode: in an order that the seed draws, and from the beginning again where they are
+    too few.
+    """
     order = list(tasks)
     generator(config.seed, "play").shuffle(order)
     return [order[number % len(order)] for number in range(config.episodes)]
@@ -265,7 +275,9 @@ def decision_text(observation: Observation, decision: Decision, *, commented: bo
     if decision.overflow or decision.failure:
         return "\n".join([*lines, str(decision.overflow or decision.failure)])
     likely = sorted(enumerate(decision.probabilities), key=lambda item: -item[1])[:MOST_SHOWN]
-    shares = [f"{100 * share:.0f} % {one_line(observation.choices[index])}" for index, share in likely if share >= LEAST_SHOWN]
+    shares = [
+        f"{100 * share:.0f} % {one_line(observation.choices[index])}" for index, share in likely if share >= LEAST_SHOWN
+    ]
     if shares:
         lines.append("Policy: " + ", ".join(shares))
     if decision.value is not None:
@@ -278,7 +290,11 @@ def _outcome(trajectory: Trajectory) -> str:
         return "success"
     if trajectory.status is Status.COMPLETED:
         return "no success"
-    return trajectory.reason or "out of steps" if trajectory.status is Status.TRUNCATED else f"aborted: {trajectory.reason}"
+    return (
+        trajectory.reason or "out of steps"
+        if trajectory.status is Status.TRUNCATED
+        else f"aborted: {trajectory.reason}"
+    )
 
 
 def _ending(trajectory: Trajectory) -> str:

@@ -26,14 +26,17 @@ def chat_parts(text: str) -> list[str]:
 
 
 def endpoint_of(config: Any, part: str) -> Endpoint:
-    """Where a chat model of a --policy is asked; where there are local ones, --base-url is theirs alone. Raises ConfigError."""
+    """Where a chat model of a --policy is asked; where there are local ones, --base-url is theirs alone. Raises
+    ConfigError.
+    """
     local = any(other.startswith("local:") for text in config.policy for other in chat_parts(text))
     base_url = config.base_url if part.startswith("local:") or not local else None
     return parse_endpoint(part, base_url, "--policy", "")
 
 
 def parse_policy(text: str, baselines: Sequence[str] = ()) -> tuple[str, Path | None, Path | None]:
-    """(name, policy's checkpoint, reflector's checkpoint) of a --policy; `baselines` have no checkpoint. Raises ConfigError.
+    """(name, policy's checkpoint, reflector's checkpoint) of a --policy; `baselines` have no checkpoint. Raises
+    ConfigError.
 
     >>> parse_policy("ours=a/b+c/d")
     ('ours', PosixPath('a/b'), PosixPath('c/d'))
@@ -49,7 +52,8 @@ def parse_policy(text: str, baselines: Sequence[str] = ()) -> tuple[str, Path | 
 
 
 def mismatch(name: str, policy: Path | None, reflector: Path | None) -> str:
-    """What to warn of where a policy plays with comments and was trained without, or the reverse; "" where nothing says so.
+    """What to warn of where a policy plays with comments and was trained without, or the reverse; "" where nothing says
+    so.
 
     A checkpoint of `rlft` says whether a reflector commented there; one of `sft` has its role.
     """
@@ -63,7 +67,9 @@ def mismatch(name: str, policy: Path | None, reflector: Path | None) -> str:
     if commented is None or commented == (reflector is not None):
         return ""
     if commented:
-        return f"{name}: {policy} was trained on comments and plays without; give its reflector, {name}={policy}+REFLECTOR"
+        return (
+            f"{name}: {policy} was trained on comments and plays without; give its reflector, {name}={policy}+REFLECTOR"
+        )
     return f"{name}: {policy} was trained without comments and plays with a reflector's; leave out +{reflector}"
 
 
@@ -115,7 +121,8 @@ class Players:
         for endpoint in endpoints:
             if str(endpoint) not in self._clients:
                 journal = (
-                    config.env_folder / f"evaluate_{endpoint.kind}_{re.sub(r'[^A-Za-z0-9.-]+', '_', endpoint.model)}.jsonl"
+                    config.env_folder
+                    / f"evaluate_{endpoint.kind}_{re.sub(r'[^A-Za-z0-9.-]+', '_', endpoint.model)}.jsonl"
                 )
                 journal.parent.mkdir(parents=True, exist_ok=True)
                 opened = config.asking_at(endpoint, journal, temperature=config.temperature, budget=self._budget)

@@ -1,6 +1,7 @@
 """plot: learning curves of RL runs, and bars of evaluations. Runs of one name (seeds) become a median and a band.
 
-A run that went on from another's checkpoint (`--resume-from`) is one curve with it. `--live` follows a run in the terminal.
+A run that went on from another's checkpoint (`--resume-from`) is one curve with it. `--live` follows a run in the
+terminal.
 """
 
 from __future__ import annotations
@@ -44,9 +45,13 @@ VAIN_LOOKS = 30  # at a run that nobody works on; more may come of it where it i
 class Config(StageConfig):
     """Settings of plot."""
 
-    runs: tuple[str, ...] = option((), help="NAME=RUN, a folder with metrics.jsonl (repeat the flag; one name, several seeds).")
+    runs: tuple[str, ...] = option(
+        (), help="NAME=RUN, a folder with metrics.jsonl (repeat the flag; one name, several seeds)."
+    )
     evals: tuple[Path, ...] = option((), help="Folders of evaluate: bars by level instead of curves (repeat the flag).")
-    figure: tuple[str, ...] = option((), help="Figures of metrics.jsonl, a panel each, or of eval.json (repeat the flag).")
+    figure: tuple[str, ...] = option(
+        (), help="Figures of metrics.jsonl, a panel each, or of eval.json (repeat the flag)."
+    )
     against: str = option("episodes", help="What the horizontal axis counts: episodes, step, tokens or seconds.")
     smooth: int = option(10, help="Updates that a point averages.")
     out: Path | None = option(None, help="Picture to write, .png or .svg; default: curves.png in the run's folder.")
@@ -57,7 +62,9 @@ class Config(StageConfig):
         within("smooth", self.smooth, 1, 1_000_000)
         one_of("against", self.against, AGAINST)
         if bool(self.runs) == bool(self.evals):
-            raise ConfigError("plot takes curves, --runs NAME=FOLDER, or bars, --evals FOLDER: one of them, and not both")
+            raise ConfigError(
+                "plot takes curves, --runs NAME=FOLDER, or bars, --evals FOLDER: one of them, and not both"
+            )
         if self.live and not self.runs:
             raise ConfigError("--live follows a run: give --runs NAME=FOLDER")
         if self.out is not None and self.out.suffix not in (".png", ".svg"):
@@ -90,7 +97,9 @@ def run(config: Config, progress: Progress) -> Report:
         if config.evals:
             figures = _bars(config, out)
             told = tuple((name, level, f"{value:.3f}") for (name, level), value in figures.items())
-            current.tables.append(Table(f"Bars in {out}", ("policy", "level", (config.figure or ("success",))[0]), told))
+            current.tables.append(
+                Table(f"Bars in {out}", ("policy", "level", (config.figure or ("success",))[0]), told)
+            )
             return current.finish({f"{name} {level}": value for (name, level), value in figures.items()}, [out])
         panels: dict[str, dict[str, list[Curve]]] = {}
         for figure in dict.fromkeys(config.figure or ("success_rate",)):
@@ -208,7 +217,9 @@ def _finite(value: Any) -> float:
 
 
 def _follow(config: Config, progress: Progress) -> Report:
-    """Show a run's newest figures until its report is there, or nobody works on it. Raises DataError: there is no run."""
+    """Show a run's newest figures until its report is there, or nobody works on it. Raises DataError: there
+    is no run.
+    """
     name, path = parse_run(config.runs[0])
     if not path.with_name("config.json").is_file():
         raise DataError(path.parent, "no such run; name the folder that rlft writes into")

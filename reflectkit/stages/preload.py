@@ -1,7 +1,7 @@
 """What the server that forks the steps of a `run` imports once: the heavy libraries, which start no thread.
 
-Where torch can use a GPU they are left to the steps: bitsandbytes looks for GPUs when it is imported, and CUDA cannot be used
-in a fork of a process that has done so.
+Where torch can use a GPU they are left to the steps: bitsandbytes looks for GPUs when it is imported, and CUDA cannot
+be used in a fork of a process that has done so.
 """
 
 import contextlib

@@ -60,7 +60,8 @@ LIMITS = {
 """The least and the most that these settings may be."""
 LOOKED_AT = 8  # problems of each level whose prompts are tried before anything is loaded
 MAY_DIFFER = (
-    "resume_from", "learning_rate", "save_steps", "keep_episodes", "device", "report_to", "gradient_checkpointing", "data_dir",
+    "resume_from", "learning_rate", "save_steps", "keep_episodes", "device", "report_to", "gradient_checkpointing",
+    "data_dir",
 )  # fmt: skip
 """Settings that a run may change when it goes on from another's checkpoint."""
 
@@ -91,12 +92,18 @@ class Config(AlgorithmConfig):
     lora_r: int = option(0, help="Rank of a fresh LoRA adapter; 0 trains all weights, or the adapter that is there.")
     lora_alpha: int = option(16, help="Scale of the LoRA adapter.")
     dtype: str = option("", help="float32, bfloat16 or float16; default: as the checkpoint was saved, or float32.")
-    quantize: str = option("", help="Weights below the adapter in 8bit or 4bit, or none; default: as the checkpoint says.")
+    quantize: str = option(
+        "", help="Weights below the adapter in 8bit or 4bit, or none; default: as the checkpoint says."
+    )
     gradient_checkpointing: bool = option(False, help="Less memory for about a third more time.")
-    max_tokens_per_batch: int = option(16384, help="Tokens of a forward pass, padding counted; halved where memory runs out.")
+    max_tokens_per_batch: int = option(
+        16384, help="Tokens of a forward pass, padding counted; halved where memory runs out."
+    )
     save_steps: int = option(20, help="Updates between checkpoints; the last two are kept.")
     keep_episodes: int = option(0, help="Episodes of each update with a checkpoint that are kept, for `view`; 0: none.")
-    validate_steps: int = option(0, help="Updates between validations, greedy, on validate.json beside the problems; 0: none.")
+    validate_steps: int = option(
+        0, help="Updates between validations, greedy, on validate.json beside the problems; 0: none."
+    )
     report_to: tuple[str, ...] = option((), help="Also log to tensorboard, wandb or trackio (repeat the flag).")
     device: str = option("auto", help="auto, cpu, cuda, …")
 
@@ -117,21 +124,31 @@ class Config(AlgorithmConfig):
         if bool(self.load_dir) == bool(self.model):
             raise ConfigError("give the policy to train: --load-dir CHECKPOINT, or --model FOLDER_OR_ID, and not both")
         if self.model in TINY:
-            raise ConfigError(f"--model {self.model} has no weights yet; make them with `reflectkit sft --model {self.model}`")
+            raise ConfigError(
+                f"--model {self.model} has no weights yet; make them with `reflectkit sft --model {self.model}`"
+            )
         if self.episodes % self.repeats:
             near = max(1, round(self.episodes / self.repeats)) * self.repeats
-            raise ConfigError(f"--episodes {self.episodes} is no multiple of the group size {self.repeats}; take {near}")
+            raise ConfigError(
+                f"--episodes {self.episodes} is no multiple of the group size {self.repeats}; take {near}"
+            )
         if self.share_base and (self.reflect_load_dir is None or self.load_dir is None or self.lora_r):
             raise ConfigError(
                 "--share-base needs --load-dir and --reflect-load-dir, two LoRA adapters of one base, and no --lora-r"
             )
         critic = self.critic_settings
-        if critic is not None and critic.critic_trunk == "separate" and (self.lora_r or self.quantize not in ("", "none")):
+        if (
+            critic is not None
+            and critic.critic_trunk == "separate"
+            and (self.lora_r or self.quantize not in ("", "none"))
+        ):
             raise ConfigError(
                 "--critic-trunk separate trains a whole copy of the trunk, but --lora-r an adapter; take detached"
             )
         if self.reflect_prob != 1 and self.reflect_load_dir is None:
-            raise ConfigError(f"--reflect-prob {self.reflect_prob} needs a reflector; give --reflect-load-dir, or leave it out")
+            raise ConfigError(
+                f"--reflect-prob {self.reflect_prob} needs a reflector; give --reflect-load-dir, or leave it out"
+            )
 
     @property
     def start(self) -> Path | str:
@@ -156,7 +173,9 @@ def run(config: Config, progress: Progress) -> Report:
     levels = _levels(config, tasks, source)
     processes = started_together(config.device, config.report_to, config.results_dir, config.threads)
     if processes.sharded and config.share_base:
-        raise ConfigError("--share-base needs the base whole in each process; leave it out, or use configs/multi_gpu.yaml")
+        raise ConfigError(
+            "--share-base needs the base whole in each process; leave it out, or use configs/multi_gpu.yaml"
+        )
     if processes.kind == "DEEPSPEED" and config.target_kl:
         raise ConfigError(
             "--target-kl cannot take back gradients that DeepSpeed holds; leave it out, or use configs/fsdp2.yaml"
@@ -230,7 +249,9 @@ def _try_prompts(config: Config, levels: list[Level]) -> None:
 def _resumed(
     config: Config, levels: list[Level], folder: Path, told: Mapping[str, Any], processes: Processes, progress: Progress
 ) -> Trainer:
-    """Training as an earlier, killed process left it, or at its beginning. A damaged checkpoint gives way to the one before."""
+    """Training as an earlier, killed process left it, or at its beginning. A damaged checkpoint gives way to the one
+    before.
+    """
     from reflectkit.rl import checkpoint
 
     defaults = default_settings(config)
@@ -260,7 +281,9 @@ def _resumed(
         trainer = _trainer(config, levels, config.resume_from, processes, progress)
         checkpoint.restore(config.resume_from, trainer, state, defaults)
         if trainer.step >= config.max_steps:
-            raise ConfigError(f"{config.resume_from} has {trainer.step} updates behind it; raise --max-steps above that")
+            raise ConfigError(
+                f"{config.resume_from} has {trainer.step} updates behind it; raise --max-steps above that"
+            )
         return trainer
     return _trainer(config, levels, None, processes, progress)
 
@@ -270,14 +293,18 @@ def _state_of(place: Path) -> dict[str, Any]:
     from reflectkit.rl import checkpoint
 
     if not (place / checkpoint.STATE).is_file():
-        raise CheckpointError(f"{place} is no checkpoint of rlft; name one, e.g. results/taxi-tiny/reflect-rl/checkpoint-36")
+        raise CheckpointError(
+            f"{place} is no checkpoint of rlft; name one, e.g. results/taxi-tiny/reflect-rl/checkpoint-36"
+        )
     try:
         return dict(read_json(place / checkpoint.STATE)["settings"])
     except (DataError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{place}: the training state is damaged ({error})") from None
 
 
-def _trainer(config: Config, levels: list[Level], place: Path | None, processes: Processes, progress: Progress) -> Trainer:
+def _trainer(
+    config: Config, levels: list[Level], place: Path | None, processes: Processes, progress: Progress
+) -> Trainer:
     """Players, learner and plan; the policy is that of the checkpoint `place`, or the one to start from."""
     from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
     from reflectkit.models.load import load_pair, load_player, starting_policy, with_adapter
@@ -364,7 +391,12 @@ def _validation(config: Config, source: Path) -> Level | None:
 
 
 def _loop(
-    config: Config, trainer: Trainer, validation: Level | None, folder: Path, told: Mapping[str, Any], progress: Progress
+    config: Config,
+    trainer: Trainer,
+    validation: Level | None,
+    folder: Path,
+    told: Mapping[str, Any],
+    progress: Progress,
 ) -> Path:
     """The updates that are left; metrics and checkpoints are written as they come. Returns the last checkpoint."""
     from reflectkit.rl import checkpoint

@@ -1,11 +1,12 @@
 """run: a whole pipeline from a recipe, each step a stage of its own; finished steps are skipped, killed ones go on.
 
-Each step is a run in the recipe's folder, as results/taxi-tiny/reflect-rl; `--name` is another folder than the recipe's. A step
-whose settings were changed since then does not replace the earlier run: it is made beside it, as reflect-rl.2.
+Each step is a run in the recipe's folder, as results/taxi-tiny/reflect-rl; `--name` is another folder than the
+recipe's. A step whose settings were changed since then does not replace the earlier run: it is made beside it, as
+reflect-rl.2.
 
-Steps that do not wait for each other run side by side, each in its own process. With `--seeds N` the pipeline runs N times
-into folders of their own, and the evaluations and curves are put together. With `--ablate` steps are run once more with an
-ingredient changed, as the recipe says, and the evaluation has a row more for each.
+Steps that do not wait for each other run side by side, each in its own process. With `--seeds N` the pipeline runs N
+times into folders of their own, and the evaluations and curves are put together. With `--ablate` steps are run once
+more with an ingredient changed, as the recipe says, and the evaluation has a row more for each.
 """
 
 from __future__ import annotations
@@ -64,8 +65,12 @@ class Config(StageConfig):
     set: tuple[str, ...] = option(
         (), help="STEP.SETTING=VALUE, over the recipe (repeat the flag); STEP may be a stage's name, or defaults."
     )
-    ablate: tuple[str, ...] = option((), help="Ablations of the recipe to run beside it, apart by commas (or repeat the flag).")
-    seeds: int = option(1, help="How many seeds to run, counting from --seed; more than one use folders seed0, seed1, …")
+    ablate: tuple[str, ...] = option(
+        (), help="Ablations of the recipe to run beside it, apart by commas (or repeat the flag)."
+    )
+    seeds: int = option(
+        1, help="How many seeds to run, counting from --seed; more than one use folders seed0, seed1, …"
+    )
     jobs: int = option(2, help="Steps side by side.")
     fast: bool = option(False, help="The recipe's short variant, which shows that everything runs, not how well.")
 
@@ -81,16 +86,18 @@ class Config(StageConfig):
 
     @property
     def folder(self) -> str:
-        """The folder of all steps below --results-dir: --name, or else the recipe's name, and -fast behind it with --fast."""
+        """The folder of all steps below --results-dir: --name, or else the recipe's name, and -fast behind it with
+        --fast.
+        """
         own = re.sub(r"[^A-Za-z0-9_.@-]+", "-", Path(self.recipe).stem).lstrip(".@-")[:90] or "recipe"
         return self.name or (f"{own}-fast" if self.fast else own)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A pipeline. description: one line. defaults: settings for every stage that has them. steps: `name`, `stage` and the
-    stage's settings; `{name}` in a value is that step's checkpoint or run. fast: settings by step for `--fast`. ablations: by
-    name, for `--ablate`.
+    """A pipeline. description: one line. defaults: settings for every stage that has them. steps: `name`, `stage` and
+    the stage's settings; `{name}` in a value is that step's checkpoint or run. fast: settings by step for `--fast`.
+    ablations: by name, for `--ablate`.
     """
 
     description: str
@@ -136,7 +143,11 @@ def run(config: Config, progress: Progress) -> Report:
     asked = _asked(config, recipe)
     overrides = _overrides(config, recipe, asked)
     with open_run("run", dataclasses.replace(config, name=f"{config.folder}/{RECORD}", keep=True)) as current:
-        jobs = [job for offset in range(config.seeds) for job in _jobs(config, recipe, asked, overrides, config.seed + offset)]
+        jobs = [
+            job
+            for offset in range(config.seeds)
+            for job in _jobs(config, recipe, asked, overrides, config.seed + offset)
+        ]
         reports = perform(jobs, config.jobs, progress)
         finals = [report for name, report in reports.items() if report.stage in ("evaluate", "plot")]
         figures: dict[str, Any] = {"steps": {name: str(report.folder) for name, report in reports.items()}}
@@ -186,7 +197,9 @@ def _checked(value: Any, path: Path) -> Recipe:
     if not isinstance(value, dict):
         raise DataError(path, "expected a mapping with description and steps")
     if unknown := [key for key in value if key not in {item.name for item in dataclasses.fields(Recipe)}]:
-        raise unknown_name(f"part of recipe {path}", str(unknown[0]), [item.name for item in dataclasses.fields(Recipe)])
+        raise unknown_name(
+            f"part of recipe {path}", str(unknown[0]), [item.name for item in dataclasses.fields(Recipe)]
+        )
     try:
         recipe = TypeAdapter(Recipe).validate_python(value)
     except ValidationError as error:
@@ -224,7 +237,9 @@ def _checked(value: Any, path: Path) -> Recipe:
         for changed in ablation.steps:
             if stages[changed] not in MAKERS:
                 raise DataError(
-                    path, f"an ablation changes steps of {', '.join(MAKERS)}, not '{changed}'", field=f"ablations.{name}.steps"
+                    path,
+                    f"an ablation changes steps of {', '.join(MAKERS)}, not '{changed}'",
+                    field=f"ablations.{name}.steps",
                 )
     return recipe
 
@@ -255,7 +270,9 @@ def _asked(config: Config, recipe: Recipe) -> dict[str, Ablation]:
 
 
 def _overrides(config: Config, recipe: Recipe, asked: Mapping[str, Ablation]) -> list[tuple[str, str, Any]]:
-    """(step or stage, setting, value) of `--fast`, `--set` and the ablations; what goes for one ablation's step goes last."""
+    """(step or stage, setting, value) of `--fast`, `--set` and the ablations; what goes for one ablation's step goes
+    last.
+    """
     found = [
         (f"{step}{MARK}{name}", key, value)
         for name, ablation in asked.items()
@@ -263,7 +280,9 @@ def _overrides(config: Config, recipe: Recipe, asked: Mapping[str, Ablation]) ->
         for key, value in settings.items()
     ]
     found += (
-        [(name, key, value) for name, values in recipe.fast.items() for key, value in values.items()] if config.fast else []
+        [(name, key, value) for name, values in recipe.fast.items() for key, value in values.items()]
+        if config.fast
+        else []
     )
     steps = with_copies(recipe.steps, asked)
     known = {step["name"] for step in steps} | {step["stage"] for step in steps}
@@ -295,14 +314,21 @@ def _jobs(
         values |= {key: value for name, key, value in overrides if name in (step["name"], base, step["stage"])}
         values = as_lists(kind, values)
         if shared := sorted(WHOLE_RUN & values.keys()):
-            raise ConfigError(f"step '{step['name']}': {shared[0]} is one for the whole run; set it with {flag(shared[0])}")
+            raise ConfigError(
+                f"step '{step['name']}': {shared[0]} is one for the whole run; set it with {flag(shared[0])}"
+            )
         if ablation:
             renamed = names(recipe.steps, ablation, asked[ablation])
             values = {key: follow(value, renamed) for key, value in values.items()}
-            if step["stage"] == "gen-sft" and values.get("out_dir") in [None, *(job.values.get("out_dir") for job in jobs)]:
+            if step["stage"] == "gen-sft" and values.get("out_dir") in [
+                None,
+                *(job.values.get("out_dir") for job in jobs),
+            ]:
                 raise ConfigError(f"step '{step['name']}' writes where another does; give it an out_dir of its own")
         else:
-            values |= {key: with_arms(values[key], asked, recipe.steps) for key in LISTS if isinstance(values.get(key), list)}
+            values |= {
+                key: with_arms(values[key], asked, recipe.steps) for key in LISTS if isinstance(values.get(key), list)
+            }
         values |= {"data_dir": data, "results_dir": results, "name": f"{config.folder}/{step['name']}", "keep": True}
         values |= {"seed": seed, "threads": config.threads, "force": config.force}
         check_run_name(values["name"])
@@ -315,9 +341,13 @@ def _jobs(
         for reference in sorted(references(values)):
             if reference not in earlier:
                 raise unknown_name(f"step before '{step['name']}'", reference, earlier)
-        after = {prefix + name for name in references(values)} | {job.name for job in before if job.stage in DATA_STAGES}
+        after = {prefix + name for name in references(values)} | {
+            job.name for job in before if job.stage in DATA_STAGES
+        }
         jobs.append(Job(prefix + step["name"], step["stage"], values, frozenset(after), prefix))
-    played = [{entry.partition("=")[0] for entry in job.values.get("policy", ())} for job in jobs if job.stage == "evaluate"]
+    played = [
+        {entry.partition("=")[0] for entry in job.values.get("policy", ())} for job in jobs if job.stage == "evaluate"
+    ]
     for name, one in asked.items():
         if not any({one.of, one.arm} <= arms for arms in played):
             missing = next((arm for arm in (one.of, one.arm) if not any(arm in arms for arms in played)), one.arm)

@@ -104,14 +104,18 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
 
 
 def check_script() -> None:
-    """Raises ConfigError in a step's process that is importing the script which has started it, and so would run it again."""
+    """Raises ConfigError in a step's process that is importing the script which has started it, and so would run it
+    again.
+    """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise ConfigError("the script runs its steps in processes that import it; call run below `if __name__ == '__main__':`")
+        raise ConfigError(
+            "the script runs its steps in processes that import it; call run below `if __name__ == '__main__':`"
+        )
 
 
 def _context(jobs: Sequence[Job]) -> Any:
-    """Processes forked from a server that has imported once what training needs; fresh interpreters where forks are not safe
-    (macOS) or there are none, or where the libraries would read other variables than the server's did.
+    """Processes forked from a server that has imported once what training needs; fresh interpreters where forks are not
+    safe (macOS) or there are none, or where the libraries would read other variables than the server's did.
     """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
@@ -123,8 +127,8 @@ def _context(jobs: Sequence[Job]) -> Any:
 
 
 def _start_server(context: Any) -> None:
-    """Start the server, unless it runs. It finds modules where this process does, rather than in the working directory, and
-    leaves Ctrl-C to this process, as do the steps.
+    """Start the server, unless it runs. It finds modules where this process does, rather than in the working directory,
+    and leaves Ctrl-C to this process, as do the steps.
     """
     from multiprocessing import forkserver, resource_tracker
 
@@ -167,14 +171,20 @@ def _check_alive(workers: Mapping[str, BaseProcess], events: Any) -> None:
     for name, worker in workers.items():
         if not worker.is_alive() and events.empty():
             code = worker.exitcode or 0
-            how = f"was killed (signal {-code}; out of memory?)" if code < 0 else f"ended with exit code {code}; see above"
+            how = (
+                f"was killed (signal {-code}; out of memory?)"
+                if code < 0
+                else f"ended with exit code {code}; see above"
+            )
             raise ReflectkitError(f"step '{name}' {how}; run the same command again to go on")
 
 
 def _filled(value: Any, job: Job, reports: Mapping[str, Report]) -> Any:
     """`value` with `{step}` replaced by that step's first output (or its folder, where it has none)."""
     if isinstance(value, str):
-        names = {name.removeprefix(job.prefix): report for name, report in reports.items() if name.startswith(job.prefix)}
+        names = {
+            name.removeprefix(job.prefix): report for name, report in reports.items() if name.startswith(job.prefix)
+        }
         places = {name: str(report.outputs[0] if report.outputs else report.folder) for name, report in names.items()}
         return value.format(**places, data=job.values["data_dir"], results=job.values["results_dir"])
     return [_filled(part, job, reports) for part in value] if isinstance(value, list | tuple) else value
@@ -224,7 +234,9 @@ class _WireBar:
         self.pending, self.sent = 0, time.monotonic()
 
 
-def _work(name: str, stage: str, values: Mapping[str, Any], events: Any, parent: int, environment: Mapping[str, str]) -> None:
+def _work(
+    name: str, stage: str, values: Mapping[str, Any], events: Any, parent: int, environment: Mapping[str, str]
+) -> None:
     """The worker's whole life. environment: of the process that waits for it; the server may have an older one."""
     os.environ.clear()
     os.environ.update(environment)

@@ -1,7 +1,8 @@
 """sft: supervised fine-tuning of one player with TRL's SFTTrainer, loss on the completion alone.
 
-Rows are tokenised by the same functions as prompts at inference; a row that would be cut off is an error, not a silent loss.
-A killed run resumes from its last trainer checkpoint whose files all have the checksums that they were written with.
+Rows are tokenised by the same functions as prompts at inference; a row that would be cut off is an error, not a silent
+loss. A killed run resumes from its last trainer checkpoint whose files all have the checksums that they were written
+with.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ EXPLODED = 10  # times the loss of guessing, which no training that works comes 
 PICKLED = (".pt", ".pth", ".bin")
 WHOLE = "whole"  # marks a trainer checkpoint of earlier versions, which kept no checksums
 NEEDED = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
-ARGUMENTS = "training_args.bin"  # the one pickle of a trainer checkpoint that holds more than tensors; resuming ignores it
+ARGUMENTS = (
+    "training_args.bin"  # the one pickle of a trainer checkpoint that holds more than tensors; resuming ignores it
+)
 LIMITS = {
     "max_steps": (1, 10**9),
     "batch_size": (1, 2**16),
@@ -60,23 +63,33 @@ class Config(EnvConfig):
     """Settings of sft."""
 
     role: str = option(help="Which player: reflection, policy (acts on comments), or plain (acts without).")
-    task_file: Path | None = option(None, help="JSONL rows with prompt and completion; default: the role's file of gen-sft.")
-    model: str = option("tiny", help="tiny or tiny-hybrid (from nothing), smollm2-135m, a model folder, or a Hugging Face id.")
+    task_file: Path | None = option(
+        None, help="JSONL rows with prompt and completion; default: the role's file of gen-sft."
+    )
+    model: str = option(
+        "tiny", help="tiny or tiny-hybrid (from nothing), smollm2-135m, a model folder, or a Hugging Face id."
+    )
     max_steps: int = option(1500, help="Gradient steps.")
     batch_size: int = option(16, help="Rows a gradient step.")
     learning_rate: float = option(2e-3, help="Peak rate; 5 % warm-up, then linear decay to 0.")
     max_length: int = option(256, help="Tokens a row may have; also what the tiny model can read.")
     prompt_loss: bool = option(False, help="Learn the prompts' words too: for a model that starts from nothing.")
-    group_by_length: bool = option(False, help="Batches of rows of about one length: less padding where lengths differ.")
+    group_by_length: bool = option(
+        False, help="Batches of rows of about one length: less padding where lengths differ."
+    )
     vocabulary: int = option(640, help="Entries of the tiny model's tokenizer, 256 bytes among them.")
-    copy_steps: int = option(0, help="Steps in which a tiny model first learns to copy passages, to find a word again later.")
+    copy_steps: int = option(
+        0, help="Steps in which a tiny model first learns to copy passages, to find a word again later."
+    )
     init_range: float = option(0.04, help="Standard deviation of the tiny model's fresh weights.")
     lora_r: int = option(0, help="Rank of a LoRA adapter; 0 trains all weights.")
     lora_alpha: int = option(16, help="Scale of the LoRA adapter.")
     save_steps: int = option(250, help="Steps between the checkpoints that a killed run goes on from.")
     device: str = option("auto", help="auto, cpu, cuda, …")
     dtype: str = option("float32", help="float32, bfloat16 or float16.")
-    quantize: str = option("none", help="Load the model's weights in 8bit or 4bit, to train a LoRA adapter on them; or none.")
+    quantize: str = option(
+        "none", help="Load the model's weights in 8bit or 4bit, to train a LoRA adapter on them; or none."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,17 +97,25 @@ class Config(EnvConfig):
         one_of("dtype", self.dtype, DTYPES)
         one_of("quantize", self.quantize, QUANTIZE)
         if self.quantize != "none" and not self.lora_r:
-            raise ConfigError(f"--quantize {self.quantize} needs --lora-r: quantised weights cannot be trained themselves")
+            raise ConfigError(
+                f"--quantize {self.quantize} needs --lora-r: quantised weights cannot be trained themselves"
+            )
         for name, (low, high) in LIMITS.items():
             within(name, getattr(self, name), low, high)
         above("learning_rate", self.learning_rate, 0)
         above("init_range", self.init_range, 0)
         if self.copy_steps and self.model not in TINY:
-            raise ConfigError(f"--copy-steps is for a model that starts from nothing (tiny, tiny-hybrid), not {self.model}")
+            raise ConfigError(
+                f"--copy-steps is for a model that starts from nothing (tiny, tiny-hybrid), not {self.model}"
+            )
         if self.copy_steps and self.max_length < PASSAGE:
-            raise ConfigError(f"--copy-steps trains on passages of {PASSAGE} tokens; --max-length must be at least that")
+            raise ConfigError(
+                f"--copy-steps trains on passages of {PASSAGE} tokens; --max-length must be at least that"
+            )
         if self.lora_r and self.model in TINY:
-            raise ConfigError(f"--lora-r needs a model that has learnt something; --model {self.model} starts from nothing")
+            raise ConfigError(
+                f"--lora-r needs a model that has learnt something; --model {self.model} starts from nothing"
+            )
 
 
 def run(config: Config, progress: Progress) -> Report:
@@ -102,8 +123,8 @@ def run(config: Config, progress: Progress) -> Report:
 
     Raises
     ------
-    DataError: a row does not fit. CheckpointError: the model cannot be loaded. DivergedError: a loss or a weight became NaN or
-    infinite. ReflectkitError: out of memory.
+    DataError: a row does not fit. CheckpointError: the model cannot be loaded. DivergedError: a loss or a weight became
+    NaN or infinite. ReflectkitError: out of memory.
     """
     source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
     rows = read_rows(source)
@@ -150,7 +171,9 @@ def _player(config: Config, source: Path, rows: list[tuple[int, str, str]]) -> P
         for beside in _inputs(config, source)[1:]:
             texts += [prompt + completion for _, prompt, completion in read_rows(beside)]
         tokenizer = build_tokenizer(texts, _labels(texts, {completion for _, _, completion in rows}), config.vocabulary)
-        model = build_model(tokenizer, config.max_length, config.seed, config.init_range, hybrid=config.model == "tiny-hybrid")
+        model = build_model(
+            tokenizer, config.max_length, config.seed, config.init_range, hybrid=config.model == "tiny-hybrid"
+        )
         return Player(model.to(pick_device(config.device)), tokenizer, config.role)
     loaded = load_player(config.model, device=config.device, dtype=config.dtype, quantize=config.quantize)
     if config.lora_r:
@@ -192,9 +215,11 @@ def _in_words(prompt: str) -> bool:
     return prompt.endswith(CALLS_MARKER) or (prompt.endswith(ACTION_MARKER) and "\nActions:\n" not in prompt)
 
 
-def _encode(config: Config, source: Path, rows: list[tuple[int, str, str]], player: Player) -> list[dict[str, list[int]]]:
-    """input_ids and labels of each row; the prompt is -100, unless it is learnt too. What is written ends with the end token;
-    a label is all there is.
+def _encode(
+    config: Config, source: Path, rows: list[tuple[int, str, str]], player: Player
+) -> list[dict[str, list[int]]]:
+    """input_ids and labels of each row; the prompt is -100, unless it is learnt too. What is written ends with the end
+    token; a label is all there is.
     """
     from reflectkit.models.chat import Dialogue
     from reflectkit.models.tokens import completion_ids, prompt_ids
@@ -209,7 +234,10 @@ def _encode(config: Config, source: Path, rows: list[tuple[int, str, str]], play
             after = [*after, player.tokenizer.eos_token_id]
         elif len(after) != 1:
             raise DataError(
-                source, f"the label {completion!r} is {len(after)} tokens of this tokenizer", line=line, field="completion"
+                source,
+                f"the label {completion!r} is {len(after)} tokens of this tokenizer",
+                line=line,
+                field="completion",
             )
         if len(before) + len(after) > limit:
             raise DataError(
@@ -231,7 +259,8 @@ def _train(
     encoded: list[dict[str, list[int]]],
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """Train `player.model` in place, from the trainer checkpoint `resume` if any; returns the log, a record each 20 steps.
+    """Train `player.model` in place, from the trainer checkpoint `resume` if any; returns the log, a record each 20
+    steps.
 
     folder: of the trainer checkpoints. Raises DivergedError; a checkpoint that was only begun is removed.
     """
@@ -287,7 +316,9 @@ def _train(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
             raise
     return [
-        {name: value if math.isfinite(value) else None for name, value in record.items()}  # a norm that 16 bits cannot hold
+        {
+            name: value if math.isfinite(value) else None for name, value in record.items()
+        }  # a norm that 16 bits cannot hold
         for record in trainer.state.log_history
         if "loss" in record
     ]
@@ -333,7 +364,8 @@ def _printer() -> Any:
 
 def _diverged(what: str, args: Any, state: Any) -> DivergedError:
     return DivergedError(
-        f"training diverged at step {state.global_step} ({what}); lower --learning-rate, which is {args.learning_rate:g}"
+        f"training diverged at step {state.global_step} ({what}); lower --learning-rate, which is"
+        f" {args.learning_rate:g}"
     )
 
 
@@ -344,7 +376,9 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _last_whole(folder: Path, progress: Progress) -> Path | None:
-    """The newest trainer checkpoint that is as it was written; removes the newer ones, which a kill or the disk damaged."""
+    """The newest trainer checkpoint that is as it was written; removes the newer ones, which a kill or the disk
+    damaged.
+    """
     for checkpoint in reversed(_checkpoints(folder)):
         earlier = (checkpoint / WHOLE).is_file() and not (checkpoint / CHECKSUMS).exists()
         try:
@@ -361,7 +395,9 @@ def _last_whole(folder: Path, progress: Progress) -> Path | None:
 
 
 def _seal_earlier(checkpoint: Path, progress: Progress) -> None:
-    """Give a trainer checkpoint of an earlier version checksums. Raises CheckpointError where a file is missing or cut off."""
+    """Give a trainer checkpoint of an earlier version checksums. Raises CheckpointError where a file is missing or cut
+    off.
+    """
     from safetensors import SafetensorError, safe_open
 
     for name in NEEDED:

@@ -1,4 +1,5 @@
-"""split: 7:2:1 into train, validate and test, by what a split must not tear apart (a start state, a repository, a game).
+"""split: 7:2:1 into train, validate and test, by what a split must not tear apart (a start state, a repository, a
+game).
 
 Where tasks are set in rooms, some of the rooms can be held out first, with all that is in them.
 """
@@ -58,8 +59,8 @@ class Config(EnvConfig):
 def run(config: Config, progress: Progress) -> Report:
     """Write `{train,validate,test}.json`.
 
-    By repository the splits hold about 7:2:1 of the questions. Else groups with demonstrations and groups without are each
-    split so.
+    By repository the splits hold about 7:2:1 of the questions. Else groups with demonstrations and groups without are
+    each split so.
     """
     source = config.task_file or config.folder / RECORDS
     write_permission(config.folder)
@@ -69,7 +70,9 @@ def run(config: Config, progress: Progress) -> Report:
         records = read_records(source, config.env_name)
         by_repo = hasattr(env_class(config.env), "records_folder") and config.by in ("", "repo")
         kinds = ""
-        group_of = {record.task.id: record.task.id if config.by == "question" else record.task.group for record in records}
+        group_of = {
+            record.task.id: record.task.id if config.by == "question" else record.task.group for record in records
+        }
         unseen = _unseen_rooms(records, config, source)
         held_out = [record for record in records if _room(record) in unseen]
         records = [record for record in records if _room(record) not in unseen]
@@ -87,8 +90,12 @@ def run(config: Config, progress: Progress) -> Report:
             kinds = f" of {many} kinds" if (many := len(set(strata.values()))) > 1 else ""
             name_of_group = split_groups(strata, generator(config.seed, "split"))
         outputs, rows, figures = [], [], {}
-        parts = {name: [record for record in records if name_of_group[group_of[record.task.id]] == name] for name in NAMES}
-        (config.folder / f"{UNSEEN}.json").unlink(missing_ok=True)  # an earlier split's, whose rooms may be in this one's
+        parts = {
+            name: [record for record in records if name_of_group[group_of[record.task.id]] == name] for name in NAMES
+        }
+        (config.folder / f"{UNSEEN}.json").unlink(
+            missing_ok=True
+        )  # an earlier split's, whose rooms may be in this one's
         for name, part in (parts | ({UNSEEN: held_out} if unseen else {})).items():
             path = config.folder / f"{name}.json"
             write_json(path, [record_to_json(record) for record in part])
@@ -98,7 +105,9 @@ def run(config: Config, progress: Progress) -> Report:
             rows.append((name, str(len({group_of[record.task.id] for record in part})), str(len(part)), str(shown)))
             if not part:
                 progress.news(f"{path} holds no task: {len(name_of_group)} groups{kinds} are too few for 7:2:1")
-        current.tables.append(Table(f"Split of {source}", ("split", "groups", "tasks", "with demonstration"), tuple(rows)))
+        current.tables.append(
+            Table(f"Split of {source}", ("split", "groups", "tasks", "with demonstration"), tuple(rows))
+        )
         return current.finish(figures, outputs)
 
 
@@ -108,7 +117,9 @@ def _room(record: Record) -> str:
 
 
 def _unseen_rooms(records: Sequence[Record], config: Config, source: Path) -> frozenset[str]:
-    """The rooms that are held out. Raises ConfigError for tasks that are set in none, DataError where no room is left."""
+    """The rooms that are held out. Raises ConfigError for tasks that are set in none, DataError where no room
+    is left.
+    """
     if not config.unseen_rooms:
         return frozenset()
     rooms = set(map(_room, records))

@@ -42,13 +42,23 @@ class AskingConfig(StageConfig):
     """What a stage takes that asks chat models."""
 
     PANEL: ClassVar = "Chat models"
-    base_url: str | None = option(None, help="Of a server that speaks OpenAI's protocol; for local: http://localhost:1234/v1.")
+    base_url: str | None = option(
+        None, help="Of a server that speaks OpenAI's protocol; for local: http://localhost:1234/v1."
+    )
     concurrency: int = option(8, help="Requests at once.")
-    timeout_s: float = option(120.0, help="Seconds for a whole call, to its last byte; then it is made again, twice at most.")
-    max_cost_usd: float | None = option(None, help="Stop cleanly before this much is spent, counting all the journal paid for.")
-    price_in: float | None = option(None, help="US dollars for a million prompt tokens, for models that we have no price of.")
+    timeout_s: float = option(
+        120.0, help="Seconds for a whole call, to its last byte; then it is made again, twice at most."
+    )
+    max_cost_usd: float | None = option(
+        None, help="Stop cleanly before this much is spent, counting all the journal paid for."
+    )
+    price_in: float | None = option(
+        None, help="US dollars for a million prompt tokens, for models that we have no price of."
+    )
     price_out: float | None = option(None, help="Likewise for a million written tokens.")
-    dry_run: bool = option(False, help="Show the calls, tokens and dollars it would take, expected and at most; ask nothing.")
+    dry_run: bool = option(
+        False, help="Show the calls, tokens and dollars it would take, expected and at most; ask nothing."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,9 +69,13 @@ class AskingConfig(StageConfig):
             if getattr(self, name) is not None:
                 within(name, getattr(self, name), 0, 1_000_000)
         reader = getattr(self, "reader", EXTRACTIVE)  # it asks with a client of its own
-        if reader != EXTRACTIVE and (self.dry_run or (self.max_cost_usd is not None and not reader.startswith("local:"))):
+        if reader != EXTRACTIVE and (
+            self.dry_run or (self.max_cost_usd is not None and not reader.startswith("local:"))
+        ):
             told = "--dry-run" if self.dry_run else "--max-cost-usd"
-            raise ConfigError(f"{told} does not count what --reader {reader} is asked; leave it out, or leave out the reader")
+            raise ConfigError(
+                f"{told} does not count what --reader {reader} is asked; leave it out, or leave out the reader"
+            )
 
     def check_asked(self, endpoint: Endpoint) -> None:
         """Raises ConfigError where the budget cannot be kept with `endpoint`."""
@@ -123,12 +137,17 @@ def free() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]]:
 
 
 def foreseen(
-    config: TeacherConfig, requests: Sequence[Request], written: int, journal: Path, most: Sequence[Request] | None = None
+    config: TeacherConfig,
+    requests: Sequence[Request],
+    written: int,
+    journal: Path,
+    most: Sequence[Request] | None = None,
 ) -> tuple[dict[str, Any], Table]:
     """What asking `requests` would take, less those that the journal answers: as expected, and at most.
 
-    written: tokens of a usual answer. most: all that may be asked, where that is not `requests` alone. At most, each is asked
-    as often as useless answers allow, has a prompt longer than we count, and is answered up to the limit, thinking included.
+    written: tokens of a usual answer. most: all that may be asked, where that is not `requests` alone. At most, each is
+    asked as often as useless answers allow, has a prompt longer than we count, and is answered up to the limit,
+    thinking included.
     """
     with open_journal(journal, write=False) as known:
         client = ChatClient(config.endpoint, known, config.prices)
@@ -164,7 +183,9 @@ def foreseen(
 def tell_damage(client: ChatClient, progress: Progress) -> None:
     """Say so where lines of the journal could not be used."""
     if client.journal.damaged:
-        progress.news(f"{client.journal.path}: ignored {client.journal.damaged} damaged lines, and made their calls again")
+        progress.news(
+            f"{client.journal.path}: ignored {client.journal.damaged} damaged lines, and made their calls again"
+        )
 
 
 def settle(

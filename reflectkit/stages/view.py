@@ -51,7 +51,9 @@ class Config(StageConfig):
     out: Path | None = option(
         None, help="Page to write; default: view.html in the first run's folder. With --inspect a folder."
     )
-    inspect: bool = option(False, help="Write eval logs of Inspect instead, for `inspect view`; default folder: inspect.")
+    inspect: bool = option(
+        False, help="Write eval logs of Inspect instead, for `inspect view`; default folder: inspect."
+    )
     open: bool = option(False, help="Open the page in the browser.")
 
     def __post_init__(self) -> None:
@@ -104,7 +106,9 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """By the numbers in the name, 9_evaluate before 10_evaluate and evaluation.9 before evaluation.10; text before numbers."""
+    """By the numbers in the name, 9_evaluate before 10_evaluate and evaluation.9 before evaluation.10; text before
+    numbers.
+    """
     parts = re.split(r"(\d{1,9})", name)
     return [(int(part), "") if index % 2 else (-1, part) for index, part in enumerate(parts)]
 
@@ -131,8 +135,8 @@ def _beside(file: Path, name: str, key: str, kind: type) -> Any:
 
 
 def _episodes(files: Sequence[Path], sources: Sequence[Source], bar: Bar, total: int) -> Iterator[tuple[int, Played]]:
-    """Each episode with the index of its file; moves `bar` by kilobytes, `total` in all. Of earlier versions the run's settings
-    tell the env.
+    """Each episode with the index of its file; moves `bar` by kilobytes, `total` in all. Of earlier versions the run's
+    settings tell the env.
     """
     behind = shown = 0
 

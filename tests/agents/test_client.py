@@ -194,12 +194,17 @@ def with_bill(**fields: Any) -> bytes:
         (with_bill(choices=[{"message": {"content": {"a": 1}}}]), "content that is not text"),
         (with_bill(choices=[{"message": {"content": 7}}]), "content that is not text"),
         (with_bill(choices=[{"message": {"content": "x", "refusal": [1]}}]), "refusal that is not text"),
-        (with_bill(choices=[{"message": {"content": "x"}, "finish_reason": {"a": 1}}]), "finish_reason that is not text"),
+        (
+            with_bill(choices=[{"message": {"content": "x"}, "finish_reason": {"a": 1}}]),
+            "finish_reason that is not text",
+        ),
         (with_bill(choices=[{"message": {"content": "x" * 60_000}}]), "longer than 50 tokens can be"),
         (with_bill(choices=[CHOICE]).replace(b"fine", b"\xff\xfe"), "not UTF-8"),
     ],
 )
-def test_a_malformed_answer_costs_one_try_and_is_paid_once(server: Server, tmp_path: Path, body: bytes, reason: str) -> None:
+def test_a_malformed_answer_costs_one_try_and_is_paid_once(
+    server: Server, tmp_path: Path, body: bytes, reason: str
+) -> None:
     server.faults = [("raw", body)] * 3
     wanted = [*requests(), *requests(1, "fine")]
     outcomes, client = ask(server, tmp_path, wanted, concurrency=1)
@@ -347,7 +352,9 @@ def test_the_budget_is_never_passed_and_the_rest_is_left(server: Server, tmp_pat
 
 
 def test_calls_wait_for_the_reservations_of_those_in_flight(server: Server, tmp_path: Path) -> None:
-    """A call reserves about 1e-3 dollars and is billed 0.14e-3, so 8 at once would reserve more than the 20 calls cost."""
+    """A call reserves about 1e-3 dollars and is billed 0.14e-3, so 8 at once would reserve more than the 20
+    calls cost.
+    """
     wanted = [Request(f"item{i}", (Message("user", f"item{i}"),), 500) for i in range(20)]
     outcomes, client = ask(server, tmp_path, wanted, budget=Budget(20 * CALL_USD + 1e-3), concurrency=8)
     assert not client.stopped
@@ -371,7 +378,9 @@ def test_a_budget_is_shared_by_clients(server: Server, tmp_path: Path) -> None:
 
 
 def test_bills_higher_than_reckoned_raise_what_is_reserved(server: Server, tmp_path: Path) -> None:
-    """Billed 140e-6 dollars where 108e-6 were reckoned: the first call shows it, and the eleventh would pass the budget."""
+    """Billed 140e-6 dollars where 108e-6 were reckoned: the first call shows it, and the eleventh would pass the
+    budget.
+    """
     _, client = ask(server, tmp_path, requests(40), budget=Budget(10.9 * CALL_USD), concurrency=1)
     assert len(server.requests) == 10
     assert client.budget.paid <= 10.9 * CALL_USD
@@ -495,7 +504,9 @@ def test_an_error_in_an_encoding_that_is_none_costs_a_try(server: Server, tmp_pa
     assert outcomes[0].value == "echo item0"
 
 
-def test_an_openai_key_is_not_sent_to_a_local_server(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_openai_key_is_not_sent_to_a_local_server(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     ask(server, tmp_path, requests())
     assert server.authorization == ["Bearer none"]
@@ -539,9 +550,13 @@ def test_settings_of_the_environment_that_cannot_be_used_are_named(
 
 
 def test_an_address_in_the_environment_is_neither_used_nor_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who set it would not want prompts and key to go to OpenAI, and who did not notice it would not want them to go there."""
+    """Who set it would not want prompts and key to go to OpenAI, and who did not notice it would not want them to go
+    there.
+    """
     monkeypatch.setenv("OPENAI_BASE_URL", "https://gateway.example/v1")
-    with pytest.raises(ConfigError, match="OPENAI_BASE_URL is set, which is not used here; give that address as --base-url"):
+    with pytest.raises(
+        ConfigError, match="OPENAI_BASE_URL is set, which is not used here; give that address as --base-url"
+    ):
         parse_endpoint("openai:m", None)
     assert parse_endpoint("openai:m", "https://gateway.example/v1").base_url == "https://gateway.example/v1"
     assert parse_endpoint("local:m", None).base_url == "http://localhost:1234/v1"
@@ -597,7 +612,8 @@ def test_unknown_teachers_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:1234", "ftp://x/v1", "http://", "http://x:99999/v1", f"http://u:{KEY}@x/v1", f"http://x/v1?key={KEY}"]
+    "url",
+    ["localhost:1234", "ftp://x/v1", "http://", "http://x:99999/v1", f"http://u:{KEY}@x/v1", f"http://x/v1?key={KEY}"],
 )
 def test_bad_addresses_are_refused_without_showing_a_key(url: str) -> None:
     with pytest.raises(ConfigError, match="--base-url") as caught:

@@ -1,4 +1,6 @@
-"""What chat models are asked in every registered env: goal, rules and the episode so far; and what local models read."""
+"""What chat models are asked in every registered env: goal, rules and the episode so far; and what local
+models read.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,13 @@ GOALS = {
     "memory": "questions are answered from the memory alone",
     "alfworld": "do the household task after `Task:`",
 }
-LEVELS = {"taxi": "full", "corridor": "long", "auto_explore": "1", "memory": "short", "alfworld": "pick_and_place_simple"}
+LEVELS = {
+    "taxi": "full",
+    "corridor": "long",
+    "auto_explore": "1",
+    "memory": "short",
+    "alfworld": "pick_and_place_simple",
+}
 PROMPTS = {
     ("taxi", "pickup"): "9eab6a0d7650ad1c",
     ("taxi", "dropoff"): "fab04b2f84fb712d",
@@ -69,7 +77,9 @@ def test_the_prompts_of_local_models_are_what_they_were(name: str, level: str) -
         env = make(name, env_class(name).horizons.get(level, 15))
         seen = env.reset(task, 1)
         for _ in range(3):
-            digest.update((policy_prompt(seen) + policy_prompt(seen, "Some comment.") + reflection_prompt(seen)).encode())
+            digest.update(
+                (policy_prompt(seen) + policy_prompt(seen, "Some comment.") + reflection_prompt(seen)).encode()
+            )
             result = env.step(env.oracle())
             seen = result.observation
             if result.terminated or result.truncated:
@@ -125,7 +135,9 @@ def the_rules_are_in(name: str, body: dict[str, Any]) -> None:
         assert heading in system["content"]
     assert "\nReward: " in system["content"] or "\nCost: " in system["content"]
     assert [message["role"] for message in chat] == ["user", "assistant"] * (len(chat) // 2) + ["user"]
-    assert sum(message["content"].count("Answer ") for message in body["messages"]) == 1, "the form is asked for in one place"
+    assert sum(message["content"].count("Answer ") for message in body["messages"]) == 1, (
+        "the form is asked for in one place"
+    )
     assert "Answer " in chat[-1]["content"]
 
 
@@ -138,7 +150,18 @@ def the_history_is_in(server: Server) -> None:
 
 
 def test_evaluate_tells_goal_rules_and_history(env: str, server: Server) -> None:
-    command = ["evaluate", "--env", env, "--level", LEVELS[env], *worlds(env), "--horizon", "10", "--base-url", server.url]
+    command = [
+        "evaluate",
+        "--env",
+        env,
+        "--level",
+        LEVELS[env],
+        *worlds(env),
+        "--horizon",
+        "10",
+        "--base-url",
+        server.url,
+    ]
     assert main([*command, "--policy", "local:alone", "--policy", "local:doer+local:thinker"]) == 0
     assert {body["model"] for body in server.requests} == {"alone", "doer", "thinker"}
     for body in server.requests:
@@ -166,7 +189,9 @@ def test_evaluate_tells_goal_rules_and_history(env: str, server: Server) -> None
 def test_evaluate_costs_no_more_than_its_dry_run_says(
     env: str, history: str, server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every answer as long as allowed and of use only when asked for the third time; every bill a quarter above our count."""
+    """Every answer as long as allowed and of use only when asked for the third time; every bill a quarter above our
+    count.
+    """
     monkeypatch.setenv("COLUMNS", "200")
     asked: Counter[str] = Counter()
     tokens: list[int] = []
@@ -188,8 +213,28 @@ def test_evaluate_costs_no_more_than_its_dry_run_says(
         return completion(text, "stop" if asked[key] % 3 == 0 else "length") | {"usage": usage}
 
     server.respond = respond
-    command = ["evaluate", "--env", env, "--level", LEVELS[env], *worlds(env), "--horizon", "15", "--base-url", server.url]
-    command += ["--history-tokens", history, "--price-in", "1000000", "--price-out", "1000000", "--policy", "local:a+local:b"]
+    command = [
+        "evaluate",
+        "--env",
+        env,
+        "--level",
+        LEVELS[env],
+        *worlds(env),
+        "--horizon",
+        "15",
+        "--base-url",
+        server.url,
+    ]
+    command += [
+        "--history-tokens",
+        history,
+        "--price-in",
+        "1000000",
+        "--price-out",
+        "1000000",
+        "--policy",
+        "local:a+local:b",
+    ]
     capsys.readouterr()
     assert main([*command, "--dry-run"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if "local:a" in line)
@@ -198,7 +243,18 @@ def test_evaluate_costs_no_more_than_its_dry_run_says(
 
 
 def test_gen_trajectory_with_a_teacher_who_acts_tells_them_too(env: str, server: Server) -> None:
-    command = ["gen-trajectory", "--env", env, "--level", LEVELS[env], *worlds(env), "--horizon", "10", "--demonstrations", "2"]
+    command = [
+        "gen-trajectory",
+        "--env",
+        env,
+        "--level",
+        LEVELS[env],
+        *worlds(env),
+        "--horizon",
+        "10",
+        "--demonstrations",
+        "2",
+    ]
     command += ["--teacher", "local:t", "--base-url", server.url, "--negatives", "0"]
     if env == "memory":
         assert main(command) == 2
@@ -209,16 +265,31 @@ def test_gen_trajectory_with_a_teacher_who_acts_tells_them_too(env: str, server:
     the_history_is_in(server)
 
 
-def test_an_oracle_acts_and_a_chat_teacher_comments(env: str, server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_oracle_acts_and_a_chat_teacher_comments(
+    env: str, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The published recipe, in every env: only the request knows the right action; a mistake is told as one."""
-    command = ["gen-trajectory", "--env", env, "--level", LEVELS[env], *worlds(env), "--demonstrations", "2", "--noise", "0.3"]
+    command = [
+        "gen-trajectory",
+        "--env",
+        env,
+        "--level",
+        LEVELS[env],
+        *worlds(env),
+        "--demonstrations",
+        "2",
+        "--noise",
+        "0.3",
+    ]
     command += ["--teacher", "local:t", "--base-url", server.url, "--negatives", "0", "--actor", "oracle"]
     capsys.readouterr()
     assert main([*command, "--dry-run"]) == 0
     foreseen = int(re.search(r"calls\s+│\s+(\d+)", capsys.readouterr().out)[1])  # type: ignore[index]
     assert main(command) == 0
     made = len(server.requests)
-    assert made == foreseen or (env == "alfworld" and made < foreseen), "the dry run knows each call; equal ones are made once"
+    assert made == foreseen or (env == "alfworld" and made < foreseen), (
+        "the dry run knows each call; equal ones are made once"
+    )
     for body in server.requests:
         the_rules_are_in(env, body)
         assert "You alone are told: the right action now is" in body["messages"][-1]["content"]
@@ -300,7 +371,8 @@ class Described(Corridor):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [(Silent, ""), (Described, "Walk to the goal.\n\nWith care.\n"), (Corridor, f"{Corridor.rules}\n")]
+    ("kind", "said"),
+    [(Silent, ""), (Described, "Walk to the goal.\n\nWith care.\n"), (Corridor, f"{Corridor.rules}\n")],
 )
 def test_an_env_without_rules_is_described_by_its_docstring_or_not_at_all(kind: type[Corridor], said: str) -> None:
     from reflectkit.envs import make as make_env
@@ -413,7 +485,17 @@ def test_a_walk_with_comments_stops_at_its_budget_and_when_killed_and_pays_for_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = ["gen-trajectory", "--env", "corridor", "--actor", "oracle", "--teacher", "local:t", "--base-url", server.url]
+    command = [
+        "gen-trajectory",
+        "--env",
+        "corridor",
+        "--actor",
+        "oracle",
+        "--teacher",
+        "local:t",
+        "--base-url",
+        server.url,
+    ]
     command += ["--price-in", "1", "--price-out", "2", "--concurrency", "1"]
     assert main([*command, "--max-cost-usd", str(12 * CALL_USD)]) == 2
     assert "stopped at the budget" in capsys.readouterr().err

@@ -23,17 +23,24 @@ ROOT = {"PYTHONPATH": str(PACKAGE.parent)}
 
 def started(*arguments: str, env: Mapping[str, str] = {}, **more: Any) -> subprocess.CompletedProcess[bytes]:
     """`reflectkit` with `arguments` in a process of its own."""
-    settings: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "env": os.environ | ROOT | env} | more
+    settings: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "capture_output": True,
+        "env": os.environ | ROOT | env,
+    } | more
     return subprocess.run([*RUN, *arguments], timeout=120, **settings)
 
 
 def test_help_imports_no_stage() -> None:
     code = "import sys; from reflectkit.cli.main import main; main(['--help']); print(*sorted(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ | ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | ROOT, capture_output=True, text=True, check=True
+    )
     loaded = set(done.stdout.splitlines()[-1].split())
     assert {name for name in loaded if name.partition(".")[0] == "reflectkit"} == {
         "reflectkit", "reflectkit.version", "reflectkit.cli", "reflectkit.cli.main", "reflectkit.cli.app",
-        "reflectkit.cli.screen", "reflectkit.core", "reflectkit.core.errors", "reflectkit.core.text", "reflectkit.stages",
+        "reflectkit.cli.screen", "reflectkit.core", "reflectkit.core.errors", "reflectkit.core.text",
+        "reflectkit.stages",
     }  # fmt: skip
     assert not loaded & {"gymnasium", "numpy", "yaml", "pydantic", "asyncio", "multiprocessing", "torch"}
     assert all(f" {name} " in done.stdout for name in ("play", "gen-trajectory", "bench", "list"))
@@ -61,7 +68,10 @@ def test_only_one_place_prints() -> None:
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             called = node.func if isinstance(node, ast.Call) else None
-            if getattr(called, "id", "") in ("print", "Console") or getattr(called, "attr", "") in ("print_exc", "echo"):
+            if getattr(called, "id", "") in ("print", "Console") or getattr(called, "attr", "") in (
+                "print_exc",
+                "echo",
+            ):
                 printing.add(path.relative_to(PACKAGE).as_posix())
     assert printing == {"cli/main.py", "cli/pages.py", "cli/screen.py"}
 
@@ -83,7 +93,9 @@ def test_a_path_and_a_traceback_cannot_steer_the_terminal(tmp_path: Path, capsys
     assert not set(told) & {"\x1b", "\x07", "\u202e"}
 
 
-@pytest.mark.parametrize("arguments", [["list"], ["--help"], ["sft", "--help"], ["--version"], ["--show-completion", "bash"]])
+@pytest.mark.parametrize(
+    "arguments", [["list"], ["--help"], ["sft", "--help"], ["--version"], ["--show-completion", "bash"]]
+)
 def test_a_closed_pipe_ends_it_quietly(arguments: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
@@ -123,7 +135,9 @@ def test_any_encoding_of_the_terminal_will_do(encoding: str, tmp_path: Path) -> 
 
 def test_closed_standard_streams(tmp_path: Path) -> None:
     command = [*RUN, "play", "--env", "corridor", "--policy", "oracle", "--auto"]
-    done = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command], env=os.environ | ROOT, cwd=tmp_path, timeout=120)
+    done = subprocess.run(
+        ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command], env=os.environ | ROOT, cwd=tmp_path, timeout=120
+    )
     assert done.returncode == 0
     assert (tmp_path / "results/1_play/report.json").is_file()
 

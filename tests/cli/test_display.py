@@ -10,7 +10,9 @@ from reflectkit.cli.display import Screen, show
 from reflectkit.core.runs import Report, Table
 
 COLUMNS = ("policy", "level", *(f"figure {number}" for number in range(10)))
-ROWS = tuple((name, level, *(f"{name[0]}{level}.{n}" for n in range(10))) for name in ("ours", "theirs") for level in "12")
+ROWS = tuple(
+    (name, level, *(f"{name[0]}{level}.{n}" for n in range(10))) for name in ("ours", "theirs") for level in "12"
+)
 
 
 def shown(table: Table, width: int, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:

@@ -28,7 +28,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
 OTHERS = {
     "instances": {"env": "memory"}, "long_instances": {"env": "memory"}, "recent": {"env": "memory"},
     "related": {"env": "memory"}, "compression_weight": {"env": "memory"}, "content_weight": {"env": "memory"},
-    "leaveout_prob": {"env": "auto_explore"}, "result_tokens": {"env": "alfworld"}, "prompt_tokens": {"env": "alfworld"},
+    "leaveout_prob": {"env": "auto_explore"}, "result_tokens": {"env": "alfworld"},
+    "prompt_tokens": {"env": "alfworld"},
 }  # fmt: skip
 """What else has to be given for a setting to be allowed."""
 

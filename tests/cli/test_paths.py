@@ -19,7 +19,11 @@ from reflectkit.stages import STAGES
 def test_no_path_setting_may_be_empty(stage: str) -> None:
     config = importlib.import_module(STAGES[stage]).Config
     hints = get_type_hints(config)
-    names = [item.name for item in dataclasses.fields(config) if hints[item.name] is Path or Path in get_args(hints[item.name])]
+    names = [
+        item.name
+        for item in dataclasses.fields(config)
+        if hints[item.name] is Path or Path in get_args(hints[item.name])
+    ]
     assert {"data_dir", "results_dir"} <= set(names)
     for name in names:
         for path in ("", "\0"):
@@ -29,7 +33,9 @@ def test_no_path_setting_may_be_empty(stage: str) -> None:
 
 
 @pytest.mark.parametrize("flags", [["--repos-dir", ""], ["--repos-dir="], ["--data-dir", ""], ["--parquet", ""]])
-def test_an_empty_flag_is_refused(flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_an_empty_flag_is_refused(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["gen-task", *flags]) == 2
     assert "is empty" in capsys.readouterr().err
@@ -41,7 +47,13 @@ def test_an_empty_flag_is_refused(flags: list[str], tmp_path: Path, monkeypatch:
 def test_every_path_is_utf8(stage: str) -> None:
     """It is recorded in config.json. A byte that is not UTF-8 comes from the command line as half a surrogate pair."""
     config = importlib.import_module(STAGES[stage]).Config
-    needed: dict[str, Any] = {"env": "corridor", "role": "plain", "what": "env", "recipe": "taxi-tiny", "policy": ["random"]}
+    needed: dict[str, Any] = {
+        "env": "corridor",
+        "role": "plain",
+        "what": "env",
+        "recipe": "taxi-tiny",
+        "policy": ["random"],
+    }
     needed |= {"load_dir": "model", "out_dir": "copy"}
     given = {item.name: needed[item.name] for item in dataclasses.fields(config) if item.default is dataclasses.MISSING}
     for name in ("data_dir", "results_dir"):

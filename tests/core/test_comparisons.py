@@ -27,8 +27,9 @@ def test_a_fair_players_interval_covers_the_truth_as_often_as_it_says() -> None:
 def test_equal_outcomes_are_worth_one_task_a_cluster() -> None:
     """Nothing in them speaks against correlation 1: n = (Σ sizes)² / Σ sizes².
 
-    20 clusters of one: n = 20; of four tasks: 20 as well; sizes 1 to 4: n = 10² / 30. Student's t with C - 1 degrees of freedom
-    (2.0930 for 20, 3.1824 for 4, from tables) makes it n (1.9600 / t)². Jeffreys: the 97.5 % point of Beta(1/2, n + 1/2).
+    20 clusters of one: n = 20; of four tasks: 20 as well; sizes 1 to 4: n = 10² / 30. Student's t with C - 1 degrees of
+    freedom (2.0930 for 20, 3.1824 for 4, from tables) makes it n (1.9600 / t)². Jeffreys: the 97.5 % point of Beta(1/2,
+    n + 1/2).
     """
     alone, fours = rate_interval([[0.0]] * 20), rate_interval([[0.0] * 4] * 20)
     assert alone == fours
@@ -74,7 +75,9 @@ def test_fewer_than_two_clusters_say_nothing() -> None:
 
 
 def test_repeats_narrow_an_interval_as_far_as_they_tell_something() -> None:
-    """40 tasks at one half: coins played 16 times are worth 640 plays (at most); outcomes that never change are worth 40."""
+    """40 tasks at one half: coins played 16 times are worth 640 plays (at most); outcomes that never change are worth
+    40.
+    """
     once = rate_interval([[float(n % 2)] for n in range(40)], trials=40)
     same = rate_interval([[float(n % 2)] for n in range(40)], trials=640)
     assert same == once
@@ -87,7 +90,8 @@ def test_repeats_narrow_an_interval_as_far_as_they_tell_something() -> None:
 
 
 def test_a_mean_without_bounds_has_a_t_interval_of_its_clusters() -> None:
-    """Sums 2, 4, 9 of sizes 1, 1, 2, mean 15/4: residuals -1.75, 0.25, 1.5; their squares sum to 5.375, times 3/2 is 8.0625.
+    """Sums 2, 4, 9 of sizes 1, 1, 2, mean 15/4: residuals -1.75, 0.25, 1.5; their squares sum to 5.375, times 3/2 is
+    8.0625.
 
     Its root over 4 tasks is 0.70986; times t with 2 degrees of freedom, 4.30265, is 3.0543.
     """
@@ -105,7 +109,9 @@ def test_p_does_not_depend_on_the_unit(unit: float) -> None:
 
 
 def test_signs_are_flipped_by_cluster() -> None:
-    """Gaps of 1 on six tasks of three clusters: two of eight sign patterns have a sum of 6 or -6; as tasks, two of 64."""
+    """Gaps of 1 on six tasks of three clusters: two of eight sign patterns have a sum of 6 or -6; as tasks,
+    two of 64.
+    """
     first, second = ({str(n): float(won) for n in range(6)} for won in (True, False))
     of = {str(n): f"file {n // 2}" for n in range(6)}
     found = paired(first, second, of)
@@ -262,7 +268,9 @@ def test_one_cluster_leaves_no_infinity_in_json() -> None:
 
 def test_pass_at_has_an_interval_by_cluster() -> None:
     """Four tasks of two files, twice each: pass@1 is the rate; pass@2 of the tasks is 1, 1, 0 and 0."""
-    played = [question("a", number, f"{number // 2}.py", number < 2 and time == 0) for number in range(4) for time in (0, 1)]
+    played = [
+        question("a", number, f"{number // 2}.py", number < 2 and time == 0) for number in range(4) for time in (0, 1)
+    ]
     found = row("a", "auto_explore", "full", played)
     assert found["pass_at"] == {"1": 0.25, "2": 0.5}
     assert found["pass_at_low"]["2"] == pytest.approx(rate_interval([[1.0, 1.0], [0.0, 0.0]])[0])

@@ -1,4 +1,6 @@
-"""Files: a reader that says where they are wrong, a writer that never leaves half of one, and runs that are found again."""
+"""Files: a reader that says where they are wrong, a writer that never leaves half of one, and runs that are found
+again.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,12 @@ def test_a_finished_run_is_skipped_until_something_changes(tmp_path: Path) -> No
     first = finish(config(tmp_path), [source], output)
     assert (first.skipped, first.folder.name) == (False, "1_example")
     again = finish(config(tmp_path), [source], output)
-    assert (again.skipped, again.folder, again.figures, again.tables) == (True, first.folder, {"count": 1}, first.tables)
+    assert (again.skipped, again.folder, again.figures, again.tables) == (
+        True,
+        first.folder,
+        {"count": 1},
+        first.tables,
+    )
     assert finish(config(tmp_path, size=4), [source], output).folder.name == "2_example"
     assert finish(config(tmp_path, force=True), [source], output).folder.name == "3_example"
     source.write_text("2")

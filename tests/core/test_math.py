@@ -41,7 +41,9 @@ def test_smooth() -> None:
 
 
 def test_seeds_depend_on_the_whole_path_and_nothing_else() -> None:
-    seeds = {seeding.derive(seed, *path) for seed in (0, 1) for path in [(), ("a",), ("a", 1), ("a", 2), ("a1",), ("b", 1)]}
+    seeds = {
+        seeding.derive(seed, *path) for seed in (0, 1) for path in [(), ("a",), ("a", 1), ("a", 2), ("a1",), ("b", 1)]
+    }
     assert len(seeds) == 12
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert seeding.derive(0, "a", 1) == 5640247956467711177  # fixed: old runs must be repeatable
@@ -50,7 +52,9 @@ def test_seeds_depend_on_the_whole_path_and_nothing_else() -> None:
 def test_uniform_is_uniform() -> None:
     draws = [seeding.uniform(seed, "x") for seed in range(10_000)]
     counts = [sum(low / 10 <= draw < (low + 1) / 10 for draw in draws) for low in range(10)]
-    assert sum((count - 1000) ** 2 / 1000 for count in counts) < 27.9  # chi-square, 9 degrees of freedom, p = 0.001; seeded
+    assert (
+        sum((count - 1000) ** 2 / 1000 for count in counts) < 27.9
+    )  # chi-square, 9 degrees of freedom, p = 0.001; seeded
     assert 0 <= min(draws) <= max(draws) < 1
 
 

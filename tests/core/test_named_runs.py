@@ -49,7 +49,9 @@ def test_other_settings_are_refused_with_what_differs_and_what_to_do(tmp_path: P
     source = tmp_path / "rows"
     source.write_text("1")
     made = make(tmp_path, source, name="a")
-    with pytest.raises(ConfigError, match=r"--size 3 there, 4 here.*--force replaces it, --keep .* a\.2, or choose another"):
+    with pytest.raises(
+        ConfigError, match=r"--size 3 there, 4 here.*--force replaces it, --keep .* a\.2, or choose another"
+    ):
         make(tmp_path, source, name="a", size=4)
     source.write_text("2")
     with pytest.raises(ConfigError, match=f"{source} was different"):
@@ -63,7 +65,12 @@ def test_force_replaces_what_has_the_name_and_leaves_nothing_of_it(tmp_path: Pat
     made = make(tmp_path, name="a")
     (made.folder / "older").write_text("")
     replaced = make(tmp_path, name="a", size=4, force=True)
-    assert sorted(path.name for path in replaced.folder.iterdir()) == [".lock", "checkpoint-3", "config.json", "report.json"]
+    assert sorted(path.name for path in replaced.folder.iterdir()) == [
+        ".lock",
+        "checkpoint-3",
+        "config.json",
+        "report.json",
+    ]
     assert (replaced.folder / "checkpoint-3" / "weights").read_text() == "4"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
@@ -121,7 +128,9 @@ def test_a_command_without_a_name_finds_named_runs(tmp_path: Path) -> None:
     make(tmp_path / "seed0", source, name="a/b")
     make(tmp_path, source, size=5)
     content = runs.digest(source)
-    assert [report.folder.relative_to(tmp_path).as_posix() for report in runs.finished(tmp_path, "sft", {}, content)] == [
+    assert [
+        report.folder.relative_to(tmp_path).as_posix() for report in runs.finished(tmp_path, "sft", {}, content)
+    ] == [
         "2_sft",
         "a/b",
     ], "a seed's runs are those of its own results folder"
@@ -151,9 +160,8 @@ def test_a_run_with_a_name_is_not_looked_for_among_numbered_ones_of_this_version
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["..", "../a", "a/../b", "/a", "a/", "a//b", ".", "a/.hidden", "-a", "a b", "a\n", "a\x1b[2J", "ä", "a+b", "a=b", "a" * 101,
-     "8_rlft", "x/8_rlft", "a\\b", "~", "$HOME", "*"],
+    "name", ["..", "../a", "a/../b", "/a", "a/", "a//b", ".", "a/.hidden", "-a", "a b", "a\n", "a\x1b[2J", "ä", "a+b",
+    "a=b", "a" * 101, "8_rlft", "x/8_rlft", "a\\b", "~", "$HOME", "*"],
 )  # fmt: skip
 def test_names_that_are_no_folders_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="--name"):
@@ -191,7 +199,9 @@ def test_a_failed_run_gives_its_number_and_its_name_back(tmp_path: Path) -> None
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_run_that_fails_at_once_gives_back_what_force_replaced(tmp_path: Path, keep: bool) -> None:
     made = make(tmp_path, name="r/policy")
-    settings = from_mapping(Example, {"results_dir": tmp_path, "name": "r/policy", "force": True, "keep": keep}, "example")
+    settings = from_mapping(
+        Example, {"results_dir": tmp_path, "name": "r/policy", "force": True, "keep": keep}, "example"
+    )
 
     def failing(name: str = "") -> None:
         with runs.open_run("sft", settings) as run:

@@ -15,7 +15,9 @@ def full_gpu() -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7 GiB\nGPU 0 has …")
 
 
-@pytest.mark.parametrize("fails", [lambda: torch.empty(2**50), lambda: torch.empty(2**62), lambda: bytearray(2**60), full_gpu])
+@pytest.mark.parametrize(
+    "fails", [lambda: torch.empty(2**50), lambda: torch.empty(2**62), lambda: bytearray(2**60), full_gpu]
+)
 def test_no_memory_is_one_line_with_advice(fails: Callable[[], object]) -> None:
     with pytest.raises(ReflectkitError) as caught:
         memory_explained("lower --width")(fails)()

@@ -164,7 +164,12 @@ def test_an_env_may_allow_fewer_side_by_side() -> None:
 
 @pytest.mark.parametrize(
     ("reward", "info"),
-    [(float("nan"), {}), (np.float32(1), {}), (1.0, {"success": np.True_}), (1.0, {"figures": {"accuracy": float("inf")}})],
+    [
+        (float("nan"), {}),
+        (np.float32(1), {}),
+        (1.0, {"success": np.True_}),
+        (1.0, {"figures": {"accuracy": float("inf")}}),
+    ],
 )
 def test_what_an_env_gives_is_json(reward: float, info: dict[str, object]) -> None:
     class Odd(Corridor):

@@ -61,7 +61,17 @@ values = st.recursive(
     scalars | texts, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=8
 )
 calls_of_notes = st.lists(st.builds(ToolCall, st.just("note"), st.dictionaries(texts, values, max_size=3)), max_size=4)
-MARKS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "<think>", "</think>", "none", "note ", "book_flight", "cancel {}")
+MARKS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<|python_tag|>",
+    "<think>",
+    "</think>",
+    "none",
+    "note ",
+    "book_flight",
+    "cancel {}",
+)
 JSON = ("{", "}", "[", "]", '"', ":", ",", ";", "null", '"name"', '"arguments"', '{"name": "cancel", "arguments": {}}')
 ODD = (
     "NaN",
@@ -109,7 +119,23 @@ def test_calls_come_back(form: Form, calls: list[ToolCall]) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     "unit",
-    ["[", "{", "\n", "<tool_call>", ";", "{;", "cancel {}\n", "9", '{"a":', "</think>", "[{", "{}", "\ud800", " {", "[1],"],
+    [
+        "[",
+        "{",
+        "\n",
+        "<tool_call>",
+        ";",
+        "{;",
+        "cancel {}\n",
+        "9",
+        '{"a":',
+        "</think>",
+        "[{",
+        "{}",
+        "\ud800",
+        " {",
+        "[1],",
+    ],
 )
 def test_a_million_characters_are_read_in_time(form: Form, unit: str) -> None:
     text = unit * (10**6 // len(unit))
@@ -161,9 +187,15 @@ def test_no_calls(text: str, form: Form) -> None:
         ("book_flight {}", "book_flight: missing argument 'date' (string), 'seats' (integer)"),
         ('book_flight {"date": 3, "seats": 1}', "book_flight: argument 'date': expected string, found integer 3"),
         ('book_flight {"date": "x", "seats": true}', "argument 'seats': expected integer, found boolean true"),
-        ('book_flight {"date": "x", "seats": 1, "cabin": "first"}', 'expected "economy" | "business", found string "first"'),
+        (
+            'book_flight {"date": "x", "seats": 1, "cabin": "first"}',
+            'expected "economy" | "business", found string "first"',
+        ),
         ('book_flight {"date": "x", "seats": 1, "bags": [{}]}', "missing argument 'bags.0.kg' (number)"),
-        ('book_flight {"date": "x", "seats": 1, "day": 2}', "unknown argument 'day'; expected date, seats, cabin, bags"),
+        (
+            'book_flight {"date": "x", "seats": 1, "day": 2}',
+            "unknown argument 'day'; expected date, seats, cabin, bags",
+        ),
         ('cancel {"why": "x"}', "cancel: unknown argument 'why'; expected none"),
         ('note {"a": tru}', "'note': invalid JSON at its line 1, column 7: Expecting value; near 'tru}'"),
         ('note {"a": NaN}', "invalid JSON: NaN is no number"),
@@ -186,8 +218,16 @@ def test_a_bad_call_is_explained(text: str, error: str) -> None:
 @pytest.mark.parametrize(
     ("text", "form", "error"),
     [
-        ('<tool_call>{"name": "cancel", "arguments": {}}', HERMES, "unclosed <tool_call>: write </tool_call> behind the JSON"),
-        ('<tool_call>{"name": "can', HERMES, "unclosed <tool_call>: write </tool_call> behind the JSON, and invalid JSON"),
+        (
+            '<tool_call>{"name": "cancel", "arguments": {}}',
+            HERMES,
+            "unclosed <tool_call>: write </tool_call> behind the JSON",
+        ),
+        (
+            '<tool_call>{"name": "can',
+            HERMES,
+            "unclosed <tool_call>: write </tool_call> behind the JSON, and invalid JSON",
+        ),
         ('<tool_call>{"name": "cancel"}</tool_call>', HERMES, "'cancel' is called without arguments"),
         (
             '<tool_call>{"name": "cancel", "arguments": "x"}</tool_call>',
@@ -195,7 +235,11 @@ def test_a_bad_call_is_explained(text: str, error: str) -> None:
             "expected the arguments as a JSON object, found string",
         ),
         ('<tool_call>[{"name": 3}]</tool_call>', HERMES, "is no call; expected a JSON object with"),
-        ('<tool_call>{"name": "cancel", "arguments": {}}}</tool_call>', HERMES, "'}' stands between the JSON and </tool_call>"),
+        (
+            '<tool_call>{"name": "cancel", "arguments": {}}}</tool_call>',
+            HERMES,
+            "'}' stands between the JSON and </tool_call>",
+        ),
         ("<tool_call></tool_call>", HERMES, "invalid JSON at its line 1, column 1: Expecting value"),
         ("{cancel}", LLAMA, "invalid JSON at its line 1, column 2"),
         ('[{"name": "cancle", "parameters": {}}]', LLAMA, "did you mean cancel?"),
@@ -234,7 +278,11 @@ def test_references_never_leave_the_schema(reference: str, monkeypatch: pytest.M
 
 
 def test_references_within_the_schema_are_followed() -> None:
-    parameters = {"type": "object", "properties": {"x": {"$ref": "#/$defs/count"}}, "$defs": {"count": {"type": "integer"}}}
+    parameters = {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/count"}},
+        "$defs": {"count": {"type": "integer"}},
+    }
     tool = ToolSpec("near", "", parameters)
     assert parse('near {"x": 1}', [tool], PLAIN).errors == ()
     assert "expected integer" in parse('near {"x": "1"}', [tool], PLAIN).errors[0]

@@ -41,8 +41,9 @@ from tests.household import Room, write_games
 
 pytest.importorskip("alfworld", reason="the engine is not installed: pip install 'reflectkit[alfworld]'")
 ROOM = (
-    "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly around you, you see a cabinet 1,"
-    " a countertop 1, a fridge 1, a microwave 1, and a shelf 1.\n\nYour task is to: put a hot tomato in fridge."
+    "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly around you, you see a"
+    " cabinet 1, a countertop 1, a fridge 1, a microwave 1, and a shelf 1.\n\nYour task is to: put a hot tomato in"
+    " fridge."
 )
 EVERYWHERE = tuple(f"go to {place}" for place in ("cabinet 1", "countertop 1", "fridge 1", "microwave 1", "shelf 1"))
 
@@ -57,7 +58,9 @@ def tasks(root: Path) -> list[Task]:
     return write_games(root)
 
 
-def play(root: Path, tasks: list[Task], agent: Any, seed: int = 1, horizon: int = 50, **settings: Any) -> list[Trajectory]:
+def play(
+    root: Path, tasks: list[Task], agent: Any, seed: int = 1, horizon: int = 50, **settings: Any
+) -> list[Trajectory]:
     return rollout(
         [Episode(task, seed) for task in tasks], lambda: make("alfworld", horizon, games_dir=root, **settings), agent
     )
@@ -126,8 +129,12 @@ def test_the_engine_leaves_no_trace(root: Path, tasks: list[Task], tmp_path: Pat
         f"game.load(Path({str(folder)!r})); game.reset('planner'); assert sys.argv == ['-c', 'mine'];"
         "assert 'ALFWORLD_DATA' not in os.environ"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "ALFWORLD_DATA"} | {"HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code, "mine"], env=environment, capture_output=True, text=True, check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "ALFWORLD_DATA"} | {
+        "HOME": str(tmp_path)
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code, "mine"], env=environment, capture_output=True, text=True, check=True
+    )
     assert (done.stdout, done.stderr) == ("", "")
     assert list(tmp_path.iterdir()) == []
 
@@ -142,7 +149,10 @@ def test_what_is_so_is_told(root: Path, tasks: list[Task]) -> None:
 
 
 def test_a_plan_is_made_for_what_matters_from_where_one_is() -> None:
-    problem = "(define (problem p) (:objects …) (:init …) (:goal (and (objectType ?o MugType) (receptacleType ?r ShelfType))))"
+    problem = (
+        "(define (problem p) (:objects …) (:init …) (:goal (and (objectType ?o MugType) (receptacleType ?r"
+        " ShelfType))))"
+    )
     objects = {f"mug{number}": "object" for number in range(4)} | {"book": "object", "pan": "object"}
     objects |= {f"{kind}{number}": "receptacle" for kind in ("shelf", "drawer") for number in range(4)}
     facts = [("objecttype", name, f"{name.rstrip('0123')}type") for name, kind in objects.items() if kind == "object"]
@@ -151,7 +161,9 @@ def test_a_plan_is_made_for_what_matters_from_where_one_is() -> None:
     facts += [("inreceptacle", "mug3", "shelf3"), ("inreceptacle", "book", "shelf2"), ("holds", "agent1", "pan")]
     facts += [("isclean", "mug2"), ("not_opened", "shelf0"), ("new-axiom@0", "shelf0")]
     left = essential(problem, objects, facts)
-    assert left.startswith("(define (problem rest) (:domain alfred) (:objects mug2 - object mug3 - object pan - object ")
+    assert left.startswith(
+        "(define (problem rest) (:domain alfred) (:objects mug2 - object mug3 - object pan - object "
+    )
     # two mugs, the clean one and that on a shelf, with their places; of each kind of receptacle two
     there = {"mug2", "mug3", "pan", "shelf0", "shelf1", "shelf3", "drawer0", "drawer1", "drawer2"}
     assert {name for name in objects if f"{name} - " in left} == there
@@ -159,7 +171,8 @@ def test_a_plan_is_made_for_what_matters_from_where_one_is() -> None:
     assert left.endswith(problem[problem.index("(:goal") :])
 
 
-# ---------------------------------------------------------------------------------------------------------- the processes
+# ---------------------------------------------------------------------------------------------------------- the
+# processes
 
 
 def test_a_hung_engine_is_stopped_and_the_next_reset_has_another(root: Path, tasks: list[Task]) -> None:
@@ -268,7 +281,8 @@ def gone(pid: int) -> bool:
     return False
 
 
-# ------------------------------------------------------------------------------------------------------------- the experts
+# ------------------------------------------------------------------------------------------------------------- the
+# experts
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
@@ -285,7 +299,8 @@ def test_search_wins_after_random_commands(root: Path, tasks: list[Task]) -> Non
 
     for seed in (1, 2):
         assert all(
-            rollout([Episode(task, seed)], lambda: make("alfworld", 90, games_dir=root), Late())[0].success for task in tasks
+            rollout([Episode(task, seed)], lambda: make("alfworld", 90, games_dir=root), Late())[0].success
+            for task in tasks
         )
 
 
@@ -316,7 +331,8 @@ def test_a_game_that_cannot_be_won_is_said_to_be_so(root: Path, tasks: list[Task
         Alfworld(tmp_path).reset(task, 0)
 
 
-# ------------------------------------------------------------------------------------------------------------ what is known
+# ------------------------------------------------------------------------------------------------------------ what is
+# known
 
 
 def seen(*steps: tuple[str, tuple[str, ...]]) -> Belief:
@@ -326,14 +342,31 @@ def seen(*steps: tuple[str, tuple[str, ...]]) -> Belief:
     return belief
 
 
-AT_FRIDGE = ("You arrive at fridge 1. The fridge 1 is closed.", (*EVERYWHERE, "examine fridge 1", "open fridge 1", "look"))
+AT_FRIDGE = (
+    "You arrive at fridge 1. The fridge 1 is closed.",
+    (*EVERYWHERE, "examine fridge 1", "open fridge 1", "look"),
+)
 OPENED = (
     "You open the fridge 1. The fridge 1 is open. In it, you see a egg 1, and a tomato 2.",
-    (*EVERYWHERE, "close fridge 1", "examine fridge 1", "take egg 1 from fridge 1", "take tomato 2 from fridge 1", "look"),
+    (
+        *EVERYWHERE,
+        "close fridge 1",
+        "examine fridge 1",
+        "take egg 1 from fridge 1",
+        "take tomato 2 from fridge 1",
+        "look",
+    ),
 )
 TAKEN = (
     "You pick up the tomato 2 from the fridge 1.",
-    (*EVERYWHERE, "close fridge 1", "cool tomato 2 with fridge 1", "examine fridge 1", "move tomato 2 to fridge 1", "look"),
+    (
+        *EVERYWHERE,
+        "close fridge 1",
+        "cool tomato 2 with fridge 1",
+        "examine fridge 1",
+        "move tomato 2 to fridge 1",
+        "look",
+    ),
 )
 AT_MICROWAVE = (
     "You arrive at microwave 1. The microwave 1 is closed.",
@@ -427,7 +460,8 @@ def test_mistakes_leave_alone_what_leads_on(root: Path, tasks: list[Task]) -> No
     assert len([choice for choice in wrong if choice.startswith("go to ")]) == 2
 
 
-# ------------------------------------------------------------------------------------------------------------ what is shown
+# ------------------------------------------------------------------------------------------------------------ what is
+# shown
 
 
 def test_what_the_player_sees(root: Path, tasks: list[Task]) -> None:
@@ -439,7 +473,12 @@ def test_what_the_player_sees(root: Path, tasks: list[Task]) -> None:
     result = env.step(observation.choices.index("go to drawer 1"))
     assert (result.reward, result.terminated, result.info) == (0.0, False, {"success": False, "score": 0.0})
     assert result.observation.text.endswith("Commands:\n go to drawer 1: The drawer 1 is closed.")
-    assert result.observation.choices[:4] == ("go to cabinet 1", "go to cabinet 2", "go to countertop 1", "examine drawer 1")
+    assert result.observation.choices[:4] == (
+        "go to cabinet 1",
+        "go to cabinet 2",
+        "go to countertop 1",
+        "examine drawer 1",
+    )
     assert result.observation.choices[8:] == ("open drawer 1", "help", "inventory", "look")
     while not result.terminated:
         result = env.step(env.oracle())
@@ -498,7 +537,8 @@ def test_bench_plays_games_that_it_makes(tmp_path: Path, monkeypatch: pytest.Mon
     assert figures["steps_per_wall_second_16_at_once"] > 0
 
 
-# -------------------------------------------------------------------------------------------------------------- bad input
+# -------------------------------------------------------------------------------------------------------------- bad
+# input
 
 
 def altered(root: Path, target: Path, task: Task, change: Callable[[str], str], file: str = "game.tw-pddl") -> Task:
@@ -516,8 +556,16 @@ def altered(root: Path, target: Path, task: Task, change: Callable[[str], str], 
     [
         ("game.tw-pddl", lambda text: text[:500], "not JSON"),
         ("game.tw-pddl", lambda text: "[]", "expected a JSON object"),
-        ("game.tw-pddl", lambda text: json.dumps(json.loads(text) | {"grammar": None}), "field 'grammar': expected text"),
-        ("game.tw-pddl", lambda text: json.dumps(json.loads(text) | {"grammar": "move {o} to {r}"}), "or its PDDL is broken"),
+        (
+            "game.tw-pddl",
+            lambda text: json.dumps(json.loads(text) | {"grammar": None}),
+            "field 'grammar': expected text",
+        ),
+        (
+            "game.tw-pddl",
+            lambda text: json.dumps(json.loads(text) | {"grammar": "move {o} to {r}"}),
+            "or its PDDL is broken",
+        ),
         ("game.tw-pddl", lambda text: text.replace("(:goal", "(:gaol"), "or its PDDL is broken"),
         ("traj_data.json", lambda text: "{", "not JSON"),
         ("traj_data.json", lambda text: text.replace("object_target", "object"), "field 'pddl_params'"),
@@ -525,7 +573,9 @@ def altered(root: Path, target: Path, task: Task, change: Callable[[str], str], 
         ("traj_data.json", lambda text: text.replace(PLACE, LOOK).replace('target": ""', 'target": "X"'), "of type"),
     ],
 )
-def test_broken_games_are_named(root: Path, tasks: list[Task], tmp_path: Path, file: str, change: Any, said: str) -> None:
+def test_broken_games_are_named(
+    root: Path, tasks: list[Task], tmp_path: Path, file: str, change: Any, said: str
+) -> None:
     task = altered(root, tmp_path, one_of(tasks, PLACE), change, file)
     with pytest.raises(EnvironmentFailure, match=said) as caught:
         Alfworld(tmp_path).reset(task, 0)

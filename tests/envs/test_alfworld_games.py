@@ -1,4 +1,6 @@
-"""ALFWorld's games: the rooms, what is drawn in them, that it can be won, and reading folders that anyone may have damaged."""
+"""ALFWorld's games: the rooms, what is drawn in them, that it can be won, and reading folders that anyone may have
+damaged.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,9 @@ from reflectkit.stages.gen_games import Maker
 from tests.household import write_games
 
 pytest.importorskip("alfworld", reason="the engine is not installed: pip install 'reflectkit[alfworld]'")
-FIXED = {"Kitchen": {"Fridge", "Microwave", "SinkBasin", "StoveBurner", "CounterTop", "Cabinet", "Toaster", "GarbageCan"},
-         "LivingRoom": {"Sofa", "GarbageCan"}, "Bedroom": {"Bed", "GarbageCan"},
-         "Bathroom": {"Toilet", "SinkBasin", "ToiletPaperHanger", "GarbageCan"}}  # fmt: skip
+FIXED = {"Kitchen": {"Fridge", "Microwave", "SinkBasin", "StoveBurner", "CounterTop", "Cabinet", "Toaster",
+    "GarbageCan"}, "LivingRoom": {"Sofa", "GarbageCan"}, "Bedroom": {"Bed", "GarbageCan"}, "Bathroom": {"Toilet",
+    "SinkBasin", "ToiletPaperHanger", "GarbageCan"}}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,8 @@ def facts(game: Game, name: str) -> list[list[str]]:
     return [found.split() for found in re.findall(rf"^\({name} ([^()]*)\)$", game.problem, re.MULTILINE)]
 
 
-# ------------------------------------------------------------------------------------------------------------ rooms and draws
+# ------------------------------------------------------------------------------------------------------------ rooms and
+# draws
 
 
 def test_every_floor_plan_is_a_room_as_the_benchmark_has_them() -> None:
@@ -128,7 +131,8 @@ def test_patterns_narrow_the_goals() -> None:
         levels(("Tomato",))
 
 
-# ----------------------------------------------------------------------------------------------------------------- winnable
+# -----------------------------------------------------------------------------------------------------------------
+# winnable
 
 
 def test_games_of_every_type_are_made_and_won(made: Path) -> None:
@@ -223,7 +227,9 @@ def test_a_game_without_solution_has_a_reason(root: Path) -> None:
 
 
 def strike(monkeypatch: pytest.MonkeyPatch, blow: signal.Signals, engines: int) -> list[Engine]:
-    """Whoever takes one of the first `engines` gets it with `blow` already struck. Returns those taken, as they are taken."""
+    """Whoever takes one of the first `engines` gets it with `blow` already struck. Returns those taken, as they are
+    taken.
+    """
     taken: list[Engine] = []
     real = Pool.take
 
@@ -250,7 +256,8 @@ def test_where_two_engines_hang_the_reason_says_so(root: Path, monkeypatch: pyte
     assert [engine.alive for engine in taken] == [False, False]
 
 
-# ------------------------------------------------------------------------------------------------------- a benchmark's folder
+# ------------------------------------------------------------------------------------------------------- a benchmark's
+# folder
 
 
 def test_games_are_found_by_split_and_pattern(root: Path) -> None:
@@ -259,8 +266,8 @@ def test_games_are_found_by_split_and_pattern(root: Path) -> None:
     assert [path.parent.parent.name for path in games.find(root)] == ["train"] * 12 + ["valid_seen"] * 12
     found = games.find(root, ("*-Tomato-*-Microwave", "look_at*"), ("valid_seen",))
     assert [path.parent.name for path in found] == [
-        f"{name}-{floor}" for name in ("look_at_obj_in_light-Book-None-DeskLamp", "pick_and_place_simple-Tomato-None-Microwave")
-        for floor in (1, 2)
+        f"{name}-{floor}" for name in ("look_at_obj_in_light-Book-None-DeskLamp",
+        "pick_and_place_simple-Tomato-None-Microwave") for floor in (1, 2)
     ]  # fmt: skip
     task = games.task(found[0])
     assert task.id == task.group == "look_at_obj_in_light-Book-None-DeskLamp-1/trial_T0"
@@ -308,37 +315,30 @@ T, G = "traj_data.json", "game.tw-pddl"
 
 
 @pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda folder: (folder / T).unlink(), "traj_data.json: is missing"),
-        (lambda folder: (folder / G).unlink(), "game.tw-pddl: is missing"),
-        (lambda folder: [(folder / T).unlink(), (folder / T).mkdir()], "traj_data.json: is missing or no file"),
-        (put(T, b""), "traj_data.json: is empty; run `alfworld-download -f`"),
-        (put(T, b'{"task_type": "look'), "Unterminated string starting at; run `alfworld-download -f`"),
-        (put(T, b"\xff\xfe"), "traj_data.json: not UTF-8"),
-        (put(T, b"[" * 100_000), "traj_data.json: JSON that cannot be read"),
-        (put(G, b"[1, 2]"), "game.tw-pddl: expected a JSON object, found list"),
-        (huge, "traj_data.json: has over 20 MB"),
-        (linked, "game.tw-pddl: is a link out"),
-        (edit(T, lambda value: value.update(task_type="pick_and_fly")), "field 'task_type': 'pick_and_fly' is none of"),
-        (edit(T, lambda value: value.update(task_type=["a"])), "field 'task_type': ['a'] is none of"),
-        (edit(T, lambda value: value.update(pddl_params=None)), "field 'pddl_params'"),
-        (edit(T, lambda value: value["pddl_params"].update(object_target=3)), "field 'pddl_params'"),
-        (edit(T, lambda value: value["pddl_params"].update(object_sliced=True)), "slices are left out"),
-        (edit(T, lambda value: value.pop("scene")), "field 'scene.floor_plan'"),
-        (edit(T, lambda value: value.update(scene={"floor_plan": "../FloorPlan1"})), "field 'scene.floor_plan'"),
-        (edit(G, lambda value: value.pop("pddl_problem")), "field 'pddl_problem': expected text, found NoneType"),
-        (edit(G, lambda value: value.update(pddl_domain=7)), "field 'pddl_domain': expected text, found int"),
-        (edit(G, lambda value: value.update(pddl_problem="hello")), "field 'pddl_problem': no PDDL"),
-        (edit(G, lambda value: value.update(pddl_problem=value["pddl_problem"][:-9])), "field 'pddl_problem': no PDDL, or cut"),
-        (edit(G, lambda value: value.update(grammar=" ")), "field 'grammar'"),
-        (edit(G, lambda value: value.update(solvable=False)), "field 'solvable'"),
-        (edit(G, lambda value: value.update(solvable=None)), "field 'solvable'"),
-        (edit(G, lambda value: value.pop("solvable")), "field 'solvable'"),
-        (edit(G, lambda value: value.update(grammar=value["grammar"].replace("move {o} to", "put {o} in/on"))), "before 0.4"),
-        (edit(G, lambda value: value.update(walkthrough="look")), "field 'walkthrough'"),
-        (edit(G, lambda value: value.update(walkthrough=[1])), "field 'walkthrough'"),
-    ],
+    ("damage", "reason"), [ (lambda folder: (folder / T).unlink(), "traj_data.json: is missing"),
+    (lambda folder: (folder / G).unlink(), "game.tw-pddl: is missing"), (lambda folder: [(folder / T).unlink(),
+    (folder / T).mkdir()], "traj_data.json: is missing or no file"), (put(T, b""),
+    "traj_data.json: is empty; run `alfworld-download -f`"), (put(T, b'{"task_type": "look'),
+    "Unterminated string starting at; run `alfworld-download -f`"), (put(T, b"\xff\xfe"), "traj_data.json: not UTF-8"),
+    (put(T, b"[" * 100_000), "traj_data.json: JSON that cannot be read"), (put(G, b"[1, 2]"),
+    "game.tw-pddl: expected a JSON object, found list"), (huge, "traj_data.json: has over 20 MB"), (linked,
+    "game.tw-pddl: is a link out"), (edit(T, lambda value: value.update(task_type="pick_and_fly")),
+    "field 'task_type': 'pick_and_fly' is none of"), (edit(T, lambda value: value.update(task_type=["a"])),
+    "field 'task_type': ['a'] is none of"), (edit(T, lambda value: value.update(pddl_params=None)),
+    "field 'pddl_params'"), (edit(T, lambda value: value["pddl_params"].update(object_target=3)),
+    "field 'pddl_params'"), (edit(T, lambda value: value["pddl_params"].update(object_sliced=True)),
+    "slices are left out"), (edit(T, lambda value: value.pop("scene")), "field 'scene.floor_plan'"), (edit(T,
+    lambda value: value.update(scene={"floor_plan": "../FloorPlan1"})), "field 'scene.floor_plan'"), (edit(G,
+    lambda value: value.pop("pddl_problem")), "field 'pddl_problem': expected text, found NoneType"), (edit(G,
+    lambda value: value.update(pddl_domain=7)), "field 'pddl_domain': expected text, found int"), (edit(G,
+    lambda value: value.update(pddl_problem="hello")), "field 'pddl_problem': no PDDL"), (edit(G,
+    lambda value: value.update(pddl_problem=value["pddl_problem"][:-9])), "no PDDL, or cut"), (edit(G,
+    lambda value: value.update(grammar=" ")), "field 'grammar'"), (edit(G, lambda value: value.update(solvable=False)),
+    "field 'solvable'"), (edit(G, lambda value: value.update(solvable=None)), "field 'solvable'"), (edit(G,
+    lambda value: value.pop("solvable")), "field 'solvable'"), (edit(G,
+    lambda value: value.update(grammar=value["grammar"].replace("move {o} to", "put {o} in/on"))), "before 0.4"),
+    (edit(G, lambda value: value.update(walkthrough="look")), "field 'walkthrough'"), (edit(G,
+    lambda value: value.update(walkthrough=[1])), "field 'walkthrough'"), ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_game_is_said(root: Path, damage: Callable[[Path], object], reason: str) -> None:
     folder = games.find(root)[0]
@@ -489,21 +489,28 @@ def test_what_cannot_be_done_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_no_usable_game_is_an_error_with_a_reason(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_usable_game_is_an_error_with_a_reason(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for folder in games.find(root):
         (folder / T).unlink()
     assert gen(tmp_path, "--games-dir", str(root)) == 2
     assert "none of 12 games can be used, e.g. train/look_at" in capsys.readouterr().err
 
 
-# -------------------------------------------------------------------------------------------------------------------- split
+# --------------------------------------------------------------------------------------------------------------------
+# split
 
 
 def split_of(tmp_path: Path, *flags: str, games: int = 120) -> dict[str, list[dict[str, Any]]]:
     """Games of six types in ten rooms of two kinds, split."""
     tasks = [
         Task(
-            f"g{number}", "alfworld", TYPES[number % 6], f"g{number}", {"room": f"FloorPlan{number % 10 + 200 * (number % 2)}"}
+            f"g{number}",
+            "alfworld",
+            TYPES[number % 6],
+            f"g{number}",
+            {"room": f"FloorPlan{number % 10 + 200 * (number % 2)}"},
         )
         for number in range(games)
     ]
@@ -528,7 +535,10 @@ def test_a_split_without_a_task_is_told(tmp_path: Path, capsys: pytest.CaptureFi
 def test_unseen_rooms_are_seen_nowhere_else(tmp_path: Path) -> None:
     parts = split_of(tmp_path, "--unseen-rooms", "0.2")
     rooms_of = {name: {record["data"]["room"] for record in part} for name, part in parts.items()}
-    assert sorted(games.room_kind(room) for room in rooms_of["unseen"]) == ["FloorPlan", "FloorPlan2"]  # 0.2 of five each
+    assert sorted(games.room_kind(room) for room in rooms_of["unseen"]) == [
+        "FloorPlan",
+        "FloorPlan2",
+    ]  # 0.2 of five each
     assert not rooms_of["unseen"] & (rooms_of["train"] | rooms_of["validate"] | rooms_of["test"])
     assert sum(map(len, parts.values())) == 120
     assert "unseen" not in split_of(tmp_path)  # rooms that were held out are in train now
@@ -537,7 +547,9 @@ def test_unseen_rooms_are_seen_nowhere_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "told"), [(["--unseen-rooms", "1"], "holds out all 10"), (["--unseen-rooms", "2"], "between 0")]
 )
-def test_a_share_of_rooms_leaves_some(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], told: str) -> None:
+def test_a_share_of_rooms_leaves_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], told: str
+) -> None:
     split_of(tmp_path)
     assert gen(tmp_path, *flags, stage="split") == 2
     assert told in capsys.readouterr().err
@@ -546,6 +558,15 @@ def test_a_share_of_rooms_leaves_some(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_unseen_rooms_are_for_envs_with_rooms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "tasks.json"
     write_json(source, [record_to_json(Record(Task("a", "corridor", "1", "a", {}), ()))])
-    flags = ["--env", "corridor", "--task-file", str(source), "--data-dir", str(tmp_path), "--results-dir", str(tmp_path)]
+    flags = [
+        "--env",
+        "corridor",
+        "--task-file",
+        str(source),
+        "--data-dir",
+        str(tmp_path),
+        "--results-dir",
+        str(tmp_path),
+    ]
     assert main(["split", *flags, "--unseen-rooms", "0.2"]) == 2
     assert "env 'corridor' has no rooms" in capsys.readouterr().err

@@ -32,7 +32,10 @@ from reflectkit.envs.memory.generate import conversation
 from tests.explore import explore_task, write_repository
 from tests.household import write_games
 
-OWN_LEVELS = {"auto_explore": ("0", "1", "2"), "alfworld": env_class("alfworld").levels[:-1]}  # "all" is no task's own level
+OWN_LEVELS = {
+    "auto_explore": ("0", "1", "2"),
+    "alfworld": env_class("alfworld").levels[:-1],
+}  # "all" is no task's own level
 NAMES = [name for name in ENVS if name != "alfworld" or find_spec("alfworld")]
 EVERY = [(name, level) for name in NAMES for level in OWN_LEVELS.get(name, env_class(name).levels)]
 UNLISTED = ("auto_explore", "memory", "alfworld")

@@ -23,7 +23,9 @@ def at(state: int, level: str = "full") -> Taxi:
 def test_agrees_with_taxi_v4_on_every_transition() -> None:
     original: Any = gymnasium.make("Taxi-v4").unwrapped
     for state in range(STATES):
-        assert tuple(original.decode(state)) == tuple(getattr(decode(state), name) for name in View.__dataclass_fields__)
+        assert tuple(original.decode(state)) == tuple(
+            getattr(decode(state), name) for name in View.__dataclass_fields__
+        )
         for action in range(6):
             ((_, following, reward, delivered),) = original.P[state][action]
             result = at(state).step(action)
@@ -58,8 +60,9 @@ def test_the_hardest_start_takes_18_steps_and_the_mean_is_13() -> None:
 
 
 def test_return_of_a_perfect_ride_by_hand() -> None:
-    # 328: taxi (3,1), passenger at stand 2 (4,0), destination stand 0 (0,0); a wall between columns 0 and 1 in row 3. So north,
-    # west, south, south, pickup, 4 times north, dropoff: 8 moves cost 1 each, the pickup and the delivery pay 20 in its place.
+    # 328: taxi (3,1), passenger at stand 2 (4,0), destination stand 0 (0,0); a wall between columns 0 and 1 in row 3.
+    # So north, west, south, south, pickup, 4 times north, dropoff: 8 moves cost 1 each, the pickup and the delivery pay
+    # 20 in its place.
     env, total, taken = at(328), 0.0, []
     while True:
         taken.append(ACTIONS[env.oracle()])
@@ -76,7 +79,11 @@ def test_levels() -> None:
     for action in (1, 3, 0, 0):
         assert not pickup.step(action).terminated
     end = pickup.step(4)
-    assert (end.terminated, end.info["success"], end.reward) == (True, True, 1.0)  # as published: in place of the step's cost
+    assert (end.terminated, end.info["success"], end.reward) == (
+        True,
+        True,
+        1.0,
+    )  # as published: in place of the step's cost
     aboard = Taxi.at_level(Task("t", "taxi", "full", "g", {"state": 328}), "dropoff")
     assert aboard is not None
     assert decode(aboard.data["state"]) == View(4, 0, 4, 0)

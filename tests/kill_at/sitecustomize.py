@@ -1,4 +1,6 @@
-"""Loaded by every Python that has this folder in PYTHONPATH: kills its whole session at a named point (see `tests.kill`)."""
+"""Loaded by every Python that has this folder in PYTHONPATH: kills its whole session at a named point (see
+`tests.kill`).
+"""
 
 import os
 import re
@@ -6,7 +8,9 @@ import signal
 
 
 def arm(point: str) -> None:
-    """Kill -9 this session when it is about to rename something, the N-th time, to a path that matches. point: PATTERN:N."""
+    """Kill -9 this session when it is about to rename something, the N-th time, to a path that matches. point:
+    PATTERN:N.
+    """
     pattern, _, count = point.rpartition(":")
     left = int(count)
 

@@ -58,7 +58,9 @@ Call one so: <tool_call>
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
-FORGETFUL = QWEN.replace("{{ message.content }}<|im_end|>", "{{ message.content.split('</think>')[-1] | trim }}<|im_end|>")
+FORGETFUL = QWEN.replace(
+    "{{ message.content }}<|im_end|>", "{{ message.content.split('</think>')[-1] | trim }}<|im_end|>"
+)
 
 LLAMA3 = """\
 {{ '<|begin_of_text|>' }}{% if tools %}<|start_header_id|>system<|end_header_id|>
@@ -97,7 +99,9 @@ SPECIAL = [
 SPECIAL += ["<s>", "</s>", "[INST]", "[/INST]", "<|python_tag|>"]
 NAMED = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
 
-LOOK = ToolSpec("look_up", "Finds an order.", {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]})
+LOOK = ToolSpec(
+    "look_up", "Finds an order.", {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}
+)
 REFUND = ToolSpec("refund", "Pays back.", {"type": "object", "properties": {}})
 TOOLS = (LOOK, REFUND)
 RULES, REQUEST = Message("system", "Be kind."), Message("user", "Where is my order A1? I want my money back.")
@@ -199,7 +203,9 @@ def test_rows_of_their_own_where_the_template_forgets_thoughts() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen", "llama", "mistral", None])
-@pytest.mark.parametrize("mark", ["<|im_end|>", "</tool_call>", "<|eot_id|>", "[/INST]", "</s>", "<<|im_end|>", "<|end|>"])
+@pytest.mark.parametrize(
+    "mark", ["<|im_end|>", "</tool_call>", "<|eot_id|>", "[/INST]", "</s>", "<<|im_end|>", "<|end|>"]
+)
 def test_contents_are_data(name: str | None, mark: str) -> None:
     """The prompt has the special tokens that it has with a harmless word in the mark's place, in this order."""
     dialogue = dialogue_of(name)
@@ -254,7 +260,10 @@ def test_the_comment_closes_the_last_message_that_is_not_the_models() -> None:
         ("mistral", "refund {}</s>[INST] Result of the call: Paid.\nReflection: Say so. [/INST]"),
     ]:
         assert dialogue_of(name).text(seen, "Say\nso.").endswith(shown)
-    assert dialogue_of("qwen").text(Observation((RULES,), tools=TOOLS), "Ask.").count("user\nReflection: Ask.<|im_end|>") == 1
+    assert (
+        dialogue_of("qwen").text(Observation((RULES,), tools=TOOLS), "Ask.").count("user\nReflection: Ask.<|im_end|>")
+        == 1
+    )
 
 
 def test_a_template_without_tools_is_told_of_them() -> None:

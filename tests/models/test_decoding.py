@@ -1,4 +1,6 @@
-"""What is written behind a prompt is what the bare model writes there, alone and without a cache, whoever comes and goes."""
+"""What is written behind a prompt is what the bare model writes there, alone and without a cache, whoever comes and
+goes.
+"""
 
 from __future__ import annotations
 
@@ -109,9 +111,14 @@ def test_a_stop_string_ends_a_row_with_the_token_that_completes_it(
     free = decode(model, rows, stop_ids=frozenset(), **options)
     texts = [tokenizer.decode(line.token_ids) for line in free]
     stop = next(
-        text[place : place + 3] for text in texts for place in range(8, len(text) - 3) if text[place : place + 3].isascii()
+        text[place : place + 3]
+        for text in texts
+        for place in range(8, len(text) - 3)
+        if text[place : place + 3].isascii()
     )
-    written = decode(model, rows, stop_ids=frozenset(), stop_strings=[stop, "never said"], tokenizer=tokenizer, **options)
+    written = decode(
+        model, rows, stop_ids=frozenset(), stop_strings=[stop, "never said"], tokenizer=tokenizer, **options
+    )
     for row, line in enumerate(written):
         right = alone_without_cache(model, rows[row], LONGEST, 1.0, row, frozenset(), tokenizer, stop)
         assert (line.token_ids, line.stopped) == (right.token_ids, right.stopped)
@@ -122,8 +129,16 @@ def test_a_stop_string_ends_a_row_with_the_token_that_completes_it(
         decode(model, rows, stop_ids=frozenset(), stop_strings=["x"], **options)
 
 
-def test_stop_strings_of_many_bytes_are_found_whatever_tokens_they_are_cut_into(tokenizer: PreTrainedTokenizerFast) -> None:
-    for stop, before in (("€.", "a few é"), ("</call>\n", "words " * 9), ("é", ""), (" to ", "merged"), ("<|end|>", "a")):
+def test_stop_strings_of_many_bytes_are_found_whatever_tokens_they_are_cut_into(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    for stop, before in (
+        ("€.", "a few é"),
+        ("</call>\n", "words " * 9),
+        ("é", ""),
+        (" to ", "merged"),
+        ("<|end|>", "a"),
+    ):
         ends = decoding._StopStrings([stop], tokenizer)
         ids = tokenizer(before + stop + "!")["input_ids"]
         found = next(count for count in range(1, len(ids) + 1) if ends.end(ids[:count]))
@@ -146,7 +161,9 @@ def test_a_stop_token_is_dropped_from_the_text_and_a_limit_is_no_stop(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_is_the_same_alone_and_in_company(kind: str, models: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_row_is_the_same_alone_and_in_company(
+    kind: str, models: dict[str, Any], tokenizer: PreTrainedTokenizerFast
+) -> None:
     rows = prompts(tokenizer, 12)
     options = {"pad_id": 1, "stop_ids": frozenset([5]), "temperature": 0.9}
     together = decode(
@@ -161,7 +178,9 @@ def test_a_row_is_the_same_alone_and_in_company(kind: str, models: dict[str, Any
         assert alone.logprobs == pytest.approx(line.logprobs, abs=1e-4)
 
 
-def test_nothing_is_read_for_rows_that_may_write_nothing(tokenizer: PreTrainedTokenizerFast, models: dict[str, Any]) -> None:
+def test_nothing_is_read_for_rows_that_may_write_nothing(
+    tokenizer: PreTrainedTokenizerFast, models: dict[str, Any]
+) -> None:
     passes: list[int] = []
     hook = models["gpt2"].transformer.register_forward_hook(lambda *_: passes.append(1))
     try:
@@ -175,8 +194,12 @@ def test_nothing_is_read_for_rows_that_may_write_nothing(tokenizer: PreTrainedTo
         hook.remove()
 
 
-def test_a_row_fills_its_context_beside_one_that_goes_on(models: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> None:
-    """GPT-2 has no position behind its last: a row that is done must not move on, nor may a late one's padding matter."""
+def test_a_row_fills_its_context_beside_one_that_goes_on(
+    models: dict[str, Any], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """GPT-2 has no position behind its last: a row that is done must not move on, nor may a late one's
+    padding matter.
+    """
     rows, most = [[2 + row, 3] for row in range(5)] + [[2 + token for token in range(90)]], [60] * 5 + [6]
     written = decode(models["gpt2"], rows, pad_id=1, stop_ids=frozenset(), max_new_tokens=most, width=64)
     assert [len(line.token_ids) for line in written] == most
@@ -186,15 +209,19 @@ def test_a_row_fills_its_context_beside_one_that_goes_on(models: dict[str, Any],
 
 
 def test_rows_that_finish_make_room_at_once(models: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> None:
-    """Eight rows, two at a time: seven of 2 tokens pass beside one of 20, which never waits and is never written again."""
+    """Eight rows, two at a time: seven of 2 tokens pass beside one of 20, which never waits and is never
+    written again.
+    """
     widths: list[int] = []
-    hook = models["lfm2"].model.register_forward_hook(lambda _, __, output: widths.append(len(output.last_hidden_state)))
+    hook = models["lfm2"].model.register_forward_hook(
+        lambda _, __, output: widths.append(len(output.last_hidden_state))
+    )
     try:
         decode(models["lfm2"], [[4, 5]] * 8, pad_id=1, stop_ids=frozenset(), max_new_tokens=[20, *[2] * 7], width=2)
     finally:
         hook.remove()
-    # 1 pass reads two; then each of 7 short rows takes one step beside the long one, and 6 are read alone; the long row's
-    # other 12 steps are alone
+    # 1 pass reads two; then each of 7 short rows takes one step beside the long one, and 6 are read alone; the long
+    # row's other 12 steps are alone
     assert sorted(widths) == [1] * (6 + 12) + [2] * (1 + 7)
 
 

@@ -22,7 +22,9 @@ from reflectkit.stages import sft
 def test_an_adapter_on_quantised_weights(
     checkpoints: dict[str, Path], observations: list[Observation], tmp_path: Path, quantize: str
 ) -> None:
-    rows = [{"prompt": policy_prompt(seen), "completion": label(number % 6)} for number, seen in enumerate(observations)]
+    rows = [
+        {"prompt": policy_prompt(seen), "completion": label(number % 6)} for number, seen in enumerate(observations)
+    ]
     write_jsonl(tmp_path / "rows.jsonl", rows)
     config = sft.Config(
         env="taxi",
@@ -72,7 +74,9 @@ def test_a_folder_that_says_nonsense_of_itself_is_refused(
     folder = tmp_path / "player"
     shutil.copytree(checkpoints["plain"], folder)
     write_json(folder / "reflectkit.json", facts)
-    write_json(tmp_path / "test.json", [{"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {"state": 4}}])
+    write_json(
+        tmp_path / "test.json", [{"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {"state": 4}}]
+    )
     arguments = ["evaluate", "--env", "taxi", "--policy", f"x={folder}", "--task-file", str(tmp_path / "test.json")]
     assert main([*arguments, "--results-dir", str(tmp_path / "results")]) == 2
     assert "is damaged" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""Choices are scored exactly: over legal labels alone, whatever the batch and the padding, as the sampler recorded them."""
+"""Choices are scored exactly: over legal labels alone, whatever the batch and the padding, as the sampler recorded
+them.
+"""
 
 from __future__ import annotations
 

@@ -111,7 +111,9 @@ def test_own_rewards_and_what_is_shared_by_hand() -> None:
         return replace(one, turns=(*one.turns[:-1], last))
 
     # worth: 1 + 2, 0 + 2 and 1 + 1, 1 + 1: mean 2.25
-    found = objective("grpo", advantages="own", normalize=False).estimate([chunks([1.0, 0.0], 2.0), chunks([1.0, 1.0], 1.0)])
+    found = objective("grpo", advantages="own", normalize=False).estimate(
+        [chunks([1.0, 0.0], 2.0), chunks([1.0, 1.0], 1.0)]
+    )
     assert found.advantages == [[0.75, -0.25], [-0.25, -0.25]]
 
 
@@ -140,13 +142,17 @@ def test_losses_by_hand() -> None:
     # w = 0.5 / 0.4, r = 0.25 / 0.5: 1.25 (0.5 - log 0.5 - 1)
     now, then, start = (torch.log(torch.tensor([share])) for share in (0.5, 0.4, 0.25))
     assert kl_estimate(now, then, start).item() == pytest.approx(1.25 * (0.5 + math.log(2) - 1))
-    logprobs = torch.tensor([[math.log(0.5), math.log(0.5), -math.inf], [math.log(0.25), math.log(0.25), math.log(0.5)]])
+    logprobs = torch.tensor(
+        [[math.log(0.5), math.log(0.5), -math.inf], [math.log(0.25), math.log(0.25), math.log(0.5)]]
+    )
     assert entropy(logprobs).tolist() == pytest.approx([math.log(2), 1.5 * math.log(2)])
     value, target, before = torch.tensor([1.0, 3.0]), torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
     assert value_loss(value, target, before, 0.0).tolist() == [0.5, 2.0]
     # within 0.5 of 1 and 0: 1 and 0.5, errors 1 and 0.25; the larger of 4 and 0.25
     assert value_loss(value, target, before, 0.5).tolist() == [0.5, 2.0]
-    assert value_loss(torch.tensor([1.0]), torch.tensor([1.0]), torch.tensor([3.0]), 0.5).item() == pytest.approx(0.5 * 1.5**2)
+    assert value_loss(torch.tensor([1.0]), torch.tensor([1.0]), torch.tensor([3.0]), 0.5).item() == pytest.approx(
+        0.5 * 1.5**2
+    )
 
 
 def test_the_kl_estimate_and_its_gradient_are_unbiased() -> None:
@@ -163,7 +169,8 @@ def test_the_kl_estimate_and_its_gradient_are_unbiased() -> None:
 
 
 REWARD = (-0.1, 1.0)
-"""The three-state chain: right in 0 costs 0.1 and leads to 1, right in 1 brings 1 and ends it in 2; left ends it at 0."""
+"""The three-state chain: right in 0 costs 0.1 and leads to 1, right in 1 brings 1 and ends it in 2; left ends it at 0.
+"""
 PATHS = ((0,), (1, 0), (1, 1))
 
 
@@ -197,7 +204,9 @@ def expected_return(theta: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])
 def test_expected_gradients_are_those_of_the_return(algorithm: str) -> None:
-    """Undiscounted, with any baseline that knows only the state, the expected gradient is that of the expected return."""
+    """Undiscounted, with any baseline that knows only the state, the expected gradient is that of the
+    expected return.
+    """
     values = [0.3, 0.6]  # the critic's, of states 0 and 1; what they are must not matter
     analytic = torch.zeros_like(THETA)
     for path in PATHS:
@@ -242,7 +251,9 @@ def test_gradients_of_the_whole_objective_against_finite_differences(clip: float
             taken = torch.tensor(path)
             logprob, sampled, reference = (table[states, taken] for table in (now, then, before))
             surrogate = clipped_surrogate(logprob, sampled, torch.full((len(path),), gain, dtype=torch.float64), clip)
-            total = total + (surrogate + 0.3 * kl_estimate(logprob, sampled, reference) - 0.1 * entropy(now[states])).sum()
+            total = (
+                total + (surrogate + 0.3 * kl_estimate(logprob, sampled, reference) - 0.1 * entropy(now[states])).sum()
+            )
         return total
 
     theta = THETA.clone().requires_grad_()

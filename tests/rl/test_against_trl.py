@@ -32,7 +32,9 @@ def llama(vocabulary: int, seed: int) -> LlamaForCausalLM:
 
 
 def rows(model: LlamaForCausalLM) -> list[Sample]:
-    """Six single-turn rows of different lengths; the sampler's log-probs are a little off the model's, so that clips act."""
+    """Six single-turn rows of different lengths; the sampler's log-probs are a little off the model's, so that clips
+    act.
+    """
     chance = torch.Generator().manual_seed(0)
     samples = []
     for number, advantage in enumerate(ADVANTAGES):
@@ -75,8 +77,8 @@ def test_loss_and_gradients_are_trls(tmp_path: Path, mean: str, loss_type: str, 
     save_player(tmp_path / "start", Player(start, tokenizer, None))  # from where the trainer loads its reference
     model.config._name_or_path = str(tmp_path / "start")
     config = GRPOConfig(
-        output_dir=str(tmp_path), use_cpu=True, bf16=False, beta=beta, epsilon=0.2, loss_type=loss_type, report_to="none",
-        per_device_train_batch_size=2, num_generations=2, temperature=1.0, scale_rewards=False,
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, beta=beta, epsilon=0.2, loss_type=loss_type,
+        report_to="none", per_device_train_batch_size=2, num_generations=2, temperature=1.0, scale_rewards=False,
     )  # fmt: skip
     trainer = GRPOTrainer(
         model=model,

@@ -67,7 +67,10 @@ def test_rows_hold_what_was_sampled(policy: Player) -> None:
     assert len(samples) == sum(len(trajectory.turns) for trajectory in played)
     first, turn = samples[0], played[0].turns[0]
     labels = label_ids(policy.tokenizer, 6)
-    assert first.tokens == (*policy.tokenizer(policy_prompt(turn.observation))["input_ids"], labels[int(turn.decision.action)])
+    assert first.tokens == (
+        *policy.tokenizer(policy_prompt(turn.observation))["input_ids"],
+        labels[int(turn.decision.action)],
+    )
     assert first.loss_mask == (0,) * (len(first.tokens) - 1) + (1,)
     assert first.logprobs[-1] == turn.decision.logprobs[0]
     assert first.returns[-1] == pytest.approx(played[0].total_return)
@@ -76,7 +79,9 @@ def test_rows_hold_what_was_sampled(policy: Player) -> None:
 
 def test_text_turns_make_one_row_while_the_prompt_grows() -> None:
     def turn(prompt: tuple[int, ...], written: tuple[int, ...]) -> Turn:
-        return Turn(Observation((Message("user", "?"),)), Decision("a", None, prompt, written, (-0.5,) * len(written)), 1.0)
+        return Turn(
+            Observation((Message("user", "?"),)), Decision("a", None, prompt, written, (-0.5,) * len(written)), 1.0
+        )
 
     task = Task("t", "e", "l", "g", {})
     turns = (turn((1, 2), (3, 4)), turn((1, 2, 3, 4, 5), (6,)), turn((9,), (7, 8)))  # the third prompt was rebuilt
@@ -92,8 +97,12 @@ def test_text_turns_make_one_row_while_the_prompt_grows() -> None:
 
 
 def test_adjacent_decisions_of_equal_returns_are_weighted_apart(policy: Player) -> None:
-    """Two decisions with nothing between them, each half as likely as when it was sampled, weigh a half each, not a quarter."""
-    stub = Sample((5, 6, 7), (0, 1, 1), (-1, 0, 1), (0.0,) * 3, (0.0, 1.0, 1.0), (0.0, 2.0, 2.0), (), (), "g", replayed=True)
+    """Two decisions with nothing between them, each half as likely as when it was sampled, weigh a half each, not a
+    quarter.
+    """
+    stub = Sample(
+        (5, 6, 7), (0, 1, 1), (-1, 0, 1), (0.0,) * 3, (0.0, 1.0, 1.0), (0.0, 2.0, 2.0), (), (), "g", replayed=True
+    )
     with torch.no_grad():
         now = score(policy.model, [stub], units([stub]), policy.pad_id, 1.0).logprob_N.tolist()
     older = replace(stub, logprobs=(0.0, *(logprob + math.log(2) for logprob in now)))
@@ -201,7 +210,9 @@ def test_out_of_memory_halves_the_micro_batch_and_repeats(policy: Player) -> Non
 
 def corridor_player(seed: int) -> Player:
     seen = [make("corridor").reset(task, 0) for task in Corridor.tasks("long")]
-    tokenizer = build_tokenizer([policy_prompt(observation) for observation in seen], [label(index) for index in range(2)])
+    tokenizer = build_tokenizer(
+        [policy_prompt(observation) for observation in seen], [label(index) for index in range(2)]
+    )
     return Player(build_model(tokenizer, 64, seed), tokenizer, "plain")
 
 
@@ -231,7 +242,10 @@ LEARNERS: dict[str, tuple[Objective[Any], dict[str, Any]]] = {
     "reinforce leave-one-out": (objective("reinforce", baseline="leave-one-out"), {}),
     "reinforce replay": (objective("reinforce", baseline="batch"), {"replay": 12}),
     "ppo": (objective("ppo", gae_lambda=0.9), {"epochs": 2, "minibatch": 64, "critic": ("linear", "detached")}),
-    "ppo mlp shared": (objective("ppo"), {"critic": ("mlp", "shared"), "value_clip": 0.5, "target_kl": 0.05, "epochs": 2}),
+    "ppo mlp shared": (
+        objective("ppo"),
+        {"critic": ("mlp", "shared"), "value_clip": 0.5, "target_kl": 0.05, "epochs": 2},
+    ),
     "ppo separate": (objective("ppo"), {"critic": ("linear", "separate"), "critic_rate": 1e-3}),
     "ppo replay": (objective("ppo"), {"critic": ("linear", "detached"), "replay": 12}),
     "grpo": (objective("grpo"), {}),
@@ -368,7 +382,9 @@ def test_whose_weights_the_critics_errors_move(policy: Player, trunk: str, moves
     assert (norm > 0) == moves
     assert all(weight.grad is not None for weight in critic.head.parameters())
     if trunk == "separate":
-        assert any(float(weight.grad.abs().sum()) > 0 for weight in critic.own_trunk.parameters() if weight.grad is not None)
+        assert any(
+            float(weight.grad.abs().sum()) > 0 for weight in critic.own_trunk.parameters() if weight.grad is not None
+        )
 
 
 def test_ppo_stops_early_when_it_has_moved_too_far(policy: Player) -> None:
@@ -440,7 +456,9 @@ def test_a_group_starts_alike_and_plays_apart() -> None:
     player = corridor_player(seed=0)
     from reflectkit.envs.wrappers import Horizon
 
-    trainer = trainer_of(player, objective("grpo"), 2, [Level("long", Corridor.tasks("long"), lambda: Horizon(Watching(), 16))])
+    trainer = trainer_of(
+        player, objective("grpo"), 2, [Level("long", Corridor.tasks("long"), lambda: Horizon(Watching(), 16))]
+    )
     played = trainer._play(trainer.plan.levels[0])
     assert all(len(seeds) == 1 for seeds in seen.values())
     assert [trajectory.group for trajectory in played] == [f"0/{number}" for number in range(3) for _ in range(4)]

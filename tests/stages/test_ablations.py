@@ -22,7 +22,8 @@ steps:
   - {name: rows, stage: gen-sft}
   - {name: plain, stage: sft, role: plain, max_steps: 4, max_length: 64}
   - {name: rl, stage: rlft, load_dir: "{plain}", max_steps: 2, episodes: 4}
-  - {name: evaluation, stage: evaluate, task_file: "{data}/corridor/train.json", policy: ["SFT={plain}", "SFT + RL={rl}"]}
+  - {name: evaluation, stage: evaluate, task_file: "{data}/corridor/train.json",
+     policy: ["SFT={plain}", "SFT + RL={rl}"]}
 ablations:
   rl: {of: SFT + RL, arm: SFT}
   entropy: {of: SFT + RL, steps: {rl: {entropy: 0.5}}}
@@ -41,9 +42,9 @@ def test_only_what_differs_and_what_depends_on_it_is_run_again() -> None:
     added = [name for name in more if name not in plain]
     assert added == ["reflector@negatives", "policy-rows@negatives", "policy@negatives",
                      "reflect-rl@negatives", "reflect-rl@curriculum"]  # fmt: skip
-    assert {name: job.values for name, job in more.items() if name in plain and job.stage not in ("evaluate", "plot")} == {
-        name: job.values for name, job in plain.items() if job.stage not in ("evaluate", "plot")
-    }
+    assert {
+        name: job.values for name, job in more.items() if name in plain and job.stage not in ("evaluate", "plot")
+    } == {name: job.values for name, job in plain.items() if job.stage not in ("evaluate", "plot")}
     policy = more["policy@negatives"]
     assert policy.values["model"] == "{reflector@negatives}"
     assert {"reflector@negatives", "policy-rows@negatives"} <= policy.after

@@ -1,4 +1,6 @@
-"""bench coverage: which cells there are, that what is drawn has the rate and correlation it should, and what is reported."""
+"""bench coverage: which cells there are, that what is drawn has the rate and correlation it should, and what is
+reported.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ def test_cells_that_miss_are_told() -> None:
     bad = Cell(DIFFERENCE, 20, "3", "1", "1 less 0.95", {OURS: 0.929, "other": 0.5}, {OURS: 0.2, "other": 0.1})
     assert missed([good, bad]) == [bad]
     summary, _, low = tables([good, bad])
-    assert [row[:2] for row in summary.rows] == [(RATE, OURS), (RATE, "other"), (DIFFERENCE, OURS), (DIFFERENCE, "other")]
+    assert [row[:2] for row in summary.rows] == [
+        (RATE, OURS),
+        (RATE, "other"),
+        (DIFFERENCE, OURS),
+        (DIFFERENCE, "other"),
+    ]
     assert low.rows == ((DIFFERENCE, "20", "3", "1", "1 less 0.95", "92.9 %"),)
 
 

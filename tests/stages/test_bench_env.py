@@ -20,7 +20,9 @@ for line in iter(input, "end"):
 
 
 def test_the_work_of_other_processes_of_the_environment_counts() -> None:
-    with subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
         assert child.stdin is not None
         assert child.stdout is not None
         clock = CpuClock()

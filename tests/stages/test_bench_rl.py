@@ -1,4 +1,6 @@
-"""`bench rl` measures what an env's policy does: choosing, or writing; the floor of writing is the model's bare passes."""
+"""`bench rl` measures what an env's policy does: choosing, or writing; the floor of writing is the model's
+bare passes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One folder nested deeper than Python may call itself, and repositories that cannot be read, beside others that are fine."""
+"""One folder nested deeper than Python may call itself, and repositories that cannot be read, beside others that are
+fine.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from reflectkit.core.tree import visible_files
 from reflectkit.data.repos import filter_repository
 from reflectkit.stages import filter_repo, gen_task, view
 
-DEEP = 420  # folders inside each other: more than the calls that Python is allowed here, and longer paths than the system takes
+# folders inside each other: more than the calls that Python is allowed here, and longer paths than the system takes
+DEEP = 420
 NAME = "deep_down"
 TEXT = (Path(__file__).parents[2] / "data/auto_explore/repos/ferry_line/fare/price.go").read_text()
 
@@ -57,7 +60,12 @@ def test_files_come_in_order_without_hidden_ones_and_links(tmp_path: Path) -> No
         (tmp_path / name).touch()
     (tmp_path / "link.txt").symlink_to(tmp_path / "0.txt")
     (tmp_path / "loop").symlink_to(tmp_path)
-    assert [str(path.relative_to(tmp_path)) for path in visible_files(tmp_path)] == ["0.txt", "a/3.txt", "b/1.txt", "b/2.txt"]
+    assert [str(path.relative_to(tmp_path)) for path in visible_files(tmp_path)] == [
+        "0.txt",
+        "a/3.txt",
+        "b/1.txt",
+        "b/2.txt",
+    ]
     assert list(visible_files(tmp_path / "none")) == []
 
 

@@ -15,8 +15,8 @@ from reflectkit.core.jsonl import read_json, read_jsonl
 @pytest.fixture
 def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for command in (["gen-trajectory"], ["split"], ["evaluate", "--policy", "random", "--policy", "oracle", "--eval-reps", "2",
-                    "--task-file", "data/corridor/train.json", "--name", "played"]):  # fmt: skip
+    for command in (["gen-trajectory"], ["split"], ["evaluate", "--policy", "random", "--policy", "oracle",
+        "--eval-reps", "2", "--task-file", "data/corridor/train.json", "--name", "played"]):  # fmt: skip
         assert main([*command, "--env", "corridor"]) == 0
     return tmp_path / "results" / "played"
 
@@ -55,8 +55,8 @@ def test_each_line_names_its_cluster_and_may_lack_it(evaluated: Path, tmp_path: 
     assert read_json(tmp_path / "results/again/eval.json")["rows"] == read_json(evaluated / "eval.json")["rows"]
 
 
-LINE = {"name": "a", "env": "corridor", "level": "long", "task": "t", "status": "completed", "success": True, "return": 1,
-        "turns": []}  # fmt: skip
+LINE = {"name": "a", "env": "corridor", "level": "long", "task": "t", "status": "completed", "success": True,
+    "return": 1, "turns": []}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,11 @@ LINE = {"name": "a", "env": "corridor", "level": "long", "task": "t", "status": 
     ],
 )
 def test_damaged_lines_are_one_line(
-    change: dict[str, object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    change: dict[str, object],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.jsonl").write_text(json.dumps(LINE | change) + "\n")

@@ -44,7 +44,9 @@ def found(folder: Path) -> dict[str, Any]:
 
 
 def test_a_chat_model_plays_and_is_compared(here: Path, walker: Server) -> None:
-    assert evaluate("--policy", "local:walker", "--base-url", walker.url, "--policy", "random", "--policy", "oracle") == 0
+    assert (
+        evaluate("--policy", "local:walker", "--base-url", walker.url, "--policy", "random", "--policy", "oracle") == 0
+    )
     told = found(here)
     rates = {row["name"]: row["success"] for row in told["rows"]}
     assert rates["local:walker"] == rates["oracle"] == 1.0
@@ -78,9 +80,11 @@ def test_two_chat_models_reflect_and_act(here: Path) -> None:
 
 
 def test_a_chat_model_keeps_a_memory_by_calls(here: Path) -> None:
-    with serve(lambda body: 'new_memory_insert {"memory_type": "semantic_memory", "content": "something"}\nrubbish') as server:
-        code = main(["evaluate", "--env", "memory", "--level", "short", "--task-file", "memory.json", "--policy", "local:m",
-                     "--base-url", server.url])  # fmt: skip
+    with serve(
+        lambda body: 'new_memory_insert {"memory_type": "semantic_memory", "content": "something"}\nrubbish'
+    ) as server:
+        code = main(["evaluate", "--env", "memory", "--level", "short", "--task-file", "memory.json", "--policy",
+            "local:m", "--base-url", server.url])  # fmt: skip
     assert code == 0
     (row,) = found(here)["rows"]
     assert 0 < row["figures"]["tool_success"]["mean"] < 1
@@ -183,7 +187,12 @@ def test_one_and_two_calls_a_step_in_the_envs_of_the_paper(here: Path, env: str)
         records = [
             Record(
                 explore_task(
-                    "docs/guide.md", "How does one lend a book?", answer="Scan it.", optimal_path=[], model="m", n_level=1
+                    "docs/guide.md",
+                    "How does one lend a book?",
+                    answer="Scan it.",
+                    optimal_path=[],
+                    model="m",
+                    n_level=1,
                 ),
                 (),
             )
@@ -231,7 +240,9 @@ def test_a_reflector_whose_budget_is_spent_leaves_no_uncommented_episode(here: P
     assert walker.answered > paid
 
 
-def test_killed_chat_episodes_go_on_without_paying_twice(here: Path, walker: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_chat_episodes_go_on_without_paying_twice(
+    here: Path, walker: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from reflectkit.agents.chat import ChatPolicy
 
     act, turns = ChatPolicy.act, [0]
@@ -277,7 +288,9 @@ def test_dry_run_asks_nothing(here: Path, capsys: pytest.CaptureFixture[str], mo
     monkeypatch.setenv("COLUMNS", "200")
     policies = ("openai:gpt-4o-mini", "openai:gpt-4o-mini+openai:gpt-4o", "openai:gpt-4o-mini+openai:new", "random")
     assert evaluate(*(f"--policy={name}" for name in policies), "--dry-run") == 0
-    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    cells = [
+        [cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines() if "│" in line
+    ]
     assert [row[0] for row in cells] == list(policies)
     assert [int(row[2]) for row in cells] == [96, 192, 192, 0]  # 6 problems of 16 steps
     one, two = float(cells[0][4]), float(cells[1][4])
@@ -370,7 +383,9 @@ def test_a_level_that_is_named_twice_is_played_once(here: Path) -> None:
 
 
 def test_settings_come_from_a_file_and_a_flag_goes_before(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "evals.yaml").write_text("env: corridor\ntask-file: corridor.json\npolicy: [oracle, random]\neval_reps: 2\n")
+    (here / "evals.yaml").write_text(
+        "env: corridor\ntask-file: corridor.json\npolicy: [oracle, random]\neval_reps: 2\n"
+    )
     assert main(["evaluate", "--config", "evals.yaml", "--eval-reps", "1"]) == 0
     assert [(row["name"], row["episodes"]) for row in found(here)["rows"]] == [("oracle", 6), ("random", 6)]
     (here / "one.yaml").write_text("env: corridor\ntask_file: corridor.json\npolicy: oracle\nresults_dir: others\n")

@@ -13,7 +13,9 @@ from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.corridor import Corridor
 from reflectkit.stages import evaluate
 
-FLIPPED = b'{"task": "corridor-long-1", "seed": "1", "status": "completed", "success": true, "return": 1.0, "turns": []}\n'
+FLIPPED = (
+    b'{"task": "corridor-long-1", "seed": "1", "status": "completed", "success": true, "return": 1.0, "turns": []}\n'
+)
 
 
 class Interrupting(Quiet):

@@ -1,5 +1,5 @@
-"""AutoExplore from repositories to SFT rows on the boxed data, offline; killed and run again; and the original toolkit's own
-files.
+"""AutoExplore from repositories to SFT rows on the boxed data, offline; killed and run again; and the original
+toolkit's own files.
 """
 
 from __future__ import annotations
@@ -68,7 +68,11 @@ def test_records_have_the_originals_fields(data: Path) -> None:
     assert len(questions) > 500
     for record in questions:
         assert list(record) == ["question", "answer", "optimal_path", "filename", "root", "n_level", "model"]
-        assert record["n_level"] == record["filename"].count("/") == sum(c.startswith("cd ") for c in record["optimal_path"])
+        assert (
+            record["n_level"]
+            == record["filename"].count("/")
+            == sum(c.startswith("cd ") for c in record["optimal_path"])
+        )
         assert record["optimal_path"][-2:] == [f"{verb} {Path(record['filename']).name}" for verb in ("cat", "id")]
         assert (data / "repos_filtered" / record["root"] / record["filename"]).is_file()
         assert record["answer"]
@@ -122,7 +126,10 @@ def test_every_sft_prompt_is_what_the_agent_sees_character_for_character(data: P
         for item in record.trajectories:
             recorder = Recorder(Replay(demonstration_steps(item), "here"))
             rollout(
-                [Episode(record.task, item.seed)], lambda: make(ENV, 15, repos_dir=data / "repos_filtered"), recorder, width=1
+                [Episode(record.task, item.seed)],
+                lambda: make(ENV, 15, repos_dir=data / "repos_filtered"),
+                recorder,
+                width=1,
             )
             for seen, decision in recorder.seen:
                 if item.negative and decision.note != "correction":
@@ -185,12 +192,15 @@ def test_a_half_copied_repository_is_never_there(tmp_path: Path) -> None:
     target = tmp_path / "data" / ENV / "repos_filtered"
     (target / ".reflectkit-tmp-bookshop").mkdir(parents=True)
     (target / ".reflectkit-tmp-bookshop" / "half.py").write_text("half a file")
-    filter_repo.run(filter_repo.Config(repo_dir=BOXED, data_dir=tmp_path / "data", results_dir=tmp_path / "results"), Quiet())
+    filter_repo.run(
+        filter_repo.Config(repo_dir=BOXED, data_dir=tmp_path / "data", results_dir=tmp_path / "results"), Quiet()
+    )
     assert not list(target.glob(".reflectkit-tmp-*"))
     assert not list(target.rglob("half.py"))
 
 
-# ------------------------------------------------------------------------------------------- the original toolkit's files
+# ------------------------------------------------------------------------------------------- the original toolkit's
+# files
 
 
 def original(
@@ -273,7 +283,9 @@ def test_split_by_question_and_a_repository_too_large(old: Path, capsys: pytest.
     assert "big alone holds 80 % of the questions" in shown
     assert "--by question" in shown
     assert main(["split", "--env", "auto_explore", "--by", "question"]) == 0
-    sizes = [len(read_json(Path(f"data/auto_explore/tasks_filtered/{name}.json"))) for name in ("train", "validate", "test")]
+    sizes = [
+        len(read_json(Path(f"data/auto_explore/tasks_filtered/{name}.json"))) for name in ("train", "validate", "test")
+    ]
     assert sizes == [28, 8, 4]
     assert main(["split", "--env", "auto_explore", "--by", "group"]) == 2
     assert main(["split", "--env", "taxi", "--by", "repo"]) == 2
@@ -289,7 +301,10 @@ BAD = [
     ("[7]", "record 0: expected a JSON object"),
     ('[{"question": "x", "filename": "README.md", "root": "library", "optimal_path": "cat"}]', "field 'optimal_path'"),
     ('[{"question": "x", "filename": "README.md", "root": "library", "trajectories": 3}]', "field 'trajectories'"),
-    ('[{"question": "x", "filename": "README.md", "root": "library", "trajectories": [{"info": 1}]}]', "field 'trajectories'"),
+    (
+        '[{"question": "x", "filename": "README.md", "root": "library", "trajectories": [{"info": 1}]}]',
+        "field 'trajectories'",
+    ),
     ('[{"question": "x"', "not JSON"),
 ]
 
@@ -325,7 +340,9 @@ def test_bad_question_files_are_one_line_with_record_and_field(
     ["gen-sft", "--env", "auto_explore", "--leaveout-prob", "2"],
     ["bench", "nothing", "--env", "taxi"],
 ])  # fmt: skip
-def test_bad_use_is_one_line_and_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+def test_bad_use_is_one_line_and_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
     os.chdir(tmp_path)
     (tmp_path / "file.txt").write_text("x")
     (tmp_path / "empty").mkdir()
@@ -338,7 +355,9 @@ def test_a_record_that_lies_about_its_file_is_refused_while_playing(old: Path) -
     path = old / "lies.json"
     write_json(path, [record | {"trajectories": [{"info": "positive0", "trajectory": steps("id README.md")}]}])
     with pytest.raises(DataError, match="root"):
-        gen_sft.run(gen_sft.Config(env=ENV, task_file=path, data_dir=old / "data", results_dir=old / "results"), Quiet())
+        gen_sft.run(
+            gen_sft.Config(env=ENV, task_file=path, data_dir=old / "data", results_dir=old / "results"), Quiet()
+        )
 
 
 def test_bench_reports_steps_and_resets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

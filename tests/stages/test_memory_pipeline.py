@@ -1,4 +1,6 @@
-"""Env memory through the stages, from generated conversations to GRPO and evaluation, with a model that knows nothing."""
+"""Env memory through the stages, from generated conversations to GRPO and evaluation, with a model that knows
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,17 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rlft(ground: Path, results: Path, *more: str) -> Path:
     code = main(["rlft", "--env", "memory", "--data-dir", str(ground / "data"), "--results-dir", str(results),
                  "--load-dir", str(ground / "policy"), "--algo", "grpo", "--advantages", "own", "--group-size", "4",
-                 "--episodes", "8", "--curriculum", "short", "--max-new-tokens", "6", "--save-steps", "1", *more])  # fmt: skip
+                 "--episodes", "8", "--curriculum", "short", "--max-new-tokens", "6", "--save-steps", "1",
+                 *more])  # fmt: skip
     assert code == 0
     return sorted(results.glob("*_rlft"))[-1]
 
 
 def test_long_conversations_are_kept_for_evaluation(ground: Path) -> None:
     records = [
-        record for name in ("train", "validate", "test") for record in read_json(ground / "data" / "memory" / f"{name}.json")
+        record
+        for name in ("train", "validate", "test")
+        for record in read_json(ground / "data" / "memory" / f"{name}.json")
     ]
     assert sorted(record["level"] for record in records) == ["long"] * 4 + ["short"] * 14
     assert all(bool(record["trajectories"]) == (record["level"] == "short") for record in records)
@@ -56,7 +61,9 @@ def test_sft_rows_are_calls_behind_the_policys_own_prompt(ground: Path) -> None:
             assert row["prompt"].endswith("\nCalls:")
             assert row["prompt"].startswith("new_memory_insert(")
             assert ("\nReflection: " in row["prompt"]) == (name == "sft_policy")
-            assert row["completion"].startswith((" none", " new_memory_insert {", " memory_update {", " memory_delete {"))
+            assert row["completion"].startswith(
+                (" none", " new_memory_insert {", " memory_update {", " memory_delete {")
+            )
 
 
 def test_sft_learns_to_stop(ground: Path, tmp_path: Path) -> None:
@@ -90,9 +97,9 @@ def test_grpo_reports_components_and_goes_on_exactly(ground: Path, tmp_path: Pat
 
 
 def test_evaluate_tells_the_components_with_intervals(ground: Path, tmp_path: Path) -> None:
-    code = main(["evaluate", "--env", "memory", "--data-dir", str(ground / "data"), "--results-dir", str(tmp_path), "--level",
-                 "short", "--policy", "oracle", "--policy", "rag", "--policy", f"mine={ground / 'policy'}",
-                 "--task-file", str(ground / "data" / "memory" / "train.json"), "--max-new-tokens", "6"])  # fmt: skip
+    code = main(["evaluate", "--env", "memory", "--data-dir", str(ground / "data"), "--results-dir", str(tmp_path),
+        "--level", "short", "--policy", "oracle", "--policy", "rag", "--policy", f"mine={ground / 'policy'}",
+        "--task-file", str(ground / "data" / "memory" / "train.json"), "--max-new-tokens", "6"])  # fmt: skip
     assert code == 0
     (run,) = tmp_path.glob("*_evaluate")
     rows: dict[str, Any] = {row["name"]: row for row in read_json(run / "eval.json")["rows"]}
@@ -106,7 +113,10 @@ def test_published_data_goes_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    row = {"chunks": '["Anna is in Rome."]', "questions_and_answers": '[{"question": "Where is Anna?", "answer": "Rome"}]'}
+    row = {
+        "chunks": '["Anna is in Rome."]',
+        "questions_and_answers": '[{"question": "Where is Anna?", "answer": "Rome"}]',
+    }
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
     assert main(["gen-task", "--env", "memory", "--parquet", "a.parquet"]) == 0
     assert main(["evaluate", "--env", "memory", "--level", "short", "--policy", "keep-everything", "--task-file",

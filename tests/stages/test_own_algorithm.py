@@ -1,4 +1,6 @@
-"""An RL algorithm in a file of its own: the example in CONTRIBUTING learns, and mistakes in such a file are one line."""
+"""An RL algorithm in a file of its own: the example in CONTRIBUTING learns, and mistakes in such a file are
+one line.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("own")
     seen = [make("corridor").reset(task, 0) for task in Corridor.tasks("long")]
-    tokenizer = build_tokenizer([policy_prompt(observation) for observation in seen], [label(index) for index in range(2)])
+    tokenizer = build_tokenizer(
+        [policy_prompt(observation) for observation in seen], [label(index) for index in range(2)]
+    )
     save_player(folder / "policy", Player(build_model(tokenizer, 64, 0), tokenizer, "plain"))
     write_json(folder / "train.json", [record_to_json(Record(task, ())) for task in Corridor.tasks("long")])
     return folder
@@ -37,7 +41,9 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def module(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The example in CONTRIBUTING under a module name of this test's, in the working directory and on the Python path."""
+    """The example in CONTRIBUTING under a module name of this test's, in the working directory and on the
+    Python path.
+    """
     name = "own_" + re.sub(r"\W", "_", request.node.name)
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
@@ -53,7 +59,18 @@ def train(ground: Path, algorithm: str, *more: str) -> int:
 
 
 def test_the_example_learns_the_corridor(ground: Path, module: str) -> None:
-    settings = ("--clip-high", "0.4", "--epochs", "2", "--learning-rate", "1e-3", "--entropy", "0.003", "--max-grad-norm", "1")
+    settings = (
+        "--clip-high",
+        "0.4",
+        "--epochs",
+        "2",
+        "--learning-rate",
+        "1e-3",
+        "--entropy",
+        "0.003",
+        "--max-grad-norm",
+        "1",
+    )
     assert train(ground, f"{module}:ALGORITHM", *settings, "--max-steps", "30") == 0
     rows = [row for _, row in read_jsonl(Path("results/own/metrics.jsonl"))]
     # the optimum over the six starts: 1 - 0.1 * mean(6 … 1) + 0 = 0.65
@@ -76,7 +93,8 @@ def test_its_settings_are_flags_and_keys_of_files_and_recipes(module: str, capsy
     assert from_mapping(rlft.Config, settings | {"clip_high": 0.5}, "rlft").objective.settings.clip_high == 0.5
     assert from_mapping(rlft.Config, settings, "rlft").objective.settings.clip_high == 0.28
     write_json(
-        Path("mine.yaml"), {"description": "", "steps": [{"name": "train", "stage": "rlft", **settings, "clip_hihg": 1}]}
+        Path("mine.yaml"),
+        {"description": "", "steps": [{"name": "train", "stage": "rlft", **settings, "clip_hihg": 1}]},
     )
     assert main(["run", "mine.yaml"]) == 2
     assert "did you mean 'clip_high'" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""The whole chain on CPU with the toy env and the real one, killed and resumed, and everything that bad input can be."""
+"""The whole chain on CPU with the toy env and the real one, killed and resumed, and everything that bad
+input can be.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ from reflectkit.stages import gen_sft, gen_trajectory, split
 from tests.kill import hashes, run_killed_at
 from tests.made import made_by_run
 
-DATA_FILES = ("data_reflection_negative.json", "train.json", "validate.json", "test.json", "sft.jsonl", "sft_reflection.jsonl",
-              "sft_policy.jsonl", "sft_reflection_positive.jsonl", "sft_policy_positive.jsonl")  # fmt: skip
+DATA_FILES = ("data_reflection_negative.json", "train.json", "validate.json", "test.json", "sft.jsonl",
+    "sft_reflection.jsonl", "sft_policy.jsonl", "sft_reflection_positive.jsonl",
+    "sft_policy_positive.jsonl")  # fmt: skip
 
 RECIPE = """
 description: the toy env, for tests
@@ -88,7 +91,9 @@ def test_no_start_is_in_two_splits_and_every_start_in_one(taxi_data: Path) -> No
 
 
 def test_demonstrations_replay_and_mark_their_mistakes(taxi_data: Path) -> None:
-    records = [record for record in read_records(taxi_data / "data_reflection_negative.json", "taxi") if record.trajectories]
+    records = [
+        record for record in read_records(taxi_data / "data_reflection_negative.json", "taxi") if record.trajectories
+    ]
     assert len(records) == 57
     notes = [[step.note for step in record.trajectories[0].trajectory] for record in records]
     flat = [note for row in notes for note in row]
@@ -99,7 +104,9 @@ def test_demonstrations_replay_and_mark_their_mistakes(taxi_data: Path) -> None:
             assert (after == "correction") == (before == "mistake" and after != "mistake")
 
 
-def test_sft_rows_are_the_prompts_that_the_agent_sees(taxi_data: Path, policy: Player, reflector_player: Player) -> None:
+def test_sft_rows_are_the_prompts_that_the_agent_sees(
+    taxi_data: Path, policy: Player, reflector_player: Player
+) -> None:
     """Character for character, through the files, the env and the agent."""
     rows = {name: [(row["prompt"], row["completion"]) for _, row in read_jsonl(taxi_data / f"{name}.jsonl")] for name in
             ("sft", "sft_reflection", "sft_policy")}  # fmt: skip
@@ -123,7 +130,8 @@ def test_sft_rows_are_the_prompts_that_the_agent_sees(taxi_data: Path, policy: P
 
     records = [record for record in read_records(taxi_data / "train.json", "taxi") if record.trajectories][:3]
     played = [
-        rollout([Episode(r.task, r.trajectories[0].seed)], lambda: make("taxi", 30), Watching(0.2), width=1)[0] for r in records
+        rollout([Episode(r.task, r.trajectories[0].seed)], lambda: make("taxi", 30), Watching(0.2), width=1)[0]
+        for r in records
     ]
     taken = [decision for trajectory in played for decision in [turn.decision for turn in trajectory.turns]]
     kept = [index for index, decision in enumerate(taken) if decision.note != "mistake"]
@@ -189,7 +197,9 @@ def test_run_makes_everything_and_leaves_nothing_half_done(straight: Path) -> No
         assert (folder / "report.json").is_file()
     for paths in made_by_run(str(straight / "toy.yaml")).values():
         assert [path for path in paths if not (straight / path).exists()] == []
-    assert not [path for path in straight.rglob("*") if path.name.startswith(".reflectkit-tmp") or path.name == "trainer"]
+    assert not [
+        path for path in straight.rglob("*") if path.name.startswith(".reflectkit-tmp") or path.name == "trainer"
+    ]
     rows = read_json(straight / "results" / "toy" / "evaluation" / "eval.json")["rows"]
     wanted = {"name", "env", "level", "success", "low", "high", "tasks", "episodes", "return", "steps"}
     assert all(wanted <= set(row) for row in rows)
@@ -230,7 +240,11 @@ def test_checkpoints_open_with_transformers_alone(straight: Path) -> None:
 def test_running_again_skips_everything(straight: Path) -> None:
     before = hashes(straight)
     done = subprocess.run(
-        [sys.executable, "-m", "reflectkit", "run", "toy.yaml"], cwd=straight, capture_output=True, text=True, timeout=600
+        [sys.executable, "-m", "reflectkit", "run", "toy.yaml"],
+        cwd=straight,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("already finished") == 11
@@ -239,17 +253,23 @@ def test_running_again_skips_everything(straight: Path) -> None:
 
 
 def test_killed_at_any_point_and_started_again_it_ends_the_same(straight: Path, tmp_path: Path) -> None:
-    """kill -9 of the command and its steps while data, weights and figures are written: same data files, same weights."""
+    """kill -9 of the command and its steps while data, weights and figures are written: same data files, same
+    weights.
+    """
     shutil.copy(straight / "toy.yaml", tmp_path)
     points = ("train.json:1", "trainer/checkpoint-16/:1", "checkpoint-6$:1", "eval.json:1")
     run_killed_at(points, ["run", "toy.yaml"], tmp_path)
     assert hashes(tmp_path / "data") == hashes(straight / "data")
 
     def weights(folder: Path) -> dict[str, str]:
-        return {name: digest for name, digest in hashes(folder / "results").items() if name.endswith("model.safetensors")}
+        return {
+            name: digest for name, digest in hashes(folder / "results").items() if name.endswith("model.safetensors")
+        }
 
     assert weights(tmp_path) == weights(straight), "in the same folders, whichever steps began first"
-    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".reflectkit-tmp") or path.name == "trainer"]
+    assert not [
+        path for path in tmp_path.rglob("*") if path.name.startswith(".reflectkit-tmp") or path.name == "trainer"
+    ]
 
 
 def test_a_workers_end_follows_its_parents(tmp_path: Path) -> None:
@@ -341,27 +361,25 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int
     ],
 )  # fmt: skip
 def test_bad_settings_are_one_line_and_code_2(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert message in error_of(arguments, capsys)
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "empty"),
-        (b"[]", "empty"),
-        (b"{}", "expected a JSON list"),
-        (b"\xff\xfe\x00", "not UTF-8"),
-        (b'[{"id": "a", "env": "taxi"', "not JSON"),
-        (b'[{"id": "a", "env": "taxi", "level": "full", "group": "g"}]', "record 0: field 'data'"),
-        (b'[{"id": "a", "env": "corridor", "level": "long", "group": "g", "data": {}}]', "is of env 'corridor'"),
-        (b'[{"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {}, "trajectories": 3}]', "field 'trajectories'"),
-        (shown({"state": 1}, "fly"), "does not offer 'fly'"),
-        (shown({"state": 900}, "north"), "data.state"),
-        (b'[{"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {"state": 1}}]', "no record has a demonstration"),
-    ],
+    ("content", "message"), [ (b"", "empty"), (b"[]", "empty"), (b"{}", "expected a JSON list"), (b"\xff\xfe\x00",
+    "not UTF-8"), (b'[{"id": "a", "env": "taxi"', "not JSON"),
+    (b'[{"id": "a", "env": "taxi", "level": "full", "group": "g"}]', "record 0: field 'data'"),
+    (b'[{"id": "a", "env": "corridor", "level": "long", "group": "g", "data": {}}]', "is of env 'corridor'"),
+    ((b'[{"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {}, ' b'"trajectories": 3}]'),
+    "field 'trajectories'"), (shown({"state": 1}, "fly"), "does not offer 'fly'"), (shown({"state": 900}, "north"),
+    "data.state"), (b'[{"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {"state": 1}}]',
+    "no record has a demonstration"), ],
 )  # fmt: skip
 def test_bad_records_are_one_line_and_nothing_is_overwritten(
     content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -459,7 +477,10 @@ def test_a_checkpoint_of_another_shape_is_refused(
         ("steps: " + "[" * 100 + "]" * 100, "nested more than 50 deep"),
         ("\n".join(" " * depth + "a:" for depth in range(2000)), "nested more than 50 deep"),
         ("steps: &a [*a]", "nested more than 50 deep"),
-        ("a: &b0 [x, x]\n" + "".join(f"a{n}: &b{n + 1} [*b{n}, *b{n}]\n" for n in range(40)), "of more than 100,000 parts"),
+        (
+            "a: &b0 [x, x]\n" + "".join(f"a{n}: &b{n + 1} [*b{n}, *b{n}]\n" for n in range(40)),
+            "of more than 100,000 parts",
+        ),
         ("description: 2024-13-45", "month must be in 1..12"),
         (f"description: {'9' * 5000}", "not YAML"),
     ],
@@ -472,7 +493,9 @@ def test_bad_recipes_are_one_line(
     assert message in error_of(["run", "r.yaml"], capsys)
 
 
-def test_every_command_has_help_with_an_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help_with_an_example(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for name, flags in stage_flags().items():
         assert main([name, "--help"]) == 0
@@ -544,7 +567,9 @@ def test_sft_loss_is_on_the_completion_alone(tmp_path: Path) -> None:
             trained = [token for token in labels if token != -100]
             assert len(trained) == 1
             assert player.tokenizer.decode(trained) in (" 0", " 1")
-            assert labels.index(trained[0]) == len([token for token in ids if token != player.tokenizer.pad_token_id]) - 1
+            assert (
+                labels.index(trained[0]) == len([token for token in ids if token != player.tokenizer.pad_token_id]) - 1
+            )
 
 
 def test_an_env_by_its_dotted_path_goes_through_the_data_stages(tmp_path: Path) -> None:
@@ -577,7 +602,11 @@ def test_sft_by_name_is_the_one_made_of_these_rows(
 @pytest.mark.parametrize(
     ("steps", "extra", "message"),
     [
-        ("[{name: a, stage: split, env: taxi}]", "fast: {a: {task_file: '{nowhere}'}}", "no step before 'a' named 'nowhere'"),
+        (
+            "[{name: a, stage: split, env: taxi}]",
+            "fast: {a: {task_file: '{nowhere}'}}",
+            "no step before 'a' named 'nowhere'",
+        ),
         ("[{name: a, stage: split, env: taxi, seed: 3}]", "", "set it with --seed"),
         ("[{name: a, stage: split, env: taxi}]", "defaults: {nosie: 3}", "in the defaults of recipe"),
         ("[{name: data, stage: split, env: taxi}]", "", "can't name a step"),
@@ -585,7 +614,12 @@ def test_sft_by_name_is_the_one_made_of_these_rows(
     ],
 )
 def test_recipes_that_would_be_misread_are_refused(
-    steps: str, extra: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    steps: str,
+    extra: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "r.yaml").write_text(f"description: d\nsteps: {steps}\n{extra}\n")

@@ -1,4 +1,6 @@
-"""play at a keyboard that is a string: what may be typed, what is shown and kept, and what cannot steer the terminal."""
+"""play at a keyboard that is a string: what may be typed, what is shown and kept, and what cannot steer the
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,9 @@ def test_the_oracle_plays_generated_conversations_and_a_baseline_too(play: Any) 
     assert episodes()[0]["success"] is True
     assert play("--env", "memory", "--policy", "rag", "--auto", "--level", "long", typed=None)[0] == 0
     assert len(episodes(2)[0]["turns"]) == 40
-    assert play("--env", "memory", "--policy", "oracle", "--auto", "--shuffle-action", typed=None)[0] == 0  # nothing to shuffle
+    assert (
+        play("--env", "memory", "--policy", "oracle", "--auto", "--shuffle-action", typed=None)[0] == 0
+    )  # nothing to shuffle
     assert episodes(3)[0]["success"] is True
 
 
@@ -146,7 +150,9 @@ def test_the_teachers_comment_is_shown_and_kept(play: Any) -> None:
 def test_a_checkpoint_shows_its_comment_and_probabilities(play: Any, checkpoints: dict[str, Path]) -> None:
     """An untrained policy is unsure: several choices have a share. The two episodes are of different problems."""
     policy = f"ours={checkpoints['policy']}+{checkpoints['reflection']}"
-    code, shown, _ = play("--env", "taxi", "--policy", policy, "--auto", "--horizon", "2", "--episodes", "2", typed=None)
+    code, shown, _ = play(
+        "--env", "taxi", "--policy", policy, "--auto", "--horizon", "2", "--episodes", "2", typed=None
+    )
     assert code == 0
     assert shown.count("Policy: ") == shown.count("Action: ") == shown.count("Reflection: ") > 1
     assert "Episodes of ours" in shown
@@ -210,22 +216,16 @@ def test_problems_of_a_file(play: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--env", "taxii"], "did you mean 'taxi'"),
-        (["--env", "taxi", "--policy", "oracel"], "NAME=CHECKPOINT+REFLECTOR, or one of oracle, random, person"),
-        (["--env", "taxi", "--policy", "a=nowhere", "--auto"], "nowhere"),
-        (["--env", "taxi", "--policy", "oracle"], "add --auto"),
-        (["--env", "taxi", "--level", "ful"], "did you mean 'full'"),
-        (["--env", "taxi", "--task", "taxi-full-32x"], "no task of taxi named 'taxi-full-32x'; did you mean 'taxi-full-32"),
-        (["--env", "taxi", "--episodes", "0"], "--episodes must lie between 1"),
-        (["--env", "taxi", "--task-file", "nowhere.json"], "nowhere.json"),
-        (["--env", "taxi", "--teacher", "--reflector", "x"], "leave one out"),
-        (["--env", "taxi", "--reflector", "x", "--policy", "a=b"], "NAME=CHECKPOINT+REFLECTOR"),
-        (["--env", "taxi", "--reflector", "nowhere"], "nowhere"),
-        (["--env", "auto_explore"], "run `reflectkit filter-repo`"),
-        (["--env", "tests.stages.test_play:Rude", "--teacher"], "no oracle teacher"),
-    ],
+    ("arguments", "message"), [ (["--env", "taxii"], "did you mean 'taxi'"), (["--env", "taxi", "--policy", "oracel"],
+    "NAME=CHECKPOINT+REFLECTOR, or one of oracle, random, person"), (["--env", "taxi", "--policy", "a=nowhere",
+    "--auto"], "nowhere"), (["--env", "taxi", "--policy", "oracle"], "add --auto"), (["--env", "taxi", "--level",
+    "ful"], "did you mean 'full'"), (["--env", "taxi", "--task", "taxi-full-32x"],
+    "no task of taxi named 'taxi-full-32x'; did you mean 'taxi-full-32"), (["--env", "taxi", "--episodes", "0"],
+    "--episodes must lie between 1"), (["--env", "taxi", "--task-file", "nowhere.json"], "nowhere.json"), (["--env",
+    "taxi", "--teacher", "--reflector", "x"], "leave one out"), (["--env", "taxi", "--reflector", "x", "--policy",
+    "a=b"], "NAME=CHECKPOINT+REFLECTOR"), (["--env", "taxi", "--reflector", "nowhere"], "nowhere"), (["--env",
+    "auto_explore"], "run `reflectkit filter-repo`"), (["--env", "tests.stages.test_play:Rude", "--teacher"],
+    "no oracle teacher"), ],
 )  # fmt: skip
 def test_bad_use_is_one_line_and_code_2(play: Any, arguments: list[str], message: str) -> None:
     code, _, said = play(*arguments, typed=None)
@@ -273,7 +273,9 @@ def test_visible_keeps_letters_of_all_scripts() -> None:
 
 
 def test_at_a_real_terminal_the_question_and_the_bars_do_not_mix(tmp_path: Path) -> None:
-    """A pseudo-terminal on all three streams: the session ends by q, with code 0, and the question is on its own line."""
+    """A pseudo-terminal on all three streams: the session ends by q, with code 0, and the question is on its
+    own line.
+    """
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "reflectkit", "play", "--env", "corridor"]
     playing = subprocess.Popen(command, cwd=tmp_path, stdin=follower, stdout=follower, stderr=follower)

@@ -40,7 +40,9 @@ def curve(path: Path, figure: str = "success_rate", **settings: Any) -> tuple[li
 
 def test_a_run_that_went_on_is_one_curve_with_what_it_went_on_from(tmp_path: Path) -> None:
     first = made(tmp_path / "1_rlft", range(1, 6))
-    second = made(tmp_path / "2_rlft", range(4, 8), first / "checkpoint-3")  # what the first did after 3 is not its past
+    second = made(
+        tmp_path / "2_rlft", range(4, 8), first / "checkpoint-3"
+    )  # what the first did after 3 is not its past
     where, what = curve(second, against="step")
     assert where == [1, 2, 3, 4, 5, 6, 7]
     assert what == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
@@ -69,7 +71,9 @@ def test_a_circle_of_runs_is_told(tmp_path: Path) -> None:
 
 def test_validation_is_drawn_where_it_was_made(tmp_path: Path) -> None:
     run = made(tmp_path / "1_rlft", range(1, 3))
-    write_jsonl(run / "metrics.jsonl", [{"step": 1, "episodes": 8}, {"step": 2, "episodes": 16, "validation_return": 0.5}])
+    write_jsonl(
+        run / "metrics.jsonl", [{"step": 1, "episodes": 8}, {"step": 2, "episodes": 16, "validation_return": 0.5}]
+    )
     assert curve(run, "validation_return") == ([16], [0.5])
     with pytest.raises(DataError, match="--validate-steps"):
         curve(run, "validation_accuracy")
@@ -90,7 +94,20 @@ def test_pictures_are_the_same_bytes_for_the_same_data(tmp_path: Path, monkeypat
     for kind in ("png", "svg"):
         for name in ("x", "y"):
             assert (
-                main(["plot", *runs, "--figure", "success_rate", "--figure", "loss", "--out", f"{name}.{kind}", "--force"]) == 0
+                main(
+                    [
+                        "plot",
+                        *runs,
+                        "--figure",
+                        "success_rate",
+                        "--figure",
+                        "loss",
+                        "--out",
+                        f"{name}.{kind}",
+                        "--force",
+                    ]
+                )
+                == 0
             )
         assert (tmp_path / f"x.{kind}").read_bytes() == (tmp_path / f"y.{kind}").read_bytes()
     assert "<svg" in (tmp_path / "x.svg").read_text()
@@ -99,7 +116,10 @@ def test_pictures_are_the_same_bytes_for_the_same_data(tmp_path: Path, monkeypat
 def test_names_stand_in_the_legend_as_they_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = made(tmp_path / "1_rlft", range(1, 3))
-    assert main(["plot", f"--runs=_ours={run}", f"--runs=$\\frac{{$={run}", f"--runs=a\n\x1bb={run}", "--out", "x.svg"]) == 0
+    assert (
+        main(["plot", f"--runs=_ours={run}", f"--runs=$\\frac{{$={run}", f"--runs=a\n\x1bb={run}", "--out", "x.svg"])
+        == 0
+    )
     legend = (tmp_path / "x.svg").read_text().partition("legend_1")[2]
     assert [name for name in ("<!--  _ours -->", "<!-- $\\frac{$ -->", "<!-- a \\x1bb -->") if name not in legend] == []
 
@@ -130,7 +150,9 @@ def test_a_figure_that_is_asked_for_twice_is_no_second_seed(tmp_path: Path, monk
     assert [row[:2] for row in read_json(report)["tables"][0]["rows"]] == [["a", "1"]]
 
 
-def test_bars_of_evaluations_of_one_name_stand_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bars_of_evaluations_of_one_name_stand_beside_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As with --seeds; and the ends of an interval may be off by a rounding."""
     monkeypatch.chdir(tmp_path)
     for number, seed in enumerate(("seed0", "seed1")):
@@ -141,15 +163,19 @@ def test_bars_of_evaluations_of_one_name_stand_beside_each_other(tmp_path: Path,
     assert read_json(report)["figures"] == {"ours (seed0/3_evaluate) full": 0.5, "ours (seed1/3_evaluate) full": 0.75}
 
 
-def test_bars_of_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bars_of_an_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["gen-task", "--env", "memory", "--instances", "3", "--long-instances", "0"]) == 0
-    assert main(["evaluate", "--env", "memory", "--level", "short", "--policy", "oracle", "--policy", "rag", "--task-file",
-                 "data/memory/data.json"]) == 0  # fmt: skip
+    assert main(["evaluate", "--env", "memory", "--level", "short", "--policy", "oracle", "--policy", "rag",
+        "--task-file", "data/memory/data.json"]) == 0  # fmt: skip
     (run,) = (tmp_path / "results").glob("*_evaluate")
     for figure in ("success", "accuracy"):
         assert main(["plot", "--evals", str(run), "--figure", figure, "--out", f"{figure}.png"]) == 0
-    (report,) = [path for path in (tmp_path / "results").glob("*_plot/report.json") if "rag short" in path.read_text()][:1]
+    (report,) = [path for path in (tmp_path / "results").glob("*_plot/report.json") if "rag short" in path.read_text()][
+        :1
+    ]
     assert read_json(report)["figures"]["oracle short"] == 1.0
     capsys.readouterr()
     assert main(["plot", "--evals", str(run), "--figure", "acuracy"]) == 2
@@ -183,9 +209,13 @@ def test_live_follows_to_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["plot", "--runs", f"now={run}", "--live"]) == 0
     assert capsys.readouterr().out == "now: 5 of 9  success_rate 0.5\n"
     assert main(["plot", "--runs", f"now={run}", "--live", "--figure", "retrun"]) == 2
-    write_jsonl(run / "metrics.jsonl", [{"step": 4, "loss": 2.0}, {"step": 8, "loss": 1.0}])  # as sft writes, not every step
+    write_jsonl(
+        run / "metrics.jsonl", [{"step": 4, "loss": 2.0}, {"step": 8, "loss": 1.0}]
+    )  # as sft writes, not every step
     capsys.readouterr()
     assert main(["plot", "--runs", f"now={run}", "--live"]) == 0
     assert capsys.readouterr().out == "now: 8 of 9  loss 1\n"
-    assert main(["plot", "--runs", f"now={tmp_path}", "--live"]) == 2, "a folder that is no run would be followed for ever"
+    assert main(["plot", "--runs", f"now={tmp_path}", "--live"]) == 2, (
+        "a folder that is no run would be followed for ever"
+    )
     assert main(["plot", "--runs", f"now={tmp_path / 'none'}", "--live"]) == 2

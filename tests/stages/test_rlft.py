@@ -1,4 +1,6 @@
-"""rlft as a person runs it: killed, resumed, on two processes, with adapters on one base, and with settings that contradict."""
+"""rlft as a person runs it: killed, resumed, on two processes, with adapters on one base, and with settings that
+contradict.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [policy_prompt(one, "Go right, 3 to go.") for one in seen] + [reflection_prompt(one) for one in seen]
     tokenizer = build_tokenizer(texts, [label(index) for index in range(2)])
     for number, role in enumerate(("policy", "reflection", "base")):
-        save_player(folder / role, Player(build_model(tokenizer, 256, number), tokenizer, None if role == "base" else role))
+        save_player(
+            folder / role, Player(build_model(tokenizer, 256, number), tokenizer, None if role == "base" else role)
+        )
     for number, role in enumerate(("policy", "reflection")):
         base = load_player(folder / "base", device="cpu")
         adapted = with_adapter(Player(base.model, base.tokenizer, role), 4, 8, seed=number)
@@ -85,15 +89,15 @@ def same(one: Path, other: Path) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-HARD = ["--algo", "ppo", "--epochs", "2", "--minibatch", "16", "--replay-size", "6", "--curriculum", "short", "--curriculum",
-        "long", "--advance-at", "0.4", "--max-steps", "8", "--episodes", "8", "--save-steps", "1",
-        "--learning-rate", "1e-3"]  # fmt: skip
+HARD = ["--algo", "ppo", "--epochs", "2", "--minibatch", "16", "--replay-size", "6", "--curriculum", "short",
+    "--curriculum", "long", "--advance-at", "0.4", "--max-steps", "8", "--episodes", "8", "--save-steps", "1",
+    "--learning-rate", "1e-3"]  # fmt: skip
 """Everything that a checkpoint has to hold: critic, replay, adaptive curriculum, memo."""
 
 
 def command(ground: Path, *more: str) -> list[str]:
-    return ["rlft", "--env", "corridor", "--task-file", str(ground / "train.json"), "--load-dir", str(ground / "policy"),
-            "--reflect-load-dir", str(ground / "reflection"), "--device", "cpu", *more]  # fmt: skip
+    return ["rlft", "--env", "corridor", "--task-file", str(ground / "train.json"), "--load-dir",
+        str(ground / "policy"), "--reflect-load-dir", str(ground / "reflection"), "--device", "cpu", *more]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -120,12 +124,16 @@ KILLED_AT = (
 def test_killed_at_any_point_it_ends_with_the_same_bytes(
     ground: Path, straight: Path, tmp_path: Path, points: tuple[str, ...]
 ) -> None:
-    """Weights, optimizer, critic, replay buffer, curriculum, memo, all bit for bit; and the same metrics but for the clock."""
+    """Weights, optimizer, critic, replay buffer, curriculum, memo, all bit for bit; and the same metrics but for the
+    clock.
+    """
     fork_killed_at(points, command(ground, *HARD), tmp_path)
     assert final(tmp_path) == final(straight)
     (there,), (here,) = ((folder / "results").glob("*_rlft/metrics.jsonl") for folder in (straight, tmp_path))
     timed = ("tokens_per_second", "episodes_per_second", "rollout_seconds", "update_seconds")
-    rows = [[{key: row[key] for key in row if key not in timed} for _, row in read_jsonl(path)] for path in (there, here)]
+    rows = [
+        [{key: row[key] for key in row if key not in timed} for _, row in read_jsonl(path)] for path in (there, here)
+    ]
     assert rows[0] == rows[1]
     assert [row["step"] for row in rows[0]] == list(range(1, 9))
     assert {row["level"] for row in rows[0]} == {"short", "long"}
@@ -362,7 +370,9 @@ def test_a_last_update_that_diverges_is_noticed(
     assert hashes(good) == before
 
 
-@pytest.mark.parametrize("content", [b"", b'{"step": 1, "succ', b"\xff\xfe\n[1]\n", b'{"step": "two"}\n', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"", b'{"step": 1, "succ', b"\xff\xfe\n[1]\n", b'{"step": "two"}\n', b"[" * 100_000]
+)
 def test_damaged_metrics_and_kept_episodes_do_not_stop_a_resumed_run(
     ground: Path, tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -421,7 +431,10 @@ def test_text_that_is_not_unicode_is_played_learnt_from_saved_and_restored(groun
         ("--algo pro", "did you mean 'ppo'"),
         ("--merge-first-two", "needs a --curriculum of at least two levels"),
         ("--advance-at 0.5 --curriculum long", "needs a --curriculum of at least two levels"),
-        ("--advance-at 0.5 --merge-first-two --curriculum short --curriculum long", "at least two levels to go through"),
+        (
+            "--advance-at 0.5 --merge-first-two --curriculum short --curriculum long",
+            "at least two levels to go through",
+        ),
         ("--share-base", "--share-base needs"),
         ("--algo ppo --critic-trunk separate --lora-r 4", "take detached"),
         ("--model gpt2", "and not both"),
@@ -488,7 +501,9 @@ def test_every_algorithm_runs_and_moves_the_policy(
 
 
 def test_a_fresh_adapter_trains_alone_and_its_base_is_the_reference(ground: Path, tmp_path: Path) -> None:
-    made = train(ground, tmp_path, load_dir=None, model=str(ground / "base"), lora_r=4, kl=0.1, algo="grpo", group_size=4)
+    made = train(
+        ground, tmp_path, load_dir=None, model=str(ground / "base"), lora_r=4, kl=0.1, algo="grpo", group_size=4
+    )
     assert (made / "adapter_model.safetensors").is_file()
     assert not (made / "model.safetensors").exists()
     rows = [row for _, row in read_jsonl(made.parent / "metrics.jsonl")]
@@ -530,7 +545,9 @@ def test_a_base_cannot_be_shared_by_whole_models_or_other_bases(ground: Path, tm
     facts = read_json(tmp_path / "other/adapter_config.json") | {"base_model_name_or_path": str(ground / "policy")}
     write_json(tmp_path / "other/adapter_config.json", facts)
     with pytest.raises(CheckpointError, match="do not share a base"):
-        train(ground, tmp_path, load_dir=ground / "policy-adapter", reflect_load_dir=tmp_path / "other", share_base=True)
+        train(
+            ground, tmp_path, load_dir=ground / "policy-adapter", reflect_load_dir=tmp_path / "other", share_base=True
+        )
 
 
 def test_pickles_are_not_opened(ground: Path, tmp_path: Path) -> None:
@@ -568,7 +585,9 @@ def test_a_sharded_policy_learns_what_a_whole_one_does(ground: Path, tmp_path: P
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
     whole, sharded = tmp_path / "whole", tmp_path / how
-    compared = ("model.safetensors", "training_state.safetensors")[: 1 if how != "sharded" else 2]  # ZeRO's lies in parts
+    compared = ("model.safetensors", "training_state.safetensors")[
+        : 1 if how != "sharded" else 2
+    ]  # ZeRO's lies in parts
     for name in compared:
         first, second = (load_file(folder / "checkpoint-4" / name) for folder in (whole, sharded))
         assert first.keys() == second.keys()

@@ -38,19 +38,28 @@ run(Config(recipe="recipe.yaml"), Quiet())
 
 
 def run_step(folder: Path, preloaded: str = "", path: Path | None = None, text: str = RUN) -> tuple[int, str, str]:
-    """(exit code, output, errors) of a script elsewhere that performs a step, which has no data, with `folder` as its own."""
+    """(exit code, output, errors) of a script elsewhere that performs a step, which has no data, with `folder` as its
+    own.
+    """
     script = folder / "scripts" / "script.py"
     script.parent.mkdir()
     script.write_text(text)
     paths = [str(path)] if path else []
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, str(Path(__file__).parents[2])])}
     done = subprocess.run(
-        [sys.executable, str(script), preloaded], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, str(script), preloaded],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     return done.returncode, done.stdout, done.stderr
 
 
-def test_a_step_has_the_variables_and_the_folder_of_this_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_has_the_variables_and_the_folder_of_this_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "spying.py").write_text(
         "import os\n"
         "from reflectkit.core.errors import ConfigError\n"
@@ -76,7 +85,9 @@ def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path) -> No
 
 
 def test_ctrl_c_while_libraries_are_imported_is_left_to_run(tmp_path: Path) -> None:
-    (tmp_path / "library.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nopen('imported', 'w')\n")
+    (tmp_path / "library.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nopen('imported', 'w')\n"
+    )
     code, output, errors = run_step(tmp_path, "library", tmp_path)
     assert (code, errors) == (0, "")
     assert "no such file" in output
@@ -91,8 +102,12 @@ def test_a_library_that_cannot_be_imported_stops_only_the_steps_that_need_it(tmp
 
 
 def test_nothing_that_looks_for_gpus_is_imported_before_the_fork(tmp_path: Path) -> None:
-    """CUDA cannot be used in a fork of a process that has counted its devices, as bitsandbytes does when it is imported."""
-    (tmp_path / "torch.py").write_text("from types import SimpleNamespace\nversion = SimpleNamespace(cuda='13.0', hip=None)\n")
+    """CUDA cannot be used in a fork of a process that has counted its devices, as bitsandbytes does when it is
+    imported.
+    """
+    (tmp_path / "torch.py").write_text(
+        "from types import SimpleNamespace\nversion = SimpleNamespace(cuda='13.0', hip=None)\n"
+    )
     for library in ("datasets", "peft", "bitsandbytes"):
         (tmp_path / f"{library}.py").write_text("open('imported', 'w')\nraise RuntimeError\n")
     code, output, errors = run_step(tmp_path, "reflectkit.stages.preload", tmp_path)
@@ -121,4 +136,6 @@ def test_a_script_that_would_start_itself_again_is_told_the_guard(tmp_path: Path
     code, _, errors = run_step(tmp_path, text=UNGUARDED)
     assert code == 1
     assert "ConfigError: the script runs its steps in processes that import it; call run below `if __name__" in errors
-    assert errors.rstrip().endswith("step 'rows' ended with exit code 1; see above; run the same command again to go on")
+    assert errors.rstrip().endswith(
+        "step 'rows' ended with exit code 1; see above; run the same command again to go on"
+    )

@@ -178,7 +178,9 @@ def test_nothing_in_a_trainer_checkpoint_runs_code(
 def test_training_that_diverges_stops_and_keeps_the_last_good_checkpoint(
     rows: Path, tmp_path: Path, rate: float, steps: int
 ) -> None:
-    with pytest.raises(DivergedError, match=r"diverged at step \d.* lower --learning-rate, .*its last checkpoint is") as caught:
+    with pytest.raises(
+        DivergedError, match=r"diverged at step \d.* lower --learning-rate, .*its last checkpoint is"
+    ) as caught:
         train(rows, tmp_path, save_steps=1, learning_rate=rate, max_steps=steps)
     assert "\n" not in str(caught.value)
     kept = list(tmp_path.glob("1_sft/trainer/checkpoint-*"))
@@ -191,7 +193,17 @@ def test_training_that_diverges_stops_and_keeps_the_last_good_checkpoint(
 
 def test_diverging_is_one_line_and_code_2(rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--learning-rate", "1000", "--max-steps", "4", "--max-length", "32", "--device", "cpu"]
-    arguments = ["sft", "--env", "corridor", "--role", "plain", "--task-file", str(rows), "--results-dir", str(tmp_path)]
+    arguments = [
+        "sft",
+        "--env",
+        "corridor",
+        "--role",
+        "plain",
+        "--task-file",
+        str(rows),
+        "--results-dir",
+        str(tmp_path),
+    ]
     assert main([*arguments, *flags]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

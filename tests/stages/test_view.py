@@ -67,7 +67,9 @@ def make(*files: Path, quiet: Quiet, **settings: Any) -> Path:
 
 
 def test_hostile_text_never_stands_in_the_markup(tmp_path: Path, quiet: Quiet) -> None:
-    """The page with hostile episodes has the same markup as the page with a tame one, but for what the packed data says."""
+    """The page with hostile episodes has the same markup as the page with a tame one, but for what the packed data
+    says.
+    """
     folder = tmp_path / "<img src=x onerror=alert(1)>" / "run"
     hostile = make(write(folder, [episode(text) for text in HOSTILE]), quiet=quiet).read_text(encoding="utf-8")
     tame = make(write(tmp_path / "tame", [episode("hello")]), quiet=quiet).read_text(encoding="utf-8")
@@ -92,7 +94,9 @@ def test_policy_allows_our_script_and_style_alone(tmp_path: Path, quiet: Quiet) 
     assert not [1 for _, attributes in found.tags if attributes.keys() & {"src", "href", "style", "onclick"} - {"href"}]
     assert [attributes["href"] for _, attributes in found.tags if "href" in attributes] == ["#detail"]
     outside = re.sub(r'<script type="text/plain".*?</script>', "", page, flags=re.DOTALL)
-    assert not re.search(r"https?:|//\w+\.|innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function", outside)
+    assert not re.search(
+        r"https?:|//\w+\.|innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function", outside
+    )
     script = found.inside["script"]
     assert "</script" not in script
     assert "<!--" not in script
@@ -129,7 +133,10 @@ def test_lines_of_earlier_versions(tmp_path: Path, quiet: Quiet) -> None:
     line = {"name": "SFT", "task": "t", "success": True, "actions": ["cd a", "id b"], "reflections": [None, "Look."]}
     file = write(tmp_path, [line])
     (played,) = read_episodes(file)
-    assert [(turn.said, turn.reflection, turn.seen) for turn in played.turns] == [("cd a", None, None), ("id b", "Look.", None)]
+    assert [(turn.said, turn.reflection, turn.seen) for turn in played.turns] == [
+        ("cd a", None, None),
+        ("id b", "Look.", None),
+    ]
     (tmp_path / "config.json").write_text('{"settings": {"env": "auto_explore"}}')
     index = unpacked(make(file, quiet=quiet).read_text(encoding="utf-8"), "index")
     assert index["texts"][index["columns"]["env"][0]] == "auto_explore"  # which the line did not say
@@ -162,7 +169,9 @@ def test_broken_line_is_named(name: str, tmp_path: Path, capsys: pytest.CaptureF
     assert not list(tmp_path.glob(".reflectkit*"))
 
 
-def test_bad_places_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_places_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def told(*arguments: str) -> str:
         assert main(["view", *arguments]) == 2
         error = capsys.readouterr().err
@@ -182,7 +191,9 @@ def test_bad_places_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "loop").symlink_to("loop")
     assert "a link that leads nowhere" in told("loop")
     monkeypatch.setattr(reading, "LONGEST_LINE", 1000)
-    assert "empty/episodes.jsonl:1: a line of over 1,000 bytes" in told(str(write(tmp_path / "empty", [episode("x" * 1000)])))
+    assert "empty/episodes.jsonl:1: a line of over 1,000 bytes" in told(
+        str(write(tmp_path / "empty", [episode("x" * 1000)]))
+    )
     assert "write a .html" in told("empty", "--out", "page.txt")
     (tmp_path / "folder.html").mkdir()
     assert "folder.html: is a folder" in told("empty", "--out", "folder.html")
@@ -220,11 +231,14 @@ def test_size_and_memory_of_many_episodes(tmp_path: Path) -> None:
 def test_inspect_log(tmp_path: Path, quiet: Quiet) -> None:
     aborted = episode("d", status="aborted", success=False, name="other")
     write(
-        tmp_path / "run", [episode("a"), episode("a", success=False), episode("b\ud800"), episode("c", name="other"), aborted]
+        tmp_path / "run",
+        [episode("a"), episode("a", success=False), episode("b\ud800"), episode("c", name="other"), aborted],
     )
     made = view.run(view.Config(paths=(tmp_path / "run",), inspect=True), quiet).outputs
     assert len(made) == 2
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\+00-00_taxi-full_\w{22}\.json", path.name) for path in made)
+    assert all(
+        re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\+00-00_taxi-full_\w{22}\.json", path.name) for path in made
+    )
     log = json.loads(made[0].read_text(encoding="utf-8"))
     assert [(sample["id"], sample["epoch"]) for sample in log["samples"]] == [("a", 1), ("a", 2), ("b\ufffd", 1)]
     assert log["eval"]["config"]["epochs"] == 2
@@ -241,7 +255,9 @@ def test_inspect_log(tmp_path: Path, quiet: Quiet) -> None:
 def test_command_opens_without_heavy_imports(tmp_path: Path) -> None:
     write(tmp_path, [episode("hello")])
     code = "import sys; from reflectkit.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, "view", str(tmp_path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "view", str(tmp_path)], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-2:] == [f"→ {tmp_path / 'view.html'}", "False"]
 
 

@@ -47,7 +47,10 @@ def test_hostile_text_does_nothing(browser: Browser, tmp_path: Path) -> None:
         browser.press("j")
         chosen(browser, f"episode={number}&")
         browser.do("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
-        strange = "#detail :is(script, img, svg, style, a, meta, iframe, object, embed, b, [onerror], [onload], [onmouseover])"
+        strange = (
+            "#detail :is(script, img, svg, style, a, meta, iframe, object, embed, b, [onerror], [onload],"
+            " [onmouseover])"
+        )
         assert browser.do(f"document.querySelectorAll({json.dumps(strange)}).length") == 0
         if text.isascii() and text.isprintable():
             assert browser.do("document.querySelector('blockquote').textContent") == text
@@ -62,7 +65,9 @@ def test_policy_stops_script_that_got_in(browser: Browser, tmp_path: Path) -> No
     """A second fence: even markup that reached the page could not act."""
     url = page(tmp_path, [episode("hello")])
     file = tmp_path / "view.html"
-    injected = "<script>document.title = 'owned'</script><img src=https://example.org/x onerror=\"document.title = 'owned'\">"
+    injected = (
+        "<script>document.title = 'owned'</script><img src=https://example.org/x onerror=\"document.title = 'owned'\">"
+    )
     file.write_text(file.read_text(encoding="utf-8").replace("</body>", injected + "</body>"), encoding="utf-8")
     browser.open(url)
     refused = "(() => { try { document.body.innerHTML = '<i>x</i>'; } catch (error) { return error.name; } })()"
@@ -110,7 +115,9 @@ def test_what_is_far_too_long_does_not_stop_the_page(browser: Browser, tmp_path:
 def test_ten_thousand_episodes(browser: Browser, tmp_path: Path) -> None:
     url = page(tmp_path, many(10_000))
     browser.open(url)
-    assert browser.do("document.querySelectorAll('*').length") < MOST_ELEMENTS, "what is drawn does not grow with the list"
+    assert browser.do("document.querySelectorAll('*').length") < MOST_ELEMENTS, (
+        "what is drawn does not grow with the list"
+    )
     assert browser.do("document.querySelectorAll('#rows tr').length") < 60
     browser.do("document.getElementById('list').scrollTop = 32 * 5000")
     browser.wait("document.querySelector('#rows tr[data-episode=\"5005\"]') !== null")
@@ -137,7 +144,10 @@ def test_keys_filters_and_two_side_by_side(browser: Browser, tmp_path: Path) -> 
     assert chosen(browser, "beside=1") == "#episode=0&turn=1&beside=1"
     browser.press("ArrowRight")
     chosen(browser, "turn=2&beside=1")
-    assert browser.do("[...document.querySelectorAll('article h3')].map((one) => one.textContent)") == ["Turn 2", "Turn 2"]
+    assert browser.do("[...document.querySelectorAll('article h3')].map((one) => one.textContent)") == [
+        "Turn 2",
+        "Turn 2",
+    ]
     browser.press("j")
     chosen(browser, "episode=1&turn=1")
     shares = browser.do("[...document.querySelectorAll('article:first-child .share')].map((one) => one.textContent)")
@@ -149,8 +159,8 @@ def test_keys_filters_and_two_side_by_side(browser: Browser, tmp_path: Path) -> 
     assert browser.do("document.getElementById('count').textContent") == "0 of 6 episodes"
     browser.do("(() => { const box = document.getElementById('search'); box.value = ''; box.blur(); })()")
     browser.do(
-        "(() => { const box = document.getElementById('outcome'); box.value = [...box.options].find((one) => one.text ==="
-        " 'failure').value; box.dispatchEvent(new Event('input', {bubbles: true})); })()"
+        "(() => { const box = document.getElementById('outcome'); box.value = [...box.options].find((one) => one.text"
+        " === 'failure').value; box.dispatchEvent(new Event('input', {bubbles: true})); })()"
     )
     assert browser.do("document.getElementById('count').textContent") == "2 of 6 episodes"
     assert browser.errors == []

@@ -1,6 +1,7 @@
 """What a player may know of a game: made from the words on the screen alone, step by step.
 
-A receptacle is "open" or "closed" as its commands and the texts say; what lies in it is known once a text has listed it.
+A receptacle is "open" or "closed" as its commands and the texts say; what lies in it is known once a text has listed
+it.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ OPPOSITE = {"heat": "cool", "cool": "heat"}
 class Belief:
     """What was seen so far.
 
-    places: the room's receptacles by kind and number, each with what is known to lie in it; None before it was seen. closed:
-    those that are known to be. here: those that can be reached. held: what is in the hand; origin: where it came from.
-    treated: what was done to each object ("heat", "clean", "cool"). searched: the receptacles that were looked into, the
-    latest last. shown: the receptacle whose content the last answer listed. commands: the admissible ones.
+    places: the room's receptacles by kind and number, each with what is known to lie in it; None before it was seen.
+    closed: those that are known to be. here: those that can be reached. held: what is in the hand; origin: where it
+    came from.
+    treated: what was done to each object ("heat", "clean", "cool"). searched: the receptacles that were looked into,
+    the latest last. shown: the receptacle whose content the last answer listed. commands: the admissible ones.
     """
 
     places: dict[str, list[str] | None] = field(default_factory=dict)
@@ -79,7 +81,9 @@ class Belief:
 
     def of_kind(self, kind: str) -> list[str]:
         """Receptacles of `kind`, those in reach first."""
-        return sorted((place for place in self.places if kind_of(place) == kind), key=lambda place: place not in self.here)
+        return sorted(
+            (place for place in self.places if kind_of(place) == kind), key=lambda place: place not in self.here
+        )
 
     def _fill(self, place: str, names: list[str]) -> None:
         if place in self.searched:

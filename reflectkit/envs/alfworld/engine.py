@@ -1,7 +1,7 @@
 """One game, played by ALFWorld's own engine in this process.
 
-Departs from the package: nothing is created where ALFWORLD_DATA points, `sys.argv` stays as it is, nothing is printed, and the
-expert that is asked for is the one that advises (the package's `planner` is its handcoded one).
+Departs from the package: nothing is created where ALFWORLD_DATA points, `sys.argv` stays as it is, nothing is printed,
+and the expert that is asked for is the one that advises (the package's `planner` is its handcoded one).
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def check_installed() -> None:
 
 def lacking(what: str) -> ConfigError:
     """The error for an engine that cannot be imported."""
-    return ConfigError(f"env 'alfworld' needs its engine ({what}): pip install 'reflectkit[alfworld]' (or: make alfworld)")
+    return ConfigError(
+        f"env 'alfworld' needs its engine ({what}): pip install 'reflectkit[alfworld]' (or: make alfworld)"
+    )
 
 
 @contextlib.contextmanager
@@ -96,7 +98,9 @@ class Game:
         self._loaded: dict[tuple[Path, int, int], dict[str, Any]] = {}
 
     def load(self, folder: Path) -> None:
-        """Load the game in `folder`, whose files `games.read` has checked. Raises DataError where they do not make a game."""
+        """Load the game in `folder`, whose files `games.read` has checked. Raises DataError where they do not make a
+        game.
+        """
         file = folder / GAME
         try:
             known = file.stat()
@@ -134,7 +138,9 @@ class Game:
         self._infos.facts = expert == HANDCODED
         with _unseen():
             self._state = self._env.reset()
-            self._adviser: Any = {HANDCODED: _Handcoded, PLANNER: _Planner}[expert](self, self._folder) if expert else None
+            self._adviser: Any = (
+                {HANDCODED: _Handcoded, PLANNER: _Planner}[expert](self, self._folder) if expert else None
+            )
             return self._seen()
 
     def step(self, command: str) -> State:
@@ -179,9 +185,10 @@ class Game:
 def essential(problem: str, objects: Mapping[str, str], facts: Collection[tuple[str, ...]]) -> str:
     """PDDL of what is left to do of `problem` where `facts` are so, without what it can be done without.
 
-    Left are two objects of each kind that the goal names, the nearest to it first, two receptacles of each kind, what is held,
-    and where all that lies. A plan for it is one for the whole, and made in a fraction of a second where that would take
-    minutes. objects: the type of each name. facts: predicate and names; negated and derived ones are passed over.
+    Left are two objects of each kind that the goal names, the nearest to it first, two receptacles of each kind, what
+    is held, and where all that lies. A plan for it is one for the whole, and made in a fraction of a second where that
+    would take minutes. objects: the type of each name. facts: predicate and names; negated and derived ones are passed
+    over.
     """
     goal = problem[problem.index("(:goal") :]
     named = {kind.lower() for kind in re.findall(r"Type\s+\?\w+\s+(\w+Type)", goal, re.IGNORECASE)}
@@ -248,5 +255,7 @@ class _Planner:
         if self.plan is None:
             self.plan = self.game.plan()
         if not self.plan:
-            raise DataError(self.folder, "the planner finds no way to win this game; leave it out, or generate it again")
+            raise DataError(
+                self.folder, "the planner finds no way to win this game; leave it out, or generate it again"
+            )
         return self.plan[0]

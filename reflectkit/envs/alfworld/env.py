@@ -1,16 +1,18 @@
 """ALFWorld: a household task in a room of receptacles, played as text in the benchmark's own engine.
 
-Departs from the benchmark: the engine runs in a child process, is stopped when it hangs, and is about twenty times as fast (see
-`fast`); the planner and the handcoded expert are those that are asked for; a game of sliced objects is refused, as there.
+Departs from the benchmark: the engine runs in a child process, is stopped when it hangs, and is about twenty times as
+fast (see `fast`); the planner and the handcoded expert are those that are asked for; a game of sliced objects is
+refused, as there.
 
 Observation
-    The task, the room's receptacles by kind and number, and the commands so far with what the engine answered, oldest first,
-    without its "You arrive at …". An answer over `result_tokens` is cut; the whole prompt is kept within
+    The task, the room's receptacles by kind and number, and the commands so far with what the engine answered, oldest
+    first, without its "You arrive at …". An answer over `result_tokens` is cut; the whole prompt is kept within
     `prompt_tokens` (both as counted by `core.text`): the oldest commands go first, the newest is kept whole.
 Choices
-    The engine's admissible commands. First one for each receptacle, in the room's order, to go there, or once there to examine
-    it, so that each keeps its number through the game; then the others in the engine's order, those that change nothing last.
-    `typed`: none are shown, and the action is a command's text; one that is not admissible changes nothing, and is told so.
+    The engine's admissible commands. First one for each receptacle, in the room's order, to go there, or once there to
+    examine it, so that each keeps its number through the game; then the others in the engine's order, those that change
+    nothing last. `typed`: none are shown, and the action is a command's text; one that is not admissible changes
+    nothing, and is told so.
 Reward
     The game's score: 1 for the step that wins, else 0.
 Episode end
@@ -57,7 +59,8 @@ MORE = "make games with `reflectkit gen-task --env alfworld`, or say where they 
 class Alfworld:
     """See the module's text for the rules.
 
-    games_dir: what tasks name their games from. expert: who says what is best: search, handcoded or planner. result_tokens,
+    games_dir: what tasks name their games from. expert: who says what is best: search, handcoded or planner.
+    result_tokens,
     prompt_tokens: what an answer and the whole observation may have. typed: commands are written, not chosen.
     """
 
@@ -67,12 +70,13 @@ class Alfworld:
     horizons: ClassVar[dict[str, int]] = dict.fromkeys(levels, HORIZON)
     settings: ClassVar[tuple[str, ...]] = ("games_dir", "expert", "result_tokens", "prompt_tokens", "typed")
     rules: ClassVar[str] = (
-        "Goal: do the household task after `Task:` in a simulated room. Find the object, do to it what is asked (clean, heat,"
-        " cool or look at it under a lamp), and put it where it belongs.\n"
-        "Actions: `go to PLACE`; at a place `open` and `close` it, `take OBJECT from PLACE` and `move OBJECT to PLACE` (with"
-        " some games `put OBJECT in/on PLACE`), `clean OBJECT with` a sink basin, `heat OBJECT with` a microwave, `cool OBJECT"
-        " with` a fridge, `use` a lamp; `examine`, `look`, `inventory` and `help` change nothing. You hold one object at a"
-        " time. What is in a closed place is seen once it is open. A command that cannot be done changes nothing.\n"
+        "Goal: do the household task after `Task:` in a simulated room. Find the object, do to it what is asked"
+        " (clean, heat, cool or look at it under a lamp), and put it where it belongs.\n"
+        "Actions: `go to PLACE`; at a place `open` and `close` it, `take OBJECT from PLACE` and `move OBJECT to"
+        " PLACE` (with some games `put OBJECT in/on PLACE`), `clean OBJECT with` a sink basin, `heat OBJECT with` a"
+        " microwave, `cool OBJECT with` a fridge, `use` a lamp; `examine`, `look`, `inventory` and `help` change"
+        " nothing. You hold one object at a time. What is in a closed place is seen once it is open. A command that"
+        " cannot be done changes nothing.\n"
         "End: the episode ends when the task is done, which is success, or when the game is lost.\n"
         "Reward: 1 for the step that completes the task, else 0."
     )
@@ -128,7 +132,9 @@ class Alfworld:
             state = self._taken(folder).reset(folder, None if self.expert == SEARCH else self.expert, self.load_seconds)
             opening, _, asked = state.feedback.partition("Your task is to: ")
             if not asked or ROOM.search(opening) is None:
-                raise DataError(folder / GAME, "does not begin as a game of ALFWorld does; generate or download it again")
+                raise DataError(
+                    folder / GAME, "does not begin as a game of ALFWorld does; generate or download it again"
+                )
         self.task = " ".join(asked.split()).removesuffix(".")
         self._belief = Belief()
         self._history: list[tuple[str, str]] = []
@@ -143,8 +149,8 @@ class Alfworld:
 
         Raises
         ------
-        IllegalActionError: not one of the choices, or the episode is over. EnvironmentFailure: the engine fails or does not
-        answer.
+        IllegalActionError: not one of the choices, or the episode is over. EnvironmentFailure: the engine fails or does
+        not answer.
         """
         if self._over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
@@ -164,7 +170,8 @@ class Alfworld:
             info["refused"] = 1
         return StepResult(self._observe(), state.score, self._over, info=info)
 
-    # ------------------------------------------------------------------------------------------------ the oracle teacher
+    # ------------------------------------------------------------------------------------------------ the oracle
+    # teacher
 
     def oracle(self) -> int | str:
         """What the expert does next."""
@@ -176,8 +183,8 @@ class Alfworld:
         return self._choices
 
     def mistakes(self) -> list[int] | list[str]:
-        """Commands that lead nowhere: neither the expert's nor as good as far as the player can know. At most two of a verb,
-        others at each step.
+        """Commands that lead nowhere: neither the expert's nor as good as far as the player can know. At most two of a
+        verb, others at each step.
         """
         right = self._good()
         by_verb: dict[str, list[int]] = {}
@@ -189,7 +196,9 @@ class Alfworld:
         return self._actions([self._choices[index] for index in sorted(found)])
 
     def slips(self) -> list[int] | list[str]:
-        """The mistakes that a negative example makes, once: at a drawn step of the search, or when the object is held."""
+        """The mistakes that a negative example makes, once: at a drawn step of the search, or when the object
+        is held.
+        """
         if self._slipped:
             return []
         held, _ = progress(self._belief, self.goal)
@@ -200,7 +209,9 @@ class Alfworld:
         return self._last_note
 
     def reflection(self, generator: random.Random) -> str:
-        """What is held, what was searched, where the wanted thing is, what is left to do; all as the player knows it."""
+        """What is held, what was searched, where the wanted thing is, what is left to do; all as the player
+        knows it.
+        """
         return write_reflection(self._belief, self.goal, self._last_note == "mistake", generator)
 
     def _actions(self, commands: list[str]) -> list[int] | list[str]:
@@ -226,11 +237,15 @@ class Alfworld:
         folder = inside(self.games_dir, name)
         if folder is None:
             raise DataError(
-                task.id, f"{name!r:.200} is no name, or leads out of the games' folder {self.games_dir}", field="data.game"
+                task.id,
+                f"{name!r:.200} is no name, or leads out of the games' folder {self.games_dir}",
+                field="data.game",
             )
         for file in (GAME, RECORD):
             if not (folder / file).is_file():
-                raise DataError(task.id, f"there is no {file} in {self.games_dir / str(name)}; {MORE}", field="data.game")
+                raise DataError(
+                    task.id, f"there is no {file} in {self.games_dir / str(name)}; {MORE}", field="data.game"
+                )
         return folder
 
     def _taken(self, folder: Path) -> Engine:

@@ -1,7 +1,9 @@
-"""The expert that knows only what it has seen: which commands are good now, best first, in whatever state the player has come.
+"""The expert that knows only what it has seen: which commands are good now, best first, in whatever state the player
+has come.
 
-It searches the receptacles that may hold what is wanted, opens what is closed, takes, treats and places. Two further experts,
-the package's handcoded one and the planner, which sees everything, advise from within the engine (see `engine`).
+It searches the receptacles that may hold what is wanted, opens what is closed, takes, treats and places. Two further
+experts, the package's handcoded one and the planner, which sees everything, advise from within the engine (see
+`engine`).
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ OPENS = re.compile(r"\(openable\s+([a-z]+)_bar_", re.IGNORECASE)
 class Goal:
     """What wins. kind: of the object. target: kind of the receptacle; of the lamp in "look" games.
 
-    fitting: kinds of receptacles that may hold the object, by the rules of the game. opening: kinds that are to be opened.
+    fitting: kinds of receptacles that may hold the object, by the rules of the game. opening: kinds that are to be
+    opened.
     """
 
     type: str
@@ -47,7 +50,9 @@ class Goal:
 
 
 def rules(problem: str, kind: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The kinds of receptacles that may hold objects of `kind`, and those that are to be opened, as the PDDL `problem` says."""
+    """The kinds of receptacles that may hold objects of `kind`, and those that are to be opened, as the PDDL `problem`
+    says.
+    """
     fitting = frozenset(place.lower() for place, held in HOLDS.findall(problem) if held.lower() == kind)
     return fitting, frozenset(map(str.lower, OPENS.findall(problem)))
 
@@ -83,7 +88,9 @@ def destination(belief: Belief, goal: Goal) -> str | None:
 
 
 def likely(belief: Belief, goal: Goal) -> list[str]:
-    """The receptacles that are left to search: in reach first, then of a kind that fits, then of one that needs no opening."""
+    """The receptacles that are left to search: in reach first, then of a kind that fits, then of one that needs no
+    opening.
+    """
     lamp = goal.type == LOOK and belief.held is not None
 
     def effort(place: str) -> tuple[bool, bool, bool]:

@@ -2,18 +2,22 @@
 
 Kept, and why that is safe:
 
-- A parsed text of the grammar (`#look.feedback#`, `go to [{r.name | …}]`): a function of the text. The engine writes contexts
+- A parsed text of the grammar (`#look.feedback#`, `go to [{r.name | …}]`): a function of the text. The engine writes
+contexts
   into the symbols that it gets, so each use gets copies of them.
 - A conjunctive query (`openable(r:receptacle) & …`): a function of its text, and only read.
-- A game's whole grammar: a function of its text. Games differ in the sentence of their task alone, so the rest is parsed once
+- A game's whole grammar: a function of its text. Games differ in the sentence of their task alone, so the rest is
+parsed once
   and the sentence put in. Rules are read and copied, never written.
-- A fact, from the planner's name for it ("Atom inreceptacle(…)"): a function of the name and its arguments' types, never
+- A fact, from the planner's name for it ("Atom inreceptacle(…)"): a function of the name and its arguments' types,
+never
   changed.
-- A problem translated from PDDL to SAS: a function of domain and problem, and only read. Engines may share a folder of what
+- A problem translated from PDDL to SAS: a function of domain and problem, and only read. Engines may share a folder of
+what
   they have translated. The second translation, for a planning of the engine's that nobody asks for, is left out.
 
-Copies of a context are as deep as the dictionaries that the engine writes into: what lies in them (facts, names of things) it
-never changes.
+Copies of a context are as deep as the dictionaries that the engine writes into: what lies in them (facts, names of
+things) it never changes.
 """
 
 from __future__ import annotations
@@ -39,7 +43,9 @@ STAND_IN = '"Your task is to: UNKNOWN GOAL."'
 
 @contextlib.contextmanager
 def memoised(shared: Path | None = None) -> Iterator[None]:
-    """Within it, the engines that are made in this process keep what they work out. shared: a folder that is theirs alone."""
+    """Within it, the engines that are made in this process keep what they work out. shared: a folder that is theirs
+    alone.
+    """
     import fast_downward
     from textworld.envs.pddl import logic, textgen
 
@@ -53,7 +59,11 @@ def memoised(shared: Path | None = None) -> Iterator[None]:
         parse_conjunctive_query = staticmethod(lru_cache(maxsize=None)(textgen.Rule.parse_conjunctive_query))
 
     changes: list[tuple[Any, str, Any]] = [
-        (textgen, "_parse_and_convert", _copies_of(lru_cache(maxsize=None)(textgen._parse_and_convert), textgen.Symbol)),
+        (
+            textgen,
+            "_parse_and_convert",
+            _copies_of(lru_cache(maxsize=None)(textgen._parse_and_convert), textgen.Symbol),
+        ),
         (textgen, "deepcopy", lambda value: _copied(value, textgen.Symbol)),
         (textgen, "Rule", Queries),
         (logic, "_parse_and_convert", _but_for_the_task(lru_cache(maxsize=8)(logic._parse_and_convert), textgen)),

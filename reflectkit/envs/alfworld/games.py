@@ -1,7 +1,9 @@
-"""A folder of ALFWorld games, the benchmark's own or ours: which games are there, which can be played, and the task of each.
+"""A folder of ALFWorld games, the benchmark's own or ours: which games are there, which can be played, and the task of
+each.
 
-A game is `ROOT/json_2.1.1/SPLIT/TYPE-Object-Mrecep-Receptacle-FLOOR/trial_NAME/` with `traj_data.json` and `game.tw-pddl`. The
-benchmark's folders without the latter are no games: nobody won them. `json_2.1.1` may be a link; what is in it stays in it.
+A game is `ROOT/json_2.1.1/SPLIT/TYPE-Object-Mrecep-Receptacle-FLOOR/trial_NAME/` with `traj_data.json` and
+`game.tw-pddl`. The benchmark's folders without the latter are no games: nobody won them. `json_2.1.1` may be a link;
+what is in it stays in it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ PARAMETERS = ("object_target", "parent_target", "toggle_target", "mrecep_target"
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a TYPE-… folder's name fits one of the globs, which may leave out the floor; without any, every name does.
+    """Whether a TYPE-… folder's name fits one of the globs, which may leave out the floor; without any, every name
+    does.
 
     >>> matches("pick_and_place_simple-Tomato-None-Microwave-13", ["pick_and_place_simple-Tomato-*-Microwave"])
     True
@@ -40,9 +43,11 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def find(root: Path, patterns: Sequence[str] = (), splits: Sequence[str] = SPLITS) -> list[Path]:
-    """The folders of the games in `root` whose TYPE-… name matches, by split and name; links that lead out of it are not taken.
+    """The folders of the games in `root` whose TYPE-… name matches, by split and name; links that lead out of it are
+    not taken.
 
-    Raises DataError: no such folder, no games of that layout in it, or none that matches (it names some that are there).
+    Raises DataError: no such folder, no games of that layout in it, or none that matches (it names some that are
+    there).
     """
     base = root / VERSION
     if not root.is_dir():
@@ -50,7 +55,9 @@ def find(root: Path, patterns: Sequence[str] = (), splits: Sequence[str] = SPLIT
     if not base.is_dir() and root.absolute().name == VERSION:
         raise DataError(root, f"name the folder that {VERSION} lies in: --games-dir {root.absolute().parent}")
     if not base.is_dir():
-        raise DataError(root, f"holds no {VERSION}; run `alfworld-download --data-dir {root}`, or name another --games-dir")
+        raise DataError(
+            root, f"holds no {VERSION}; run `alfworld-download --data-dir {root}`, or name another --games-dir"
+        )
     there = [game for split in splits for game in _folders(base / split, root)]
     if not there:
         raise DataError(base, f"holds no game of {', '.join(splits)}; run `alfworld-download --data-dir {root} -f`")
@@ -62,7 +69,9 @@ def find(root: Path, patterns: Sequence[str] = (), splits: Sequence[str] = SPLIT
 
 
 def inside(root: Path, name: object) -> Path | None:
-    """The folder of the game called `name` in `root`, links followed; None for what is no name, or leads out of `root`."""
+    """The folder of the game called `name` in `root`, links followed; None for what is no name, or leads out
+    of `root`.
+    """
     if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name.split("/"):
         return None
     return Path(realpath(root / name)) if _stays(root / name, root) else None
@@ -77,7 +86,9 @@ def usable(folder: Path) -> Task | str:
 
 
 def task(folder: Path) -> Task:
-    """The task that the game in `folder` is. Raises DataError: a file is missing or broken, or the game cannot be won."""
+    """The task that the game in `folder` is. Raises DataError: a file is missing or broken, or the game
+    cannot be won.
+    """
     name, trial = folder.parent.name, folder.name
     trajectory, _ = read(folder)
     split = folder.parent.parent.name
@@ -93,7 +104,9 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What traj_data.json and game.tw-pddl of the game in `folder` hold, checked. Raises DataError."""
     name = f"{folder.parent.name}/{folder.name}"
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
-        raise DataError(folder, "the name has characters other than letters, digits, '_', '-' and '.'; rename the folder")
+        raise DataError(
+            folder, "the name has characters other than letters, digits, '_', '-' and '.'; rename the folder"
+        )
     if "movable" in name or "Sliced" in name:
         raise DataError(folder, "movable receptacles and slices are left out, as the benchmark leaves them out")
     trajectory = _object(folder / RECORD)
@@ -108,7 +121,9 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def room_kind(room: str) -> str:
-    """What "FloorPlan203" begins with but for its last two digits: kitchens have none, and living rooms 2, bedrooms 3, …"""
+    """What "FloorPlan203" begins with but for its last two digits: kitchens have none, and living rooms 2, bedrooms 3,
+    …
+    """
     return room[:-2] if room[-3:].isdigit() else room.rstrip("0123456789")
 
 
@@ -165,7 +180,9 @@ def _check_trajectory(value: dict[str, Any], path: Path) -> None:
     if not isinstance(parameters, dict) or not all(isinstance(parameters.get(name), str) for name in PARAMETERS):
         raise DataError(path, f"expected text for each of {', '.join(PARAMETERS)}", field="pddl_params")
     if parameters.get("object_sliced") is not False:
-        raise DataError(path, "slices are left out, as the benchmark leaves them out", field="pddl_params.object_sliced")
+        raise DataError(
+            path, "slices are left out, as the benchmark leaves them out", field="pddl_params.object_sliced"
+        )
     room = scene.get("floor_plan") if isinstance(scene, dict) else None
     if not isinstance(room, str) or not re.fullmatch(r"FloorPlan\d{1,3}", room, re.ASCII):
         raise DataError(path, f"expected a name like FloorPlan7, found {room!r}", field="scene.floor_plan")
@@ -182,9 +199,13 @@ def _check_playable(value: dict[str, Any], path: Path) -> None:
     if not value["grammar"].strip() or BLANK in value["grammar"]:
         raise DataError(path, "the grammar does not say the task; run `alfworld-generate`", field="grammar")
     if WORDING not in value["grammar"]:
-        raise DataError(path, f"does not say `{WORDING}`, as downloads before 0.4; run `alfworld-download -f`", field="grammar")
+        raise DataError(
+            path, f"does not say `{WORDING}`, as downloads before 0.4; run `alfworld-download -f`", field="grammar"
+        )
     if value.get("solvable") is not True:
-        raise DataError(path, "the game cannot be won, or nobody knows; `alfworld-generate` finds out", field="solvable")
+        raise DataError(
+            path, "the game cannot be won, or nobody knows; `alfworld-generate` finds out", field="solvable"
+        )
     steps = value.get("walkthrough")
     if steps is not None and not (isinstance(steps, list) and all(isinstance(step, str) for step in steps)):
         raise DataError(path, "expected a list of commands", field="walkthrough")

@@ -1,6 +1,8 @@
-"""Games of our own for the ALFWorld engine: a room, a goal, and where everything lies, in the files that the benchmark has.
+"""Games of our own for the ALFWorld engine: a room, a goal, and where everything lies, in the files that the benchmark
+has.
 
-Rules of what fits where, goals and task texts are the alfworld package's tables, read where it is installed. Departs from the
+Rules of what fits where, goals and task texts are the alfworld package's tables, read where it is installed. Departs
+from the
 benchmark: objects are placed by chance and not by a simulator, and no goal object starts where it is to be put.
 """
 
@@ -48,7 +50,9 @@ class Goal:
 
 @dataclass(frozen=True)
 class Game:
-    """The texts of a game's files. problem: PDDL. trajectory: of traj_data.json. grammar: with the task's text in it."""
+    """The texts of a game's files. problem: PDDL. trajectory: of traj_data.json. grammar: with the task's
+    text in it.
+    """
 
     goal: Goal
     problem: str
@@ -146,7 +150,8 @@ def _placed(goal: Goal, chance: random.Random) -> list[tuple[str, str, Receptacl
     """(name, kind, where) of each object: those of the goal first, then copies of what else belongs in the room."""
     room = goal.room
     free = {
-        receptacle: 1 if receptacle.kind in SINGLE else 9 if receptacle.kind in WIDE else 3 for receptacle in room.receptacles
+        receptacle: 1 if receptacle.kind in SINGLE else 9 if receptacle.kind in WIDE else 3
+        for receptacle in room.receptacles
     }
     wanted = Counter({kind: chance.choice(COPIES) for kind in room.kinds})
     wanted[goal.item] = max(wanted[goal.item], 2 if goal.level == TWO else 1)
@@ -194,7 +199,12 @@ def _problem(name: str, goal: Goal, chance: random.Random) -> str:
             facts.append(f"(openable {receptacle.name})")
             if receptacle.kind in ("Cabinet", "Drawer") and chance.random() < OPEN_SHARE:
                 facts.append(f"(opened {receptacle.name})")
-    facts += [f"(canContain {kind}Type {item}Type)" for kind in receptacle_kinds for item in item_kinds if item in _holds(kind)]
+    facts += [
+        f"(canContain {kind}Type {item}Type)"
+        for kind in receptacle_kinds
+        for item in item_kinds
+        if item in _holds(kind)
+    ]
     for item, kind, where in placed:
         facts.append(f"(objectType {item} {kind}Type)")
         facts.append(f"(inReceptacle {item} {where.name})")
@@ -209,7 +219,9 @@ def _problem(name: str, goal: Goal, chance: random.Random) -> str:
         .gdict[goal.level]["pddl"]
         .format(obj=goal.item, recep=goal.receptacle, toggle=goal.receptacle, mrecep="")
     )
-    text = "\n".join((f"(define (problem plan_{name})", "(:domain alfred)", "(:objects", *objects, ")", "(:init", *facts, ")"))
+    text = "\n".join(
+        (f"(define (problem plan_{name})", "(:domain alfred)", "(:objects", *objects, ")", "(:init", *facts, ")")
+    )
     return _legal(text + "\n" + asked.strip() + "\n")
 
 
@@ -218,7 +230,16 @@ def _named(goal: Goal) -> set[str]:
 
 
 def _legal(text: str) -> str:
-    """`text` with the simulator's names spelt as the benchmark spells them in PDDL, and # for the dash before a type."""
-    for sign, spelt in (("-", "_minus_"), ("#", "-"), ("|", "_bar_"), ("+", "_plus_"), (".", "_dot_"), (",", "_comma_")):
+    """`text` with the simulator's names spelt as the benchmark spells them in PDDL, and # for the dash
+    before a type.
+    """
+    for sign, spelt in (
+        ("-", "_minus_"),
+        ("#", "-"),
+        ("|", "_bar_"),
+        ("+", "_plus_"),
+        (".", "_dot_"),
+        (",", "_comma_"),
+    ):
         text = text.replace(sign, spelt)
     return text

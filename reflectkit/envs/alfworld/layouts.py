@@ -1,7 +1,9 @@
-"""The rooms whose floor plans the alfworld package carries: receptacles with their places, and the kinds of objects there.
+"""The rooms whose floor plans the alfworld package carries: receptacles with their places, and the kinds of objects
+there.
 
-Source: the package's files `gen/layouts/FloorPlan*` and `gen/constants.py`, read where they are installed. They list the
-receptacles that were reached in the simulator; the others that a room is said to have get a place in it, always the same.
+Source: the package's files `gen/layouts/FloorPlan*` and `gen/constants.py`, read where they are installed. They list
+the receptacles that were reached in the simulator; the others that a room is said to have get a place in it, always the
+same.
 """
 
 from __future__ import annotations
@@ -20,13 +22,22 @@ Place = tuple[int, int, int, int]
 
 UNLISTED = {"StoveBurner": 4, "TowelHolder": 2, "HandTowelHolder": 2}
 """How many a room has of a kind that its list of reached receptacles lacks; 1 of any other."""
-HEIGHTS = {"CounterTop": 0.95, "StoveBurner": 0.92, "CoffeeMachine": 0.9, "Toaster": 0.9, "Microwave": 0.9, "SinkBasin": 0.8}
+HEIGHTS = {
+    "CounterTop": 0.95,
+    "StoveBurner": 0.92,
+    "CoffeeMachine": 0.9,
+    "Toaster": 0.9,
+    "Microwave": 0.9,
+    "SinkBasin": 0.8,
+}
 METRES = 0.25
 
 
 @dataclass(frozen=True)
 class Receptacle:
-    """What holds objects. name: as the simulator calls it, e.g. "Drawer|+00.95|+00.22|-02.20". opens: has a door or a lid."""
+    """What holds objects. name: as the simulator calls it, e.g. "Drawer|+00.95|+00.22|-02.20". opens: has a door or a
+    lid.
+    """
 
     name: str
     kind: str
@@ -36,7 +47,9 @@ class Receptacle:
 
 @dataclass(frozen=True)
 class Room:
-    """A floor plan. kinds: of the objects that were seen in it. places: where one may stand, away from every receptacle."""
+    """A floor plan. kinds: of the objects that were seen in it. places: where one may stand, away from every
+    receptacle.
+    """
 
     name: str
     number: int

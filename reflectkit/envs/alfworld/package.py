@@ -26,7 +26,9 @@ def folder() -> Path:
 
 @cache
 def table(name: str) -> Any:
-    """The package's module gen/NAME.py: "constants" (what is where, what fits where) or "goal_library". Raises ConfigError."""
+    """The package's module gen/NAME.py: "constants" (what is where, what fits where) or "goal_library". Raises
+    ConfigError.
+    """
     spec = importlib.util.spec_from_file_location(f"alfworld_{name}", folder() / "gen" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

@@ -1,7 +1,7 @@
 """Engines in child processes: one game each, used again by later games, stopped when they do not answer.
 
-The children are forked from a process of their own (see `worker`), not from this one: that is quick, works from threads and
-daemonic processes and under any main module, and copies nothing of this process's memory.
+The children are forked from a process of their own (see `worker`), not from this one: that is quick, works from threads
+and daemonic processes and under any main module, and copies nothing of this process's memory.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Engine:
         except (EOFError, OSError):
             self.alive = False
             self.connection.close()
-            raise EnvironmentFailure(f"the engine's process ended before it {what}; it may have run out of memory") from None
+            raise EnvironmentFailure(
+                f"the engine's process ended before it {what}; it may have run out of memory"
+            ) from None
         if kind == DONE:
             return value
         if kind == REFUSED:
@@ -83,7 +85,9 @@ class Pool:
     """The engines of this process, and the process that they are forked from."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a collection of garbage may give an engine back at any moment, this thread's own too
+        self._lock = (
+            threading.RLock()
+        )  # a collection of garbage may give an engine back at any moment, this thread's own too
         self._idle: list[Engine] = []
         self._control: socket.socket | None = None
 
@@ -129,7 +133,10 @@ class Pool:
 def _started() -> socket.socket:
     """Our end of a line to a new `worker` process."""
     ours, theirs = socket.socketpair()
-    code = f"import sys; sys.path[:] = {sys.path!r}; from reflectkit.envs.alfworld.worker import main; main({theirs.fileno()})"
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; from reflectkit.envs.alfworld.worker import main;"
+        f" main({theirs.fileno()})"
+    )
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with theirs:
         subprocess.Popen(

@@ -1,4 +1,6 @@
-"""Whether a game can be won: the package's handcoded expert plays it, and where that fails, its planner's plan is replayed."""
+"""Whether a game can be won: the package's handcoded expert plays it, and where that fails, its planner's plan is
+replayed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Proof:
-    """walkthrough: the commands that won. by: whose they are, "handcoded" or "planner". reason: why nobody won; else empty."""
+    """walkthrough: the commands that won. by: whose they are, "handcoded" or "planner". reason: why nobody won; else
+    empty.
+    """
 
     walkthrough: tuple[str, ...] = ()
     by: str = ""

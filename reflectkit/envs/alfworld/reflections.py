@@ -1,8 +1,9 @@
-"""What a perfect teacher says in a game: what is held, where was searched, where the wanted thing is, what is left to do.
+"""What a perfect teacher says in a game: what is held, where was searched, where the wanted thing is, what is left to
+do.
 
 It says what the player could know, and points on; the command is left to the policy. What a receptacle shows is gone
-through one by one, behind what is wanted, so that each verdict is to be copied from what stands before it: a small model that
-writes such a comment token by token has less to see at once.
+through one by one, behind what is wanted, so that each verdict is to be copied from what stands before it: a small
+model that writes such a comment token by token has less to see at once.
 """
 
 from __future__ import annotations

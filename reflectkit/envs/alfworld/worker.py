@@ -1,8 +1,9 @@
 """Where engines live: one process that has imported the engine, and its children, one for each game in play.
 
-Started by `pool` as `python -c … main(descriptor)`, with a fixed hash seed, so that the engine's sets have one order and a plan
-is the same each time. It forks a child for each socket that it is sent; the children share its memory until they write. Each
-ends when its own socket is closed at the other end, whatever it is doing, so nobody is left behind by a killed parent.
+Started by `pool` as `python -c … main(descriptor)`, with a fixed hash seed, so that the engine's sets have one order
+and a plan is the same each time. It forks a child for each socket that it is sent; the children share its memory until
+they write. Each ends when its own socket is closed at the other end, whatever it is doing, so nobody is left behind by
+a killed parent.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ DONE, REFUSED, FAILED = "done", "refused", "failed"
 
 def main(descriptor: int) -> None:
     """Fork a child for each socket that comes through `descriptor`, until that is closed."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):  # the parent handles the first two, and its end is ours
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGCHLD,
+    ):  # the parent handles the first two, and its end is ours
         signal.signal(number, signal.SIG_IGN)
     requests = _received(socket.socket(fileno=descriptor))
     try:

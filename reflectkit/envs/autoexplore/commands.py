@@ -50,7 +50,8 @@ class Walk:
         return f"{self.here}/{name}" if self.here else name
 
     def commands(self) -> tuple[str, ...]:
-        """What may be done now, at most as many as there are labels: `cd ..`, `cd DIR`, then for each file `cat` and `id`.
+        """What may be done now, at most as many as there are labels: `cd ..`, `cd DIR`, then for each file `cat` and
+        `id`.
 
         A file that was shown is not offered to `cat` again. In a crowded folder the last files are not offered.
         """
@@ -59,7 +60,9 @@ class Walk:
         return tuple(command for command in every if command not in done) if done else every
 
     def run(self, command: str) -> Output | str:
-        """Perform one command line; the path that `id` names, or the output of the others. Raises IllegalActionError."""
+        """Perform one command line; the path that `id` names, or the output of the others. Raises
+        IllegalActionError.
+        """
         verb, _, name = command.partition(" ")
         if verb == "cd":
             return self.up() if name == ".." else self.cd(name)
@@ -84,7 +87,9 @@ class Walk:
         return Output("")
 
     def cat(self, name: str) -> Output:
-        """The text of file `name` in the current folder; an error if it can no longer be read, a warning if it is empty."""
+        """The text of file `name` in the current folder; an error if it can no longer be read, a warning if it is
+        empty.
+        """
         path = self._file(name)
         if path in self.shown:
             raise IllegalActionError(f"{name!r:.80} has been shown already")
@@ -123,7 +128,9 @@ def shortest_path(path: str) -> list[str]:
 
 
 def offered(repository: Repository, path: str) -> bool:
-    """Whether file `path` is there and can be reached and named by commands that are offered (folders can be too crowded)."""
+    """Whether file `path` is there and can be reached and named by commands that are offered (folders can be too
+    crowded).
+    """
     walk = Walk(repository, budget=1)
     for command in shortest_path(path)[:-2]:
         if walk.here not in repository.folders or command not in walk.commands():

@@ -1,5 +1,5 @@
-"""What a step and an ending cost, in the units of the Reflect-RL paper (arXiv 2402.12621); the env's reward is minus that,
-scaled.
+"""What a step and an ending cost, in the units of the Reflect-RL paper (arXiv 2402.12621); the env's reward is minus
+that, scaled.
 
 Departs from the published code, whose costs for errors and warnings never fire.
 """
@@ -16,7 +16,9 @@ def step_cost(errors: int, warnings: int) -> int:
 
 
 def end_cost(right: bool, horizon: int) -> int:
-    """Added at the end: minus the horizon where the file named is right, plus the horizon where it is not, or none was."""
+    """Added at the end: minus the horizon where the file named is right, plus the horizon where it is not, or
+    none was.
+    """
     return -horizon if right else horizon
 
 

@@ -5,14 +5,14 @@ named is an accepted answer only on request; a prompt that is too long loses its
 
 Observation
     The question, the current folder and what is in it, the commands so far, and the last command's output. Lines of an
-    output are indented, so that a file cannot forge the prompt's own lines. A file over `result_tokens` is shown by its two
-    ends; the whole prompt is kept within `prompt_tokens` (both as counted by `core.text`): first the oldest commands go,
-    then output, then names.
+    output are indented, so that a file cannot forge the prompt's own lines. A file over `result_tokens` is shown by its
+    two ends; the whole prompt is kept within `prompt_tokens` (both as counted by `core.text`): first the oldest
+    commands go, then output, then names.
 Choices
     `cd ..` (but not at the root), `cd DIR`, `cat FILE` unless it was shown, `id FILE`; at most 252.
 Reward
-    Minus the cost, divided by the horizon. Cost: 1 a step, 2 an error and 1 a warning in its output; at the end, minus the
-    horizon if the file named is right, plus the horizon if it is not, or if none was named in time.
+    Minus the cost, divided by the horizon. Cost: 1 a step, 2 an error and 1 a warning in its output; at the end, minus
+    the horizon if the file named is right, plus the horizon if it is not, or if none was named in time.
 Episode end
     `id`. Success: a total cost below 0.01, which is the right file within the horizon.
 Source
@@ -48,9 +48,10 @@ QUESTION_SHARE = 0.5  # of prompt_tokens that a question may take
 class AutoExplore:
     """See the module's text for the rules.
 
-    repos_dir: folder of the filtered repositories. horizon: in the cost; the wrapper that cuts an episode off is given the
-    same. leaveout_prob: share of the unrelated files that an episode leaves out at random. accept_teacher_answers: whatever
-    file the task's teacher named is right too. result_tokens, prompt_tokens: what an output and the whole observation may have.
+    repos_dir: folder of the filtered repositories. horizon: in the cost; the wrapper that cuts an episode off is given
+    the same. leaveout_prob: share of the unrelated files that an episode leaves out at random. accept_teacher_answers:
+    whatever file the task's teacher named is right too. result_tokens, prompt_tokens: what an output and the whole
+    observation may have.
     """
 
     name: ClassVar[str] = "auto_explore"
@@ -64,14 +65,14 @@ class AutoExplore:
     noise: ClassVar[float] = 0.0
     rules: ClassVar[str] = (
         "Goal: find the one file of a repository that answers the question after `Task:`, and name it with id.\n"
-        "Actions: `cd DIR` and `cd ..` change the folder, `cat FILE` shows a file of the current folder as the output, and"
-        " `id FILE` gives that file of the current folder as your answer. Long files are shown by their two ends, and a file is"
-        " shown once.\n"
-        "End: `id` ends the episode, right or wrong, so read a file before you name it. Success is the right file in time;"
-        " running out of steps counts like a wrong file.\n"
-        f"Cost: {costs.STEP} for each command, {costs.ERROR} more for an error in its output, {costs.WARNING} more for a"
-        " warning; at the end the number of steps allowed is taken off for the right file, and added for a wrong file or none."
-        " The reward is minus the cost, divided by that number."
+        "Actions: `cd DIR` and `cd ..` change the folder, `cat FILE` shows a file of the current folder as the"
+        " output, and `id FILE` gives that file of the current folder as your answer. Long files are shown by their"
+        " two ends, and a file is shown once.\n"
+        "End: `id` ends the episode, right or wrong, so read a file before you name it. Success is the right file in"
+        " time; running out of steps counts like a wrong file.\n"
+        f"Cost: {costs.STEP} for each command, {costs.ERROR} more for an error in its output, {costs.WARNING} more for"
+        " a warning; at the end the number of steps allowed is taken off for the right file, and added for a wrong"
+        " file or none. The reward is minus the cost, divided by that number."
     )
 
     def __init__(
@@ -105,7 +106,8 @@ class AutoExplore:
 
         Raises
         ------
-        DataError: another env's task; a repository or file that is not there; a question that is too long for the prompt.
+        DataError: another env's task; a repository or file that is not there; a question that is too long for the
+        prompt.
         """
         check_task(task, self.name, self.levels[:-1])
         self.repository = self._repository(task)
@@ -150,7 +152,8 @@ class AutoExplore:
         """What the horizon would have cost: the steps that were left, and naming no file."""
         return -(costs.STEP * (self.horizon - len(self._history)) + costs.end_cost(False, self.horizon)) / self.horizon
 
-    # ------------------------------------------------------------------------------------------------ the oracle teacher
+    # ------------------------------------------------------------------------------------------------ the oracle
+    # teacher
 
     def oracle(self) -> int:
         """The next command of the shortest way that reads a target and names it."""
@@ -184,7 +187,9 @@ class AutoExplore:
         )
 
     def _way(self, here: str, shown: int | None = None) -> list[str]:
-        """The commands of the shortest way from folder `here` to naming a target. shown: how many files had been, by then."""
+        """The commands of the shortest way from folder `here` to naming a target. shown: how many files had been, by
+        then.
+        """
         ways = [_way(here, target, target in self._walk.shown[:shown]) for target in sorted(self.targets)]
         return min(ways, key=len)
 
@@ -199,9 +204,13 @@ class AutoExplore:
     def _targets(self, task: Task) -> frozenset[str]:
         target = _text(task, "filename")
         if target not in self.repository.sizes:
-            raise DataError(task.id, f"the repository {self.repository.root} has no file {target!r:.200}", field="filename")
+            raise DataError(
+                task.id, f"the repository {self.repository.root} has no file {target!r:.200}", field="filename"
+            )
         if not offered(self.repository, target):
-            raise DataError(task.id, f"{target!r:.200} lies in a folder with too many entries to be named", field="filename")
+            raise DataError(
+                task.id, f"{target!r:.200} lies in a folder with too many entries to be named", field="filename"
+            )
         if task.level != str(target.count("/")):
             raise DataError(task.id, f"{target!r:.200} is not at depth {task.level}", field="level")
         others = task.data.get("teacher_answers", []) if self.accept_teacher_answers else []

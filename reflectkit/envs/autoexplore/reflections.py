@@ -1,7 +1,8 @@
 """What a perfect teacher says on a walk: what is asked, which of it the last output says, and where to look next.
 
-The words of the question are gone through one by one, so that the verdict follows from what stands before it: a small model
-that writes such a comment token by token has less to see at once than one that must judge a file in a single step.
+The words of the question are gone through one by one, so that the verdict follows from what stands before it: a small
+model that writes such a comment token by token has less to see at once than one that must judge a file in a single
+step.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ TO_TOP = ("Nothing here fits.", "It lies elsewhere.")
 
 
 def write_reflection(
-    question: str, read: str | None, output: str, folder: Folder, following: str, mistaken: bool, generator: random.Random
+    question: str,
+    read: str | None,
+    output: str,
+    folder: Folder,
+    following: str,
+    mistaken: bool,
+    generator: random.Random,
 ) -> str:
     """One line on a state.
 

@@ -1,4 +1,5 @@
-"""A repository as an immutable tree: read once, shared by all episodes. Texts are read on demand, a file's ends at most.
+"""A repository as an immutable tree: read once, shared by all episodes. Texts are read on demand, a file's ends at
+most.
 
 Departs from the Reflect-RL code, which copied the repository for each episode and ran shell commands in the copy.
 """
@@ -24,7 +25,9 @@ MAX_FILE_NAME = 200  # characters; longer names do not fit a prompt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Folder:
-    """One folder. path: from the root, "" for the root itself. folders, files: names in it, sorted. Equal only to itself."""
+    """One folder. path: from the root, "" for the root itself. folders, files: names in it, sorted. Equal only to
+    itself.
+    """
 
     path: str
     folders: tuple[str, ...]
@@ -32,7 +35,9 @@ class Folder:
 
 
 class Repository:
-    """The tree below `root`. folders: by path. sizes: bytes of each file by path. Hidden things and links are not in it."""
+    """The tree below `root`. folders: by path. sizes: bytes of each file by path. Hidden things and links are not in
+    it.
+    """
 
     def __init__(self, root: Path, folders: Mapping[str, Folder], sizes: Mapping[str, int]) -> None:
         self.root, self.folders, self.sizes = root, folders, sizes
@@ -40,7 +45,8 @@ class Repository:
         self._views: dict[tuple[str, int], str | None] = {}
 
     def view(self, path: str, budget: int) -> str | None:
-        """What is shown of file `path`: its text, both ends of it where it has over `budget` tokens; None if it cannot be read.
+        """What is shown of file `path`: its text, both ends of it where it has over `budget` tokens; None if it cannot
+        be read.
 
         Raises KeyError for what is no file of this repository.
         """
@@ -106,7 +112,9 @@ def _read(root: Path, path: str, size: int, budget: int) -> str | None:
     if os.path.realpath(full) != os.path.join(os.path.realpath(root), path):
         return None  # a folder on the way has become a link
     try:
-        with open(os.open(full, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        with open(
+            os.open(full, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)), "rb"
+        ) as file:
             content = file.read(READ_WHOLE + 1)
             if len(content) <= READ_WHOLE:
                 return shorten(_readable(content.decode("utf-8"), path), budget)
@@ -119,7 +127,9 @@ def _read(root: Path, path: str, size: int, budget: int) -> str | None:
 
 
 def _readable(text: str, path: str) -> str:
-    """Notebooks as their cells' sources; other files as they are. Control characters, which a terminal obeys, are left out."""
+    """Notebooks as their cells' sources; other files as they are. Control characters, which a terminal obeys, are left
+    out.
+    """
     if path.endswith(".ipynb"):
         text = notebook_source(text) or text
     return "".join(character for character in text if character in "\n\t" or character.isprintable())

@@ -1,4 +1,6 @@
-"""What a generated conversation really says, chunk by chunk: for the oracle, and for judging what is written and deleted."""
+"""What a generated conversation really says, chunk by chunk: for the oracle, and for judging what is written and
+deleted.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from reflectkit.envs.memory.store import CORE, EPISODIC, SEMANTIC
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """kind: the memory it belongs in. key: what it is about, as "Anna's city". text: all of it, as "Anna's city is Rome"; ""
-    where it is to be forgotten.
+    """kind: the memory it belongs in. key: what it is about, as "Anna's city". text: all of it, as "Anna's city is
+    Rome"; "" where it is to be forgotten.
     """
 
     kind: str
@@ -79,6 +81,10 @@ def _rows(row: Any) -> Sequence[Any]:
 
 def _fact(entry: Any) -> Fact:
     fields: list[Any] = [entry.get(name) for name in ("kind", "key", "text")] if isinstance(entry, dict) else []
-    if len(fields) != 3 or not all(isinstance(value, str) for value in fields) or fields[0] not in (CORE, SEMANTIC, EPISODIC):
+    if (
+        len(fields) != 3
+        or not all(isinstance(value, str) for value in fields)
+        or fields[0] not in (CORE, SEMANTIC, EPISODIC)
+    ):
         raise ValueError("a fact has a kind (of memory), a key and a text")
     return Fact(fields[0], fields[1], fields[2])

@@ -1,4 +1,5 @@
-"""Conversations of our own: facts about people that are stated, changed, corrected and forgotten, events, and small talk.
+"""Conversations of our own: facts about people that are stated, changed, corrected and forgotten, events, and small
+talk.
 
 A conversation is a function of its seed. Its questions need the latest value; what was to be forgotten is "unknown".
 """
@@ -19,7 +20,9 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-PEOPLE = _words("Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karin Leo Marta Nils Olga Paul Rosa Simon Tilda Viktor")
+PEOPLE = _words(
+    "Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karin Leo Marta Nils Olga Paul Rosa Simon Tilda Viktor"
+)
 VALUES = {
     "city": _words("Rome Oslo Paris Vienna Lisbon Madrid Dublin Prague Athens Berlin Geneva Krakow"),
     "job": _words("baker nurse pilot teacher lawyer farmer painter waiter plumber dentist sailor tailor"),
@@ -30,8 +33,9 @@ VALUES = {
 }
 DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 EVENTS = (
-    "visited the museum", "bought a piano", "painted the fence", "missed the train", "cooked for friends", "lost a wallet",
-    "planted a tree", "repaired the roof", "saw a concert", "climbed the tower", "sold the boat", "met the mayor",
+    "visited the museum", "bought a piano", "painted the fence", "missed the train", "cooked for friends",
+    "lost a wallet", "planted a tree", "repaired the roof", "saw a concert", "climbed the tower", "sold the boat",
+    "met the mayor",
 )  # fmt: skip
 SMALL_TALK = (
     "The bus was late again.", "It rained all morning.", "I could not sleep well.", "The coffee is too strong here.",
@@ -102,7 +106,9 @@ class _World:
     def questions(self) -> list[dict[str, Any]]:
         """Up to eight, on what is valid at the end or was to be forgotten; each can be asked of anyone who kept all."""
         asked = [_question(f"What is {key}?", value, VALUES[name]) for key, (name, value) in self.values.items()]
-        asked += [_question(f"What did {person} do on {day}?", event, EVENTS) for (person, day), event in self.events.items()]
+        asked += [
+            _question(f"What did {person} do on {day}?", event, EVENTS) for (person, day), event in self.events.items()
+        ]
         asked += [_question(f"What is the user's {name}?", value, OWN[name]) for name, value in self.own.items()]
         gone = [key for key in dict.fromkeys(self.forgotten) if key not in self.values]
         unknown = [_question(f"What is {key}?", UNKNOWN, VALUES[key.rpartition(" ")[2]]) for key in gone]
@@ -147,12 +153,19 @@ class _World:
             return "", Fact(CORE, "", "")
         name = self.chance.choice(left)
         value = self.own[name] = self.chance.choice(OWN[name])
-        return f"The user says: my {name} is {value}.", Fact(CORE, f"The user's {name}", f"The user's {name} is {value}")
+        return f"The user says: my {name} is {value}.", Fact(
+            CORE, f"The user's {name}", f"The user's {name} is {value}"
+        )
 
 
 def _question(question: str, answer: str, values: tuple[str, ...]) -> dict[str, Any]:
     """values: what the answer might be; all but the right one must not stand in it."""
-    return {"question": question, "answer": answer, "kind": "contain", "wrong": [value for value in values if value != answer]}
+    return {
+        "question": question,
+        "answer": answer,
+        "kind": "contain",
+        "wrong": [value for value in values if value != answer],
+    }
 
 
 def _capital(text: str) -> str:

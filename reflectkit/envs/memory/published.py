@@ -1,4 +1,6 @@
-"""Reads conversations in the published Mem-α format (parquet): `chunks` and `questions_and_answers`, as JSON text or lists."""
+"""Reads conversations in the published Mem-α format (parquet): `chunks` and `questions_and_answers`, as JSON text or
+lists.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def read_parquet(path: Path) -> Iterator[Task]:
     try:
         file = pyarrow.parquet.ParquetFile(path)
         if lacking := [name for name in COLUMNS if name not in file.schema_arrow.names]:
-            raise DataError(path, f"has no column {' and '.join(lacking)}, but {', '.join(file.schema_arrow.names)[:200]}")
+            raise DataError(
+                path, f"has no column {' and '.join(lacking)}, but {', '.join(file.schema_arrow.names)[:200]}"
+            )
         wanted = [name for name in (*COLUMNS, "data_source", "instance_id") if name in file.schema_arrow.names]
         number = 0
         for batch in file.iter_batches(ROWS_AT_ONCE, columns=wanted):
@@ -41,7 +45,9 @@ def read_parquet(path: Path) -> Iterator[Task]:
         if number == 0:
             raise DataError(path, "holds no row; give another file")
     except (pyarrow.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(path, f"cannot be read as parquet ({str(error).splitlines()[0][:120]}); download it again") from None
+        raise DataError(
+            path, f"cannot be read as parquet ({str(error).splitlines()[0][:120]}); download it again"
+        ) from None
 
 
 def _task(path: Path, number: int, row: dict[str, Any]) -> Task:
@@ -54,7 +60,9 @@ def _task(path: Path, number: int, row: dict[str, Any]) -> Task:
     questions = []
     for entry in _listed(row["questions_and_answers"], where, "questions_and_answers"):
         if not isinstance(entry, dict):
-            raise DataError(where, f"expected questions with answers, found {entry!r:.60}", field="questions_and_answers")
+            raise DataError(
+                where, f"expected questions with answers, found {entry!r:.60}", field="questions_and_answers"
+            )
         question, answer = entry.get("question"), _answer(entry)
         if isinstance(question, str) and question.strip() and answer:
             questions.append({"question": question, "answer": answer, "kind": kind_of(source, answer)})

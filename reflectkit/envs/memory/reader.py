@@ -1,4 +1,6 @@
-"""Who answers from the memory alone, frozen: the offline reader, which points at a sentence, and how answers are scored."""
+"""Who answers from the memory alone, frozen: the offline reader, which points at a sentence, and how answers are
+scored.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ LONGEST_SENTENCE = 40  # words; what is longer points at nothing
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """question, answer: texts. kind: how an answer is scored, one of `contain`, `exact`, `keywords`. wrong: what must not stand
-    in an answer: whoever names all there is knows nothing.
+    """question, answer: texts. kind: how an answer is scored, one of `contain`, `exact`, `keywords`. wrong: what must
+    not stand in an answer: whoever names all there is knows nothing.
     """
 
     question: str
@@ -42,8 +44,8 @@ class Reader(Protocol):
 class Extractive:
     """Points at the sentence with the largest share of the question's words, or says "unknown" where none has enough.
 
-    Equals are decided by a hash of question and sentence: it knows nothing of time, so neither what is old nor what is new has
-    the better chance.
+    Equals are decided by a hash of question and sentence: it knows nothing of time, so neither what is old nor what is
+    new has the better chance.
     """
 
     def answer(self, questions: Sequence[str], memories: Sequence[Sequence[str]]) -> list[str]:
@@ -64,8 +66,8 @@ class Extractive:
 
 
 def score(question: Question, answer: str) -> float:
-    """0 … 1. contain: the right answer stands in `answer`; exact: it is it; keywords: the share of its parts that stand in
-    it.
+    """0 … 1. contain: the right answer stands in `answer`; exact: it is it; keywords: the share of its parts that stand
+    in it.
     """
     said, right = _plain(answer), _plain(question.answer)
     if any(_within(_plain(other), said) for other in question.wrong):
@@ -93,7 +95,9 @@ def _plain(text: str) -> str:
 
 def _within(part: str, text: str) -> bool:
     """Whether `part` stands in `text` as whole words; a script without spaces has none to tell."""
-    before, after = ("" if UNSPACED.match(edge) else bound for edge, bound in ((part[:1], r"(?<!\w)"), (part[-1:], r"(?!\w)")))
+    before, after = (
+        "" if UNSPACED.match(edge) else bound for edge, bound in ((part[:1], r"(?<!\w)"), (part[-1:], r"(?!\w)"))
+    )
     return bool(part) and re.search(f"{before}{re.escape(part)}{after}", text) is not None
 
 

@@ -1,5 +1,5 @@
-"""Mem-α's rewards (arXiv 2509.25911, eq. 2 to 5), its faults mended: what a call did decides, and writing is judged by the
-chunk.
+"""Mem-α's rewards (arXiv 2509.25911, eq. 2 to 5), its faults mended: what a call did decides, and writing is judged by
+the chunk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ FAITHFUL = 0.8  # share of a text's words that must stand in what it was written
 
 
 def calls_done(outcomes: Sequence[Outcome], malformed: int) -> float:
-    """r2: the share of a chunk's calls that were done, malformed ones counted; 0 without calls. Duplicates are left out."""
+    """r2: the share of a chunk's calls that were done, malformed ones counted; 0 without calls. Duplicates are left
+    out.
+    """
     counted = [outcome.ok for outcome in outcomes if outcome.counts]
     return sum(counted) / max(1, len(counted) + malformed)
 
@@ -27,9 +29,9 @@ def compression(memory_tokens: int, read_tokens: int) -> float:
 def content(outcomes: Sequence[Outcome], chunk: str, facts: Sequence[Fact], known: Known) -> float:
     """r4: the share of a chunk's changes that are right; 0 without one.
 
-    A text is right if it is faithful to the chunk, adds something of it to what it replaces, loses nothing that is valid and,
-    where the chunk's facts are known, is of their kind of memory. A removal is right if what it removed was stale, and
-    not written at this same chunk. known: what was valid when the chunk ended.
+    A text is right if it is faithful to the chunk, adds something of it to what it replaces, loses nothing that is
+    valid and, where the chunk's facts are known, is of their kind of memory. A removal is right if what it removed was
+    stale, and not written at this same chunk. known: what was valid when the chunk ended.
     """
     verdicts = [_right(outcome, chunk, facts, known) for outcome in outcomes if outcome.ok]
     return sum(verdicts) / max(1, len(verdicts))

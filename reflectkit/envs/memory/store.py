@@ -1,5 +1,5 @@
-"""The memory: a core paragraph, and semantic and episodic items under ids. Changes are refused with a reason, never half
-made.
+"""The memory: a core paragraph, and semantic and episodic items under ids. Changes are refused with a reason, never
+half made.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """id: unique within the memory, never given twice. kind: its list. text: one line. chunk: number of the chunk it was
-    written at.
+    """id: unique within the memory, never given twice. kind: its list. text: one line. chunk: number of the chunk it
+    was written at.
     """
 
     id: str
@@ -71,7 +71,9 @@ class Store:
         return item
 
     def update(self, kind: str, content: str, item_id: str | None, chunk: int) -> Item | None:
-        """The core replaced whole (None is returned), or an item's new text at the end of its list. Raises RefusedError."""
+        """The core replaced whole (None is returned), or an item's new text at the end of its list. Raises
+        RefusedError.
+        """
         if kind == CORE:
             self.core, self.core_chunk = _checked(content, CORE_TOKENS, kind), chunk
             return None

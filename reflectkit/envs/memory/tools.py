@@ -48,9 +48,9 @@ TOOLS = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a call led to. call: the call. ok: whether it was done. said: for the agent. counts: whether it is a success or a
-    failure; what would change nothing is refused, and is neither. written, removed: texts. fresh: what it removed was written
-    at the same chunk.
+    """What a call led to. call: the call. ok: whether it was done. said: for the agent. counts: whether it is a success
+    or a failure; what would change nothing is refused, and is neither. written, removed: texts. fresh: what it removed
+    was written at the same chunk.
     """
 
     call: ToolCall
@@ -63,7 +63,9 @@ class Outcome:
 
 
 def search(store: Store, kind: str, query: str, most: int) -> list[Item]:
-    """The up to `most` items of one list that are most related to `query`, best first: `search_memory`, while answering."""
+    """The up to `most` items of one list that are most related to `query`, best first: `search_memory`, while
+    answering.
+    """
     items = store.listed(kind)
     return [items[index] for index in related([item.text for item in items], query, most)]
 
