@@ -29,13 +29,9 @@ class Human:
     def __init__(self, progress: Progress) -> None:
         self.progress, self.left, self.heard = progress, False, False
 
-    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
-        """One decision for each observation, asked for one after the other."""
-        return [
-            self._one(observation, context.env) for observation, context in zip(observations, contexts, strict=True)
-        ]
-
-    def _one(self, observation: Observation, env: Env) -> Decision:
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """What the person answers; nobody else is served until they do."""
+        env = context.env
         if observation.choices:
             self.progress.news(choices_text(observation.choices))
         action = self._calls(observation, env) if observation.tools else self._line(observation, env)

@@ -25,11 +25,8 @@ class Demonstrator:
     def __init__(self, noise: float) -> None:
         self.noise = noise
 
-    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
-        """One decision for each observation."""
-        return [self._one(context) for context in contexts]
-
-    def _one(self, context: Context) -> Decision:
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The oracle's action, or a mistake."""
         chance = generator(context.seed, "demonstrator")
         env: Any = require_oracle(context.env)
         after_mistake = env.note() == "mistake"
@@ -43,22 +40,20 @@ class Demonstrator:
 class RandomAgent:
     """Any legal action, each as likely as the others."""
 
-    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
-        """One decision for each observation."""
-        return [
-            _any_calls(observation, generator(context.seed, "random"))
-            if observation.tools
-            else _any_choice(observation, context.env, generator(context.seed, "random"))
-            for observation, context in zip(observations, contexts, strict=True)
-        ]
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """An action that the turn's own seed draws."""
+        chance = generator(context.seed, "random")
+        if observation.tools:
+            return _any_calls(observation, chance)
+        return _any_choice(observation, context.env, chance)
 
 
 class Oracle:
     """The best action, always."""
 
-    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
-        """One decision for each observation."""
-        return [Decision(require_oracle(context.env).oracle()) for context in contexts]
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The env's own answer."""
+        return Decision(require_oracle(context.env).oracle())
 
 
 class Baseline:
@@ -67,10 +62,10 @@ class Baseline:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
-        """One decision for each observation."""
-        envs: list[Any] = [context.env for context in contexts]
-        return [Decision(env.baseline(self.name)) for env in envs]
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """What the rule says."""
+        env: Any = context.env
+        return Decision(env.baseline(self.name))
 
 
 class Replay:
@@ -82,22 +77,21 @@ class Replay:
     def __init__(self, steps: Sequence[Mapping[str, Any]], where: str) -> None:
         self.steps, self.where, self.next = steps, where, 0
 
-    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
+    async def decide(self, observation: Observation, context: Context) -> Decision:
         """The next recorded step, for the one episode in play. Raises DataError where the env does not offer it."""
-        (observation,) = observations
         if self.next >= len(self.steps):
             raise DataError(self.where, "the demonstration ends before its episode does; make it again")
         step = self.steps[self.next]
         if observation.tools:
             self.next += 1
-            return [Decision(parse(step["cmd"], observation.tools, PLAIN), step["reflection"], note=step["note"])]
+            return Decision(parse(step["cmd"], observation.tools, PLAIN), step["reflection"], note=step["note"])
         if not observation.choices:
             self.next += 1
-            return [Decision(step["cmd"], step["reflection"], note=step["note"])]
+            return Decision(step["cmd"], step["reflection"], note=step["note"])
         if step["cmd"] not in observation.choices:
             raise DataError(self.where, f"step {self.next}: the env does not offer {step['cmd']!r}", field="cmd")
         self.next += 1
-        return [Decision(observation.choices.index(step["cmd"]), step["reflection"], note=step["note"])]
+        return Decision(observation.choices.index(step["cmd"]), step["reflection"], note=step["note"])
 
 
 class Marker:
@@ -107,11 +101,10 @@ class Marker:
         self.actions = actions
         self.notes: list[str] = []
 
-    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
+    async def decide(self, observation: Observation, context: Context) -> Decision:
         """The next action, for the one episode in play."""
-        (context,) = contexts
         self.notes.append(getattr(context.env, "note", str)())
-        return [Decision(self.actions[len(self.notes) - 1])]
+        return Decision(self.actions[len(self.notes) - 1])
 
 
 def _any_choice(observation: Observation, env: Any, chance: random.Random) -> Decision:

@@ -1,15 +1,15 @@
 """The two protocols, Env and Agent, and what passes between them in one step.
 
 Departs from the design in three places, each because the loop needs it: `StepResult.truncated` lets the horizon be a
-wrapper; `act` receives a `Context` per observation, so that what an agent samples depends on the episode's own seed and
-not on who shares the batch; and the context hands scripted teachers the env's oracle (learned agents must not look).
+wrapper; `decide` receives a `Context`, so that what an agent samples depends on the episode's own seed and not on what
+is played beside it; and the context hands scripted teachers the env's oracle (learned agents must not look).
 """
 
 from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -36,6 +36,9 @@ class StepResult:
 class Env(Protocol):
     """One screen of rules. Knows no model, no tokenizer and no horizon.
 
+    `reset` and `step` return their results, or awaitables of them where the env waits for somebody: an engine in
+    another process, a server, a simulated user. An env that waits in blocking calls sets `remote = True`.
+
     `forfeit(steps_left) -> float` is optional: the reward for ending now without an answer, 0 where an env does not
     have it. `cluster(task) -> str` is an optional classmethod: what a task is about, e.g. a file; tasks of one cluster
     are not independent in the statistics. Where an env does not have it, each task is its own cluster.
@@ -51,11 +54,11 @@ class Env(Protocol):
         """Curriculum stages, easiest first; the last one is the whole task. A class attribute will do."""
         ...
 
-    def reset(self, task: Task, seed: int) -> Observation:
+    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`. Raises DataError where `task.data` is not this env's."""
         ...
 
-    def step(self, action: int | str | ToolUse) -> StepResult:
+    def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
         """Raises IllegalActionError for an action that was not offered, and after the end."""
         ...
 
@@ -94,8 +97,17 @@ class Context:
     turns: tuple[Turn, ...] = ()
 
 
+@runtime_checkable
 class Agent(Protocol):
-    """A batch of observations in, a batch of decisions out, in the same order."""
+    """Decides for each episode by itself, and may wait for others while it does."""
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The decision on `observation`."""
+        ...
+
+
+class BatchAgent(Protocol):
+    """A batch of observations in, a batch of decisions out, in the same order; `Batched` makes it an Agent."""
 
     def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
         """One decision for each observation."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from reflectkit.core.errors import ConfigError, IllegalActionError
+from reflectkit.core.eventloop import followed
 from reflectkit.core.protocols import Env, StepResult, rules_of
 from reflectkit.core.seeding import generator
 from reflectkit.core.types import Observation, Task, ToolUse
@@ -54,16 +55,18 @@ class Horizon(Wrapper):
         limit = f"An episode is cut off after {self.steps} step{'s' * (self.steps != 1)}."
         return f"{super().rules}\n{limit}".lstrip()
 
-    def reset(self, task: Task, seed: int) -> Observation:
+    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task` with the full horizon ahead."""
         self.taken = 0
         return self.env.reset(task, seed)
 
-    def step(self, action: int | str | ToolUse) -> StepResult:
+    def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
         """One step; the last one that the horizon allows is marked truncated, unless the env ended there itself."""
         if self.taken >= self.steps:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
-        result = self.env.step(action)
+        return followed(self.env.step(action), self._counted)
+
+    def _counted(self, result: StepResult) -> StepResult:
         self.taken += 1
         if result.terminated or self.taken < self.steps:
             return result
@@ -92,16 +95,18 @@ class Shuffled(Wrapper):
         """The wrapped env's, and that numbers change."""
         return f"{super().rules}\nThe numbers of the actions are drawn anew at each step.".lstrip()
 
-    def reset(self, task: Task, seed: int) -> Observation:
+    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`; the orders follow from `seed`."""
         self._seed, self._steps = seed, 0
-        return self._shuffled(self.env.reset(task, seed))
+        return followed(self.env.reset(task, seed), self._shuffled)
 
-    def step(self, action: int | str | ToolUse) -> StepResult:
+    def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
         """Take the choice that stands at `action` in the drawn order."""
         if isinstance(action, int) and not isinstance(action, bool) and 0 <= action < len(self._order):
             action = self._order[action]
-        result = self.env.step(action)
+        return followed(self.env.step(action), self._stepped)
+
+    def _stepped(self, result: StepResult) -> StepResult:
         self._steps += 1
         return dataclasses.replace(result, observation=self._shuffled(result.observation))
 

@@ -16,6 +16,7 @@ import gymnasium
 from gymnasium import spaces
 
 from reflectkit.core.errors import ConfigError, unknown_name
+from reflectkit.core.eventloop import result_of
 from reflectkit.core.prompts import LABELS
 from reflectkit.core.types import Observation
 from reflectkit.data.trajectories import read_records
@@ -75,12 +76,12 @@ class TextEnv(gymnasium.Env[str, int]):
         chosen = int(self.np_random.integers(len(self.tasks))) if number is None else int(number)
         if not 0 <= chosen < len(self.tasks):
             raise ConfigError(f"no problem {chosen}: level '{self.level}' has {len(self.tasks)}, from 0")
-        observation = self.inner.reset(self.tasks[chosen], int(self.np_random.integers(2**31)))
+        observation = result_of(self.inner.reset(self.tasks[chosen], int(self.np_random.integers(2**31))))
         return self._seen(observation), self._info(observation, {"task": self.tasks[chosen].id})
 
     def step(self, action: int) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take a choice. Raises IllegalActionError."""
-        result = self.inner.step(int(action))
+        result = result_of(self.inner.step(int(action)))
         info = self._info(result.observation, result.info)
         return self._seen(result.observation), result.reward, result.terminated, result.truncated, info
 

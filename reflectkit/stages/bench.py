@@ -27,6 +27,7 @@ import psutil
 from reflectkit.agents.scripted import RandomAgent
 from reflectkit.core.config import one_of, option, within
 from reflectkit.core.console import Progress
+from reflectkit.core.eventloop import result_of
 from reflectkit.core.jsonl import write_text
 from reflectkit.core.protocols import Env
 from reflectkit.core.rollout import Episode, rollout
@@ -136,7 +137,7 @@ def _environment(config: Config, progress: Progress) -> Report:
     with open_run("bench", config, again=True) as current, _problems(config, progress) as (settled, tasks):
         env: Any = settled.maker(_level(config, tasks))()
         if _remote(config.env):
-            env.reset(tasks[0], config.seed)  # its processes have to be there when a round begins
+            result_of(env.reset(tasks[0], config.seed))  # its processes have to be there when a round begins
         rates, resets = [], []
         with progress.bar(f"{config.env_name}: steps", config.taken) as bar:
             for number in range(ROUNDS):
@@ -205,10 +206,10 @@ def _round(env: Any, tasks: list[Task], steps: int, seed: int) -> tuple[float, l
     for draw in draws:
         if observation is None:
             before = clock.now()
-            observation = env.reset(tasks[number % len(tasks)], derive(seed, number))
+            observation = result_of(env.reset(tasks[number % len(tasks)], derive(seed, number)))
             resets.append(clock.now() - before)
             number += 1
-        result = env.step(int(draw * len(observation.choices)) if observation.choices else env.oracle())
+        result = result_of(env.step(int(draw * len(observation.choices)) if observation.choices else env.oracle()))
         observation = None if result.terminated or result.truncated else result.observation
     return steps / (clock.now() - started), resets
 
@@ -225,7 +226,7 @@ def _side_by_side(make: Callable[[], Env], tasks: list[Task], seed: int) -> dict
     ]
     envs = [make() for _ in episodes]
     for env, episode in zip(envs, episodes, strict=True):
-        env.reset(episode.task, 0)
+        result_of(env.reset(episode.task, 0))
     clock = CpuClock()
     started, started_wall = clock.now(), time.perf_counter()
     played = rollout(episodes, envs.pop, RandomAgent(), width=SIDE_BY_SIDE)

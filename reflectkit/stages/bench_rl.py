@@ -18,6 +18,7 @@ import torch
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.core.console import Bar
+from reflectkit.core.eventloop import result_of
 from reflectkit.core.prompts import LABELS, policy_prompt, reflection_prompt
 from reflectkit.core.protocols import Context, Env
 from reflectkit.core.rollout import Episode, rollout
@@ -142,7 +143,7 @@ def decoding_floor(
 def player(size: str, tasks: Sequence[Task], make: Callable[[], Env], seed: int) -> Player:
     """A player of `size` with random weights, and a tokenizer of the env's first prompts that has every label."""
     env = make()
-    seen = [env.reset(task, seed) for task in tasks[:: max(1, len(tasks) // 50)]]
+    seen = [result_of(env.reset(task, seed)) for task in tasks[:: max(1, len(tasks) // 50)]]
     texts = [policy_prompt(one) for one in seen] + [reflection_prompt(one) for one in seen]
     tokenizer = build_tokenizer(texts, [f" {label}" for label in LABELS], 1500)
     if size == "tiny":

@@ -6,7 +6,7 @@ At a question, h lists the commands. Every episode is kept in `episodes.jsonl`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from reflectkit.agents.scripted import require_oracle
 from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, unknown_name
+from reflectkit.core.eventloop import followed
 from reflectkit.core.prompts import one_line
 from reflectkit.core.protocols import Agent, Context, Env, StepResult
 from reflectkit.core.rollout import Episode, rollout
@@ -178,7 +179,7 @@ def _player(config: Config, players: Players, name: str, policy: Path | None, re
     if policy is not None:
         from reflectkit.rl.checkpoint import saved_critic
 
-        agent.critic = saved_critic(policy, agent.policy)
+        agent.agent.critic = saved_critic(policy, agent.agent.policy)
     return agent  # type: ignore[no-any-return]
 
 
@@ -215,9 +216,8 @@ class _Shown:
         """A new episode."""
         self.steps, self.before = 0, tuple[Message, ...]()
 
-    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
-        """The one decision of the one episode in play."""
-        (observation,), (context,) = observations, contexts
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The decision of the one episode in play."""
         self.steps += 1
         self.progress.news(f" Step {self.steps} ".center(RULE_WIDTH, "─"))
         self.progress.news(seen_text(self.before, observation.messages))
@@ -225,15 +225,15 @@ class _Shown:
         comment = None if self.commentator is None else one_line(self.commentator(observation, context))
         if comment is not None:
             self.progress.news(f"Reflection: {comment}")
-        (decision,) = self.agent.act(observations, contexts)
+        decision = await self.agent.decide(observation, context)
         if isinstance(self.agent, Human):
-            return [replace(decision, reflection=comment)]
+            return replace(decision, reflection=comment)
         decision = replace(decision, reflection=decision.reflection if comment is None else comment)
         self.progress.news(decision_text(observation, decision, commented=comment is not None))
         if self.wait and not decision.overflow and not decision.failure:
             answer = self.progress.ask(NEXT)
             self.stopped = answer is None or answer.strip().lower() == "q"
-        return [replace(decision, overflow=LEFT)] if self.stopped else [decision]
+        return replace(decision, overflow=LEFT) if self.stopped else decision
 
 
 class _Told(Wrapper):
@@ -243,14 +243,16 @@ class _Told(Wrapper):
         super().__init__(env)
         self.progress = progress
 
-    def reset(self, task: Task, seed: int) -> Observation:
+    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`."""
         self._total = 0.0
         return self.env.reset(task, seed)
 
-    def step(self, action: int | str | ToolUse) -> StepResult:
+    def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
         """One step, and what it brought."""
-        result = self.env.step(action)
+        return followed(self.env.step(action), self._stepped)
+
+    def _stepped(self, result: StepResult) -> StepResult:
         self._total += result.reward
         self.progress.news(f"Reward {result.reward:+.3g}, return so far {self._total:+.3g}.")
         if result.terminated or result.truncated:

@@ -11,6 +11,7 @@ from typing import Any
 from reflectkit.agents.budget import Budget
 from reflectkit.agents.client import ChatClient
 from reflectkit.agents.endpoints import KEYS, Endpoint, parse_endpoint
+from reflectkit.core.batching import Batched
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.protocols import Agent
@@ -128,7 +129,7 @@ class Players:
                 opened = config.asking_at(endpoint, journal, temperature=config.temperature, budget=self._budget)
                 self._clients[str(endpoint)] = self._stack.enter_context(opened)
             clients.append(self._clients[str(endpoint)])
-        return ChatPolicy(clients[0], clients[1] if len(clients) > 1 else None, config.history_tokens)
+        return Batched(ChatPolicy(clients[0], clients[1] if len(clients) > 1 else None, config.history_tokens))
 
     def agent(self, name: str, policy: Path | None, reflector: Path | None) -> Agent:
         """The agent that `name` stands for."""
@@ -144,9 +145,10 @@ class Players:
 
         commentator = self.reflector(reflector) if reflector else None
         player = load_player(policy, "policy", device=self.device)
-        return TwoPlayerAgent(
+        both = TwoPlayerAgent(
             player, commentator, temperature=config.temperature, max_new_tokens=config.max_new_tokens, show=True
         )
+        return Batched(both)
 
     def reflector(self, checkpoint: Path) -> Any:
         """The `Reflector` of `checkpoint`."""

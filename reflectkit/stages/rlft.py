@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, fraction, one_of, option, within
 from reflectkit.core.console import Progress, Quiet
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError, ReflectkitError
+from reflectkit.core.eventloop import result_of
 from reflectkit.core.jsonl import read_json, salvage, write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.prompts import policy_prompt
@@ -235,7 +236,7 @@ def _try_prompts(config: Config, levels: list[Level]) -> None:
     for level in levels:
         env = level.make()
         for task in level.tasks[:LOOKED_AT]:
-            observation = env.reset(task, config.seed)
+            observation = result_of(env.reset(task, config.seed))
             if observation.choices:
                 label_ids(tokenizer, len(observation.choices))
             tokens = len(prompt_ids(tokenizer, policy_prompt(observation)))

@@ -16,11 +16,22 @@ from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.core.prompts import LABELS, label, one_line, policy_prompt, reflection_completion, reflection_prompt
 from reflectkit.core.protocols import Context, StepResult
 from reflectkit.core.rollout import Episode, rollout
+from reflectkit.core.seeding import generator
 from reflectkit.core.types import Decision, Message, Observation, Status
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 
 EPISODES = [Episode(task, seed) for seed in range(3) for task in Corridor.tasks("long")]
+
+
+class Drawing:
+    """RandomAgent's choices, in batches."""
+
+    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
+        return [
+            Decision(generator(context.seed, "random").randrange(len(observation.choices)))
+            for observation, context in zip(observations, contexts, strict=True)
+        ]
 
 
 @pytest.mark.parametrize("width", [1, 3, 100])
@@ -33,7 +44,7 @@ def test_order_and_course_do_not_depend_on_the_width(width: int) -> None:
 def test_at_most_width_observations_at_once_and_the_batch_is_refilled() -> None:
     seen = []
 
-    class Counting(RandomAgent):
+    class Counting(Drawing):
         def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
             seen.append(len(observations))
             return super().act(observations, contexts)
@@ -71,7 +82,7 @@ class Remote(Corridor):
     remote = True
 
 
-class Batches(RandomAgent):
+class Batches(Drawing):
     def __init__(self) -> None:
         self.seen: list[list[str]] = []
 
@@ -176,18 +187,18 @@ def test_what_an_env_gives_is_json(reward: float, info: dict[str, object]) -> No
         def step(self, action) -> StepResult:
             return replace(super().step(action), reward=reward, info=info)
 
-    with pytest.raises(ConfigError, match="env 'corridor' gave a reward or info that is no JSON"):
+    with pytest.raises(ConfigError, match="env 'corridor' returned a reward or info that is not valid JSON"):
         rollout(EPISODES[:1], Odd, RandomAgent())
 
 
 @pytest.mark.parametrize(
     ("reward", "info", "message"),
     [
-        (1e308, {}, "gave 1e\\+308 as 'reward'"),
-        ("much", {}, "gave 'much' as 'reward'"),
-        (1.0, {"figures": {"accuracy": -(10**400)}}, "gave -1000.* as 'accuracy'"),
-        (1.0, {"figures": {"accuracy": "high"}}, "gave 'high' as 'accuracy'"),
-        (1.0, {"figures": [1.0]}, "gave .* as 'figures'"),
+        (1e308, {}, "returned 1e\\+308 as 'reward'"),
+        ("much", {}, "returned 'much' as 'reward'"),
+        (1.0, {"figures": {"accuracy": -(10**400)}}, "returned -1000.* as 'accuracy'"),
+        (1.0, {"figures": {"accuracy": "high"}}, "returned 'high' as 'accuracy'"),
+        (1.0, {"figures": [1.0]}, "returned .* as 'figures'"),
     ],
 )
 def test_what_an_env_counts_are_numbers_that_add_up(reward: float, info: dict[str, object], message: str) -> None:
@@ -202,9 +213,9 @@ def test_what_an_env_counts_are_numbers_that_add_up(reward: float, info: dict[st
 
 
 def test_other_errors_are_raised() -> None:
-    class Wrong(RandomAgent):
-        def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
-            return [Decision(99) for _ in observations]
+    class Wrong:
+        async def decide(self, observation: Observation, context: Context) -> Decision:
+            return Decision(99)
 
     with pytest.raises(ValueError, match="no action 99"):
         rollout(EPISODES[:1], lambda: make("corridor"), Wrong())

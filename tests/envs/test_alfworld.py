@@ -194,11 +194,10 @@ def test_a_hung_engine_is_stopped_and_the_next_reset_has_another(root: Path, tas
 
 def test_a_dead_engine_aborts_its_episode_alone(root: Path, tasks: list[Task]) -> None:
     class Killing(RandomAgent):
-        def act(self, observations: Any, contexts: Any) -> Any:
-            for context in contexts:
-                if context.env.task.startswith("look at") and context.env.note() != "":
-                    os.kill(context.env._engine.pid, signal.SIGKILL)
-            return super().act(observations, contexts)
+        async def decide(self, observation: Any, context: Any) -> Any:
+            if context.env.task.startswith("look at") and context.env.note() != "":
+                os.kill(context.env._engine.pid, signal.SIGKILL)
+            return await super().decide(observation, context)
 
     chosen = [one_of(tasks, PLACE), one_of(tasks, LOOK), one_of(tasks, TWO)]
     played = play(root, chosen, Killing(), horizon=4)
@@ -292,10 +291,10 @@ def test_search_wins_all_types(root: Path, tasks: list[Task], noise: float) -> N
 
 def test_search_wins_after_random_commands(root: Path, tasks: list[Task]) -> None:
     class Late(RandomAgent):
-        def act(self, observations: Any, contexts: Any) -> Any:
-            if len(contexts[0].env._history) < 25:
-                return super().act(observations, contexts)
-            return Oracle().act(observations, contexts)
+        async def decide(self, observation: Any, context: Any) -> Any:
+            if len(context.turns) < 25:
+                return await super().decide(observation, context)
+            return await Oracle().decide(observation, context)
 
     for seed in (1, 2):
         assert all(

@@ -113,10 +113,10 @@ class Recorder:
     def __init__(self, replay: Replay) -> None:
         self.replay, self.seen = replay, []
 
-    def act(self, observations: list[Observation], contexts: list[Context]) -> list[Decision]:
-        (decision,) = self.replay.act(observations, contexts)
-        self.seen.append((observations[0], decision))
-        return [decision]
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        decision = await self.replay.decide(observation, context)
+        self.seen.append((observation, decision))
+        return decision
 
 
 def test_every_sft_prompt_is_what_the_agent_sees_character_for_character(data: Path) -> None:

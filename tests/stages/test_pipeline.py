@@ -117,16 +117,15 @@ def test_sft_rows_are_the_prompts_that_the_agent_sees(
     class Watching(Demonstrator):
         """Acts as the demonstrator did, while the two players look at the same observations."""
 
-        def act(self, observations, contexts):
-            decisions = super().act(observations, contexts)
-            comments = [decision.reflection for decision in decisions]
+        async def decide(self, observation, context):
+            decision = await super().decide(observation, context)
             reflector = Reflector(reflector_player, max_new_tokens=1)
-            reflector._decode = lambda prompts, seeds: (asked.extend(prompts), comments)[1]  # type: ignore[method-assign]
+            reflector._decode = lambda prompts, seeds: (asked.extend(prompts), [decision.reflection])[1]  # type: ignore[method-assign]
             for agent in (TwoPlayerAgent(policy), TwoPlayerAgent(policy, reflector)):
-                for made in agent.act(observations, contexts):
+                for made in agent.act([observation], [context]):
                     read.append(policy.tokenizer.decode(made.prompt_ids))
-            seen.extend(observations)
-            return decisions
+            seen.append(observation)
+            return decision
 
     records = [record for record in read_records(taxi_data / "train.json", "taxi") if record.trajectories][:3]
     played = [
