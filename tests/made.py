@@ -1,4 +1,4 @@
-"""Which files commands and recipes make, told from their settings alone: nothing runs. `test_pipeline` compares with a
+"""Which files commands and recipes make, told from their settings alone: nothing runs. `test_run` compares with a
 run.
 """
 

@@ -11,8 +11,8 @@ import torch
 from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json
 from reflectkit.core.threads import VARIABLES
+from tests.commands import prepare
 from tests.kill import hashes
-from tests.stages.test_pipeline import prepare
 
 SFT = ["sft", "--env", "corridor", "--role", "plain", "--max-length", "64"]
 

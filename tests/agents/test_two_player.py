@@ -1,0 +1,47 @@
+"""The two players: comments, their memo, and decisions in words."""
+
+from __future__ import annotations
+
+from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.core.prompts import policy_prompt
+from reflectkit.core.protocols import Context
+from reflectkit.core.types import Message, Observation
+from reflectkit.envs import make
+from reflectkit.models.load import Player
+
+
+def test_a_memoised_comment_is_decoded_once(reflector_player: Player, observations: list[Observation]) -> None:
+    reflector = Reflector(reflector_player, max_new_tokens=4)
+    first = reflector.comment([*observations, observations[0]], ())
+    tokens = reflector.tokens
+    assert (reflector.asked, reflector.hits) == (len(observations) + 1, 1)
+    assert reflector.comment(observations, ()) == first[:-1]
+    assert (reflector.tokens, reflector.hits) == (tokens, 1 + len(observations))
+    sampled = Reflector(reflector_player, temperature=1.0, max_new_tokens=4)
+    assert sampled.comment(observations[:1], [1]) != sampled.comment(observations[:1], [2])
+    assert sampled.memo == {}
+
+
+def test_reflect_prob_drops_its_share_of_comments(
+    policy: Player, reflector_player: Player, observations: list[Observation]
+) -> None:
+    agent = TwoPlayerAgent(policy, Reflector(reflector_player, max_new_tokens=2), reflect_prob=0.25)
+    env = make("taxi")
+    decisions = agent.act([observations[0]] * 400, [Context(seed, env) for seed in range(400)])
+    share = sum(decision.reflection is not None for decision in decisions) / 400
+    assert 0.18 < share < 0.32  # seeded; 0.25 within three standard errors
+
+
+def test_what_is_written_does_not_depend_on_who_shares_the_batch(policy: Player) -> None:
+    agent = TwoPlayerAgent(policy, max_new_tokens=20)
+    agent._stops = frozenset()
+    short = Observation((Message("user", "Say: ab"),), ())
+    room = policy.context - len(agent._ids(policy_prompt(short))) - 3
+    long = Observation((Message("user", "Say: ab" + " x" * room),), ())
+    while len(agent._ids(policy_prompt(long))) > policy.context - 3:
+        long = Observation((Message("user", long.text[:-1]),), ())
+    alone = agent.act([short], [Context(0, 7)])[0]
+    beside, cut = agent.act([short, long], [Context(0, 7), Context(0, 8)])
+    assert beside.token_ids == alone.token_ids
+    assert len(alone.token_ids) == 20
+    assert 0 < len(cut.token_ids) <= 4

@@ -1,0 +1,85 @@
+"""Bad settings are one line and exit code 2; internal errors exit with 1."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from reflectkit.stages import split
+from tests.commands import error_of
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["split", "--env", "taxii"], "did you mean 'taxi'"),
+        (["spilt"], "split"),
+        (["gen-trajectory", "--env", "taxi", "--noise", "2"], "--noise must lie between 0 and 1"),
+        (["gen-trajectory", "--env", "taxi", "--noise", "lots"], "--noise"),
+        (["gen-trajectory", "--env", "taxi", "--noise", "nan"], "--noise"),
+        (["gen-trajectory", "--env", "taxi", "--demonstrations", "301"], "has 300 problems"),
+        (["gen-trajectory", "--env", "taxi", "--level", "pikcup"], "did you mean 'pickup'"),
+        (["gen-trajectory", "--env", "os:path"], "lacks"),
+        (["gen-trajectory"], "--env"),
+        (["split", "--env", "taxi"], "no such file"),
+        (["sft", "--env", "taxi", "--role", "reflexion"], "did you mean 'reflection'"),
+        (["sft", "--env", "taxi", "--role", "policy"], "no such file"),
+        (["sft", "--env", "taxi", "--role", "policy", "--max-steps", "0"], "--max-steps must lie between 1 and"),
+        (["sft", "--env", "taxi", "--role", "policy", "--lora-r", "8"], "--lora-r needs a model"),
+        (["gen-sft", "--env", "taxi", "--comments", "both"], "needs --reflect-load-dir"),
+        (["gen-sft", "--env", "taxi", "--comments", "boths"], "did you mean 'both'"),
+        (["rlft", "--env", "taxi", "--load-dir", "nowhere"], "no such file"),
+        (["rlft", "--env", "taxi", "--load-dir", "x", "--baseline", "batchs"], "did you mean 'batch'"),
+        (["evaluate", "--env", "taxi", "--policy", "SFT"], "NAME=CHECKPOINT"),
+        (["evaluate", "--env", "taxi", "--policy", "a=x", "--policy", "a=y"], "given twice"),
+        (["plot", "--runs", "a=nowhere"], "no such file"),
+        (["plot", "--runs", "nowhere"], "NAME=FOLDER"),
+        (["run", "taxi-tinny"], "did you mean 'taxi-tiny'"),
+        (["run", "nowhere.yaml"], "no such recipe file"),
+        (["run", "taxi-tiny", "--set", "reflectorr.max_steps=3"], "did you mean 'reflector'"),
+        (["run", "taxi-tiny", "--set", "reflector.max_stepz=3"], "did you mean 'max_steps'"),
+        (["run", "taxi-tiny", "--set", "reflector"], "STEP.SETTING=VALUE"),
+        (["run", "taxi-tiny", "--set", "defaults.horizn=3"], "did you mean 'horizon'"),
+        (["run", "taxi-tiny", "--set", "reflector.model=" + "[" * 5000], "--set reflector.model: not settings: nested"),
+        (["run", "taxi-tiny", "--set", "reflector.model=["], "--set reflector.model:1: not YAML"),
+        (["run", "taxi-tiny", "--set", "reflector.model='{data!r}'"], "without ':' or '!'"),
+        (["run", "taxi-tiny", "--set", "reflector.keep=true"], "set it with --keep"),
+        (["run", "taxi-tiny", "--name", "../elsewhere"], "--name '../elsewhere'"),
+        (["split", "--env", "taxi", "--name", "8_rlft"], "for runs without a name"),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_one_line_and_code_2(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in error_of(arguments, capsys)
+
+
+def test_our_own_failures_exit_with_1(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(split, "read_records", divmod)
+    (tmp_path / "x.json").write_text("[]")
+    assert "internal error" in error_of(["split", "--env", "taxi", "--task-file", "x.json"], capsys, code=1)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_an_env_of_ones_own_that_fails_is_told_by_its_line(
+    method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(".")
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    (tmp_path / "mine.py").write_text(
+        "from reflectkit.envs.corridor import Corridor\n\n\nclass Mine(Corridor):\n"
+        f"    def {method}(self, *given):\n        return {{}}['wall']\n"
+    )
+    told = error_of(["play", "--env", "mine:Mine", "--policy", "oracle", "--auto"], capsys)
+    assert "mine.py, line 6: KeyError: 'wall'" in told

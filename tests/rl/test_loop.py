@@ -1,0 +1,78 @@
+"""The training loop: groups and aborted episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from reflectkit.core.errors import EnvironmentFailure
+from reflectkit.core.protocols import StepResult
+from reflectkit.core.types import Observation, Task
+from reflectkit.envs import make
+from reflectkit.envs.corridor import Corridor
+from reflectkit.rl.algorithms import objective
+from reflectkit.rl.loop import Level
+from tests.rl.training import corridor_player, trainer_of
+
+
+def test_groups_without_spread_are_dropped_and_counted() -> None:
+    """Where every episode is won alike, grpo has no rows, says so, and changes nothing."""
+    player = corridor_player(seed=0)
+    ends = [task for task in Corridor.tasks("long") if task.data["start"] == 5]  # one step from the goal
+
+    def sure() -> Any:
+        env = make("corridor", 1)
+        env.step = lambda action: StepResult(env.reset(ends[0], 0), 1.0, True, info={"success": True})  # type: ignore[method-assign]
+        return env
+
+    trainer = trainer_of(player, objective("grpo"), 2, [Level("end", ends, sure)])
+    before = [weight.detach().clone() for weight in player.model.parameters()]
+    figures = trainer.advance()
+    assert (figures["rows"], figures["groups_without_spread"]) == (0, 1.0)
+    assert all(torch.equal(old, new) for old, new in zip(before, player.model.parameters(), strict=True))
+
+
+def test_a_group_starts_alike_and_plays_apart() -> None:
+    seen: dict[str, set[int]] = {}
+
+    class Watching(Corridor):
+        def reset(self, task: Task, seed: int) -> Observation:
+            seen.setdefault(task.id, set()).add(seed)
+            return super().reset(task, seed)
+
+    player = corridor_player(seed=0)
+    from reflectkit.envs.wrappers import Horizon
+
+    trainer = trainer_of(
+        player, objective("grpo"), 2, [Level("long", Corridor.tasks("long"), lambda: Horizon(Watching(), 16))]
+    )
+    played = trainer._play(trainer.plan.levels[0])
+    assert all(len(seeds) == 1 for seeds in seen.values())
+    assert [trajectory.group for trajectory in played] == [f"0/{number}" for number in range(3) for _ in range(4)]
+    assert len({trajectory.seed for trajectory in played}) == 12
+
+
+def test_all_aborted_is_an_error_and_some_are_a_share() -> None:
+    player = corridor_player(seed=0)
+
+    def broken(which: Callable[[int], bool]) -> Callable[[], Any]:
+        class Broken(Corridor):
+            def reset(self, task: Task, seed: int) -> Observation:
+                if which(int(task.data["start"])):
+                    raise EnvironmentFailure("the engine is down")
+                return super().reset(task, seed)
+
+        from reflectkit.envs.wrappers import Horizon
+
+        return lambda: Horizon(Broken(), 16)
+
+    tasks = Corridor.tasks("long")
+    half = trainer_of(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: start < 3))])
+    assert half.advance()["aborted"] == 0.5
+    assert half.counters["aborted"] == 6
+    none = trainer_of(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: True))])
+    with pytest.raises(EnvironmentFailure, match="all 12 episodes of update 1 were aborted: the engine is down"):
+        none.advance()

@@ -1,0 +1,94 @@
+"""Episodes, rows and trainers for tests of the learner and the loop."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.core.prompts import label, policy_prompt
+from reflectkit.core.protocols import StepResult
+from reflectkit.core.rollout import Episode, rollout
+from reflectkit.core.types import Message, Observation, Sample, Task, Trajectory
+from reflectkit.envs import make
+from reflectkit.envs.corridor import Corridor
+from reflectkit.envs.taxi import Taxi
+from reflectkit.models.load import Player
+from reflectkit.models.tiny import build_model, build_tokenizer
+from reflectkit.models.tokens import label_ids
+from reflectkit.rl import batch
+from reflectkit.rl.algorithms import Objective, objective
+from reflectkit.rl.critic import Critic
+from reflectkit.rl.learner import Learner, Settings
+from reflectkit.rl.loop import Level, Plan, Trainer
+
+
+def play(policy: Player, reflector: Player | None = None, count: int = 12, **settings: Any) -> list[Trajectory]:
+    tasks = Taxi.tasks("full")[:: 300 // count]
+    agent = TwoPlayerAgent(policy, Reflector(reflector, max_new_tokens=5) if reflector else None, **settings)
+    return rollout([Episode(task, index) for index, task in enumerate(tasks)], lambda: make("taxi", 10), agent)
+
+
+def rows_of(policy: Player, played: Sequence[Trajectory], values: list[list[float]] | None = None) -> list[Sample]:
+    kept = batch.trainable(played)
+    found = objective("ppo" if values else "reinforce").estimate(kept, [], values or [])
+    return batch.rows(kept, found.advantages, found.returns, {6: label_ids(policy.tokenizer, 6)}, values)
+
+
+def gradients_after(policy: Player, samples: list[Sample], **settings: Any) -> dict[str, torch.Tensor]:
+    """The policy's gradients after one update that does not move it."""
+    Learner(policy, Settings(learning_rate=0.0, minibatch=10_000, max_grad_norm=1e9, **settings)).update(
+        samples, random.Random(0)
+    )
+    return {name: weight.grad.clone() for name, weight in policy.model.named_parameters() if weight.grad is not None}
+
+
+def corridor_player(seed: int) -> Player:
+    seen = [make("corridor").reset(task, 0) for task in Corridor.tasks("long")]
+    tokenizer = build_tokenizer(
+        [policy_prompt(observation) for observation in seen], [label(index) for index in range(2)]
+    )
+    return Player(build_model(tokenizer, 64, seed), tokenizer, "plain")
+
+
+def trainer_of(
+    player: Player,
+    objective: Objective[Any],
+    steps: int,
+    levels: Sequence[Level] | None = None,
+    critic: Critic | None = None,
+    replay: int = 0,
+    threshold: float | None = None,
+    episodes: int = 12,
+    **settings: Any,
+) -> Trainer:
+    """A trainer of `player` in the long corridor, or in `levels`."""
+    known = levels or [Level("long", Corridor.tasks("long"), lambda: make("corridor", 16))]
+    options = {"learning_rate": 1e-3, "entropy": 0.003, "max_grad_norm": 1.0, "loss": objective.loss}
+    learner = Learner(player, Settings(**{**options, **settings}), critic)
+    repeats = 4 if objective.algorithm.compares_groups(objective.settings) else 1
+    plan = Plan(known, steps, episodes, objective, seed=0, width=12, repeats=repeats)
+    return Trainer(plan, TwoPlayerAgent(player, critic=critic), learner, replay_size=replay, threshold=threshold)
+
+
+class Spelling:
+    """Free text: say the word that is asked for. One step; reward 0.5 for each letter in its place, -0.3 for
+    each too many, 1 for the word itself.
+    """
+
+    name = "spelling"
+    levels = ("all",)
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self._seen = Observation((Message("user", f"Say {task.data['word']}."),))
+        self._word = task.data["word"]
+        return self._seen
+
+    def step(self, action: int | str) -> StepResult:
+        right = sum(said == asked for said, asked in zip(str(action), self._word, strict=False))
+        said_it = action == self._word
+        longer = max(0, len(str(action)) - len(self._word))
+        return StepResult(self._seen, float(said_it) + 0.5 * right - 0.3 * longer, True, info={"success": said_it})

@@ -1,0 +1,72 @@
+"""rlft as tests run it, in this process or by its command line, and its checkpoints, damaged or compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from reflectkit.core.console import Quiet
+from reflectkit.stages import rlft
+from tests.kill import hashes
+
+
+def arguments(corridor_folder: Path, **settings: Any) -> dict[str, Any]:
+    return {
+        "env": "corridor",
+        "task_file": corridor_folder / "train.json",
+        "load_dir": corridor_folder / "policy",
+        "max_steps": 3,
+        "episodes": 8,
+        "learning_rate": 1e-3,
+        "device": "cpu",
+        **settings,
+    }
+
+
+def train(corridor_folder: Path, results: Path, **settings: Any) -> Path:
+    """The last checkpoint of an rlft run in `results`."""
+    report = rlft.run(rlft.Config(**arguments(corridor_folder, results_dir=results, **settings)), Quiet())
+    return report.outputs[0]
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    name = "adapter_model.safetensors" if (checkpoint / "adapter_config.json").is_file() else "model.safetensors"
+    return load_file(checkpoint / name)
+
+
+def same(one: Path, other: Path) -> bool:
+    first, second = weights(one), weights(other)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+HARD = ["--algo", "ppo", "--epochs", "2", "--minibatch", "16", "--replay-size", "6", "--curriculum", "short",
+    "--curriculum", "long", "--advance-at", "0.4", "--max-steps", "8", "--episodes", "8", "--save-steps", "1",
+    "--learning-rate", "1e-3"]  # fmt: skip
+"""Everything that a checkpoint has to hold: critic, replay, adaptive curriculum, memo."""
+
+
+def command(corridor_folder: Path, *more: str) -> list[str]:
+    return ["rlft", "--env", "corridor", "--task-file", str(corridor_folder / "train.json"), "--device", "cpu",
+        "--load-dir", str(corridor_folder / "policy"), "--reflect-load-dir", str(corridor_folder / "reflection"),
+        *more]  # fmt: skip
+
+
+def final(folder: Path) -> dict[str, str]:
+    """Digests of the last checkpoint's files."""
+    found = hashes(next((folder / "results").glob("*_rlft")) / "checkpoint-8")
+    return {name: digest for name, digest in found.items() if name != "README.md"}
+
+
+def change_a_digit(path: Path) -> None:
+    """A single changed byte that leaves valid JSON, or a readable tensor file."""
+    held = bytearray(path.read_bytes())
+    place = max(held.rfind(digit) for digit in b"2468")
+    held[place] += 1
+    path.write_bytes(held)
+
+
+def cut_in_half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])

@@ -1,0 +1,104 @@
+"""gen-trajectory, split and gen-sft: their bytes, splits, demonstrations and rows."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from reflectkit.agents.scripted import Demonstrator
+from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.core.console import Quiet
+from reflectkit.core.jsonl import read_jsonl
+from reflectkit.core.rollout import Episode, rollout
+from reflectkit.core.types import Observation
+from reflectkit.data.trajectories import read_records
+from reflectkit.envs import make
+from reflectkit.models.load import Player
+from reflectkit.stages import gen_sft, gen_trajectory, split
+from tests.commands import DATA_FILES, prepare
+from tests.kill import hashes
+
+
+def test_two_runs_give_identical_bytes_and_another_seed_does_not(taxi_data: Path, tmp_path: Path) -> None:
+    again, other = prepare(tmp_path / "again"), prepare(tmp_path / "other", seed=1)
+    assert hashes(again) == hashes(taxi_data)
+    assert set(hashes(again)) == set(DATA_FILES)
+    assert all(hashes(other)[name] != digest for name, digest in hashes(taxi_data).items())
+
+
+def test_no_start_is_in_two_splits_and_every_start_in_one(taxi_data: Path) -> None:
+    parts = [
+        {record.task.group for record in read_records(taxi_data / f"{name}.json", "taxi")}
+        for name in ("train", "validate", "test")
+    ]
+    assert [len(part) for part in parts] == [210, 60, 30]
+    assert len(set.union(*parts)) == 300
+
+
+def test_demonstrations_replay_and_mark_their_mistakes(taxi_data: Path) -> None:
+    records = [
+        record for record in read_records(taxi_data / "data_reflection_negative.json", "taxi") if record.trajectories
+    ]
+    assert len(records) == 57
+    notes = [[step.note for step in record.trajectories[0].trajectory] for record in records]
+    flat = [note for row in notes for note in row]
+    assert set(flat) == {"positive", "mistake", "correction"}
+    assert 0.1 < flat.count("mistake") / len(flat) < 0.25  # noise 0.2, where a harmless mistake exists
+    for row in notes:
+        for before, after in itertools.pairwise(row):
+            assert (after == "correction") == (before == "mistake" and after != "mistake")
+
+
+def test_sft_rows_are_the_prompts_that_the_agent_sees(
+    taxi_data: Path, policy: Player, reflector_player: Player
+) -> None:
+    """Character for character, through the files, the env and the agent."""
+    rows = {name: [(row["prompt"], row["completion"]) for _, row in read_jsonl(taxi_data / f"{name}.jsonl")] for name in
+            ("sft", "sft_reflection", "sft_policy")}  # fmt: skip
+    seen: list[Observation] = []
+    read: list[str] = []
+    asked: list[str] = []
+
+    class Watching(Demonstrator):
+        """Acts as the demonstrator did, while the two players look at the same observations."""
+
+        async def decide(self, observation, context):
+            decision = await super().decide(observation, context)
+            reflector = Reflector(reflector_player, max_new_tokens=1)
+            reflector._decode = lambda prompts, seeds: (asked.extend(prompts), [decision.reflection])[1]  # type: ignore[method-assign]
+            for agent in (TwoPlayerAgent(policy), TwoPlayerAgent(policy, reflector)):
+                for made in agent.act([observation], [context]):
+                    read.append(policy.tokenizer.decode(made.prompt_ids))
+            seen.append(observation)
+            return decision
+
+    records = [record for record in read_records(taxi_data / "train.json", "taxi") if record.trajectories][:3]
+    played = [
+        rollout([Episode(r.task, r.trajectories[0].seed)], lambda: make("taxi", 30), Watching(0.2), width=1)[0]
+        for r in records
+    ]
+    taken = [decision for trajectory in played for decision in [turn.decision for turn in trajectory.turns]]
+    kept = [index for index, decision in enumerate(taken) if decision.note != "mistake"]
+    assert len(kept) > 20
+    for number, index in enumerate(kept):
+        assert rows["sft"][number] == (read[2 * index], f" {taken[index].action}")
+        assert rows["sft_policy"][number] == (read[2 * index + 1], f" {taken[index].action}")
+    for index, decision in enumerate(taken):
+        assert rows["sft_reflection"][index] == (asked[index], f" {decision.reflection}")
+
+
+def test_wrong_moves_are_no_rows_for_those_who_act_and_positive_files_hold_no_corrections(taxi_data: Path) -> None:
+    records = read_records(taxi_data / "train.json", "taxi")
+    notes = [step.note for record in records for shown in record.trajectories for step in shown.trajectory]
+    lines = {name: len((taxi_data / name).read_text().splitlines()) for name in DATA_FILES if name.endswith(".jsonl")}
+    assert lines["sft.jsonl"] == lines["sft_policy.jsonl"] == len(notes) - notes.count("mistake")
+    assert lines["sft_reflection.jsonl"] == len(notes)
+    assert lines["sft_policy_positive.jsonl"] == lines["sft_reflection_positive.jsonl"] == notes.count("positive")
+
+
+def test_an_env_by_its_dotted_path_goes_through_the_data_stages(tmp_path: Path) -> None:
+    folders = {"data_dir": tmp_path / "data", "results_dir": tmp_path / "results"}
+    shared = {"env": "reflectkit.envs.corridor:Corridor", **folders}
+    for stage in (gen_trajectory, split, gen_sft):
+        stage.run(stage.Config(**shared), Quiet())
+    assert len((tmp_path / "data" / "corridor" / "sft.jsonl").read_text().splitlines()) > 5

@@ -1,0 +1,84 @@
+"""rlft on two processes, with the policy whole on each or sharded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from reflectkit.core.jsonl import read_json, read_jsonl
+from tests.rlft_runs import command, weights
+
+TWO = ["--algo", "ppo", "--replay-size", "5", "--max-steps", "4", "--episodes", "24", "--learning-rate", "1e-3",
+       "--minibatch", "40"]  # fmt: skip
+
+
+def test_two_processes_play_and_learn_what_one_does(corridor_folder: Path, tmp_path: Path) -> None:
+    found = []
+    for count in (1, 2):
+        results = tmp_path / f"results{count}"
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
+        done = subprocess.run(
+            [*torchrun, "-m", "reflectkit", *command(corridor_folder, *TWO), "--results-dir", str(results)],
+            cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("checkpoint-4\n→") <= 1  # one process speaks
+        (run,) = results.glob("*_rlft")
+        found.append(run)
+    one, two = ([row for _, row in read_jsonl(run / "metrics.jsonl")] for run in found)
+    for first, second in zip(one, two, strict=True):
+        exact = ("success_rate", "return", "episode_steps", "rows", "replayed_episodes", "level", "episodes")
+        assert [first[name] for name in exact] == [second[name] for name in exact]
+        assert first["loss"] == pytest.approx(second["loss"], abs=1e-4)
+    states = [read_json(run / "checkpoint-4/training_state.json") | {"files": None} for run in found]
+    assert states[0] == states[1]
+    memos = [read_json(run / "checkpoint-4/reflector_memo.json") for run in found]
+    assert memos[0] == memos[1]
+    assert len(memos[0]) > 4
+    assert episodes_in(found[0]) == episodes_in(found[1])
+    first, second, begun = (
+        weights(folder) for folder in (found[0] / "checkpoint-4", found[1] / "checkpoint-4", corridor_folder / "policy")
+    )
+    moved = max(float((first[name] - begun[name]).abs().max()) for name in first)
+    apart = max(float((first[name] - second[name]).abs().max()) for name in first)
+    assert moved > 1e-3
+    assert apart < 1e-4
+
+
+def episodes_in(run: Path) -> list[Any]:
+    """The replayed episodes' problems, seeds and actions."""
+    rows = [row for _, row in read_jsonl(run / "checkpoint-4/replay.jsonl")]
+    return [(row["task"]["id"], row["seed"], [turn["decision"]["action"] for turn in row["turns"]]) for row in rows]
+
+
+@pytest.mark.parametrize("how", ["sharded", "zero2", "zero3"])
+def test_a_sharded_policy_learns_what_a_whole_one_does(corridor_folder: Path, tmp_path: Path, how: str) -> None:
+    """FSDP2 and ZeRO over two gloo processes, saved and taken up again half way (`tests/rl/sharded.py`)."""
+    if how != "sharded":
+        pytest.importorskip("deepspeed", reason="ZeRO needs pip install 'reflectkit[zero]'")
+    shutil.copytree(corridor_folder / "policy", tmp_path / "policy")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    for kind, launcher in (("whole", []), (how, torchrun)):
+        done = subprocess.run(
+            [sys.executable, *launcher, "-m", "tests.rl.sharded", kind, str(tmp_path)],
+            cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    whole, sharded = tmp_path / "whole", tmp_path / how
+    compared = ("model.safetensors", "training_state.safetensors")[
+        : 1 if how != "sharded" else 2
+    ]  # ZeRO's lies in parts
+    for name in compared:
+        first, second = (load_file(folder / "checkpoint-4" / name) for folder in (whole, sharded))
+        assert first.keys() == second.keys()
+        assert max(float((first[key].float() - second[key].float()).abs().max()) for key in first) < 5e-4
+    begun, ended = weights(corridor_folder / "policy"), weights(whole / "checkpoint-4")
+    assert max(float((begun[key] - ended[key]).abs().max()) for key in begun) > 5e-3

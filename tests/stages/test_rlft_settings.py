@@ -1,0 +1,83 @@
+"""rlft refuses settings that contradict, absurd numbers, and policies that cannot read or answer."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.core.errors import ConfigError, ReflectkitError
+from reflectkit.core.jsonl import read_json, write_json
+from reflectkit.models.tiny import build_tokenizer
+from reflectkit.rl.algorithms import CriticSettings, GrpoSettings
+from reflectkit.stages import rlft
+from reflectkit.stages.algorithm import ALGORITHM_LIMITS
+from tests.rlft_runs import arguments, train
+
+LIMITS = rlft.LIMITS | ALGORITHM_LIMITS | CriticSettings.LIMITS | GrpoSettings.LIMITS
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--algo ppo --critic none", "--algo ppo needs a critic"),
+        ("--algo grpo --group-size 1", "--group-size must be at least 2"),
+        ("--algo grpo --group-size 4 --replay-size 5", "no group of today's"),
+        ("--baseline leave-one-out", "--group-size must be at least 2"),
+        ("--baseline leave-one-out --group-size 4 --replay-size 3", "no group of today's"),
+        ("--algo grpo --group-size 5", "--episodes 8 is no multiple of the group size 5; take 10"),
+        ("--gae-lambda 0.9", "--gae-lambda is ppo's, and --algo is reinforce"),
+        ("--algo ppo --baseline none --step-groups 1", "--step-groups is grpo's"),
+        ("--algo pro", "did you mean 'ppo'"),
+        ("--merge-first-two", "needs a --curriculum of at least two levels"),
+        ("--advance-at 0.5 --curriculum long", "needs a --curriculum of at least two levels"),
+        (
+            "--advance-at 0.5 --merge-first-two --curriculum short --curriculum long",
+            "at least two levels to go through",
+        ),
+        ("--share-base", "--share-base needs"),
+        ("--algo ppo --critic-trunk separate --lora-r 4", "take detached"),
+        ("--model gpt2", "and not both"),
+        ("--kl -1", "--kl must lie between 0 and 1,000,000, got -1.0"),
+        ("--clip 0", "--clip must be greater than 0"),
+        ("--report-to tensorbord", "did you mean 'tensorboard'"),
+        ("--max-tokens-per-batch 0", "--max-tokens-per-batch must lie between 1 and"),
+    ],
+)
+def test_contradictions_are_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["rlft", "--env", "corridor", "--load-dir", "nowhere", "--episodes", "8", *more.split()]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_that_cannot_read_or_answer_is_refused_before_its_weights(
+    corridor_folder: Path, tmp_path: Path
+) -> None:
+    for name, change in (("short", {"n_positions": 20}), ("whole", {})):
+        shutil.copytree(corridor_folder / "policy", tmp_path / name)
+        write_json(tmp_path / name / "config.json", read_json(tmp_path / name / "config.json") | change)
+        (tmp_path / name / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"is \d+ tokens, and .*short reads 20"):
+        train(corridor_folder, tmp_path / "results", load_dir=tmp_path / "short")
+    tokenizer = build_tokenizer(["Actions"], [], vocabulary=260)  # bytes alone: " 0" is two tokens, and "0" one
+    tokenizer.add_tokens(["unused"])
+    tokenizer.save_pretrained(tmp_path / "whole")
+    with pytest.raises(ReflectkitError):  # its labels do; its weights are what is missing
+        train(corridor_folder, tmp_path / "results", load_dir=tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name, (_, high) in LIMITS.items() for value in (high * 1.01, 1e308, 2**63)],
+)
+def test_absurd_numbers_are_refused(corridor_folder: Path, name: str, value: float) -> None:
+    whole = isinstance(rlft.Config.__dataclass_fields__[name].default, int)
+    with pytest.raises(ConfigError, match=rf"^--{name.replace('_', '-')} must lie between .* and .*, got "):
+        rlft.Config(**arguments(corridor_folder, **{name: int(value) if whole else float(value)}))

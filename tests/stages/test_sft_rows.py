@@ -1,0 +1,62 @@
+"""sft: the loss is on the completions, and `--policy sft` is the model trained on these rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from reflectkit.cli.main import main
+from reflectkit.core.console import Quiet
+from reflectkit.core.jsonl import read_json, write_jsonl
+from tests.commands import error_of
+
+
+def test_sft_loss_is_on_the_completion_alone(tmp_path: Path) -> None:
+    """The labels that reach the model through TRL's collator: the prompt and the padding are -100, the label is not."""
+    from reflectkit.stages import sft
+
+    rows = [(1, "a longer prompt of words", " 0"), (2, "short", " 1")]
+    path = tmp_path / "rows.jsonl"
+    write_jsonl(path, [{"prompt": prompt, "completion": completion} for _, prompt, completion in rows])
+    config = sft.Config(
+        env="taxi", role="policy", task_file=path, results_dir=tmp_path, max_steps=2, batch_size=2, max_length=32
+    )
+    seen: list[dict[str, list[list[int]]]] = []
+    player = sft._player(config, path, rows)
+
+    def watch(module: object, args: tuple[object, ...], inputs: dict[str, torch.Tensor]) -> None:
+        seen.append({name: inputs[name].tolist() for name in ("input_ids", "labels")})
+
+    player.model.register_forward_pre_hook(watch, with_kwargs=True)
+    encoded = sft._encode(config, path, rows, player)
+    sft._train(config, tmp_path, None, player, encoded, Quiet())
+    assert seen
+    for batch in seen:
+        for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
+            trained = [token for token in labels if token != -100]
+            assert len(trained) == 1
+            assert player.tokenizer.decode(trained) in (" 0", " 1")
+            assert (
+                labels.index(trained[0]) == len([token for token in ids if token != player.tokenizer.pad_token_id]) - 1
+            )
+
+
+def test_sft_by_name_is_the_one_made_of_these_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    evaluating = ["evaluate", "--env", "corridor", "--policy", "random", "--policy", "sft"]
+    training = ["sft", "--env", "corridor", "--role", "plain", "--save-steps", "9", "--max-steps"]
+    for stage in ("gen-trajectory", "split", "gen-sft"):
+        assert main([stage, "--env", "corridor"]) == 0
+    assert "no finished SFT on data/corridor/sft.jsonl" in error_of(evaluating, capsys)
+    assert main([*training, "2"]) == 0
+    assert main(evaluating) == 0
+    (made,) = tmp_path.glob("results/*_evaluate/eval.json")
+    assert [row["name"] for row in read_json(made)["rows"]] == ["random", "sft"]
+    assert main([*training, "3"]) == 0
+    assert "may be any of results/6_sft/checkpoint-3, results/4_sft/checkpoint-2; write" in error_of(evaluating, capsys)
+    (tmp_path / "data" / "corridor" / "sft.jsonl").open("a").write("\n")
+    assert "no finished SFT on data/corridor/sft.jsonl" in error_of(evaluating, capsys)
