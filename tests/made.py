@@ -15,8 +15,8 @@ from reflectkit.core.config import from_mapping
 from reflectkit.data.sft import FILES
 from reflectkit.stages import STAGES
 from reflectkit.stages.common import RECORDS
-from reflectkit.stages.run import Config, _asked, _jobs, _overrides, load_recipe
-from reflectkit.stages.schedule import Job, _filled
+from reflectkit.stages.run import Config, load_recipe, planned
+from reflectkit.stages.schedule import Job, resolved
 
 EVALUATED = ("eval.json", "eval.md", "eval.csv", "episodes.jsonl")
 WITHOUT_RUN = ("view",)
@@ -65,12 +65,9 @@ def made_by_run(recipe: str, **settings: Any) -> dict[str, list[str]]:
     """
     loaded = load_recipe(recipe)
     config = Config(recipe=recipe, ablate=tuple(loaded.ablations), **settings)
-    asked = _asked(config, loaded)
     made: dict[str, list[str]] = {}
-    for offset in range(config.seeds):
-        jobs = _jobs(config, loaded, asked, _overrides(config, loaded, asked), config.seed + offset)
-        for job in jobs:
-            made[job.name] = made_by(job.stage, _with_places(job, made))
+    for job in planned(config)[0]:
+        made[job.name] = made_by(job.stage, _with_places(job, made))
     record = config.results_dir / config.folder / "run"
     pooled = ["eval.json", "curves.png"] if config.seeds > 1 else []
     return made | {"run": [str(record / name) for name in ("config.json", "report.json", *pooled)]}
@@ -82,7 +79,7 @@ def _with_places(job: Job, made: dict[str, list[str]]) -> dict[str, Any]:
             self.outputs = paths
 
     reports: Any = {name: Made(paths) for name, paths in made.items()}
-    return {key: _filled(value, job, reports) for key, value in job.values.items()}
+    return {key: resolved(value, job, reports) for key, value in job.values.items()}
 
 
 def made_by_command(words: list[str]) -> list[str]:

@@ -217,7 +217,7 @@ class _Pen:
             for row in rows.open:
                 place = rows.places[row]
                 draws[row] = uniform(self.seeds[place], "token", len(self.written[place].token_ids))
-            chosen_B = _sample(logprobs_BV, draws)
+            chosen_B = sample_tokens(logprobs_BV, draws)
         else:
             chosen_B = logprobs_BV.argmax(dim=-1)
         chosen_B1 = chosen_B[:, None]
@@ -276,7 +276,7 @@ class _StopStrings:
         return text
 
 
-def _sample(logprobs_BV: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
+def sample_tokens(logprobs_BV: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
     """One token a row by inverting the cumulative distribution at the row's own draw: that of blocks, then that within
     one.
 

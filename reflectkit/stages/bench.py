@@ -142,7 +142,7 @@ def _environment(config: Config, progress: Progress) -> Report:
         with progress.bar(f"{config.env_name}: steps", config.taken) as bar:
             for number in range(ROUNDS):
                 share = config.taken * (number + 1) // ROUNDS - config.taken * number // ROUNDS
-                rate, times = _round(env, tasks, share, derive(config.seed, "bench", number))
+                rate, times = play_round(env, tasks, share, derive(config.seed, "bench", number))
                 rates.append(rate)
                 resets += times
                 bar.advance(share, steps_per_cpu_second=rate)
@@ -195,7 +195,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _round(env: Any, tasks: list[Task], steps: int, seed: int) -> tuple[float, list[float]]:
+def play_round(env: Any, tasks: list[Task], steps: int, seed: int) -> tuple[float, list[float]]:
     """(steps a CPU second, CPU seconds of each reset). The choices are drawn before the clock starts."""
     chance = generator(seed)
     draws = [chance.random() for _ in range(steps)]

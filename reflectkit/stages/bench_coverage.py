@@ -77,10 +77,10 @@ def measure(simulations: int, seed: int, bar: Bar) -> Iterator[Cell]:
             )
             sizes_C = np.resize(np.arange(1, 11), clusters) if size == SIZES[-1] else np.full(clusters, int(size))
             if kind == RATE:
-                counts_NC = _rates(chance, simulations, sizes_C, truth[0], correlation)
+                counts_NC = draw_rates(chance, simulations, sizes_C, truth[0], correlation)
                 methods, value = _of_a_rate(counts_NC, sizes_C), truth[0]
             else:
-                won_NC, lost_NC = _pairs(chance, simulations, sizes_C, truth[0], truth[1], correlation)
+                won_NC, lost_NC = draw_pairs(chance, simulations, sizes_C, truth[0], truth[1], correlation)
                 methods, value = _of_a_difference(won_NC, lost_NC, sizes_C), truth[0] - truth[1]
             named = " less ".join(f"{rate:g}" for rate in truth)
             yield Cell(kind, clusters, size, correlation, named, *_covered(methods, value))
@@ -98,7 +98,7 @@ def _covered(methods: Mapping[str, Ends], truth: float) -> tuple[dict[str, float
 # drawing
 
 
-def _rates(chance: np.random.Generator, simulations: int, sizes_C: Array, rate: float, correlation: str) -> Array:
+def draw_rates(chance: np.random.Generator, simulations: int, sizes_C: Array, rate: float, correlation: str) -> Array:
     """How many tasks of each cluster succeed."""
     shape = simulations, len(sizes_C)
     alike_NC = (chance.random(shape) < rate).astype(float)
@@ -112,7 +112,7 @@ def _rates(chance: np.random.Generator, simulations: int, sizes_C: Array, rate: 
     return counts_NC.astype(float)
 
 
-def _pairs(
+def draw_pairs(
     chance: np.random.Generator, simulations: int, sizes_C: Array, first: float, second: float, correlation: str
 ) -> tuple[Array, Array]:
     """How many tasks of each cluster the first player alone solves, and the second alone. The players are

@@ -188,7 +188,7 @@ def run(config: Config, progress: Progress) -> Report:
         episodes: list[dict[str, Any]] = []
         known: Known = {}
         for match in matches:
-            played = _played(config, match, kept, players, progress, known)
+            played = play_match(config, match, kept, players, progress, known)
             rows.append(row(match.name, config.env_name, match.level, played))
             episodes += played
         players.tell_damage(progress)
@@ -331,7 +331,7 @@ def _asked(env: Any, turns: Sequence[Turn], clients: int, comment_tokens: int) -
     return [max(requests, key=lambda request: request.prompt_tokens) for requests in asked[:clients]]
 
 
-def _played(
+def play_match(
     config: Config,
     match: Match,
     folder: Path,

@@ -104,7 +104,7 @@ def run(config: Config, progress: Progress) -> Report:
         panels: dict[str, dict[str, list[Curve]]] = {}
         for figure in dict.fromkeys(config.figure or ("success_rate",)):
             for name, path in named:
-                panels.setdefault(figure, {}).setdefault(name, []).append(_read(path, figure, config))
+                panels.setdefault(figure, {}).setdefault(name, []).append(read_curve(path, figure, config))
         draw_curves(panels, config.against, config.smooth, out)
         ends = {figure: {name: _end(seeds) for name, seeds in curves.items()} for figure, curves in panels.items()}
         columns = ("run", "seeds", *(f"{figure}, last {config.smooth} updates" for figure in panels))
@@ -142,7 +142,7 @@ def _went_on_from(path: Path) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-def _read(path: Path, figure: str, config: Config) -> Curve:
+def read_curve(path: Path, figure: str, config: Config) -> Curve:
     """Where, and what: the figure's values along the axis, smoothed; of chained runs each update once."""
     rows: dict[int, tuple[Path, int, dict[str, Any]]] = {}
     for part in chained(path):

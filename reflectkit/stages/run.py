@@ -139,15 +139,8 @@ def load_recipe(name: str) -> Recipe:
 def run(config: Config, progress: Progress) -> Report:
     """Run every step that is not finished. Raises what the stages raise, and UnknownNameError for a step or setting."""
     check_script()
-    recipe = load_recipe(config.recipe)
-    asked = _asked(config, recipe)
-    overrides = _overrides(config, recipe, asked)
+    jobs, ablations = planned(config)
     with open_run("run", dataclasses.replace(config, name=f"{config.folder}/{RECORD}", keep=True)) as current:
-        jobs = [
-            job
-            for offset in range(config.seeds)
-            for job in _jobs(config, recipe, asked, overrides, config.seed + offset)
-        ]
         reports = perform(jobs, config.jobs, progress)
         finals = [report for name, report in reports.items() if report.stage in ("evaluate", "plot")]
         figures: dict[str, Any] = {"steps": {name: str(report.folder) for name, report in reports.items()}}
@@ -156,10 +149,10 @@ def run(config: Config, progress: Progress) -> Report:
             if job.stage == "evaluate":
                 evaluations.setdefault(job.name.removeprefix(job.prefix), []).append(reports[job.name])
         ablated = []
-        if asked:
-            found = {step: compared(asked, parts) for step, parts in evaluations.items()}
-            figures["ablations"] = [{"step": step} | one for step, entries in found.items() for one in entries]
-            ablated = [comparing.ablations_table(entries, step) for step, entries in found.items() if entries]
+        if ablations:
+            effects = {step: compared(ablations, parts) for step, parts in evaluations.items()}
+            figures["ablations"] = [{"step": step} | one for step, entries in effects.items() for one in entries]
+            ablated = [comparing.ablations_table(entries, step) for step, entries in effects.items() if entries]
         if config.seeds == 1:
             current.tables += [*(table for report in finals for table in report.tables), *ablated]
             return current.finish(figures, [path for report in finals for path in report.outputs])
@@ -179,6 +172,20 @@ def run(config: Config, progress: Progress) -> Report:
             current.tables += drawn.tables
             outputs.append(picture)
         return current.finish(figures, outputs)
+
+
+def planned(config: Config) -> tuple[list[Job], dict[str, Ablation]]:
+    """(every job, seed by seed in the order of the recipe; the ablations in --ablate by name).
+
+    Raises
+    ------
+    ConfigError, DataError: the recipe or a setting is wrong; see `load_recipe`.
+    """
+    recipe = load_recipe(config.recipe)
+    ablations = _asked(config, recipe)
+    overrides = _overrides(config, recipe, ablations)
+    seeds = range(config.seed, config.seed + config.seeds)
+    return [job for seed in seeds for job in _jobs(config, recipe, ablations, overrides, seed)], ablations
 
 
 def pool(evaluations: list[Report]) -> list[dict[str, Any]]:

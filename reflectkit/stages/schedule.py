@@ -59,7 +59,7 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
         for job in jobs:
             free = len(workers) < side_by_side
             if free and job.name not in reports and job.name not in workers and job.after <= reports.keys():
-                values = {key: _filled(value, job, reports) for key, value in job.values.items()}
+                values = {key: resolved(value, job, reports) for key, value in job.values.items()}
                 work = (job.name, job.stage, values, events, os.getpid(), dict(os.environ))
                 worker = context.Process(target=_work, args=work, daemon=True)
                 with _ctrl_c_later():  # or it would be a worker that nobody knows of
@@ -179,7 +179,7 @@ def _check_alive(workers: Mapping[str, BaseProcess], events: Any) -> None:
             raise ReflectkitError(f"step '{name}' {how}; run the same command again to go on")
 
 
-def _filled(value: Any, job: Job, reports: Mapping[str, Report]) -> Any:
+def resolved(value: Any, job: Job, reports: Mapping[str, Report]) -> Any:
     """`value` with `{step}` replaced by that step's first output (or its folder, where it has none)."""
     if isinstance(value, str):
         names = {
@@ -187,7 +187,7 @@ def _filled(value: Any, job: Job, reports: Mapping[str, Report]) -> Any:
         }
         places = {name: str(report.outputs[0] if report.outputs else report.folder) for name, report in names.items()}
         return value.format(**places, data=job.values["data_dir"], results=job.values["results_dir"])
-    return [_filled(part, job, reports) for part in value] if isinstance(value, list | tuple) else value
+    return [resolved(part, job, reports) for part in value] if isinstance(value, list | tuple) else value
 
 
 class _Wire:

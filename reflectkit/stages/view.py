@@ -68,7 +68,7 @@ class Config(StageConfig):
 
 def run(config: Config, progress: Progress) -> Report:
     """Write the page, or the logs. Raises DataError: a path is missing, holds no episodes, or one is broken."""
-    files = _files(config.paths or (config.results_dir / config.name,))
+    files = episode_files(config.paths or (config.results_dir / config.name,))
     sources = [_source(file, name) for file, name in zip(files, told_apart(list(map(_place, files))), strict=True)]
     total = sum(file.stat().st_size for file in files) // KILOBYTE
     with progress.bar("Reading episodes, in kB", total) as bar:
@@ -87,7 +87,7 @@ def run(config: Config, progress: Progress) -> Report:
     return Report("view", folder, {"episodes": count, "runs": len(files)}, tuple(made))
 
 
-def _files(paths: Sequence[Path]) -> list[Path]:
+def episode_files(paths: Sequence[Path]) -> list[Path]:
     """The files of episodes at or below `paths`, each once, in order. Links below are not followed."""
     found: dict[tuple[int, int], Path] = {}
     for path in paths:

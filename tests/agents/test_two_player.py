@@ -8,6 +8,8 @@ from reflectkit.core.protocols import Context
 from reflectkit.core.types import Message, Observation
 from reflectkit.envs import make
 from reflectkit.models.load import Player
+from reflectkit.models.tokens import prompt_ids
+from tests.rl.training import favour
 
 
 def test_a_memoised_comment_is_decoded_once(reflector_player: Player, observations: list[Observation]) -> None:
@@ -33,12 +35,12 @@ def test_reflect_prob_drops_its_share_of_comments(
 
 
 def test_what_is_written_does_not_depend_on_who_shares_the_batch(policy: Player) -> None:
+    favour(policy, ["\n", policy.tokenizer.eos_token], -40.0)  # so that it never comes to an end
     agent = TwoPlayerAgent(policy, max_new_tokens=20)
-    agent._stops = frozenset()
     short = Observation((Message("user", "Say: ab"),), ())
-    room = policy.context - len(agent._ids(policy_prompt(short))) - 3
+    room = policy.context - len(prompt_ids(policy.tokenizer, policy_prompt(short))) - 3
     long = Observation((Message("user", "Say: ab" + " x" * room),), ())
-    while len(agent._ids(policy_prompt(long))) > policy.context - 3:
+    while len(prompt_ids(policy.tokenizer, policy_prompt(long))) > policy.context - 3:
         long = Observation((Message("user", long.text[:-1]),), ())
     alone = agent.act([short], [Context(0, 7)])[0]
     beside, cut = agent.act([short, long], [Context(0, 7), Context(0, 8)])

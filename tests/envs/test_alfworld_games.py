@@ -209,9 +209,12 @@ def test_games_are_made_by_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_game_like_another_is_not_kept(tmp_path: Path) -> None:
-    twice = Maker(tmp_path, 0, ("look_at*",), lambda folder: Proof(("look",), "planner"))
-    twice._alike(draw(0, 0, 0, LOOK, ("look_at*",)).problem, "another")
-    trajectory, _ = games.read(twice.make(1, Quiet())[0])
+    def made(number: int) -> list[Path]:
+        return Maker(tmp_path, 0, ("look_at*",), lambda folder: Proof(("look",), "planner")).make(number, Quiet())
+
+    (first,) = made(1)
+    first.rename(first.with_name(first.name.removesuffix("0") + "1"))  # game 1 is now what game 0 would be
+    trajectory, _ = games.read(made(2)[0])
     assert trajectory["generation"]["thrown"] == ["like another game"]
 
 

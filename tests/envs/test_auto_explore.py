@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from reflectkit.agents.scripted import Oracle, RandomAgent
 from reflectkit.core.errors import ConfigError, DataError, IllegalActionError
 from reflectkit.core.prompts import policy_prompt
+from reflectkit.core.protocols import StepResult
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.text import count_tokens
-from reflectkit.core.types import Status, Task
+from reflectkit.core.types import Observation, Status, Task
 from reflectkit.envs import make
 from reflectkit.envs.autoexplore.commands import Walk, offered, shortest_path
 from reflectkit.envs.autoexplore.env import AutoExplore
@@ -30,18 +31,32 @@ def repos(tmp_path: Path) -> Path:
     return write_repository(tmp_path / "repos")
 
 
+class Watched(AutoExplore):
+    """Keeps the choices of the last observation, and whether the episode is over."""
+
+    def reset(self, task: Any, seed: int) -> Observation:
+        seen = super().reset(task, seed)
+        self.choices, self.over = seen.choices, False
+        return seen
+
+    def step(self, action: Any) -> StepResult:
+        result = super().step(action)
+        self.choices, self.over = result.observation.choices, result.terminated
+        return result
+
+
 def start(repos: Path, filename: str = "app/rules/fees.py", **options: Any) -> Any:
-    env = AutoExplore(repos, **options)
+    env = Watched(repos, **options)
     env.reset(explore_task(filename), 0)
     return env
 
 
 def take(env: Any, command: str) -> Any:
-    return env.step(env._choices.index(command))
+    return env.step(env.choices.index(command))
 
 
 def test_listing_history_output_and_choices(repos: Path) -> None:
-    env = AutoExplore(repos)
+    env = Watched(repos)
     seen = env.reset(explore_task("app/rules/fees.py"), 0)
     assert seen.text == (
         "Task: Where is the late fee worked out?\nFolder: /\nFiles: app/, docs/, README.md, setup notes.txt\n"
@@ -197,7 +212,7 @@ def test_links_are_not_in_the_tree(repos: Path, tmp_path: Path) -> None:
     os.symlink(secret, repos / "library" / "link.txt")
     os.symlink(tmp_path, repos / "library" / "up")
     env = start(repos)
-    assert not [choice for choice in env._choices if "link" in choice or "up" in choice.split()]
+    assert not [choice for choice in env.choices if "link" in choice or "up" in choice.split()]
 
 
 def test_a_folder_that_becomes_a_link_is_not_followed(repos: Path, tmp_path: Path) -> None:
@@ -281,7 +296,7 @@ def test_a_command_line_does_only_what_is_offered(repos: Path, command: str) -> 
 def test_leaving_files_out_keeps_the_target_and_is_seeded(repos: Path) -> None:
     for number in range(40):
         (repos / "library" / "app" / "rules" / f"other{number}.py").write_text("x = 1  # nothing to see")
-    env = AutoExplore(repos, leaveout_prob=0.5)
+    env = Watched(repos, leaveout_prob=0.5)
     kept = []
     for seed in (1, 1, 2):
         env.reset(explore_task("app/rules/fees.py"), seed)
@@ -291,7 +306,7 @@ def test_leaving_files_out_keeps_the_target_and_is_seeded(repos: Path) -> None:
         kept.append(seen.choices)
     assert kept[0] == kept[1] != kept[2]
     assert 15 < len(kept[0]) < 75  # about half of 82
-    env = AutoExplore(repos)
+    env = Watched(repos)
     env.reset(explore_task("app/rules/fees.py"), 1)
     take(env, "cd app")
     assert len(take(env, "cd rules").observation.choices) == 1 + 2 * 41
@@ -300,7 +315,7 @@ def test_leaving_files_out_keeps_the_target_and_is_seeded(repos: Path) -> None:
 def test_teacher_answers_count_only_on_request(repos: Path) -> None:
     task = explore_task("app/rules/fees.py", teacher_answers=["README.md"])
     for accept, expected in ((False, False), (True, True)):
-        env: Any = AutoExplore(repos, accept_teacher_answers=accept)
+        env: Any = Watched(repos, accept_teacher_answers=accept)
         env.reset(task, 0)
         assert take(env, "id README.md").info["success"] is expected
 
@@ -311,8 +326,8 @@ def test_oracle_takes_the_shortest_way_from_anywhere(repos: Path) -> None:
     take(env, "cd docs")
     assert env.note() == "mistake"
     done = []
-    while not env._over:
-        done.append(env._choices[env.oracle()])
+    while not env.over:
+        done.append(env.choices[env.oracle()])
         last = env.step(env.oracle())
         assert env.note() == "good"
     assert done == ["cd ..", "cd app", "cd rules", "cat fees.py", "id fees.py"]
@@ -325,7 +340,7 @@ def test_slips_are_other_files_where_the_target_lies_and_only_once(repos: Path) 
     assert env.slips() == []
     take(env, "cd app")
     take(env, "cd rules")
-    assert [env._choices[index] for index in env.slips()] == ["cat loans.py"]
+    assert [env.choices[index] for index in env.slips()] == ["cat loans.py"]
     take(env, "cat loans.py")
     assert env.note() == "mistake"
     assert env.slips() == []
@@ -336,7 +351,7 @@ def test_shuffled_labels_still_mean_what_they_stand_for(repos: Path) -> None:
     for seed in range(5):
         env: Any = make("auto_explore", 15, shuffle=True, repos_dir=repos)
         seen = env.reset(explore_task("app/rules/fees.py"), seed)
-        assert sorted(seen.choices) == sorted(start(repos)._choices)
+        assert sorted(seen.choices) == sorted(start(repos).choices)
         orders.add(seen.choices)
         while True:
             best = env.oracle()

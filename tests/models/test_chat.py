@@ -187,7 +187,8 @@ def test_one_row_where_the_history_goes_on(name: str) -> None:
     assert [token for token, trained in zip(row.tokens, row.loss_mask, strict=True) if trained] == sampled
     last = played.turns[-1]
     assert dialogue.words(row.tokens) == dialogue.text(last.observation) + dialogue.words(last.decision.token_ids)
-    assert len(row.tokens) > len(dialogue._tokenise(dialogue.words(row.tokens)))  # so nothing was tokenised again
+    tokenised_again = dialogue.tokenizer(dialogue.words(row.tokens), add_special_tokens=False)["input_ids"]
+    assert len(row.tokens) > len(tokenised_again)  # so nothing was tokenised again
 
 
 def test_rows_of_their_own_where_the_template_forgets_thoughts() -> None:
@@ -298,9 +299,23 @@ def test_a_refused_conversation_is_one_line() -> None:
 def test_the_memo_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reflectkit.models.chat.MEMO_LIMIT", 3)
     dialogue = dialogue_of("qwen")
+    end = dialogue.tokenizer.eos_token_id
+    sampled = (*byte_by_byte(dialogue.tokenizer, "Calls"), end)
+
+    def asked(number: int, *more: Message) -> tuple[int, ...]:
+        return dialogue.ids(Observation((Message("user", str(number)), *more), tools=TOOLS))
+
     for number in range(9):
-        dialogue.remember(dialogue.ids(Observation((Message("user", str(number)),), tools=TOOLS)), [5, 6])
-    assert (len(dialogue._known), len(dialogue._texts)) == (3, 3)
+        dialogue.remember(asked(number), sampled)
+    later = (Message("assistant", "Calls"), REQUEST)
+    prompts = {number: asked(number) for number in range(9)}
+    kept = [n for n, prompt in prompts.items() if asked(n, *later)[: len(prompt) + len(sampled)] == prompt + sampled]
+    assert kept == [6, 7, 8]
+    shown = [asked(number) for number in range(10, 14)]
+    for prompt in shown:  # the first prompt is forgotten, so nothing can be remembered behind it
+        dialogue.remember(prompt, sampled)
+    assert asked(10, *later)[: len(shown[0]) + len(sampled)] != shown[0] + sampled
+    assert asked(11, *later)[: len(shown[1]) + len(sampled)] == shown[1] + sampled
 
 
 @pytest.mark.parametrize("name", ["qwen", None])

@@ -247,4 +247,4 @@ def test_draws_in_blocks_are_the_draws_of_the_whole_distribution() -> None:
         draws = torch.rand(400, dtype=torch.float64)
         cumulative_BV = logprobs_BV.double().exp().cumsum(dim=-1)
         whole_B = (cumulative_BV <= draws[:, None] * cumulative_BV[:, -1:]).sum(dim=-1)
-        assert (decoding._sample(logprobs_BV, draws.tolist()) == whole_B).all()
+        assert (decoding.sample_tokens(logprobs_BV, draws.tolist()) == whole_B).all()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import fully_shard
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.envs import make
@@ -47,7 +48,7 @@ class Gloo:
     def prepare(self, scorer: Any, optimizer: Any) -> tuple[Any, Any]:
         rate = optimizer.param_groups[0]["lr"]
         for module in scorer.modules():
-            if type(module).__name__ in scorer._no_split_modules:
+            if isinstance(module, GPT2Block):
                 fully_shard(module)
         fully_shard(scorer)
         return scorer, Wrapped(torch.optim.AdamW(scorer.parameters(), lr=rate, weight_decay=0.0))

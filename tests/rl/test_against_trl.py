@@ -75,7 +75,7 @@ def test_loss_and_gradients_are_trls(tmp_path: Path, mean: str, loss_type: str, 
     our_loss = figures["loss"] + beta * figures["kl_to_start"]
 
     save_player(tmp_path / "start", Player(start, tokenizer, None))  # from where the trainer loads its reference
-    model.config._name_or_path = str(tmp_path / "start")
+    model.config.name_or_path = str(tmp_path / "start")
     config = GRPOConfig(
         output_dir=str(tmp_path), use_cpu=True, bf16=False, beta=beta, epsilon=0.2, loss_type=loss_type,
         report_to="none", per_device_train_batch_size=2, num_generations=2, temperature=1.0, scale_rewards=False,
@@ -108,15 +108,13 @@ def test_loss_and_gradients_are_trls(tmp_path: Path, mean: str, loss_type: str, 
     }
     if beta:
         with torch.no_grad():
-            reference, _, _ = trainer._get_per_token_logps_and_entropies(
-                trainer.ref_model,
-                torch.cat([prompt_ids, completion_ids], 1),
-                torch.cat([prompt_mask, completion_mask], 1),
-                width,
-            )
-        inputs["ref_per_token_logps"] = reference
+            logits = trainer.ref_model(
+                input_ids=torch.cat([prompt_ids, completion_ids], 1),
+                attention_mask=torch.cat([prompt_mask, completion_mask], 1),
+            ).logits[:, -width - 1 : -1]
+        inputs["ref_per_token_logps"] = logits.log_softmax(-1).gather(2, completion_ids[:, :, None]).squeeze(2)
     model.zero_grad()
-    theirs = trainer._compute_loss(model, inputs)
+    theirs = trainer.compute_loss(model, inputs)
     theirs.backward()
     assert our_loss == pytest.approx(theirs.item(), abs=1e-5)
     assert max(float(gradient.abs().max()) for gradient in ours.values()) > 1e-2

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from reflectkit.core.types import Task
 from reflectkit.models.load import Player
@@ -13,7 +12,7 @@ from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.rl.algorithms import Objective, objective
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.loop import Level
-from tests.rl.training import Spelling, corridor_player, trainer_of
+from tests.rl.training import Spelling, corridor_player, favour, trainer_of
 
 LEARNERS: dict[str, tuple[Objective[Any], dict[str, Any]]] = {
     "reinforce": (objective("reinforce", baseline="none"), {}),
@@ -53,10 +52,7 @@ def test_learns_to_write_decisions_of_several_tokens(algorithm: str) -> None:
     tasks = [Task(word, "spelling", "all", word, {"word": word}) for word in ("abb",)]
     tokenizer = build_tokenizer(["Say", "Action", "a b\n"], [], vocabulary=262)
     player = Player(build_model(tokenizer, 64, seed=1), tokenizer, "plain")
-    with torch.no_grad():  # an untrained model says all of 262 tokens; a bias towards three of them, as SFT would give
-        for text in ("a", "b", "\n"):
-            player.model.transformer.wte.weight[tokenizer(text)["input_ids"][0], 0] += 4.0
-        player.model.transformer.ln_f.bias[0] = 1.5
+    favour(player, ["a", "b", "\n"], 4.0)  # an untrained model says all of 262 tokens; SFT would give such a bias
     critic = Critic(player) if algorithm == "ppo" else None
     options = {"episodes": 64, "entropy": 0.01, "learning_rate": 5e-4}
     trainer = trainer_of(player, objective(algorithm), 40, [Level("all", tasks, Spelling)], critic, **options)
@@ -64,5 +60,5 @@ def test_learns_to_write_decisions_of_several_tokens(algorithm: str) -> None:
     rates = [trainer.advance()["success_rate"] for _ in range(40)]
     assert sum(rates[:3]) / 3 < 0.3
     assert sum(rates[-3:]) / 3 > 0.5
-    decisions = [turn.decision for episode in trainer._play(trainer.plan.levels[0]) for turn in episode.turns]
+    decisions = [turn.decision for episode, _ in trainer.latest for turn in episode.turns]
     assert all(len(decision.token_ids) == len(decision.logprobs) for decision in decisions)

@@ -21,7 +21,7 @@ from reflectkit.rl.algorithms import objective
 from reflectkit.rl.learner import Learner, Settings
 from reflectkit.rl.logprobs import score, units
 from reflectkit.rl.losses import weighted_loss
-from tests.rl.training import Spelling, gradients_after, play, rows_of
+from tests.rl.training import Spelling, favour, gradients_after, play, rows_of
 
 
 @pytest.mark.parametrize("with_reflector", [True, False])
@@ -103,11 +103,11 @@ def test_out_of_memory_halves_the_micro_batch_and_repeats(policy: Player) -> Non
 
 def test_text_ratio_starts_at_one_and_the_stop_token_is_trained(policy: Player) -> None:
     task = Task("w", "spelling", "all", "w", {"word": "ab"})
+    favour(policy, ["\n"], 4.0)  # so that an untrained model comes to an end
     agent = TwoPlayerAgent(policy, max_new_tokens=5)
-    agent._stops = frozenset(range(0, len(policy.tokenizer), 3))  # so that an untrained model comes to an end
     played = rollout([Episode(task, seed) for seed in range(6)], Spelling, agent)
-    stopped = [turn.decision for one in played for turn in one.turns if turn.decision.token_ids[-1] in agent._stops]
-    assert stopped
+    (stop,) = policy.tokenizer("\n")["input_ids"]
+    assert any(turn.decision.token_ids[-1] == stop for one in played for turn in one.turns)
     found = objective("reinforce", baseline="none", normalize=False).estimate(played)
     samples = batch.rows(played, [[1.0]] * 6, found.returns, {})
     assert all(sample.loss_mask[-1] == 1 and sum(sample.loss_mask) == len(played[0].turns[0].decision.token_ids)

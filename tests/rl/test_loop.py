@@ -49,7 +49,8 @@ def test_a_group_starts_alike_and_plays_apart() -> None:
     trainer = trainer_of(
         player, objective("grpo"), 2, [Level("long", Corridor.tasks("long"), lambda: Horizon(Watching(), 16))]
     )
-    played = trainer._play(trainer.plan.levels[0])
+    trainer.advance()
+    played = [trajectory for trajectory, _ in trainer.latest]
     assert all(len(seeds) == 1 for seeds in seen.values())
     assert [trajectory.group for trajectory in played] == [f"0/{number}" for number in range(3) for _ in range(4)]
     assert len({trajectory.seed for trajectory in played}) == 12

@@ -74,6 +74,15 @@ def trainer_of(
     return Trainer(plan, TwoPlayerAgent(player, critic=critic), learner, replay_size=replay, threshold=threshold)
 
 
+def favour(player: Player, texts: Sequence[str], weight: float) -> None:
+    """Make an untrained GPT-2 write the single tokens `texts` more often, or less where `weight` is negative."""
+    with torch.no_grad():
+        for text in texts:
+            (token,) = player.tokenizer(text)["input_ids"]
+            player.model.transformer.wte.weight[token, 0] += weight
+        player.model.transformer.ln_f.bias[0] = 1.5
+
+
 class Spelling:
     """Free text: say the word that is asked for. One step; reward 0.5 for each letter in its place, -0.3 for
     each too many, 1 for the word itself.

@@ -10,7 +10,7 @@ from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, write_jsonl
 from reflectkit.core.runs import Report
 from reflectkit.stages.ablations import Ablation, compared
-from reflectkit.stages.run import Config, _asked, _jobs, _overrides, load_recipe, recipe_names
+from reflectkit.stages.run import Config, load_recipe, planned, recipe_names
 from reflectkit.stages.schedule import Job
 
 RECIPE = """
@@ -32,9 +32,7 @@ ablations:
 
 def jobs(recipe: str, *ablate: str, **more: object) -> dict[str, Job]:
     config = Config(recipe=recipe, ablate=ablate, **more)  # type: ignore[arg-type]
-    loaded = load_recipe(recipe)
-    asked = _asked(config, loaded)
-    return {job.name: job for job in _jobs(config, loaded, asked, _overrides(config, loaded, asked), 0)}
+    return {job.name: job for job in planned(config)[0]}
 
 
 def test_only_what_differs_and_what_depends_on_it_is_run_again() -> None:
@@ -111,7 +109,10 @@ def test_steps_lie_in_the_recipes_folder_or_the_named_one(recipe: str, more: dic
 def test_no_two_steps_have_one_folder(recipe: str) -> None:
     made = jobs(recipe, *load_recipe(recipe).ablations, seeds=2)
     folders = [(job.values["results_dir"], job.values["name"]) for job in made.values()]
-    assert folders == [(Path("results/seed0"), f"{recipe}/{name.removeprefix('seed0/')}") for name in made]
+    assert folders == [
+        (Path("results") / job.prefix, f"{recipe}/{name.removeprefix(job.prefix)}") for name, job in made.items()
+    ]
+    assert {job.prefix for job in made.values()} == {"seed0/", "seed1/"}
 
 
 def test_a_run_with_ablations_has_their_rows_and_differences(

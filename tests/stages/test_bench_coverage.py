@@ -30,10 +30,10 @@ def test_the_cells_that_are_wanted() -> None:
 def test_what_is_drawn_has_its_rate_and_correlation(correlation: str, wanted: float) -> None:
     """Clusters of two: the correlation is (P(both) - p²) / (p - p²)."""
     chance, sizes_C = np.random.default_rng(0), np.full(50, 2)
-    counts_NC = bench_coverage._rates(chance, 2000, sizes_C, 0.2, correlation)
+    counts_NC = bench_coverage.draw_rates(chance, 2000, sizes_C, 0.2, correlation)
     assert counts_NC.mean() / 2 == pytest.approx(0.2, abs=0.01)
     assert ((counts_NC == 2).mean() - 0.04) / 0.16 == pytest.approx(wanted, abs=0.02)
-    won_NC, lost_NC = bench_coverage._pairs(chance, 2000, sizes_C, 0.5, 0.4, correlation)
+    won_NC, lost_NC = bench_coverage.draw_pairs(chance, 2000, sizes_C, 0.5, 0.4, correlation)
     assert (won_NC.mean() / 2, lost_NC.mean() / 2) == pytest.approx((0.3, 0.2), abs=0.01)
     assert ((won_NC == 2).mean() - 0.09) / 0.21 == pytest.approx(wanted, abs=0.02)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
+
+import torch
 
 from reflectkit.agents.scripted import Demonstrator
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
@@ -59,13 +62,25 @@ def test_sft_rows_are_the_prompts_that_the_agent_sees(
     read: list[str] = []
     asked: list[str] = []
 
+    class Scripted(Reflector):
+        """Reads its prompts, and then says what it is given to say."""
+
+        comments: Sequence[str] = ()
+
+        def comment(self, observations: Sequence[Observation], seeds: Sequence[int]) -> list[str]:
+            super().comment(observations, seeds)
+            return list(self.comments)
+
+    def overhear(module: object, args: object, inputs: dict[str, torch.Tensor]) -> None:
+        asked.extend(reflector_player.tokenizer.batch_decode(inputs["input_ids"], skip_special_tokens=True))
+
     class Watching(Demonstrator):
         """Acts as the demonstrator did, while the two players look at the same observations."""
 
         async def decide(self, observation, context):
             decision = await super().decide(observation, context)
-            reflector = Reflector(reflector_player, max_new_tokens=1)
-            reflector._decode = lambda prompts, seeds: (asked.extend(prompts), [decision.reflection])[1]  # type: ignore[method-assign]
+            reflector = Scripted(reflector_player, max_new_tokens=1)
+            reflector.comments = [decision.reflection]
             for agent in (TwoPlayerAgent(policy), TwoPlayerAgent(policy, reflector)):
                 for made in agent.act([observation], [context]):
                     read.append(policy.tokenizer.decode(made.prompt_ids))
@@ -73,10 +88,12 @@ def test_sft_rows_are_the_prompts_that_the_agent_sees(
             return decision
 
     records = [record for record in read_records(taxi_data / "train.json", "taxi") if record.trajectories][:3]
+    hook = reflector_player.model.register_forward_pre_hook(overhear, with_kwargs=True)
     played = [
         rollout([Episode(r.task, r.trajectories[0].seed)], lambda: make("taxi", 30), Watching(0.2), width=1)[0]
         for r in records
     ]
+    hook.remove()
     taken = [decision for trajectory in played for decision in [turn.decision for turn in trajectory.turns]]
     kept = [index for index, decision in enumerate(taken) if decision.note != "mistake"]
     assert len(kept) > 20

@@ -51,7 +51,7 @@ def test_a_deep_folder_stops_neither_filter_repo_nor_gen_task(repos: Path, tmp_p
     asked = gen_task.run(gen_task.Config(repos_dir=repos, min_tokens=1, **shared), Quiet())
     assert asked.figures["files"] == 3
     (repos / "second" / "episodes.jsonl").touch()
-    assert view._files([repos]) == [repos / "second" / "episodes.jsonl"]
+    assert view.episode_files([repos]) == [repos / "second" / "episodes.jsonl"]
 
 
 def test_files_come_in_order_without_hidden_ones_and_links(tmp_path: Path) -> None:

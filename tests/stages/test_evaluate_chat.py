@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
+from reflectkit.core.protocols import StepResult
+from reflectkit.core.types import Observation, Task
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.memory.generate import conversation
@@ -350,8 +353,17 @@ def test_a_killed_evaluation_keeps_what_ended(here: Path, monkeypatch: pytest.Mo
 class Awkward(Corridor):
     """Shows what ends a line for some readers and not for others, and half a surrogate pair."""
 
-    def _text(self) -> str:
-        return f"\u2028{super()._text()}\u0085\ud83d"
+    def reset(self, task: Task, seed: int) -> Observation:
+        return awkward(super().reset(task, seed))
+
+    def step(self, action: Any) -> StepResult:
+        result = super().step(action)
+        return replace(result, observation=awkward(result.observation))
+
+
+def awkward(seen: Observation) -> Observation:
+    (message,) = seen.messages
+    return replace(seen, messages=(replace(message, content=f"\u2028{message.content}\u0085\ud83d"),))
 
 
 def test_awkward_text_is_kept_and_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

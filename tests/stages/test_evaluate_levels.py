@@ -10,7 +10,7 @@ from typing import Any
 from reflectkit.core.console import Quiet
 from reflectkit.core.types import Task
 from reflectkit.envs.corridor import Corridor
-from reflectkit.stages.evaluate import Config, Match, _played
+from reflectkit.stages.evaluate import Config, Match, play_match
 from reflectkit.stages.players import Players
 
 
@@ -23,7 +23,7 @@ def test_what_another_level_played_is_not_played_again(tmp_path: Path) -> None:
         match = Match(number, "random", None, None, "long", tasks)
         settled = Config(env="corridor", policy=("random",), horizon=horizon)
         with contextlib.closing(Players(config)) as players:
-            return _played(settled, match, tmp_path / folder, players, Quiet(), known)
+            return play_match(settled, match, tmp_path / folder, players, Quiet(), known)
 
     first = play(0, "first")
     assert len(known) == len(first) == len(tasks)

@@ -11,7 +11,7 @@ from reflectkit.cli.main import main
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import read_json, write_json, write_jsonl
 from reflectkit.core.runs import held
-from reflectkit.stages.plot import Config, _read, chained
+from reflectkit.stages.plot import Config, chained, read_curve
 
 
 def made(folder: Path, steps: range, start: Path | None = None, **more: float) -> Path:
@@ -34,7 +34,7 @@ def made(folder: Path, steps: range, start: Path | None = None, **more: float) -
 
 
 def curve(path: Path, figure: str = "success_rate", **settings: Any) -> tuple[list[float], list[float]]:
-    where, what = _read(path / "metrics.jsonl", figure, Config(runs=("a=b",), smooth=1, **settings))
+    where, what = read_curve(path / "metrics.jsonl", figure, Config(runs=("a=b",), smooth=1, **settings))
     return list(where), list(what)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,28 +11,30 @@ import torch
 from reflectkit.cli.main import main
 from reflectkit.core.console import Quiet
 from reflectkit.core.jsonl import read_json, write_jsonl
+from reflectkit.models.load import load_player
+from reflectkit.stages import sft
 from tests.commands import error_of
 
 
-def test_sft_loss_is_on_the_completion_alone(tmp_path: Path) -> None:
+def test_sft_loss_is_on_the_completion_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The labels that reach the model through TRL's collator: the prompt and the padding are -100, the label is not."""
-    from reflectkit.stages import sft
+    from trl import SFTTrainer
 
-    rows = [(1, "a longer prompt of words", " 0"), (2, "short", " 1")]
+    rows = [("a longer prompt of words", " 0"), ("short", " 1")]
     path = tmp_path / "rows.jsonl"
-    write_jsonl(path, [{"prompt": prompt, "completion": completion} for _, prompt, completion in rows])
+    write_jsonl(path, [{"prompt": prompt, "completion": completion} for prompt, completion in rows])
     config = sft.Config(
         env="taxi", role="policy", task_file=path, results_dir=tmp_path, max_steps=2, batch_size=2, max_length=32
     )
     seen: list[dict[str, list[list[int]]]] = []
-    player = sft._player(config, path, rows)
+    compute_loss = SFTTrainer.compute_loss
 
-    def watch(module: object, args: tuple[object, ...], inputs: dict[str, torch.Tensor]) -> None:
+    def watching(trainer: SFTTrainer, model: object, inputs: dict[str, torch.Tensor], *more: Any, **named: Any) -> Any:
         seen.append({name: inputs[name].tolist() for name in ("input_ids", "labels")})
+        return compute_loss(trainer, model, inputs, *more, **named)
 
-    player.model.register_forward_pre_hook(watch, with_kwargs=True)
-    encoded = sft._encode(config, path, rows, player)
-    sft._train(config, tmp_path, None, player, encoded, Quiet())
+    monkeypatch.setattr(SFTTrainer, "compute_loss", watching)
+    player = load_player(sft.run(config, Quiet()).outputs[0], device="cpu")
     assert seen
     for batch in seen:
         for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):

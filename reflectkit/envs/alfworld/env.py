@@ -102,7 +102,7 @@ class Alfworld:
         check_budgets(result_tokens, prompt_tokens)
         self.games_dir, self.expert = Path(games_dir), expert
         self.result_tokens, self.prompt_tokens, self.typed = result_tokens, prompt_tokens, typed
-        self._engine: Engine | None = None
+        self.engine: Engine | None = None
         self._return: weakref.finalize[..., Any] | None = None
         self._over = True
 
@@ -155,12 +155,12 @@ class Alfworld:
         if self._over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
         command = self._command(action)
-        assert self._engine is not None
+        assert self.engine is not None
         self._last_note = "good" if command in self._good() else "mistake"
         self._slipped = self._slipped or self._last_note == "mistake"
         known = command in self._choices
         with _aborting():
-            state = self._engine.step(command, self.step_seconds) if known else replace(self._state, feedback=NOTHING)
+            state = self.engine.step(command, self.step_seconds) if known else replace(self._state, feedback=NOTHING)
         answer = " ".join(state.feedback.split())
         self._history.append((command, answer.removeprefix(f"You arrive at {command.removeprefix(GO)}. ")))
         self._take_in(state)
@@ -253,7 +253,7 @@ class Alfworld:
         if self._return is not None:
             self._return()
         engine = pool().take(folder)
-        self._engine = engine
+        self.engine = engine
         self._return = weakref.finalize(self, pool().give, engine)
         self._return.atexit = False
         return engine
