@@ -94,37 +94,46 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the agent did, with the exact tokens it was sampled with.
-
-    action: index into `Observation.choices` (0 … K-1), the calls of tools, or the text. reflection: the comment it
-    acted on, None without one. prompt_ids: the tokens the policy read (T). token_ids: the tokens it wrote (one for a
-    choice). logprobs: their natural-log probabilities under the sampling distribution, ≤ 0. entropy: of the
-    distribution over the legal actions, in nats. probabilities: of each choice, where they were asked for. value: the
-    critic's expected return-to-go, in the env's unit. note: how a demonstration marks the step ("positive", "mistake",
-    "correction"). failure: why the agent could not decide; the episode is then ABORTED. overflow: that what it was to
-    read does not fit its model, that nothing it answered was a legal action, or that the person who plays has left; the
-    episode is then TRUNCATED. illegal: how many answers named no legal action before this one did. unreadable: how many
-    answers were not in the form asked for. price_usd: of asking for it; None for an unknown price. tokens: how many
-    were written for it, where they themselves are not known. answer: what a chat model wrote, in the form asked for.
-    What is unknown is None; scripted agents leave the token fields empty.
+    """What the agent did, with the exact tokens it was sampled with. What is unknown is None; scripted agents leave the
+    token fields empty.
     """
 
     action: int | str | ToolUse
+    """Index into `Observation.choices` (0 … K-1), the calls of tools, or the text."""
     reflection: str | None = None
+    """The comment that it acted on; None without one."""
     prompt_ids: tuple[int, ...] = ()
+    """The tokens that the policy read (T)."""
     token_ids: tuple[int, ...] = ()
+    """The tokens that it wrote; one for a choice."""
     logprobs: tuple[float, ...] = ()
+    """Their natural-log probabilities under the sampling distribution, ≤ 0."""
     entropy: float | None = None
+    """Of the distribution over the legal actions, in nats."""
     value: float | None = None
+    """The critic's expected return-to-go, in the env's unit."""
     probabilities: tuple[float, ...] = ()
+    """Of each choice, where they were asked for."""
     note: str | None = None
+    """How a demonstration marks the step: "positive", "mistake" or "correction"."""
     failure: str | None = None
+    """Why the agent could not decide; the episode is then ABORTED."""
     overflow: str | None = None
+    """That the prompt does not fit the model, that no answer was a legal action, or that the person who plays has left;
+    the episode is then TRUNCATED.
+    """
     illegal: int = 0
+    """How many answers named no legal action before this one did."""
     unreadable: int = 0
+    """How many answers were not in the form asked for."""
     price_usd: float | None = 0.0
+    """Of asking for it, in US dollars; None for an unknown price."""
     tokens: int | None = None
+    """How many tokens were written for it, where they themselves are not known."""
     answer: str | None = None
+    """What a chat model wrote, in the form asked for."""
+    version: int | None = None
+    """Which weights sampled it: the number of updates that they had seen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from reflectkit.core.seeding import uniform
+from reflectkit.models.padding import left_pad
 from reflectkit.models.scoring import forward_arguments, read_prefix
-from reflectkit.models.tokens import left_pad
 
 CLEAR_AT = (
     4  # rows that are done are dropped when they are one in so many: each time copies the cache, or reads new prompts

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from reflectkit.models.tokens import position_ids
+from reflectkit.models.padding import position_ids, right_pad
 
 PLAIN_HEAD_BLOCKERS = (
     "final_logit_softcapping",
@@ -154,12 +154,6 @@ def forward_arguments(model: Any, attention_mask_BT: torch.Tensor) -> dict[str, 
     if "position_ids" in inspect.signature(unwrapped(model).forward).parameters:
         arguments["position_ids"] = position_ids(attention_mask_BT)
     return arguments
-
-
-def right_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> torch.Tensor:
-    """`rows` as one tensor (B, T), filled on the right."""
-    width = max(map(len, rows))
-    return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
 
 
 def behind_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:

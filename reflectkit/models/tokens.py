@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
-
-import torch
 
 from reflectkit.core.errors import CheckpointError
 from reflectkit.core.prompts import label
@@ -56,23 +53,3 @@ def label_ids(tokenizer: Any, count: int) -> tuple[int, ...]:
     if len(set(ids)) < len(ids):
         raise CheckpointError("two labels are the same token of this model's tokenizer; take another model")
     return tuple(ids)
-
-
-def left_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(input_ids_BT, attention_mask_BT) of `rows`, filled on the left, so that every row's last token is in the last
-    column.
-    """
-    width = max(map(len, rows))
-    input_ids_BT = torch.full((len(rows), width), pad_id, dtype=torch.long)
-    attention_mask_BT = torch.zeros((len(rows), width), dtype=torch.long)
-    for index, row in enumerate(rows):
-        input_ids_BT[index, width - len(row) :] = torch.tensor(row, dtype=torch.long)
-        attention_mask_BT[index, width - len(row) :] = 1
-    return input_ids_BT.to(device), attention_mask_BT.to(device)
-
-
-def position_ids(attention_mask_BT: torch.Tensor) -> torch.Tensor:
-    """Each token's place in its own row, from 0; padding stands at 0. Without it left padding shifts learned
-    positions.
-    """
-    return (attention_mask_BT.cumsum(dim=1) - 1).clamp(min=0)

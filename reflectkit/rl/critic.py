@@ -11,7 +11,8 @@ from torch import nn
 
 from reflectkit.core.errors import ConfigError
 from reflectkit.models.load import Player
-from reflectkit.models.scoring import right_pad, trunk_of
+from reflectkit.models.padding import right_pad
+from reflectkit.models.scoring import trunk_of
 
 
 class Critic(nn.Module):

@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from reflectkit.core.errors import DivergedError, ReflectkitError
 from reflectkit.core.memory import out_of_memory
-from reflectkit.core.types import Sample
+from reflectkit.core.types import Sample, Trajectory
 from reflectkit.models.checks import all_finite
 from reflectkit.models.load import Player, Reference, checkpoint_gradients
-from reflectkit.models.scoring import right_pad
+from reflectkit.models.padding import right_pad
 from reflectkit.rl import losses
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.logprobs import Scored, Unit, minibatches, packed, score, units
@@ -86,6 +86,7 @@ class Learner:
         player.activate()
         self.shards = shards_of(player.model, settings.learning_rate, settings.max_grad_norm, self.processes)
         self.scorer = self.shards.scorer
+        self._observed: dict[tuple[int, ...], float] = {}
         self.critic_weights = list(critic.parameters()) if critic is not None else []
         self.critic_optimizer = torch.optim.AdamW(
             self.critic_weights or [torch.zeros(1)], settings.critic_rate, weight_decay=0.0
@@ -104,6 +105,7 @@ class Learner:
         """
         if not samples:
             return {}
+        self._observed.clear()
         self.player.model.eval()
         self.player.activate()
         if self.settings.gradient_checkpointing:
@@ -142,6 +144,38 @@ class Learner:
             hidden_ND, _ = self.scorer(right_pad(tokens, self.player.pad_id, device), rows, ends, label)
             found |= zip([unit.rows[0] for unit in micro], self.critic(hidden_ND, tokens).tolist(), strict=True)
         return [found[row] for row in range(len(prompts))]
+
+    def observe(self, hidden_BD: torch.Tensor, prompts: Sequence[tuple[int, ...]]) -> None:
+        """Value prompts that a sampler has just read with the current weights, so that nobody has to read them again.
+
+        hidden_BD: the policy's last hidden states behind the B `prompts`.
+        """
+        if self.critic is not None:
+            with torch.no_grad():
+                self._observed |= zip(prompts, self.critic(hidden_BD, prompts).tolist(), strict=True)
+
+    def valued(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """`trajectories` of the current policy, each decision with the critic's value of its prompt, where there is a
+        critic. To be called by all processes.
+        """
+        if self.critic is None:
+            return list(trajectories)
+        if self.processes.sharded:  # each has scored its share
+            for observed in self.processes.gather(self._observed):
+                self._observed |= observed
+        prompts = dict.fromkeys(turn.decision.prompt_ids for trajectory in trajectories for turn in trajectory.turns)
+        missing = [prompt for prompt in prompts if prompt not in self._observed]
+        self._observed |= zip(missing, self.values(missing), strict=True)
+        return [
+            replace(
+                trajectory,
+                turns=tuple(
+                    replace(turn, decision=replace(turn.decision, value=self._observed[turn.decision.prompt_ids]))
+                    for turn in trajectory.turns
+                ),
+            )
+            for trajectory in trajectories
+        ]
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         """Both optimizers' tensors, as `<policy or critic>.<key>`. To be called by all processes."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.core.errors import EnvironmentFailure
+from reflectkit.core.eventloop import wait_for
 from reflectkit.core.protocols import Env
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.seeding import derive, generator
@@ -107,11 +108,11 @@ class Trainer:
         self.latest = list(zip(fresh, estimates.advantages, strict=False))
         rate = 1 - self.step / self.plan.steps if self.plan.decay else 1.0
         figures = self.learner.update(samples, generator(self.plan.seed, "update", self.step), rate)
-        self.agent.forget_scores()
         self.replay.add(fresh)
         overall = summary(played)
         self.curriculum.end(overall["success_rate"])
         self.step += 1
+        wait_for(self.agent.policy.publish(None, self.step))
         self.counters["episodes"] += len(played)
         self.counters["decisions"] += sum(len(trajectory.turns) for trajectory in played)
         self.counters["aborted"] += sum(trajectory.status is Status.ABORTED for trajectory in played)
@@ -141,12 +142,10 @@ class Trainer:
         """
         episodes = [Episode(task, derive(self.plan.seed, "validate", task.id)) for task in level.tasks]
         sampling, self.agent.temperature = self.agent.temperature, 0.0
-        self.agent.forget_scores()
         try:
             played = self._rolled(episodes, level)
         finally:
             self.agent.temperature = sampling
-            self.agent.forget_scores()
         self._share_comments()
         if played and all(trajectory.status is Status.ABORTED for trajectory in played):
             return {"validation_aborted": 1.0}
@@ -166,14 +165,16 @@ class Trainer:
             for number, task in enumerate(tasks)
             for repeat in range(plan.repeats)
         ]
-        return self._rolled(episodes, level)
+        return self._rolled(episodes, level, valued=True)
 
-    def _rolled(self, episodes: list[Episode], level: Level) -> list[Trajectory]:
-        """`episodes`, played by all processes, in their order."""
-        if self.processes.sharded:  # all play all episodes in step, and share the scoring instead
-            return rollout(episodes, level.make, self.agent, width=self.plan.width)
-        mine = rollout(self.processes.share(episodes), level.make, self.agent, width=self.plan.width)
-        return self.processes.together(mine)
+    def _rolled(self, episodes: list[Episode], level: Level, *, valued: bool = False) -> list[Trajectory]:
+        """`episodes`, played by all processes, in their order. valued: their decisions have the critic's values."""
+        sharded = self.processes.sharded  # all play all episodes in step then, and share the scoring instead
+        share = episodes if sharded else self.processes.share(episodes)
+        mine = rollout(share, level.make, self.agent, width=self.plan.width)
+        if valued:
+            mine = self.learner.valued(mine)
+        return mine if sharded else self.processes.together(mine)
 
     def _share_comments(self) -> None:
         """Every process learns the comments that the others had made; so the memo is one and the same everywhere."""
@@ -215,8 +216,8 @@ class Trainer:
         """Tokens read and written, comments asked for, and those that the memo had, in this process so far."""
         reflector = self.agent.reflector
         if reflector is None:
-            return self.agent.tokens, 0, 0
-        return self.agent.tokens + reflector.tokens, reflector.asked, reflector.hits
+            return self.agent.policy.tokens, 0, 0
+        return self.agent.policy.tokens + reflector.tokens, reflector.asked, reflector.hits
 
 
 def mean_figures(played: Sequence[Trajectory]) -> dict[str, float]:

@@ -6,6 +6,7 @@ too.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import statistics
 import time
@@ -18,17 +19,18 @@ import torch
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.core.console import Bar
-from reflectkit.core.eventloop import result_of
+from reflectkit.core.eventloop import result_of, wait_for
 from reflectkit.core.prompts import LABELS, policy_prompt, reflection_prompt
 from reflectkit.core.protocols import Context, Env
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.seeding import derive
-from reflectkit.core.types import Sample, Task, Trajectory
+from reflectkit.core.types import Decision, Observation, Sample, Task, Trajectory
 from reflectkit.models.decoding import decode
 from reflectkit.models.load import Player
-from reflectkit.models.scoring import right_pad
+from reflectkit.models.local import LocalSampler
+from reflectkit.models.padding import left_pad, position_ids, right_pad
 from reflectkit.models.tiny import build_model, build_tokenizer
-from reflectkit.models.tokens import label_ids, left_pad, position_ids
+from reflectkit.models.tokens import label_ids, prompt_ids
 from reflectkit.rl import batch
 from reflectkit.rl.algorithms import objective
 from reflectkit.rl.learner import Learner, Settings
@@ -159,15 +161,15 @@ def _round(
     policy: Player, reflector: Player, learner: Learner, plays: list[Episode], make: Callable[[], Env], clock: Clock
 ) -> tuple[list[Sample], int, int]:
     """One round of every measurement; (rows, tokens that the rollout read, the same with comments)."""
-    agent = TwoPlayerAgent(policy, batch=BATCH)
+    agent = TwoPlayerAgent(LocalSampler(policy, batch=BATCH))
     with _model_time(policy.model) as inside, clock.measure("rollout"):
         played = rollout(plays, make, agent, width=BATCH)
     clock.seconds.setdefault("rollout_model", []).append(sum(inside))
     with clock.measure("bare_forward"):
         _bare_play(policy, played)
 
-    reflecting = TwoPlayerAgent(policy, Reflector(reflector, max_new_tokens=COMMENT_TOKENS, batch=BATCH), batch=BATCH)
-    assert reflecting.reflector is not None
+    commenting = Reflector(LocalSampler(reflector, frozen=True, rank=0, batch=BATCH), max_new_tokens=COMMENT_TOKENS)
+    reflecting = TwoPlayerAgent(LocalSampler(policy, batch=BATCH), commenting)
     with clock.measure("reflecting_rollout"):
         commented = rollout(plays, make, reflecting, width=BATCH)
     turns = [turn for trajectory in commented for turn in trajectory.turns]
@@ -194,14 +196,20 @@ def _round(
 
     observations = [turn.observation for turn in turns if turn.observation.choices][:BATCH]
     if observations:
-        fresh = TwoPlayerAgent(policy, batch=BATCH)
+        fresh = TwoPlayerAgent(LocalSampler(policy, batch=BATCH))
         contexts = [Context(index, make()) for index in range(len(observations))]
         with clock.measure("act"):
-            fresh.act(observations, contexts)
-        chosen = [fresh._ids(policy_prompt(observation)) for observation in observations]
+            wait_for(_decide_all(fresh, observations, contexts))
+        chosen = [tuple(prompt_ids(policy.tokenizer, policy_prompt(observation))) for observation in observations]
         with clock.measure("one_forward"):
             _bare_forward(policy, chosen)
-    return samples, agent.tokens, reflecting.tokens + reflecting.reflector.tokens + sum(map(len, asked_ids))
+    return samples, agent.policy.tokens, reflecting.policy.tokens + commenting.tokens + sum(map(len, asked_ids))
+
+
+async def _decide_all(
+    agent: TwoPlayerAgent, observations: Sequence[Observation], contexts: Sequence[Context]
+) -> list[Decision]:
+    return await asyncio.gather(*map(agent.decide, observations, contexts))
 
 
 @contextmanager

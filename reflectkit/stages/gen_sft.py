@@ -11,6 +11,7 @@ from reflectkit.agents.scripted import Replay
 from reflectkit.core.config import fraction, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
+from reflectkit.core.eventloop import wait_for
 from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.rollout import Episode, rollout
@@ -154,13 +155,15 @@ def _reflector_comments(config: Config, steps: list[Lesson], progress: Progress)
         return {}
     from reflectkit.agents.two_player import Reflector
     from reflectkit.models.load import load_player
+    from reflectkit.models.local import LocalSampler
 
-    reflector = Reflector(load_player(config.reflect_load_dir, "reflection"))
+    sampler = LocalSampler(load_player(config.reflect_load_dir, "reflection"), frozen=True)
+    reflector = Reflector(sampler)
     own: dict[str, str] = {}
     with progress.bar("The reflector comments", len(steps)) as bar:
-        for start in range(0, len(steps), reflector.batch):
-            part = steps[start : start + reflector.batch]
-            comments = reflector.comment([step.observation for step in part], ())
+        for start in range(0, len(steps), sampler.batch):
+            part = steps[start : start + sampler.batch]
+            comments = wait_for(reflector.comments([step.observation for step in part], [0] * len(part)))
             own |= {step.observation.text: comment for step, comment in zip(part, comments, strict=True)}
             bar.advance(len(part))
     return own

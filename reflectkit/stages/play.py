@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from reflectkit.agents.human import LEFT, Human, action_text
 from reflectkit.agents.scripted import require_oracle
@@ -27,8 +27,13 @@ from reflectkit.data.episodes import episode_line, episode_to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of, env_class
 from reflectkit.envs.wrappers import Wrapper
+from reflectkit.models.sampler import Ask
 from reflectkit.stages.common import MOST_TOKENS, PlayConfig, at_level, check_level
 from reflectkit.stages.players import Players, chat_parts, mismatch, parse_policy
+
+if TYPE_CHECKING:
+    from reflectkit.agents.two_player import TwoPlayerAgent
+    from reflectkit.rl.critic import Critic
 
 EXAMPLES = (
     "reflectkit play --env taxi",
@@ -179,22 +184,49 @@ def _player(config: Config, players: Players, name: str, policy: Path | None, re
     if policy is not None:
         from reflectkit.rl.checkpoint import saved_critic
 
-        agent.agent.critic = saved_critic(policy, agent.agent.policy)
+        critic = saved_critic(policy, agent.policy.player)
+        if critic is not None:
+            return _Valued(agent, critic)
     return agent  # type: ignore[no-any-return]
 
 
+class _Valued:
+    """`agent`, whose decisions carry what `critic` expects behind their prompts."""
+
+    def __init__(self, agent: TwoPlayerAgent, critic: Critic) -> None:
+        self.agent, self.critic = agent, critic
+        self.values: dict[tuple[int, ...], float] = {}
+        sampler: Any = agent.policy
+        sampler.watch = self._observe
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The agent's decision, and its value."""
+        decision = await self.agent.decide(observation, context)
+        prompt = decision.prompt_ids
+        if prompt and prompt not in self.values:  # it wrote; a choice among any labels reads the prompt for the critic
+            await self.agent.policy.sample(Ask(prompt, (0,)))
+        return replace(decision, value=self.values.get(prompt))
+
+    def _observe(self, hidden_BD: Any, prompts: Sequence[tuple[int, ...]]) -> None:
+        self.values |= zip(prompts, self.critic(hidden_BD, prompts).tolist(), strict=True)
+
+
 class _Commentator(Protocol):
-    def __call__(self, observation: Observation, context: Context) -> str: ...
+    def __call__(self, observation: Observation, context: Context) -> Awaitable[str]: ...
 
 
 def _commentator(config: Config, players: Players) -> _Commentator | None:
     """Who comments for a player that has no reflector of its own."""
     if config.teacher:
-        return lambda observation, context: require_oracle(context.env).reflection(generator(context.seed, "teacher"))
+        return _taught
     if config.reflector is None:
         return None
     reflector = players.reflector(config.reflector)
-    return lambda observation, context: reflector.comment([observation], [context.seed])[0]
+    return lambda observation, context: reflector.comment(observation, context.seed)
+
+
+async def _taught(observation: Observation, context: Context) -> str:
+    return str(require_oracle(context.env).reflection(generator(context.seed, "teacher")))
 
 
 class _Shown:
@@ -222,7 +254,7 @@ class _Shown:
         self.progress.news(f" Step {self.steps} ".center(RULE_WIDTH, "─"))
         self.progress.news(seen_text(self.before, observation.messages))
         self.before = observation.messages
-        comment = None if self.commentator is None else one_line(self.commentator(observation, context))
+        comment = None if self.commentator is None else one_line(await self.commentator(observation, context))
         if comment is not None:
             self.progress.news(f"Reflection: {comment}")
         decision = await self.agent.decide(observation, context)

@@ -142,19 +142,25 @@ class Players:
             return Oracle() if name == "oracle" else RandomAgent() if name == "random" else Baseline(name)
         from reflectkit.agents.two_player import TwoPlayerAgent
         from reflectkit.models.load import load_player
+        from reflectkit.models.local import LocalSampler
 
         commentator = self.reflector(reflector) if reflector else None
         player = load_player(policy, "policy", device=self.device)
-        both = TwoPlayerAgent(
-            player, commentator, temperature=config.temperature, max_new_tokens=config.max_new_tokens, show=True
+        return TwoPlayerAgent(
+            LocalSampler(player),
+            commentator,
+            temperature=config.temperature,
+            max_new_tokens=config.max_new_tokens,
+            show=True,
         )
-        return Batched(both)
 
     def reflector(self, checkpoint: Path) -> Any:
         """The `Reflector` of `checkpoint`."""
         from reflectkit.agents.two_player import Reflector
         from reflectkit.models.load import load_player
+        from reflectkit.models.local import LocalSampler
 
         if checkpoint not in self._reflectors:
-            self._reflectors[checkpoint] = Reflector(load_player(checkpoint, "reflection", device=self.device))
+            player = load_player(checkpoint, "reflection", device=self.device)
+            self._reflectors[checkpoint] = Reflector(LocalSampler(player, frozen=True, rank=0))
         return self._reflectors[checkpoint]

@@ -309,6 +309,7 @@ def _trainer(
     """Players, learner and plan; the policy is that of the checkpoint `place`, or the one to start from."""
     from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
     from reflectkit.models.load import load_pair, load_player, starting_policy, with_adapter
+    from reflectkit.models.local import LocalSampler
     from reflectkit.rl.critic import Critic
     from reflectkit.rl.learner import Learner, Settings
     from reflectkit.rl.loop import Plan, Trainer
@@ -354,15 +355,21 @@ def _trainer(
     critic = Critic(policy, own.head, own.critic_trunk, config.seed) if own else None
     reference = starting_policy(policy, config.start, bool(config.lora_r), device) if config.kl else None
     learner = Learner(policy, settings, critic, reference, processes, progress.news)
-    agent = TwoPlayerAgent(
+    sampler = LocalSampler(
         policy,
-        Reflector(reflecting, temperature=config.reflect_temperature) if reflecting else None,
-        temperature=config.temperature,
-        reflect_prob=config.reflect_prob,
-        critic=critic,
-        max_new_tokens=config.max_new_tokens,
         scorer=learner.scorer if processes.sharded else None,
         team=processes if processes.sharded else None,
+        watch=learner.observe,
+    )
+    reflector = None
+    if reflecting:
+        reflector = Reflector(LocalSampler(reflecting, frozen=True, rank=0), temperature=config.reflect_temperature)
+    agent = TwoPlayerAgent(
+        sampler,
+        reflector,
+        temperature=config.temperature,
+        reflect_prob=config.reflect_prob,
+        max_new_tokens=config.max_new_tokens,
     )
     plan = Plan(
         levels,

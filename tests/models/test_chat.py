@@ -29,8 +29,10 @@ from reflectkit.core.types import (
 )
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.load import Player
+from reflectkit.models.local import LocalSampler
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.rl import batch
+from tests.rl.training import decide_all
 
 QWEN = """\
 {%- if tools %}<|im_start|>system
@@ -322,11 +324,11 @@ def test_the_memo_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_policy_writes_calls(name: str | None) -> None:
     tokenizer = make_tokenizer(name)
     policy = Player(build_model(tokenizer, 1024, 0), tokenizer, None)  # not fine-tuned: its template is used
-    agent = TwoPlayerAgent(policy, max_new_tokens=12)
+    agent = TwoPlayerAgent(LocalSampler(policy), max_new_tokens=12)
     offered = Observation((REQUEST,), tools=TOOLS)
     free = Observation((REQUEST,))
     contexts = [Context(seed, None) for seed in range(4)]
-    decisions = agent.act([offered, free, offered, free], contexts)
+    decisions = decide_all(agent, [offered, free, offered, free], contexts)
     assert [type(decision.action) for decision in decisions] == [ToolUse, str, ToolUse, str]
     for decision in decisions:
         assert 0 < len(decision.token_ids) == len(decision.logprobs) <= 12
@@ -337,7 +339,7 @@ def test_the_policy_writes_calls(name: str | None) -> None:
     stopped = first.token_ids[-1] in agent.dialogue.stop_ids
     assert first.action.text == agent.dialogue.words(first.token_ids[: len(first.token_ids) - stopped])
     assert decisions[1].prompt_ids == tuple(tokenizer(policy_prompt(free))["input_ids"])
-    alone = agent.act([free], contexts[1:2])[0]
+    alone = decide_all(agent, [free], contexts[1:2])[0]
     assert (alone.action, alone.token_ids) == (decisions[1].action, decisions[1].token_ids)
     if name is not None:  # the conversation goes on from what was sampled
         then = Observation((REQUEST, Message("assistant", first.action.text), REQUEST), tools=TOOLS)

@@ -12,8 +12,9 @@ from reflectkit.core.prompts import label, policy_prompt
 from reflectkit.core.types import Observation
 from reflectkit.models.decoding import decode
 from reflectkit.models.load import Player
+from reflectkit.models.padding import left_pad, position_ids
 from reflectkit.models.scoring import behind_prefix, choice_logprobs, token_logprobs
-from reflectkit.models.tokens import completion_ids, label_ids, left_pad, position_ids, prompt_ids
+from reflectkit.models.tokens import completion_ids, label_ids, prompt_ids
 
 VOCABULARY = 101
 

@@ -19,6 +19,7 @@ from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.models.load import Player, load_player
+from reflectkit.models.local import LocalSampler
 from reflectkit.rl import checkpoint
 from reflectkit.rl.algorithms import objective
 from reflectkit.rl.critic import Critic
@@ -78,7 +79,7 @@ def trainer_of(source: Path, processes: Processes) -> Trainer:
     settings = Settings(learning_rate=1e-3, minibatch=40, max_tokens=400, max_grad_norm=1.0)
     learner = Learner(player, settings, critic, processes=processes)
     spread = {"scorer": learner.scorer, "team": processes} if processes.sharded else {}
-    agent = TwoPlayerAgent(player, critic=critic, **spread)
+    agent = TwoPlayerAgent(LocalSampler(player, watch=learner.observe, **spread))
     level = Level("long", Corridor.tasks("long"), lambda: make("corridor", 16))
     plan = Plan([level], 4, 12, objective("ppo"), seed=0, width=12)
     return Trainer(plan, agent, learner, replay_size=3, processes=processes)

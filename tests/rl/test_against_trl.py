@@ -13,8 +13,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from reflectkit.core.types import Sample
 from reflectkit.models.load import Player, Reference, save_player
+from reflectkit.models.padding import left_pad
 from reflectkit.models.tiny import build_tokenizer
-from reflectkit.models.tokens import left_pad
 from reflectkit.rl.learner import Learner, Settings
 
 CPU = torch.device("cpu")

@@ -16,6 +16,7 @@ from reflectkit.core.errors import DivergedError, ReflectkitError
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Sample, Task
 from reflectkit.models.load import Player, save_player
+from reflectkit.models.local import LocalSampler
 from reflectkit.rl import batch
 from reflectkit.rl.algorithms import objective
 from reflectkit.rl.learner import Learner, Settings
@@ -104,7 +105,7 @@ def test_out_of_memory_halves_the_micro_batch_and_repeats(policy: Player) -> Non
 def test_text_ratio_starts_at_one_and_the_stop_token_is_trained(policy: Player) -> None:
     task = Task("w", "spelling", "all", "w", {"word": "ab"})
     favour(policy, ["\n"], 4.0)  # so that an untrained model comes to an end
-    agent = TwoPlayerAgent(policy, max_new_tokens=5)
+    agent = TwoPlayerAgent(LocalSampler(policy), max_new_tokens=5)
     played = rollout([Episode(task, seed) for seed in range(6)], Spelling, agent)
     (stop,) = policy.tokenizer("\n")["input_ids"]
     assert any(turn.decision.token_ids[-1] == stop for one in played for turn in one.turns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -9,14 +10,16 @@ from typing import Any
 import torch
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.core.eventloop import wait_for
 from reflectkit.core.prompts import label, policy_prompt
-from reflectkit.core.protocols import StepResult
+from reflectkit.core.protocols import Agent, Context, StepResult
 from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.types import Message, Observation, Sample, Task, Trajectory
+from reflectkit.core.types import Decision, Message, Observation, Sample, Task, Trajectory
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi import Taxi
 from reflectkit.models.load import Player
+from reflectkit.models.local import LocalSampler
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import label_ids
 from reflectkit.rl import batch
@@ -26,10 +29,29 @@ from reflectkit.rl.learner import Learner, Settings
 from reflectkit.rl.loop import Level, Plan, Trainer
 
 
-def play(policy: Player, reflector: Player | None = None, count: int = 12, **settings: Any) -> list[Trajectory]:
+def agent_of(policy: Player, reflector: Player | None = None, watch: Any = None, **settings: Any) -> TwoPlayerAgent:
+    frozen = LocalSampler(reflector, frozen=True, rank=0) if reflector else None
+    commenting = Reflector(frozen, max_new_tokens=5) if frozen else None
+    return TwoPlayerAgent(LocalSampler(policy, watch=watch), commenting, **settings)
+
+
+def decide_all(agent: Agent, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
+    """The agent's decisions, made side by side."""
+
+    async def gathered() -> list[Decision]:
+        return await asyncio.gather(*map(agent.decide, observations, contexts))
+
+    return wait_for(gathered())
+
+
+def play(
+    policy: Player, reflector: Player | None = None, count: int = 12, critic: Critic | None = None, **settings: Any
+) -> list[Trajectory]:
     tasks = Taxi.tasks("full")[:: 300 // count]
-    agent = TwoPlayerAgent(policy, Reflector(reflector, max_new_tokens=5) if reflector else None, **settings)
-    return rollout([Episode(task, index) for index, task in enumerate(tasks)], lambda: make("taxi", 10), agent)
+    learner = Learner(policy, Settings(learning_rate=0.0), critic)
+    agent = agent_of(policy, reflector, learner.observe, **settings)
+    played = rollout([Episode(task, index) for index, task in enumerate(tasks)], lambda: make("taxi", 10), agent)
+    return learner.valued(played)
 
 
 def rows_of(policy: Player, played: Sequence[Trajectory], values: list[list[float]] | None = None) -> list[Sample]:
@@ -71,7 +93,7 @@ def trainer_of(
     learner = Learner(player, Settings(**{**options, **settings}), critic)
     repeats = 4 if objective.algorithm.compares_groups(objective.settings) else 1
     plan = Plan(known, steps, episodes, objective, seed=0, width=12, repeats=repeats)
-    return Trainer(plan, TwoPlayerAgent(player, critic=critic), learner, replay_size=replay, threshold=threshold)
+    return Trainer(plan, agent_of(player, watch=learner.observe), learner, replay_size=replay, threshold=threshold)
 
 
 def favour(player: Player, texts: Sequence[str], weight: float) -> None:

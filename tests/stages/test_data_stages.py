@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from reflectkit.core.types import Observation
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import make
 from reflectkit.models.load import Player
+from reflectkit.models.local import LocalSampler
 from reflectkit.stages import gen_sft, gen_trajectory, split
 from tests.commands import DATA_FILES, prepare
 from tests.kill import hashes
@@ -65,11 +65,11 @@ def test_sft_rows_are_the_prompts_that_the_agent_sees(
     class Scripted(Reflector):
         """Reads its prompts, and then says what it is given to say."""
 
-        comments: Sequence[str] = ()
+        given = ""
 
-        def comment(self, observations: Sequence[Observation], seeds: Sequence[int]) -> list[str]:
-            super().comment(observations, seeds)
-            return list(self.comments)
+        async def comment(self, observation: Observation, seed: int) -> str:
+            await super().comment(observation, seed)
+            return self.given
 
     def overhear(module: object, args: object, inputs: dict[str, torch.Tensor]) -> None:
         asked.extend(reflector_player.tokenizer.batch_decode(inputs["input_ids"], skip_special_tokens=True))
@@ -79,11 +79,12 @@ def test_sft_rows_are_the_prompts_that_the_agent_sees(
 
         async def decide(self, observation, context):
             decision = await super().decide(observation, context)
-            reflector = Scripted(reflector_player, max_new_tokens=1)
-            reflector.comments = [decision.reflection]
-            for agent in (TwoPlayerAgent(policy), TwoPlayerAgent(policy, reflector)):
-                for made in agent.act([observation], [context]):
-                    read.append(policy.tokenizer.decode(made.prompt_ids))
+            reflector = Scripted(LocalSampler(reflector_player, frozen=True), max_new_tokens=1)
+            reflector.given = decision.reflection
+            sampler = LocalSampler(policy)
+            for agent in (TwoPlayerAgent(sampler), TwoPlayerAgent(sampler, reflector)):
+                made = await agent.decide(observation, context)
+                read.append(policy.tokenizer.decode(made.prompt_ids))
             seen.append(observation)
             return decision
 

@@ -1,0 +1,177 @@
+"""A sampler that holds its model in this process: requests are batched, and what was scored is kept until the weights
+change.
+
+Greedy texts and scores are functions of their prompt, so equal requests in a batch are answered once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from reflectkit.core.batching import Batcher
+from reflectkit.core.errors import CheckpointError
+from reflectkit.models.decoding import decode
+from reflectkit.models.load import Player
+from reflectkit.models.sampler import Ask, Sampled, draw
+from reflectkit.models.scoring import choice_logprobs
+
+MEMO_LIMIT = 200_000  # entries; a full memo starts again
+
+Key = tuple[tuple[int, ...], tuple[int, ...], float]
+"""Labels, prompt and temperature of a score."""
+
+
+class Team(Protocol):
+    """Processes that ask the same, and score together: `rl.processes.Processes`."""
+
+    count: int
+
+    def share(self, items: Sequence[Any]) -> list[Any]:
+        """This process' part of `items`."""
+        ...
+
+    def together(self, mine: Sequence[Any]) -> list[Any]:
+        """The whole of what `share` cut, in its order."""
+        ...
+
+
+class LocalSampler:
+    """Samples from `player`'s model.
+
+    Parameters
+    ----------
+    frozen: the model is not trained by anyone. rank: of several samplers in which somebody waits, the one of the lowest
+    rank answers first. batch: prompts in one forward pass. scorer, team: of a model that is spread over processes: its
+    Scorer, and the processes that ask the same and score together. watch: called with the last hidden states (B, D) and
+    the prompts of each batch that is scored.
+    """
+
+    def __init__(
+        self,
+        player: Player,
+        *,
+        frozen: bool = False,
+        rank: int = 1,
+        batch: int = 64,
+        scorer: Any = None,
+        team: Team | None = None,
+        watch: Callable[[torch.Tensor, Sequence[tuple[int, ...]]], None] | None = None,
+    ) -> None:
+        self.player, self.batch, self.team, self.watch = player, batch, team, watch
+        self.scorer = scorer or player.model
+        self.tokenizer, self.role, self.context = player.tokenizer, player.role, player.context
+        self.tokens = self.version = 0
+        if frozen and player.adapter is None:  # a shared base has nothing to freeze, and the policy's adapter in it
+            player.model.requires_grad_(False)
+        self._scores: dict[Key, tuple[float, ...]] = {}
+        self._has_read = False
+        self._batcher: Batcher[Ask, Sampled] = Batcher(self._answer, rank)
+
+    async def sample(self, ask: Ask) -> Sampled:
+        """What the model says.
+
+        Raises
+        ------
+        CheckpointError: no prompt fits into the model's context; its scores are not numbers; or it is spread over
+        processes and was asked to write.
+        """
+        return await self._batcher.ask(ask)
+
+    async def publish(self, weights: Any, version: int) -> None:
+        """Forget what was scored: the model's weights, which are trained in place, have changed."""
+        self.version = version
+        self._scores.clear()
+
+    def _answer(self, asks: list[Ask]) -> list[Sampled]:
+        fits = [len(ask.prompt_ids) + (0 if ask.labels else 1) <= self.context for ask in asks]
+        self._has_read = self._has_read or any(fits)
+        if not self._has_read:
+            raise CheckpointError(self._too_long(min(len(ask.prompt_ids) for ask in asks)))
+        self.player.model.eval()
+        self.player.activate()
+        choosing = [ask for ask, fit in zip(asks, fits, strict=True) if fit and ask.labels]
+        self._score([(ask.labels, ask.prompt_ids, ask.temperature) for ask in choosing])
+        written = self._write([ask for ask, fit in zip(asks, fits, strict=True) if fit and not ask.labels])
+        return [
+            Sampled(version=self.version, too_long=self._too_long(len(ask.prompt_ids)))
+            if not fit
+            else self._chosen(ask)
+            if ask.labels
+            else written[ask]
+            for ask, fit in zip(asks, fits, strict=True)
+        ]
+
+    def _chosen(self, ask: Ask) -> Sampled:
+        row = self._scores[ask.labels, ask.prompt_ids, ask.temperature]
+        chosen = draw(row, ask.temperature, ask.seed)
+        return Sampled((ask.labels[chosen],), (row[chosen],), row, self.version)
+
+    @torch.no_grad()
+    def _score(self, keys: Iterable[Key]) -> None:
+        """Add the log-probabilities of the labels behind each prompt to what is kept."""
+        if len(self._scores) > MEMO_LIMIT:
+            self._scores.clear()
+        waiting = [key for key in dict.fromkeys(keys) if key not in self._scores]
+        for temperature in dict.fromkeys(key[2] for key in waiting):
+            self._score_at(temperature, [key for key in waiting if key[2] == temperature])
+
+    def _score_at(self, temperature: float, keys: Sequence[Key]) -> None:
+        processes = self.team.count if self.team else 1
+        for start in range(0, len(keys), self.batch * processes):
+            everyones = keys[start : start + self.batch * processes]
+            share = self.team.share(everyones) if self.team else everyones
+            part = share or everyones[:1]  # all must make the pass
+            prompts = [prompt for _, prompt, _ in part]
+            logprobs_BK, hidden_BD = choice_logprobs(
+                self.scorer,
+                prompts,
+                [labels for labels, _, _ in part],
+                pad_id=self.player.pad_id,
+                temperature=temperature or 1.0,
+            )
+            self.tokens += sum(map(len, prompts))
+            if self.watch is not None:
+                self.watch(hidden_BD, prompts)
+            mine = logprobs_BK.tolist()[: len(share)]
+            for key, row in zip(everyones, self.team.together(mine) if self.team else mine, strict=True):
+                if math.isnan(row[0]):
+                    raise CheckpointError(
+                        "the policy's scores are not numbers: its weights are damaged; load an earlier checkpoint"
+                    )
+                self._scores[key] = tuple(row[: len(key[0])])
+
+    def _write(self, asks: Sequence[Ask]) -> dict[Ask, Sampled]:
+        """A text for each request; equal ones are written once. A full context cuts them short."""
+        if asks and self.team:
+            raise CheckpointError(
+                "a policy that is spread over processes chooses among enumerated actions only; use multi_gpu.yaml"
+            )
+        texts: dict[Ask, Sampled] = {}
+        kinds = dict.fromkeys((ask.stop_ids, ask.temperature) for ask in asks)
+        for stop_ids, temperature in kinds:
+            part = [ask for ask in dict.fromkeys(asks) if (ask.stop_ids, ask.temperature) == (stop_ids, temperature)]
+            prompts = [ask.prompt_ids for ask in part]
+            rows = decode(
+                self.player.model,
+                prompts,
+                pad_id=self.player.pad_id,
+                stop_ids=stop_ids,
+                max_new_tokens=[min(ask.max_new_tokens, self.context - len(ask.prompt_ids)) for ask in part],
+                temperature=temperature,
+                seeds=[ask.seed for ask in part],
+                width=self.batch,
+            )
+            self.tokens += sum(map(len, prompts)) + sum(len(row.token_ids) for row in rows)
+            for ask, row in zip(part, rows, strict=True):
+                texts[ask] = Sampled(tuple(row.token_ids), tuple(row.logprobs), version=self.version)
+        return texts
+
+    def _too_long(self, tokens: int) -> str:
+        return (
+            f"the policy's prompt is {tokens} tokens, but its model reads {self.context};"
+            " train one with a larger --max-length"
+        )

@@ -1,0 +1,95 @@
+"""A model is somebody one asks: a prompt's token ids in, sampled token ids and their log-probabilities out.
+
+A sampler may hold the model in this process (`models.local`) or stand for a server. Nothing is decoded and encoded
+again on the way: what was sampled is what is trained.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from reflectkit.core.seeding import uniform
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request to sample behind one prompt."""
+
+    prompt_ids: tuple[int, ...]
+    """What the model reads (T)."""
+    labels: tuple[int, ...] = ()
+    """The token of each legal label (K), of which one is drawn. Without labels, text is written."""
+    max_new_tokens: int = 0
+    """How many tokens may be written; fewer where the context has no room for them."""
+    temperature: float = 1.0
+    """Of the sampling, ≥ 0; 0 takes the likeliest."""
+    seed: int = 0
+    """Of the draw, 0 ≤ seed < 2**63: equal requests with equal seeds get equal answers."""
+    stop_ids: frozenset[int] = frozenset()
+    """A text ends with any of these tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What was sampled."""
+
+    token_ids: tuple[int, ...] = ()
+    """The label's token, or the text with its stop token, where one came."""
+    logprobs: tuple[float, ...] = ()
+    """Natural-log probability of each token under the distribution it was drawn from (temperature 1 for greedy ones).
+    """
+    label_logprobs: tuple[float, ...] = ()
+    """Of all K labels, in the order of `Ask.labels`; their probabilities sum to 1."""
+    version: int = 0
+    """Which weights sampled it: what `publish` was last told."""
+    too_long: str = ""
+    """Why nothing was sampled: the prompt leaves no room in the model's context. Empty where something was."""
+
+
+class Sampler(Protocol):
+    """A model that can be asked."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's Hugging Face tokenizer."""
+        ...
+
+    @property
+    def role(self) -> str | None:
+        """What the model was fine-tuned for ("policy", "plain", "reflection"); None where nothing says so."""
+        ...
+
+    @property
+    def context(self) -> int:
+        """How many tokens the model can read."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were read and written so far."""
+        ...
+
+    async def sample(self, ask: Ask) -> Sampled:
+        """What the model says. Raises CheckpointError where it cannot be asked like this."""
+        ...
+
+    async def publish(self, weights: Any, version: int) -> None:
+        """Sample from `weights` from now on. `version` counts updates.
+
+        weights: None where the sampler's own model has been trained in place.
+        """
+        ...
+
+
+def draw(label_logprobs: Sequence[float], temperature: float, seed: int) -> int:
+    """Index of the label at the seed's own place in the cumulative distribution; of the likeliest at temperature 0."""
+    if temperature == 0:
+        return max(range(len(label_logprobs)), key=label_logprobs.__getitem__)
+    cumulative = list(itertools.accumulate(map(math.exp, label_logprobs)))
+    place = bisect.bisect_right(cumulative, uniform(seed, "action") * cumulative[-1])
+    return min(place, len(label_logprobs) - 1)
