@@ -80,18 +80,18 @@ class Table:
 
     def _look(self) -> None:
         """Serve where nobody else is awaited; else see to it that patience ends."""
-        if not self._waiting:
-            return
-        loop = asyncio.get_running_loop()
-        if self._awaited == 0:
-            loop.call_soon(self._serve)
-        else:
+        if self._waiting:
+            loop = asyncio.get_running_loop()
             self._moved = loop.time()
-            if self._timer is None:
+            if self._awaited == 0:
+                loop.call_soon(self._serve)
+            elif self._timer is None:
                 self._timer = loop.call_later(self.patience, self._ring)
 
     def _serve(self) -> None:
-        if self._awaited == 0 and self._waiting:
+        if self._awaited:  # somebody has sat down meanwhile
+            self._look()
+        elif self._waiting:
             batcher = min(self._waiting, key=lambda one: one.rank)
             self._waiting.discard(batcher)
             batcher.serve()

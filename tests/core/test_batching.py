@@ -1,0 +1,133 @@
+"""Who asks waits until nobody else is about to ask; ranks, patience, errors and cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from reflectkit.core.batching import Batcher, Table
+from reflectkit.core.eventloop import wait_for
+
+
+def test_a_batch_holds_all_who_wait_in_the_order_of_their_episodes() -> None:
+    batches: list[list[int]] = []
+
+    def work(items: list[int]) -> list[int]:
+        batches.append(items)
+        return [10 * item for item in items]
+
+    batcher = Batcher(work)
+
+    async def player(table: Table, episode: int, delay: int) -> list[int]:
+        seat = table.join()
+        seat.episode = episode
+        for _ in range(delay):
+            await asyncio.sleep(0)
+        answers = [await batcher.ask(episode), await batcher.ask(episode + 100)]
+        table.leave(seat)
+        return answers
+
+    async def play() -> list[list[int]]:
+        table = Table(60)
+        players = [player(table, 2, 0), player(table, 1, 3), player(table, 0, 7)]
+        return list(await asyncio.gather(*map(asyncio.create_task, players)))
+
+    assert wait_for(play()) == [[20, 1020], [10, 1010], [0, 1000]]
+    assert batches == [[0, 1, 2], [100, 101, 102]]
+
+
+def test_the_lower_rank_serves_first_and_its_askers_join_the_others() -> None:
+    """As comments and actions: two ask for a comment, one has it already."""
+    order: list[tuple[str, list[int]]] = []
+
+    def named(name: str, rank: int) -> Batcher[int, int]:
+        def work(items: list[int]) -> list[int]:
+            order.append((name, items))
+            return items
+
+        return Batcher(work, rank)
+
+    comments, actions = named("comments", 0), named("actions", 1)
+
+    async def player(table: Table, episode: int) -> None:
+        seat = table.join()
+        seat.episode = episode
+        if episode:
+            await comments.ask(episode)
+        await actions.ask(episode)
+        table.leave(seat)
+
+    async def play() -> None:
+        table = Table(60)
+        await asyncio.gather(*[asyncio.create_task(player(table, episode)) for episode in range(3)])
+
+    wait_for(play())
+    assert order == [("comments", [1, 2]), ("actions", [0, 1, 2])]
+
+
+def test_after_patience_those_who_wait_go_on_without_the_late_one() -> None:
+    batches: list[list[int]] = []
+    batcher: Batcher[int, int] = Batcher(lambda items: batches.append(items) or items)  # type: ignore[func-returns-value]
+
+    async def play() -> None:
+        table, released = Table(0.01), asyncio.Event()
+
+        async def player(episode: int) -> None:
+            seat = table.join()
+            seat.episode = episode
+            if episode == 1:
+                await released.wait()
+            for _ in range(3):
+                await batcher.ask(episode)
+            if episode == 0:
+                released.set()
+            table.leave(seat)
+
+        await asyncio.gather(*[asyncio.create_task(player(episode)) for episode in range(2)])
+        table.close()
+
+    wait_for(play())
+    assert batches == [[0], [0], [0], [1], [1], [1]]  # nobody waited for 1, and it for nobody
+
+
+def test_an_error_reaches_everybody_in_the_batch_and_the_next_batch_works() -> None:
+    def work(items: list[int]) -> list[int]:
+        if 13 in items:
+            raise ValueError("thirteen")
+        return items
+
+    batcher = Batcher(work)
+
+    async def ask(*items: int) -> list[int | BaseException]:
+        return await asyncio.gather(*map(batcher.ask, items), return_exceptions=True)
+
+    assert [str(answer) for answer in wait_for(ask(1, 13))] == ["thirteen", "thirteen"]
+    assert wait_for(ask(1, 2)) == [1, 2]
+
+
+def test_who_was_cancelled_is_not_asked_for() -> None:
+    batches: list[list[int]] = []
+    batcher: Batcher[int, int] = Batcher(lambda items: batches.append(items) or items)  # type: ignore[func-returns-value]
+
+    async def play() -> int:
+        table = Table(60)
+
+        async def player(episode: int) -> int:
+            seat = table.join()
+            seat.episode = episode
+            try:
+                return await batcher.ask(episode)
+            finally:
+                table.leave(seat)
+
+        first, second = asyncio.create_task(player(0)), asyncio.create_task(player(1))
+        await asyncio.sleep(0)
+        first.cancel()
+        answer = await second
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        return answer
+
+    assert wait_for(play()) == 1
+    assert batches == [[1]]

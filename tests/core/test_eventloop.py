@@ -1,0 +1,84 @@
+"""The command's event loop: reuse, interruption, callers inside another loop, blocking work."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable
+
+import pytest
+
+from reflectkit.core.eventloop import followed, in_thread, result_of, wait_for
+
+
+async def current() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+def test_calls_share_a_loop_and_other_threads_have_their_own() -> None:
+    assert wait_for(current()) is wait_for(current())
+    loops = []
+    thread = threading.Thread(target=lambda: loops.append(wait_for(current())))
+    thread.start()
+    thread.join()
+    assert loops[0] is not wait_for(current())
+
+
+def test_an_interruption_is_raised_at_once_and_leaves_no_task_behind() -> None:
+    ended = []
+
+    async def patient() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("patient")
+
+    async def interrupted() -> None:
+        waiting = asyncio.create_task(patient())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        wait_for(interrupted())
+    assert ended == ["patient"]
+    assert not asyncio.all_tasks(wait_for(current()))
+
+
+def test_a_caller_inside_a_loop_may_wait_too() -> None:
+    async def notebook_cell() -> tuple[bool, str]:
+        async def work() -> str:
+            await asyncio.sleep(0)
+            return "done"
+
+        inner = wait_for(current())
+        return inner is asyncio.get_running_loop(), wait_for(work())
+
+    assert asyncio.run(notebook_cell()) == (False, "done")
+
+
+def test_results_may_be_plain_or_awaited() -> None:
+    async def later(value: int) -> int:
+        await asyncio.sleep(0)
+        return value
+
+    assert result_of(3) == result_of(later(3)) == 3
+    plain = followed(3, str)
+    awaited = followed(later(3), str)
+    assert plain == "3"
+    assert isinstance(awaited, Awaitable)
+    assert result_of(awaited) == "3"
+
+
+def test_blocking_work_in_a_thread_delivers_values_and_errors() -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    async def both() -> tuple[int, bool]:
+        here = threading.get_ident()
+        assert await in_thread(threading.get_ident) != here
+        with pytest.raises(ValueError, match="no"):
+            await in_thread(fail)
+        return await in_thread(sum, [1, 2]), True
+
+    assert wait_for(both()) == (3, True)
