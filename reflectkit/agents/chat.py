@@ -1,14 +1,13 @@
 """Chat models as teachers and as players: a teacher acts, or comments while an expert acts; and negative examples,
 corrected.
 
-Departs from the Reflect-RL code, which asked twice a step, took any text for a command, and told the model to go on
+Departs from the Reflect-RL code, which made two calls a step, took any text for a command, and let the model go on
 when it failed.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,6 +37,8 @@ REPLY = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 COMMENT_HEAD = re.compile(r"^\W*(?:comment|reflection|analysis)\W*?:\W*", re.IGNORECASE)
+
+SPENT = "the budget is spent"
 
 Action = int | str | ToolUse
 
@@ -69,48 +70,19 @@ class ChatTeacher:
     """Asks the model behind `client` for an analysis and an action in one call; or for a comment alone where an `actor`
     acts.
 
-    actor: an expert, who also marks each action. The model is then told the env's best action, and may not name it.
+    actor: an expert, who also marks each action. The model is then shown the env's best action, and may not name it.
     """
 
     def __init__(self, client: ChatClient, actor: Agent | None = None, history_tokens: int = HISTORY_TOKENS) -> None:
         self.client, self.actor, self.history_tokens = client, actor, history_tokens
 
-    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
-        """One decision for each observation; one without a usable answer carries its `failure`."""
-        lessons = self.lessons(observations, contexts)
-        outcomes = self.client.ask(
-            [lesson.request for lesson in lessons], lambda number, text: lessons[number].read(text)
-        )
-        return self.decisions(observations, contexts, outcomes)
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The teacher's decision; without a usable answer it carries its `failure`."""
+        lesson = self.lesson(observation, context)
+        return await self.decision(observation, context, await self.client.ask(lesson.request, lesson.read))
 
-    def lessons(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Lesson]:
-        """What is asked about each observation."""
-        return [self._lesson(observation, context) for observation, context in zip(observations, contexts, strict=True)]
-
-    def decisions(
-        self,
-        observations: Sequence[Observation],
-        contexts: Sequence[Context],
-        outcomes: Sequence[Outcome[tuple[str, Action | None]]],
-    ) -> list[Decision]:
-        """What the answers come to: the model's own actions, or the expert's with the model's comments."""
-        acted = self.actor.act(observations, contexts) if self.actor else [Decision(0) for _ in observations]
-        decisions = []
-        for outcome, context, decision in zip(outcomes, contexts, acted, strict=True):
-            if outcome.value is None:
-                rejected = outcome.rejected
-                why = f"{rejected.reason} (it said: {rejected.text!r})" if rejected else "the budget is spent"
-                decisions.append(Decision(0, failure=why))
-                continue
-            comment, action = outcome.value
-            if action is None:
-                decisions.append(replace(decision, reflection=comment, answer=comment))
-            else:
-                note = "correction" if _mistaken(context) else "positive"
-                decisions.append(Decision(action, comment, note=note, answer=answer_text(comment, action)))
-        return decisions
-
-    def _lesson(self, observation: Observation, context: Context) -> Lesson:
+    def lesson(self, observation: Observation, context: Context) -> Lesson:
+        """What is asked about `observation`."""
         if self.actor is None:
             request = teaching_request(observation, context, _mistaken(context), self.history_tokens)
             return Lesson(request, observation)
@@ -118,6 +90,21 @@ class ChatTeacher:
         words = action_words(observation, right)
         request = commenting_request(observation, context, words, _mistaken(context), self.history_tokens)
         return Lesson(request, observation, right)
+
+    async def decision(
+        self, observation: Observation, context: Context, outcome: Outcome[tuple[str, Action | None]]
+    ) -> Decision:
+        """What the answer comes to: the model's own action, or the expert's with the model's comment."""
+        if outcome.value is None:
+            rejected = outcome.rejected
+            reason = f"{rejected.reason} (the answer was: {rejected.text!r})" if rejected else SPENT
+            return Decision(0, failure=reason)
+        comment, action = outcome.value
+        if action is None:
+            assert self.actor is not None
+            return replace(await self.actor.decide(observation, context), reflection=comment, answer=comment)
+        note = "correction" if _mistaken(context) else "positive"
+        return Decision(action, comment, note=note, answer=answer_text(comment, action))
 
 
 class Rehearsal:
@@ -129,16 +116,15 @@ class Rehearsal:
         self.teacher, self.stand_in = teacher, stand_in
         self.requests: list[Request] = []
 
-    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
-        """One decision for each observation."""
-        lessons = self.teacher.lessons(observations, contexts)
-        outcomes: list[Outcome[tuple[str, Action | None]]] = []
-        for lesson, guess in zip(lessons, self.stand_in.act(observations, contexts), strict=True):
-            outcome = self.teacher.client.replay(lesson.request, lesson.read)
-            guessed = guess.reflection or "", guess.action if lesson.right is None else None
-            outcomes.append(outcome or Outcome(guessed))
-            self.requests.append(lesson.request)
-        return self.teacher.decisions(observations, contexts, outcomes)
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The teacher's decision, or what the stand-in makes of the same state."""
+        lesson = self.teacher.lesson(observation, context)
+        self.requests.append(lesson.request)
+        outcome = self.teacher.client.replay(lesson.request, lesson.read)
+        if outcome is None:
+            guess = await self.stand_in.decide(observation, context)
+            outcome = Outcome((guess.reflection or "", guess.action if lesson.right is None else None))
+        return await self.teacher.decision(observation, context, outcome)
 
 
 class ChatPolicy:
@@ -154,66 +140,52 @@ class ChatPolicy:
     ) -> None:
         self.client, self.reflector, self.history_tokens = client, reflector, history_tokens
 
-    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
-        """One decision for each observation; one without a usable answer carries its `failure`, or its `overflow` where
-        answers came, but none was a legal action.
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The model's decision; without a usable answer it carries its `failure`, or its `overflow` where answers came,
+        but none was a legal action.
         """
-        room = self.history_tokens
-        comments: list[Outcome[str]] = [Outcome("") for _ in observations]
+        comment: Outcome[str] = Outcome()
         if self.reflector is not None:
-            asked = [
-                reflecting_request(observation, context, room)
-                for observation, context in zip(observations, contexts, strict=True)
-            ]
-            comments = self.reflector.ask(asked, lambda _, text: plain_comment(text))
-        able = [index for index, comment in enumerate(comments) if comment.value is not None]
-        read = [comment.value if self.reflector else None for comment in comments]
-        requests = [playing_request(observations[index], contexts[index], read[index], room) for index in able]
-        unreadable: Counter[int] = Counter()
+            request = reflecting_request(observation, context, self.history_tokens)
+            comment = await self.reflector.ask(request, plain_comment)
+            if comment.value is None:
+                return Decision(0, failure=_reason(self.reflector, comment), price_usd=self._price(comment))
+        unreadable = 0
 
-        def parsed(number: int, text: str) -> tuple[str | None, int | ToolUse]:
+        def read(text: str) -> tuple[str | None, int | ToolUse]:
+            nonlocal unreadable
             try:
-                return _played(text, observations[able[number]])
+                return _played(text, observation)
             except UnreadableError:
-                unreadable[able[number]] += 1
+                unreadable += 1
                 raise
 
-        outcomes = dict(zip(able, self.client.ask(requests, parsed), strict=True))
-        return [
-            self._decision(comment, outcomes.get(index), unreadable[index]) for index, comment in enumerate(comments)
-        ]
+        outcome = await self.client.ask(playing_request(observation, context, comment.value, self.history_tokens), read)
+        illegal, price = outcome.unfit - unreadable, self._price(comment, outcome)
+        if outcome.value is None:
+            reason = _reason(self.client, outcome)
+            if outcome.rejected and outcome.unfit:
+                return Decision(
+                    0, comment.value, overflow=reason, illegal=illegal, unreadable=unreadable, price_usd=price
+                )
+            return Decision(0, comment.value, failure=reason, price_usd=price)
+        thought, action = outcome.value
+        if isinstance(action, ToolUse):
+            unreadable += not reads_as_calls(action.text, PLAIN)
+        return Decision(
+            action,
+            thought if comment.value is None else comment.value,
+            illegal=illegal,
+            unreadable=unreadable,
+            price_usd=price,
+            tokens=outcome.tokens,
+            answer=answer_text(thought, action),
+        )
 
-    def _decision(
-        self,
-        comment: Outcome[str],
-        outcome: Outcome[tuple[str | None, int | ToolUse]] | None,
-        unreadable: int,
-    ) -> Decision:
-        """outcome: None where there was no comment to act on. unreadable: how many of its answers could not be read."""
+    def _price(self, *outcomes: Outcome[Any]) -> float | None:
+        """What they cost together; None where a model's price is not known."""
         clients = [self.client] + ([self.reflector] if self.reflector else [])
-        cost = comment.cost_usd + (outcome.cost_usd if outcome else 0.0)
-        price = cost if all(client.prices.known for client in clients) else None
-        said = comment.value if self.reflector else None
-        illegal = outcome.unfit - unreadable if outcome else 0
-        if outcome is not None and outcome.value is not None:
-            thought, action = outcome.value
-            if isinstance(action, ToolUse):
-                unreadable += not reads_as_calls(action.text, PLAIN)
-            return Decision(
-                action,
-                thought if said is None else said,
-                illegal=illegal,
-                unreadable=unreadable,
-                price_usd=price,
-                tokens=outcome.tokens,
-                answer=answer_text(thought, action),
-            )
-        asked = clients[-1] if outcome is None else self.client
-        rejected = (outcome or comment).rejected
-        why = f"{asked.endpoint}: {rejected.reason if rejected else 'the budget is spent'}"
-        if rejected and outcome is not None and outcome.unfit:
-            return Decision(0, said, overflow=why, illegal=illegal, unreadable=unreadable, price_usd=price)
-        return Decision(0, said, failure=why, price_usd=price)
+        return sum(outcome.cost_usd for outcome in outcomes) if all(client.prices.known for client in clients) else None
 
 
 class Recovery:
@@ -224,28 +196,24 @@ class Recovery:
     def __init__(self, teacher: Agent) -> None:
         self.teacher = teacher
 
-    def act(self, observations: Sequence[Observation], contexts: Sequence[Context]) -> list[Decision]:
-        """One decision for each observation; the slip is drawn with the turn's own seed."""
-        decisions: list[Decision | None] = [self._walked(context) for context in contexts]
-        wrong = [index for index, decision in enumerate(decisions) if decision is None]
-        corrected = self.teacher.act([observations[i] for i in wrong], [contexts[i] for i in wrong]) if wrong else []
-        for index, decision in zip(wrong, corrected, strict=True):
-            decisions[index] = decision
-        return [decision for decision in decisions if decision is not None]
-
-    def _walked(self, context: Context) -> Decision | None:
-        """What needs no teacher; None where a mistake is to be corrected."""
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """A step on the way, or the teacher's correction; the slip is drawn with the turn's own seed."""
         env: Any = require_oracle(context.env)
         if not hasattr(env, "slips"):
             raise ConfigError(
                 f"env '{env.name}' makes no negative examples (no slips()); use --noise, and --negatives 0"
             )
         if env.note() == "mistake":
-            return None
+            return await self.teacher.decide(observation, context)
         chance = generator(context.seed, "slip")
         if slips := env.slips():
             return Decision(chance.choice(slips), env.reflection(chance), note="mistake")
         return Decision(env.oracle(), env.reflection(chance), note="positive")
+
+
+def _reason(client: ChatClient, outcome: Outcome[Any]) -> str:
+    """Why there is no value."""
+    return f"{client.endpoint}: {outcome.rejected.reason if outcome.rejected else SPENT}"
 
 
 def _played(text: str, observation: Observation) -> tuple[str | None, int | ToolUse]:
@@ -265,15 +233,15 @@ def parse_reply(text: str, choices: Sequence[str]) -> tuple[str, int]:
     >>> parse_reply("Analysis: The fee is set elsewhere.\\nChoice: 1", ["cd app", "cd conf"])
     ('The fee is set elsewhere.', 1)
     """
-    found = REPLY.search(text)
-    if found is None:
+    reply = REPLY.search(text)
+    if reply is None:
         raise UnreadableError("not two lines, `Analysis: …` and `Choice: …`")
-    analysis = one_line(found["analysis"]).strip("* ")
+    analysis = one_line(reply["analysis"]).strip("* ")
     if not any(character.isalnum() for character in analysis):
         raise UnreadableError("an empty analysis")
     if len(analysis.split()) > LONGEST_ANALYSIS:
         raise UnreadableError(f"an analysis of {len(analysis.split())} words, at most {ANALYSIS_WORDS} were asked for")
-    chosen = found["choice"].strip("*`\"'[]()<> ").removesuffix(".")
+    chosen = reply["choice"].strip("*`\"'[]()<> ").removesuffix(".")
     labels = [label(index).strip() for index in range(len(choices))]
     for index, (mark, choice) in enumerate(zip(labels, choices, strict=True)):
         if chosen in (mark, choice, f"{mark} {choice}", f"{mark}. {choice}"):
@@ -314,14 +282,14 @@ def named(comment: str, observation: Observation, action: Action) -> str:
     words = [action_words(observation, action)]
     if isinstance(action, ToolUse):
         words = [*(plain_text([call]) for call in action.calls), *dict.fromkeys(call.name for call in action.calls)]
-    said = one_line(comment).casefold()
+    line = one_line(comment).casefold()
     for name in map(one_line, words):
-        if re.search(rf"(?<!\w){re.escape(name.casefold())}(?!\w)", said):
+        if re.search(rf"(?<!\w){re.escape(name.casefold())}(?!\w)", line):
             return name
     if isinstance(action, int):
         mark = re.escape(label(action).strip().casefold())
-        found = re.search(rf"\b(?:action|choice|option|number|label|no\.)\W{{0,3}}{mark}(?!\w)", said)
-        return found[0] if found else ""
+        match = re.search(rf"\b(?:action|choice|option|number|label|no\.)\W{{0,3}}{mark}(?!\w)", line)
+        return match[0] if match else ""
     return ""
 
 

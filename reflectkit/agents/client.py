@@ -1,8 +1,7 @@
-"""Chat completions from OpenAI, Azure, or any server that speaks the same protocol: journalled, budgeted, never asked
-twice.
+"""Chat completions from OpenAI, Azure, or any server that speaks the same protocol: kept in a journal, within a budget,
+and never paid for twice.
 
-429, 5xx and lost connections are retried with backoff, as long as `Retry-After` says where it does. Keys are read from
-the environment alone, and are taken out of every text that leaves.
+Keys are read from the environment alone, and are removed from every text that leaves.
 """
 
 from __future__ import annotations
@@ -11,46 +10,37 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
-from reflectkit.agents.background import wait_for
 from reflectkit.agents.budget import Budget
-from reflectkit.agents.endpoints import KEYS, ApiError, Endpoint, secrets
+from reflectkit.agents.calls import Caller, NoAnswerError, redacted
+from reflectkit.agents.endpoints import ApiError, Endpoint
 from reflectkit.agents.journal import Answer, Journal, open_journal
 from reflectkit.agents.prices import Prices
-from reflectkit.agents.transport import (
-    MALFORMED,
-    ConnectionLostError,
-    Response,
-    Transport,
-    error_of,
-    read_answer,
-    usage_of,
-)
-from reflectkit.core.seeding import uniform
+from reflectkit.agents.transport import MALFORMED
+from reflectkit.core.eventloop import wait_for
 from reflectkit.core.text import count_tokens
 from reflectkit.core.types import Message
 
-ASKED_AGAIN = 2  # times, after an answer that is of no use
-RETRIES = 6  # of one request, where the server is busy or hangs up
-FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 8.0
-BUSY = (408, 409, 429)  # and 5xx: worth another try
+ASKED_AGAIN = 2  # times, after an answer that cannot be used
 THINKING_TOKENS = 4000  # that a thinking model may write before its answer, on the bill and within its limit
 MESSAGE_TOKENS = 4  # what a chat format adds to a message
 PROMPT_MARGIN = 1.25  # by which a prompt may be longer than we count
-HOPELESS = 3  # items in a row without an answer, after which it is the server or the settings, not the items
-RESUMES = "run the same command again, it resumes from here"
+HOPELESS = 3  # requests in a row without an answer, after which it is the server or the settings, not the requests
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question. name: what a person knows it by. messages: the chat. max_tokens: of the answer. draw: tells apart
-    equal questions of which each is to be answered by itself, where answers are sampled.
+    """One question.
+
+    name: what it is about, for people. messages: the chat. max_tokens: of the answer. draw: tells apart equal questions
+    that are each to be answered anew, where answers are sampled.
     """
 
     name: str
@@ -66,7 +56,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A request without a usable answer. reason: why the last one was of no use. text: what it said."""
+    """A request without a usable answer. reason: why the last answer could not be used. text: its beginning."""
 
     name: str
     reason: str
@@ -88,14 +78,6 @@ class Outcome(Generic[Value]):
     tokens: int = 0
 
 
-class _NoAnswerError(Exception):
-    """A request got no answer. fatal: what to say where that is so of all of them. again: whether to ask once more."""
-
-    def __init__(self, reason: str, fatal: str, *, again: bool = False, refused: bool = False) -> None:
-        super().__init__(reason)
-        self.fatal, self.again, self.refused = fatal, again, refused
-
-
 def written_limit(endpoint: Endpoint, request: Request) -> int:
     """The tokens that the model may write, seen and unseen; it is sent along, and servers keep to it."""
     return request.max_tokens + (THINKING_TOKENS if endpoint.thinks else 0)
@@ -107,12 +89,14 @@ def most_usd(endpoint: Endpoint, prices: Prices, request: Request) -> float:
 
 
 class ChatClient:
-    """Asks many requests at once. calls: made to the server; replayed: taken from the journal; cost_usd: of both
-    together.
+    """Asks a chat model. Use `open_client`.
 
-    stopped: whether the budget, which counts all that the journal paid for, ended the asking. timeout_s: for a whole
-    call, from connecting to the last byte, not counting the waits before retries. Any thread may ask, and several at
-    once. Use `open_client`.
+    calls: made to the server. replayed: answers taken from the journal. prompt_tokens, completion_tokens, cost_usd: of
+    both together. stopped: whether the budget, which counts all that the journal paid for, left a request unanswered.
+    concurrency: calls at once, of all requests together. timeout_s: for a whole call, from connecting to the last byte,
+    not counting the waits before retries.
+
+    Any number of coroutines of one event loop may ask at once; another loop may ask when they have finished.
     """
 
     def __init__(
@@ -132,33 +116,64 @@ class ChatClient:
         self.calls = self.replayed = self.prompt_tokens = self.completion_tokens = 0
         self.cost_usd = 0.0
         self.stopped = False
-        self._secrets = secrets()
         self.budget.paid += sum(map(self._cost, journal.answers.values()))
-        self._sends_temperature = not endpoint.thinks
-        self._transport: Transport | None = None
-        self._connecting = asyncio.Lock()
-        self._slots = asyncio.Semaphore(concurrency)
-        self._under_way: dict[str, asyncio.Lock] = {}
-        self._in_a_row = 0
-        self._trouble: ApiError | None = None
+        self._unanswered = 0  # requests in a row
+        self._trouble: ApiError | None = None  # why the last of them was not answered
+        self._session: _Session | None = None
 
-    def ask(
+    async def ask(self, request: Request, parse: Callable[[str], Value]) -> Outcome[Value]:
+        """What becomes of `request`. parse: from the text of an answer to its value; raises ValueError with the reason
+        where the text cannot be used.
+
+        An answer that is cut off, empty, refused, filtered or does not parse is asked for again, twice at most. Equal
+        requests that are asked at once share one call.
+
+        Raises
+        ------
+        ApiError: the server cannot be used: nothing was answered, or several requests in a row were not. All requests
+        that are under way then end with it, after the calls in flight are in the journal.
+        """
+        (outcome,) = await self.ask_all([request], lambda _, text: parse(text))
+        return outcome
+
+    async def ask_all(
         self,
         requests: Sequence[Request],
         parse: Callable[[int, str], Value],
         advance: Callable[[], None] = lambda: None,
     ) -> list[Outcome[Value]]:
-        """An outcome for each request, in order. parse: (number, text) → value; raises ValueError, saying what is
-        wrong.
-
-        An answer that is cut off, empty, refused, filtered or does not parse is asked for again, twice at most.
-
-        Raises
-        ------
-        ApiError: the server cannot be used: nothing was answered, or several items in a row were not. What was answered
-        until then is in the journal.
+        """As `ask`, of many requests; their outcomes in order. parse: gets the number of the request, too. advance:
+        called as each request is through.
         """
-        return wait_for(self._ask(requests, parse, advance))
+        if not requests:
+            return []
+        session = self._session_here()
+        outcomes: list[Outcome[Value] | None] = [None] * len(requests)
+        waiting = iter(enumerate(requests))
+        async with session.join() as asks:
+
+            async def work() -> None:
+                for number, request in waiting:
+                    try:
+                        outcomes[number] = await self._outcome(session, asks, number, request, parse)
+                    except Exception as error:  # raised below, when the calls in flight are in the journal
+                        asks.failure = asks.failure or error
+                        return
+                    advance()
+
+            workers = [work() for _ in range(min(self.concurrency, len(requests)))]
+            await (asyncio.gather(*workers) if len(workers) > 1 else workers[0])
+        complete = [outcome for outcome in outcomes if outcome is not None]
+        if len(complete) < len(requests):
+            await asks.others()
+            assert asks.failure is not None
+            raise asks.failure
+        if any(outcome.value is None for outcome in complete) and self._nothing_answered():
+            await asks.others(while_=self._nothing_answered)  # one of them may yet show that the server answers
+            if self._nothing_answered():
+                assert self._trouble is not None
+                raise self._trouble
+        return complete
 
     def replay(self, request: Request, parse: Callable[[str], Value]) -> Outcome[Value] | None:
         """What the journal makes of `request`, without asking; None where the server would have to be asked."""
@@ -173,16 +188,16 @@ class ChatClient:
                     return Outcome(parse(text))
                 except ValueError as error:
                     reason = str(error)
-        return Outcome(rejected=Rejected(request.name, reason, self.redact(text)))
+        return Outcome(rejected=Rejected(request.name, reason, redacted(text)))
 
     def close(self) -> None:
         """End the connections."""
-        if self._transport is not None:
-            wait_for(self._transport.close())
-            self._transport = None
+        session, self._session = self._session, None
+        if session is not None:
+            wait_for(session.close())
 
     def key(self, request: Request, attempt: int) -> str:
-        """What the journal knows the answer by."""
+        """What the journal finds the answer by."""
         identity = {
             "kind": self.endpoint.kind,
             "base_url": self.endpoint.base_url,
@@ -204,44 +219,21 @@ class ChatClient:
                 return 0
         return 0
 
-    def redact(self, text: str) -> str:
-        """`text` on one line, without keys."""
-        return " ".join(self._without_keys(text).split())[:300]
+    def _session_here(self) -> _Session:
+        """The session of the running event loop."""
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._session.loop is not loop:
+            caller = Caller(self.endpoint, self.temperature, self.timeout_s)
+            self._session = _Session(loop, caller, asyncio.Semaphore(self.concurrency))
+        return self._session
 
-    def _without_keys(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, "[key]")
-        return text
+    def _nothing_answered(self) -> bool:
+        return self._trouble is not None and self.calls == 0
 
-    async def _ask(
-        self, requests: Sequence[Request], parse: Callable[[int, str], Value], advance: Callable[[], None]
-    ) -> list[Outcome[Value]]:
-        outcomes: list[Outcome[Value]] = [Outcome() for _ in requests]
-        waiting = iter(enumerate(requests))
-        failed: list[BaseException] = []
-
-        async def work() -> None:
-            for number, request in waiting:
-                if failed:
-                    return
-                try:
-                    outcomes[number] = await self._one(number, request, parse, failed)
-                except Exception as error:  # told once, below, when the calls in flight have been journalled
-                    failed.append(error)
-                    return
-                advance()
-
-        await asyncio.gather(*(work() for _ in range(min(self.concurrency, len(requests)))))
-        if failed:
-            raise failed[0]
-        if self._trouble is not None and self.calls == 0:
-            raise self._trouble
-        return outcomes
-
-    async def _one(
-        self, number: int, request: Request, parse: Callable[[int, str], Value], failed: Sequence[BaseException]
+    async def _outcome(
+        self, session: _Session, asks: _Asks, number: int, request: Request, parse: Callable[[int, str], Value]
     ) -> Outcome[Value]:
-        """failed: what ended the asking meanwhile, if anything; nothing is asked again then."""
+        """Raises what ended `asks`, if anything; nothing is asked again then."""
         answers: list[Answer] = []
         reason, unfit = "", 0
 
@@ -250,15 +242,14 @@ class ChatClient:
             return Outcome(value, rejected, unfit, sum(map(self._cost, answers)), tokens)
 
         for attempt in range(1 + ASKED_AGAIN):
-            if failed:
-                break
+            asks.check()
             try:
-                answer = await self._answer(request, attempt)
-            except _NoAnswerError as error:
+                answer = await self._answer(session, asks, request, attempt)
+            except NoAnswerError as error:
                 reason = f"no answer: {error}"
                 if error.again and attempt < ASKED_AGAIN:
                     continue
-                self._fail(error)
+                self._count_unanswered(error)
                 return ended(rejected=Rejected(request.name, reason, ""))
             if answer is None:
                 return ended()
@@ -270,29 +261,35 @@ class ChatClient:
                 except ValueError as error:
                     reason = str(error)
                     unfit += 1
-        return ended(rejected=Rejected(request.name, reason, self.redact(answers[-1].text if answers else "")))
+        return ended(rejected=Rejected(request.name, reason, redacted(answers[-1].text if answers else "")))
 
-    async def _answer(self, request: Request, attempt: int) -> Answer | None:
+    async def _answer(self, session: _Session, asks: _Asks, request: Request, attempt: int) -> Answer | None:
         """From the journal, or from the server; None where the budget does not allow it."""
         key = self.key(request, attempt)
-        async with self._under_way.setdefault(key, asyncio.Lock()):  # the same request twice is asked once
-            return await self._answer_alone(key, request)
-
-    async def _answer_alone(self, key: str, request: Request) -> Answer | None:
-        answer = self.journal.answers.get(key)
-        if answer is not None:
-            self.replayed += 1
-            self._count(answer)
-            return answer
-        async with self._slots, self.budget.reserve(most_usd(self.endpoint, self.prices, request)) as fits:
-            if not fits:
-                self.stopped = True
-                return None
-            answer = await self._call(key, request)
-            self._keep(key, request, answer)
+        async with session.turns.setdefault(key, asyncio.Lock()):  # of equal requests the first one is called for
+            answer = self.journal.answers.get(key)
+            if answer is not None:
+                self.replayed += 1
+                self._count(answer)
+                return answer
+            most = most_usd(self.endpoint, self.prices, request)
+            async with session.slots, self.budget.reserve(most) as fits:
+                asks.check()
+                if not fits:
+                    self.stopped = True
+                    return None
+                answer = await self._call(session, key, request)
+                self._keep(key, request, answer)
         self.calls += 1
-        self._in_a_row, self._trouble = 0, None
+        self._unanswered, self._trouble = 0, None
         return answer
+
+    async def _call(self, session: _Session, key: str, request: Request) -> Answer:
+        def keep_bill(answer: Answer) -> None:
+            self._keep(f"{key}/{len(self.journal.answers)}", request, answer)
+
+        limit = written_limit(self.endpoint, request)
+        return await session.caller.call(request.messages, limit, request.prompt_tokens, key, keep_bill)
 
     def _keep(self, key: str, request: Request, answer: Answer) -> None:
         """Put a paid answer into the journal and on the bill."""
@@ -308,90 +305,75 @@ class ChatClient:
     def _cost(self, answer: Answer) -> float:
         return self.prices.cost(answer.prompt_tokens, answer.completion_tokens)
 
-    def _fail(self, error: _NoAnswerError) -> None:
-        """Note that an item got no answer. Raises ApiError where it is not for the item's own sake."""
+    def _count_unanswered(self, error: NoAnswerError) -> None:
+        """Raises ApiError where a request got no answer for a reason that is not its own."""
         if error.refused and self.calls + self.replayed > 0:
-            self._in_a_row = 0  # others were answered with the same settings
+            self._unanswered = 0  # others were answered with the same settings
             return
-        self._in_a_row += 1
+        self._unanswered += 1
         self._trouble = ApiError(error.fatal)
-        if self._in_a_row >= HOPELESS:
+        if self._unanswered >= HOPELESS:
             raise self._trouble
 
-    async def _call(self, key: str, request: Request) -> Answer:
-        """One request to the server, with retries. Raises _NoAnswerError, ApiError."""
-        async with self._connecting:
-            if self._transport is None:
-                self._transport = await asyncio.to_thread(Transport, self.endpoint)
-        left_s, retries = self.timeout_s, 0
-        clock = asyncio.get_running_loop().time
-        while True:
-            started = clock()
-            response: Response | None = None
-            body = self._body(request)
-            try:
-                response = await self._transport.post(body, left_s)
-            except TimeoutError:
-                reason = f"{self.endpoint} does not answer within {self.timeout_s:g} s"
-                raise _NoAnswerError(reason, f"{reason}; raise --timeout-s, or {RESUMES}", again=True) from None
-            except ConnectionLostError as error:
-                reason = f"{self.endpoint} cannot be reached ({self.redact(str(error))})"
-            left_s = max(left_s - (clock() - started), 0.0)
-            if response is not None:
-                if response.status < 300:
-                    return self._read(response, request)
-                self._keep_bill(key, request, response)
-                said = self.redact(error_of(response.body)["message"])
-                if response.status not in BUSY and response.status < 500:
-                    if "temperature" in body and _refuses_temperature(response):
-                        self._sends_temperature = False
-                        continue
-                    return self._refusal(response, said)
-                reason = f"{self.endpoint} keeps answering {response.status}: {said}"
-            if retries == RETRIES:
-                raise _NoAnswerError(reason, f"{reason}; {RESUMES}")
-            asked_s = response.retry_after_s if response is not None else None
-            backoff_s = min(FIRST_BACKOFF_S * 2**retries, LONGEST_BACKOFF_S) * (1 - uniform(0, key, retries) / 4)
-            await asyncio.sleep(backoff_s if asked_s is None else asked_s)
-            retries += 1
 
-    def _body(self, request: Request) -> dict[str, Any]:
-        limit = "max_tokens" if self.endpoint.kind == "local" else "max_completion_tokens"
-        body = {
-            "model": self.endpoint.model,
-            "messages": [{"role": message.role, "content": message.content} for message in request.messages],
-            limit: written_limit(self.endpoint, request),
-        }
-        return body | ({"temperature": self.temperature} if self._sends_temperature else {})
+class _Asks:
+    """The asks that are under way at the same time. Where one of them fails, all do.
 
-    def _read(self, response: Response, request: Request) -> Answer:
-        answer = read_answer(
-            response.body, request.prompt_tokens, written_limit(self.endpoint, request), thinks=self.endpoint.thinks
-        )
-        return replace(answer, text=self._without_keys(answer.text), refusal=self.redact(answer.refusal))
+    failure: what ended them.
+    """
 
-    def _keep_bill(self, key: str, request: Request, response: Response) -> None:
-        """Put what an error has cost on the bill; few servers charge for one."""
-        read, written = usage_of(response.body)
-        if read or written:
-            said = self.redact(error_of(response.body)["message"])
-            answer = Answer("", MALFORMED, said, read or 0, written or 0)
-            self._keep(f"{key}/{len(self.journal.answers)}", request, answer)
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+        self.under_way = 0
+        self._left = asyncio.Event()
 
-    def _refusal(self, response: Response, said: str) -> Answer:
-        """What a status that another try does not change means. Raises _NoAnswerError, ApiError."""
-        error = error_of(response.body)
-        if response.status == 400 and (error.get("code") == "content_filter" or "content_filter" in error["message"]):
-            return Answer("", "content_filter", "", 0, 0)
-        if response.status == 401:
-            raise ApiError(f"{self.endpoint} does not accept the key in {KEYS[self.endpoint.kind]}; set the right one")
-        if response.status == 403:
-            raise ApiError(f"{self.endpoint} is not allowed with this key: {said}")
-        if response.status == 404:
-            raise ApiError(f"{self.endpoint}: no such model or address: {said}")
-        if response.status < 400:
-            said = "it redirects to another address; give that as --base-url"
-        raise _NoAnswerError(said, f"{self.endpoint} refuses every request: {said}", refused=True)
+    def check(self) -> None:
+        """Raises what ended them."""
+        if self.failure is not None:
+            raise self.failure
+
+    def leave(self) -> None:
+        """One of them is through."""
+        self.under_way -= 1
+        self._left.set()
+        self._left = asyncio.Event()
+
+    async def others(self, while_: Callable[[], bool] = lambda: True) -> None:
+        """Wait until all of them are through, or `while_` no longer holds."""
+        while self.under_way and while_():
+            await self._left.wait()
+
+
+@dataclass(slots=True)
+class _Session:
+    """What belongs to one event loop.
+
+    slots: one for each call at once. turns: of equal requests, by key, as long as one of them is under way. asks: those
+    that are under way.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    caller: Caller
+    slots: asyncio.Semaphore
+    turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    asks: _Asks = field(default_factory=_Asks)
+
+    @contextlib.asynccontextmanager
+    async def join(self) -> AsyncIterator[_Asks]:
+        """Be one of the asks under way, for as long as the context lasts; not of those that failed already."""
+        if self.asks.failure is not None:
+            self.asks = _Asks()
+        asks = self.asks
+        asks.under_way += 1
+        try:
+            yield asks
+        finally:
+            asks.leave()
+
+    async def close(self) -> None:
+        """End the connections, unless their event loop is another one, and gone."""
+        if self.loop is asyncio.get_running_loop():
+            await self.caller.close()
 
 
 @contextlib.contextmanager
@@ -405,15 +387,8 @@ def open_client(endpoint: Endpoint, journal_path: Path, prices: Prices, **settin
             client.close()
 
 
-def _refuses_temperature(response: Response) -> bool:
-    error = error_of(response.body)
-    return response.status in (400, 422) and (
-        error.get("param") == "temperature" or "'temperature'" in error["message"]
-    )
-
-
 def _fault(answer: Answer) -> str:
-    """Why an answer is of no use, or ""."""
+    """Why an answer cannot be used, or ""."""
     if answer.finish_reason == MALFORMED:
         return answer.refusal
     if answer.finish_reason == "content_filter":

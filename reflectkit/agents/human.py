@@ -1,6 +1,7 @@
 """A person who plays: is shown the choices, and answers with one, with calls of tools, or in words.
 
-What is typed is read by `choice_of`, or as calls in the plain form; what cannot be read is said, and asked for again.
+What is typed is read by `choice_of`, or as calls in the plain form. Where it cannot be read, the person sees why and is
+asked again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from reflectkit.core.types import Decision, Observation, ToolCall, ToolUse
 
 LEFT = "the person left"
 COMMANDS = "o: what the oracle would do; h or ?: this help; q: leave"
-MOST_NAMED = 6  # choices that an unclear answer is told to mean
+MOST_NAMED = 6  # choices that are listed where an answer may mean several
 LONGEST_NUMBER = 4  # digits
 
 
@@ -42,7 +43,7 @@ class Human:
 
     def _line(self, observation: Observation, env: Env) -> int | str | None:
         """A choice, or a line of text where there are none; None from who leaves."""
-        while (text := self._asked("Your move: ", observation, env)) is not None:
+        while (text := self._answer("Your move: ", observation, env)) is not None:
             if not observation.choices:
                 return text
             try:
@@ -54,7 +55,7 @@ class Human:
     def _calls(self, observation: Observation, env: Env) -> ToolUse | None:
         """Calls, a line each, up to an empty line; None from who leaves."""
         calls: list[ToolCall] = []
-        while (text := self._asked(f"Call {len(calls) + 1}, or Enter to go on: ", observation, env)) is not None:
+        while (text := self._answer(f"Call {len(calls) + 1}, or Enter to go on: ", observation, env)) is not None:
             if not text:
                 return ToolUse(plain_text(calls), tuple(calls))
             read = parse(text, observation.tools, PLAIN)
@@ -63,7 +64,7 @@ class Human:
                 self.progress.news(f"{error}. Write that call again; ? lists the tools.")
         return None
 
-    def _asked(self, question: str, observation: Observation, env: Env) -> str | None:
+    def _answer(self, question: str, observation: Observation, env: Env) -> str | None:
         """The next line that is no command; None from who leaves."""
         while (text := self.progress.ask(question)) is not None:
             self.heard = True
@@ -95,15 +96,15 @@ def choice_of(text: str, choices: Sequence[str]) -> int:
     if text.isdecimal() and len(text) <= LONGEST_NUMBER and int(text) < len(choices):
         return int(text)
     wanted = one_line(text).casefold()
-    known = [one_line(choice).casefold() for choice in choices]
-    if wanted in known:
-        return known.index(wanted)
-    fitting = [index for index, choice in enumerate(known) if wanted and choice.startswith(wanted)]
+    texts = [one_line(choice).casefold() for choice in choices]
+    if wanted in texts:
+        return texts.index(wanted)
+    fitting = [index for index, choice in enumerate(texts) if wanted and choice.startswith(wanted)]
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:
-        said = f"{text[:60]!r} is no choice" if text else "Nothing was written"
-        raise IllegalActionError(f"{said}; write a number from 0 to {len(choices) - 1}, or h for help")
+        problem = f"{text[:60]!r} is no choice" if text else "Nothing was written"
+        raise IllegalActionError(f"{problem}; write a number from 0 to {len(choices) - 1}, or h for help")
     named = ", ".join(f"{index} {one_line(choices[index])}" for index in fitting[:MOST_NAMED])
     more = f" or one of {len(fitting) - MOST_NAMED} more" if len(fitting) > MOST_NAMED else ""
     raise IllegalActionError(f"{text!r:.60} may be {named}{more}; write more of it, or its number")

@@ -1,12 +1,12 @@
-"""A chat model as the frozen reader of env `memory`: it answers each question from the texts that were found for it."""
+"""A chat model as the frozen reader of env `memory`: it answers each question from the texts retrieved for it."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from reflectkit.agents.client import ChatClient, Request, open_client
 from reflectkit.agents.endpoints import ApiError, Endpoint
@@ -21,26 +21,25 @@ INSTRUCTIONS = (
 )
 ANSWER_TOKENS = 100
 HOPELESS = 3  # failures in a row
-MOST_PROCESSES = 256  # that ask beside each other
+MOST_PROCESSES = 256  # that ask at the same time
 
 
 class ChatReader:
     """Asks `endpoint`, at temperature 0; answers are kept in `journal`, so that the same question on the same notes is
     asked once.
 
-    The connection is opened with the first question.
+    The journal is opened with the first question. concurrency: calls at once, of all episodes together.
     """
 
-    def __init__(self, endpoint: Endpoint, journal: Path, timeout_s: float = 120.0) -> None:
-        self.endpoint, self.journal, self.timeout_s = endpoint, journal, timeout_s
-        self._open: ChatClient | None = None
+    def __init__(self, endpoint: Endpoint, journal: Path, timeout_s: float = 120.0, concurrency: int = 8) -> None:
+        self.endpoint, self.journal, self.timeout_s, self.concurrency = endpoint, journal, timeout_s, concurrency
+        self._client: ChatClient | None = None
         self._failures = 0
         self._stack = contextlib.ExitStack()
-        self._opening = threading.Lock()
         atexit.register(self.close)
 
-    def answer(self, questions: Sequence[str], memories: Sequence[Sequence[str]]) -> list[str]:
-        """An answer for each question, from the texts found for it, best first.
+    async def answer(self, questions: Sequence[str], memories: Sequence[Sequence[str]]) -> list[str]:
+        """An answer to each question, from the texts that were retrieved for it, best first.
 
         Raises
         ------
@@ -52,15 +51,13 @@ class ChatReader:
             for question, texts in zip(questions, memories, strict=True)
         ]
         try:
-            with self._opening:
-                client = self._client()
-            outcomes = client.ask(requests, lambda _, text: text.strip())
+            outcomes = await self._opened().ask_all(requests, lambda _, text: text.strip())
         except ApiError as error:
             self._failures += 1
-            why = f"the reader {self.endpoint} cannot be asked: {str(error).replace('--base-url', '--reader-url')}"
+            reason = f"the reader {self.endpoint} cannot be asked: {str(error).replace('--base-url', '--reader-url')}"
             if self._failures >= HOPELESS:
-                raise ApiError(f"{why} ({HOPELESS} times in a row)") from None
-            raise EnvironmentFailure(why) from None
+                raise ApiError(f"{reason} ({HOPELESS} times in a row)") from None
+            raise EnvironmentFailure(reason) from None
         self._failures = 0
         answers = [outcome.value for outcome in outcomes]
         if any(answer is None for answer in answers):
@@ -70,23 +67,25 @@ class ChatReader:
     def close(self) -> None:
         """End the connection and let the journal go."""
         self._stack.close()
-        self._open = None
+        self._client = None
 
-    def _client(self) -> ChatClient:
-        if self._open is None:
+    def _opened(self) -> ChatClient:
+        if self._client is None:
             self.journal.parent.mkdir(parents=True, exist_ok=True)
             prices = prices_of(self.endpoint.kind, self.endpoint.model, None, None)
+            settings: dict[str, Any] = {
+                "temperature": 0.0,
+                "timeout_s": self.timeout_s,
+                "concurrency": self.concurrency,
+            }
             for number in range(MOST_PROCESSES):
                 journal = self.journal.with_stem(f"{self.journal.stem}-{number}") if number else self.journal
-                try:
-                    client = open_client(self.endpoint, journal, prices, temperature=0.0, timeout_s=self.timeout_s)
-                    self._open = self._stack.enter_context(client)
+                with contextlib.suppress(JournalHeldError):  # another process asks too; it has a journal of its own
+                    self._client = self._stack.enter_context(open_client(self.endpoint, journal, prices, **settings))
                     break
-                except JournalHeldError:  # another process asks too; it has its own journal
-                    continue
             else:
                 raise ApiError(f"{MOST_PROCESSES} processes hold a journal beside {self.journal}; end some")
-        return self._open
+        return self._client
 
 
 def _messages(question: str, texts: Sequence[str]) -> tuple[Message, ...]:

@@ -111,9 +111,9 @@ def commenting_request(
     """What a teacher is asked who comments while an expert acts. right: the best action in words, which the comment is
     to lead to without naming it.
     """
-    told = (MISTAKEN + EXPLAIN if mistaken else "") + RIGHT.format(action=right)
+    hint = (MISTAKEN + EXPLAIN if mistaken else "") + RIGHT.format(action=right)
     comments = [turn.decision.answer for turn in context.turns]
-    messages = _comments_chat(COMMENTING, observation, context, comments, told + COMMENT, history_tokens)
+    messages = _comments_chat(COMMENTING, observation, context, comments, hint + COMMENT, history_tokens)
     return Request(_title(observation), messages, ANSWER_TOKENS)
 
 

@@ -48,7 +48,7 @@ from reflectkit.stages.comparing import (
     table,
 )
 from reflectkit.stages.players import Players, chat_parts, endpoint_of, mismatch, parse_policy
-from reflectkit.stages.teaching import AskingConfig
+from reflectkit.stages.teaching import ChatConfig
 
 EXAMPLES = (
     "reflectkit evaluate --env taxi --policy oracle --policy random",
@@ -63,7 +63,7 @@ ANSWER = 90  # tokens that a chat model writes a step, about
 
 
 @dataclass(frozen=True)
-class Config(AskingConfig, PlayConfig):
+class Config(ChatConfig, PlayConfig):
     """Settings of evaluate."""
 
     policy: tuple[str, ...] = option(
@@ -91,7 +91,7 @@ class Config(AskingConfig, PlayConfig):
 
     def __post_init__(self) -> None:
         PlayConfig.__post_init__(self)
-        AskingConfig.__post_init__(self)
+        ChatConfig.__post_init__(self)
         within("eval_reps", self.eval_reps, 1, 10_000)
         within("max_new_tokens", self.max_new_tokens, 1, MOST_TOKENS)
         within("temperature", self.temperature, 0, 100)
@@ -191,12 +191,12 @@ def run(config: Config, progress: Progress) -> Report:
             played = play_match(config, match, kept, players, progress, known)
             rows.append(row(match.name, config.env_name, match.level, played))
             episodes += played
-        players.tell_damage(progress)
+        players.report_damage(progress)
         write_episodes(current.folder / "episodes.jsonl", episodes)
         title = f"Held-out problems of {source}" if source else f"All problems that {config.env} lists, none held out"
-        made = _told(current, title, rows, episodes, {"asked": players.asking})
+        made = _told(current, title, rows, episodes, {"asked": players.usage})
         made.append(current.folder / "episodes.jsonl")
-        more: dict[str, Any] = {"asked": players.asking} if players.asking else {}
+        more: dict[str, Any] = {"asked": players.usage} if players.usage else {}
         more |= {"warnings": warnings} if warnings else {}
         report = current.finish({"rows": rows} | more, made)
         shutil.rmtree(kept, ignore_errors=True)

@@ -15,6 +15,7 @@ from reflectkit.agents.client import Request
 from reflectkit.core.config import flag, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.eventloop import wait_for
 from reflectkit.core.jsonl import write_json
 from reflectkit.core.runs import Report, Table, open_run, write_permission
 from reflectkit.core.text import count_tokens, shorten
@@ -27,7 +28,7 @@ from reflectkit.envs.autoexplore.repo import open_repository
 from reflectkit.stages.common import EnvConfig, explore_only
 from reflectkit.stages.gen_games import gen_games, list_games
 from reflectkit.stages.gen_memory import gen_memory
-from reflectkit.stages.teaching import ORACLE, TeacherConfig, foreseen, free, settle, stop_if_spent
+from reflectkit.stages.teaching import ORACLE, TeacherConfig, call_figures, estimate, free, stop_if_spent
 
 EXAMPLES = (
     "reflectkit gen-task --teacher oracle",
@@ -156,7 +157,7 @@ def run(config: Config, progress: Progress) -> Report:
     if config.dry_run:
         files = [file for name in names for file in _files(repos / name, config, {}, progress)]
         requests = [_request(file, config.per_file) for file in files]
-        figures, table = foreseen(config, requests, TOKENS_A_QUESTION * config.per_file, journal)
+        figures, table = estimate(config, requests, TOKENS_A_QUESTION * config.per_file, journal)
         return Report("gen-task", config.env_folder, figures, (), (table,))
     write_permission(target)
     with open_run("gen-task", config, [repos / name for name in names]) as current:
@@ -164,9 +165,9 @@ def run(config: Config, progress: Progress) -> Report:
             return current.done
         passed: dict[str, int] = {}
         files_of = {name: _files(repos / name, config, passed, progress) for name in names}
-        asked, figures = _ask(config, files_of, journal, target, progress)
+        questions_of, figures = _ask(config, files_of, journal, target, progress)
         outputs, rows = [], []
-        for name, questions in asked.items():
+        for name, questions in questions_of.items():
             path = target / f"{name}.json"
             if questions:
                 write_json(path, [to_json(question) for question in questions])
@@ -178,7 +179,7 @@ def run(config: Config, progress: Progress) -> Report:
         stop = figures.pop("stop")
         if stop:
             stop()
-        for name in (name for name, questions in asked.items() if not questions):
+        for name in (name for name, questions in questions_of.items() if not questions):
             (target / f"{name}.json").unlink(missing_ok=True)  # an earlier run's, which filter-task would take up
         if not outputs and figures.get("rejected"):
             raise DataError(
@@ -190,7 +191,7 @@ def run(config: Config, progress: Progress) -> Report:
                 repos, f"no question can be asked about any file: {passed or 'they say too little'}; see --min-tokens"
             )
         figures |= {
-            "questions": sum(map(len, asked.values())),
+            "questions": sum(map(len, questions_of.values())),
             "files": sum(map(len, files_of.values())),
             "passed_over": passed,
         }
@@ -233,35 +234,37 @@ def _files(folder: Path, config: Config, passed: dict[str, int], progress: Progr
 def _ask(
     config: Config, files_of: dict[str, list[_File]], journal: Path, target: Path, progress: Progress
 ) -> tuple[dict[str, list[Question]], dict[str, Any]]:
-    """Questions by repository, and the figures of the asking; `stop` in them is to be called when all is written."""
+    """Questions by repository, and the figures of the calls; `stop` in them is to be called when all is written."""
     files = [file for these in files_of.values() for file in these]
     if config.teacher == ORACLE:
-        asked: dict[str, list[Question]] = {}
+        questions_of: dict[str, list[Question]] = {}
         with progress.bar("Questions", len(files)) as bar:
             for name, these in files_of.items():
                 texts, excerpts = {file.path: file.text for file in these}, {file.path: file.excerpt for file in these}
-                told = ask(name, texts, excerpts, config.per_file)
-                asked[name] = [_with_way(question) for file in these for question in told[file.path]]
+                made = ask(name, texts, excerpts, config.per_file)
+                questions_of[name] = [_with_way(question) for file in these for question in made[file.path]]
                 bar.advance(len(these))
-        return asked, {"stop": None}
+        return questions_of, {"stop": None}
     requests = [_request(file, config.per_file) for file in files]
-    with config.asking(journal) as client, progress.bar(f"Asking {config.endpoint}", len(files)) as bar:
+    with config.client(journal) as client, progress.bar(f"Asking {config.endpoint}", len(files)) as bar:
 
         def advance() -> None:
             bar.advance(1, usd=client.cost_usd)
 
-        outcomes = client.ask(
-            requests, lambda number, text: parse_questions(text, files[number].path, config.per_file), advance
+        outcomes = wait_for(
+            client.ask_all(
+                requests, lambda number, text: parse_questions(text, files[number].path, config.per_file), advance
+            )
         )
-        asked = {name: [] for name in files_of}
+        questions_of = {name: [] for name in files_of}
         for file, outcome in zip(files, outcomes, strict=True):
             for question, answer in outcome.value or []:
                 depth = file.path.count("/")
-                asked[file.root].append(
+                questions_of[file.root].append(
                     _with_way(Question(question, file.path, file.root, answer, (), depth, config.model_name))
                 )
         rejected = [outcome.rejected for outcome in outcomes if outcome.rejected]
-        figures = settle(config, client, rejected, target / "rejected.jsonl", progress)
+        figures = call_figures(config, client, rejected, target / "rejected.jsonl", progress)
         answered = sum(outcome.value is not None for outcome in outcomes)
 
         def stop() -> None:
@@ -269,7 +272,7 @@ def _ask(
                 config, client, f"{answered} of {len(files)} files are asked about, their questions are in {target}"
             )
 
-        return asked, figures | {"stop": stop}
+        return questions_of, figures | {"stop": stop}
 
 
 def _request(file: _File, count: int) -> Request:

@@ -31,7 +31,7 @@ from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.trajectories import Demonstration, Record, from_trajectory, read_records, record_to_json
 from reflectkit.envs import env_class
 from reflectkit.stages.common import MOST_TOKENS, RECORDS, PlayConfig, check_level
-from reflectkit.stages.teaching import ORACLE, TeacherConfig, foreseen, free, settle, stop_if_spent
+from reflectkit.stages.teaching import ORACLE, TeacherConfig, call_figures, estimate, free, stop_if_spent
 
 DEMONSTRATIONS = 57  # of which a 7:2:1 split trains on 40
 EXAMPLES = (
@@ -141,21 +141,21 @@ def run(config: Config, progress: Progress) -> Report:
             return current.done
         path = config.folder / RECORDS
         if config.teacher == ORACLE:
-            played, asking = _play(config, level, wanted, _oracle(config), progress), {}
+            played, usage = _play(config, level, wanted, _oracle(config), progress), {}
         else:
-            with config.asking(journal) as client:
+            with config.client(journal) as client:
                 played = _play(config, level, wanted, _chat_teacher(config, client), progress)
-                asking = settle(config, client, _rejected(played), config.folder / "rejected.jsonl", progress)
+                usage = call_figures(config, client, _rejected(played), config.folder / "rejected.jsonl", progress)
         made = {record.task.id: list(record.trajectories) for record in known_records if record.trajectories}
         given = sum(map(len, made.values()))
         _add_demonstrations(config, level, wanted, played, made)
         records = [Record(task, tuple(made.get(task.id, ()))) for task in tasks]
         write_json(path, [record_to_json(record) for record in records])
-        if asking:
+        if usage:
             stop_if_spent(config, client, f"{sum(map(len, made.values()))} demonstrations are in {path}")
         if given:
             progress.news(f"{given} demonstrations of {source} are kept beside the new ones")
-        figures = _figures(wanted, played, made, len(tasks)) | asking
+        figures = _figures(wanted, played, made, len(tasks)) | usage
         current.tables.append(figures_table(f"Demonstrations in {path}", "count", figures))
         if failed := {
             trajectory.task.id: trajectory.reason for trajectory in played if trajectory.status is Status.ABORTED
@@ -308,8 +308,8 @@ def _dry_run(
 
     Where the teacher acts, it is expected to act as the oracle does once the journal ends.
     """
-    with open_journal(journal, write=False) as known:
-        client = ChatClient(config.endpoint, known, config.prices)
+    with open_journal(journal, write=False) as answered:
+        client = ChatClient(config.endpoint, answered, config.prices)
         rehearsal = Rehearsal(_chat_teacher(config, client), Demonstrator(0.0))
         _play(config, level, wanted, rehearsal, progress)
         if config.oracle_acts:
@@ -324,6 +324,6 @@ def _dry_run(
             usual = "a teacher that makes no mistake"
             bound = "every episode goes to its horizon, and every prompt is as long as the longest of those may be"
         client.close()
-    figures, table = foreseen(config, rehearsal.requests, ANALYSIS_TOKENS, journal, most)
+    figures, table = estimate(config, rehearsal.requests, ANALYSIS_TOKENS, journal, most)
     progress.news(f"expected: {usual}; at most: {bound}")
     return Report("gen-trajectory", config.env_folder, figures, (), (table,))

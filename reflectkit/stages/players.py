@@ -11,11 +11,10 @@ from typing import Any
 from reflectkit.agents.budget import Budget
 from reflectkit.agents.client import ChatClient
 from reflectkit.agents.endpoints import KEYS, Endpoint, parse_endpoint
-from reflectkit.core.batching import Batched
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.protocols import Agent
-from reflectkit.stages.teaching import stop_if_spent, tell_damage
+from reflectkit.stages.teaching import report_damage, stop_if_spent
 
 SCRIPTED = ("oracle", "random")
 
@@ -46,9 +45,9 @@ def parse_policy(text: str, baselines: Sequence[str] = ()) -> tuple[str, Path | 
         return text, None, None
     name, equals, paths = text.partition("=")
     policy, plus, reflector = paths.partition("+")
-    known = ", ".join((*SCRIPTED, *baselines))
+    names = ", ".join((*SCRIPTED, *baselines))
     if not (name and equals and policy) or (plus and not reflector):
-        raise ConfigError(f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, or one of {known}")
+        raise ConfigError(f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, or one of {names}")
     return name, Path(policy), Path(reflector) if reflector else None
 
 
@@ -95,14 +94,14 @@ class Players:
             if client is not None:
                 stop_if_spent(self.config, client, "the episodes that ended are kept")
 
-    def tell_damage(self, progress: Progress) -> None:
+    def report_damage(self, progress: Progress) -> None:
         """Say so where lines of a chat model's journal could not be used."""
         for client in self._clients.values():
-            tell_damage(client, progress)
+            report_damage(client, progress)
 
     @property
-    def asking(self) -> dict[str, dict[str, float]]:
-        """What was asked of each chat model: calls, tokens, and dollars where its price is known."""
+    def usage(self) -> dict[str, dict[str, float]]:
+        """What each chat model was used for: calls, tokens, and dollars where its price is known."""
         return {
             name: {
                 "calls": client.calls,
@@ -117,19 +116,18 @@ class Players:
     def _chat(self, endpoints: list[Endpoint]) -> Agent:
         from reflectkit.agents.chat import ChatPolicy
 
-        config = self.config
-        clients = []
-        for endpoint in endpoints:
-            if str(endpoint) not in self._clients:
-                journal = (
-                    config.env_folder
-                    / f"evaluate_{endpoint.kind}_{re.sub(r'[^A-Za-z0-9.-]+', '_', endpoint.model)}.jsonl"
-                )
-                journal.parent.mkdir(parents=True, exist_ok=True)
-                opened = config.asking_at(endpoint, journal, temperature=config.temperature, budget=self._budget)
-                self._clients[str(endpoint)] = self._stack.enter_context(opened)
-            clients.append(self._clients[str(endpoint)])
-        return Batched(ChatPolicy(clients[0], clients[1] if len(clients) > 1 else None, config.history_tokens))
+        clients = [self._client(endpoint) for endpoint in endpoints]
+        return ChatPolicy(clients[0], clients[1] if len(clients) > 1 else None, self.config.history_tokens)
+
+    def _client(self, endpoint: Endpoint) -> ChatClient:
+        """The client of `endpoint`, one for all the players that ask there."""
+        if str(endpoint) not in self._clients:
+            config = self.config
+            name = f"evaluate_{endpoint.kind}_{re.sub(r'[^A-Za-z0-9.-]+', '_', endpoint.model)}.jsonl"
+            journal = config.env_folder / name
+            client = config.client_at(endpoint, journal, temperature=config.temperature, budget=self._budget)
+            self._clients[str(endpoint)] = self._stack.enter_context(client)
+        return self._clients[str(endpoint)]
 
     def agent(self, name: str, policy: Path | None, reflector: Path | None) -> Agent:
         """The agent that `name` stands for."""

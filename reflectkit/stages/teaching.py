@@ -1,4 +1,4 @@
-"""What stages share that ask a teacher: its settings, the price of asking, and what is said at the end."""
+"""What the stages that ask chat models share: settings, an estimate of the price, and the figures at the end."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ ORACLE = "oracle"
 
 
 class BudgetSpentError(ReflectkitError):
-    """The asking stopped at --max-cost-usd; what was answered until then is kept."""
+    """Calls stopped at --max-cost-usd; what was answered until then is kept."""
 
 
 @dataclass(frozen=True)
-class AskingConfig(StageConfig):
-    """What a stage takes that asks chat models."""
+class ChatConfig(StageConfig):
+    """Settings of a stage that asks chat models."""
 
     PANEL: ClassVar = "Chat models"
     base_url: str | None = option(
@@ -72,9 +72,9 @@ class AskingConfig(StageConfig):
         if reader != EXTRACTIVE and (
             self.dry_run or (self.max_cost_usd is not None and not reader.startswith("local:"))
         ):
-            told = "--dry-run" if self.dry_run else "--max-cost-usd"
+            name = "--dry-run" if self.dry_run else "--max-cost-usd"
             raise ConfigError(
-                f"{told} does not count what --reader {reader} is asked; leave it out, or leave out the reader"
+                f"{name} does not count what --reader {reader} is asked; leave it out, or leave out the reader"
             )
 
     def check_asked(self, endpoint: Endpoint) -> None:
@@ -89,21 +89,25 @@ class AskingConfig(StageConfig):
         return prices_of(endpoint.kind, endpoint.model, self.price_in, self.price_out)
 
     @contextlib.contextmanager
-    def asking_at(self, endpoint: Endpoint, journal: Path, **more: Any) -> Iterator[ChatClient]:
+    def client_at(self, endpoint: Endpoint, journal: Path, **more: Any) -> Iterator[ChatClient]:
         """A client for `endpoint`, whose answers are kept in `journal`."""
-        settings = {"concurrency": self.concurrency, "budget": Budget(self.max_cost_usd), "timeout_s": self.timeout_s}
+        settings: dict[str, Any] = {
+            "concurrency": self.concurrency,
+            "budget": Budget(self.max_cost_usd),
+            "timeout_s": self.timeout_s,
+        }
         with open_client(endpoint, journal, self.prices_at(endpoint), **(settings | more)) as client:
             yield client
 
 
 @dataclass(frozen=True)
-class TeacherConfig(AskingConfig):
-    """What a stage takes that asks a teacher."""
+class TeacherConfig(ChatConfig):
+    """Settings of a stage that asks a teacher."""
 
     teacher: str = option(ORACLE, help="oracle (no network), openai:MODEL, azure:DEPLOYMENT or local:MODEL.")
 
     def __post_init__(self) -> None:
-        AskingConfig.__post_init__(self)
+        ChatConfig.__post_init__(self)
         if self.teacher != ORACLE:
             self.check_asked(self.endpoint)
 
@@ -123,9 +127,9 @@ class TeacherConfig(AskingConfig):
         return ORACLE if self.teacher == ORACLE else self.endpoint.model
 
     @contextlib.contextmanager
-    def asking(self, journal: Path) -> Iterator[ChatClient]:
+    def client(self, journal: Path) -> Iterator[ChatClient]:
         """A client for the teacher, whose answers are kept in `journal`."""
-        with self.asking_at(self.endpoint, journal) as client:
+        with self.client_at(self.endpoint, journal) as client:
             yield client
 
 
@@ -136,21 +140,21 @@ def free() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]]:
     return figures, (), (Table("What the oracle would take", ("what", "expected", "at most"), rows),)
 
 
-def foreseen(
+def estimate(
     config: TeacherConfig,
     requests: Sequence[Request],
     written: int,
     journal: Path,
     most: Sequence[Request] | None = None,
 ) -> tuple[dict[str, Any], Table]:
-    """What asking `requests` would take, less those that the journal answers: as expected, and at most.
+    """What the answers to `requests` would cost, less those that are in the journal: as expected, and at most.
 
     written: tokens of a usual answer. most: all that may be asked, where that is not `requests` alone. At most, each is
     asked as often as useless answers allow, has a prompt longer than we count, and is answered up to the limit,
     thinking included.
     """
-    with open_journal(journal, write=False) as known:
-        client = ChatClient(config.endpoint, known, config.prices)
+    with open_journal(journal, write=False) as answered:
+        client = ChatClient(config.endpoint, answered, config.prices)
         calls = {request: client.calls_left(request) for request in requests}
     endpoint = config.endpoint
     new = [request for request in requests if calls[request]]
@@ -180,7 +184,7 @@ def foreseen(
     return figures, Table(title, ("what", "expected", "at most"), (*rows, ("US dollars", *dollars)))
 
 
-def tell_damage(client: ChatClient, progress: Progress) -> None:
+def report_damage(client: ChatClient, progress: Progress) -> None:
     """Say so where lines of the journal could not be used."""
     if client.journal.damaged:
         progress.news(
@@ -188,13 +192,13 @@ def tell_damage(client: ChatClient, progress: Progress) -> None:
         )
 
 
-def settle(
+def call_figures(
     config: TeacherConfig, client: ChatClient, rejected: Sequence[Rejected], path: Path, progress: Progress
 ) -> dict[str, Any]:
-    """Write what was set aside to `path`, say so, and give the figures of the asking."""
+    """The figures of the client's calls, after the rejected items were written to `path`."""
     if rejected or path.exists():
         write_jsonl(path, [{"item": item.name, "reason": item.reason, "text": item.text} for item in rejected])
-    tell_damage(client, progress)
+    report_damage(client, progress)
     if rejected:
         progress.news(f"{len(rejected)} items had no usable answer, even when asked again, and are set aside in {path}")
     return {
@@ -207,10 +211,10 @@ def settle(
     }
 
 
-def stop_if_spent(config: AskingConfig, client: ChatClient, done: str) -> None:
-    """Raises BudgetSpentError, after everything is written, where the budget ended the asking."""
+def stop_if_spent(config: ChatConfig, client: ChatClient, done: str) -> None:
+    """Raises BudgetSpentError, after everything is written, where the budget left requests unanswered."""
     if client.stopped:
         raise BudgetSpentError(
             f"stopped at the budget: ${client.budget.paid:.4f} of --max-cost-usd {config.max_cost_usd:g} spent; {done};"
-            " run it again with a larger one to go on"
+            " run it again with a larger one to continue"
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from reflectkit.agents.journal import open_journal
 from reflectkit.agents.prices import Prices, prices_of
 from reflectkit.agents.transport import retry_after_s
 from reflectkit.core.errors import ConfigError
+from reflectkit.core.eventloop import wait_for
 from reflectkit.core.types import Message
 from tests.server import Server, completion, serve
 
@@ -38,11 +39,20 @@ def requests(count: int = 1, prefix: str = "item") -> list[Request]:
     return [Request(f"{prefix}{i}", (Message("user", f"{prefix}{i}"),), 50) for i in range(count)]
 
 
+def together(*coroutines: Any, return_exceptions: bool = False) -> list[Any]:
+    """What the coroutines return side by side."""
+
+    async def gathered() -> list[Any]:
+        return await asyncio.gather(*coroutines, return_exceptions=return_exceptions)
+
+    return wait_for(gathered())
+
+
 def ask(
     server: Server, folder: Path, wanted: list[Request], parse: Any = lambda _, text: text, **settings: Any
 ) -> tuple[list[Any], ChatClient]:
     with open_client(Endpoint("local", "m", server.url), folder / "journal.jsonl", PRICES, **settings) as client:
-        return client.ask(wanted, parse), client
+        return wait_for(client.ask_all(wanted, parse)), client
 
 
 def test_answers_come_back_in_order_and_concurrently(server: Server, tmp_path: Path) -> None:
@@ -329,7 +339,7 @@ def test_another_model_temperature_or_question_is_asked_anew(server: Server, tmp
     ask(server, tmp_path, requests())
     ask(server, tmp_path, requests(), temperature=0.5)
     with open_client(Endpoint("local", "n", server.url), tmp_path / "journal.jsonl", PRICES) as client:
-        client.ask(requests(), lambda _, text: text)
+        wait_for(client.ask_all(requests(), lambda _, text: text))
     assert len(server.requests) == 3
 
 
@@ -368,9 +378,8 @@ def test_a_budget_is_shared_by_clients(server: Server, tmp_path: Path) -> None:
     with (
         open_client(Endpoint("local", "a", server.url), tmp_path / "a.jsonl", PRICES, budget=budget) as first,
         open_client(Endpoint("local", "b", server.url), tmp_path / "b.jsonl", PRICES, budget=budget) as second,
-        ThreadPoolExecutor(2) as pool,
     ):
-        for outcomes in pool.map(lambda client: client.ask(wanted, lambda _, text: text), (first, second)):
+        for outcomes in together(*(client.ask_all(wanted, lambda _, text: text) for client in (first, second))):
             assert any(outcome.value is None and outcome.rejected is None for outcome in outcomes)
     assert first.stopped
     assert second.stopped
@@ -396,7 +405,7 @@ def test_thinking_models_get_room_and_no_temperature(
     del body["usage"]
     server.faults = [("json", body)]
     with open_client(endpoint, tmp_path / "journal.jsonl", PRICES, temperature=0.0) as client:
-        client.ask(requests(), lambda _, text: text)
+        wait_for(client.ask_all(requests(), lambda _, text: text))
         (sent,) = server.requests
         assert "temperature" not in sent
         assert sent["max_completion_tokens"] == 50 + 4000
@@ -415,7 +424,7 @@ def test_others_get_the_temperature_until_they_refuse_it(
     server.delay_s = 0.02  # so that several are in flight before the first is refused
     endpoint = Endpoint("openai", model, server.url)
     with open_client(endpoint, tmp_path / "journal.jsonl", PRICES, temperature=0.5, concurrency=4) as client:
-        outcomes = client.ask(requests(9), lambda _, text: text)
+        outcomes = wait_for(client.ask_all(requests(9), lambda _, text: text))
     assert [outcome.value for outcome in outcomes] == [f"echo item{i}" for i in range(9)]
     with_it = [body for body in server.requests if "temperature" in body]
     assert 1 <= len(with_it) <= 4
@@ -423,21 +432,87 @@ def test_others_get_the_temperature_until_they_refuse_it(
     assert {(body["temperature"], body["max_completion_tokens"]) for body in with_it} == {(0.5, 50)}
 
 
-def test_threads_and_running_event_loops_may_ask(server: Server, tmp_path: Path) -> None:
-    with open_client(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl", PRICES) as client:
+def test_coroutines_ask_side_by_side_and_equal_requests_share_a_call(server: Server, tmp_path: Path) -> None:
+    server.delay_s = 0.02
+    with open_client(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl", PRICES, concurrency=4) as client:
+        wanted = [*requests(20), *requests(10)]
+        outcomes = together(*(client.ask(request, str.upper) for request in wanted))
+    assert [outcome.value for outcome in outcomes] == [f"ECHO {request.name.upper()}" for request in wanted]
+    assert (client.calls, client.replayed, len(server.requests)) == (20, 10, 20)
+    assert 2 <= server.most_at_once <= 4
+
+
+def test_a_server_that_went_down_ends_all_that_are_under_way(server: Server, tmp_path: Path) -> None:
+    """The calls in flight are journalled first, and nothing else is asked; after it the client can be used again."""
+    path = tmp_path / "journal.jsonl"
+    server.faults = [("json", completion("first")), *DOWN * 3]
+    with open_client(Endpoint("local", "m", server.url), path, PRICES, concurrency=1) as client:
+        ends = together(*(client.ask(request, str) for request in requests(30)), return_exceptions=True)
+        assert ends[0].value == "first"
+        assert {str(end) for end in ends[4:]} == {str(ends[3])}
+        assert [outcome.rejected.reason[:40] for outcome in ends[1:3]] == [
+            "no answer: local:m keeps answering 500: "
+        ] * 2
+        assert len(server.requests) == 1 + 3 * 7
+        (again,) = together(client.ask(requests(1, "again")[0], str))
+        assert again.value == "echo again0"
+    server.faults = [("status", 403, {}, {"message": "not you"})]
+    server.delay_s = 0.1
+    with open_client(Endpoint("local", "m", server.url), path, PRICES, concurrency=8) as client:
+        ends = together(*(client.ask(request, str) for request in requests(30, "more")), return_exceptions=True)
+    assert 7 <= client.calls == sum(not isinstance(end, ApiError) for end in ends) < 16
+    with open_journal(path, write=False) as journal:
+        assert len(journal.answers) == server.answered, "what was paid for is kept"
+
+
+def test_a_first_request_without_an_answer_waits_for_what_becomes_of_the_others(server: Server, tmp_path: Path) -> None:
+    server.faults = list(DOWN)
+    with open_client(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl", PRICES, concurrency=1) as client:
+        first, second = together(*(client.ask(request, str) for request in requests(2)))
+        assert "keeps answering 500" in first.rejected.reason
+        assert second.value == "echo item1"
+
+
+def test_event_loops_may_ask_in_turn(server: Server, tmp_path: Path) -> None:
+    with open_client(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl", PRICES, concurrency=2) as client:
 
         def answers(prefix: str) -> list[str | None]:
-            return [outcome.value for outcome in client.ask(requests(5, prefix), lambda _, text: text)]
+            return [outcome.value for outcome in wait_for(client.ask_all(requests(5, prefix), lambda _, text: text))]
 
         async def inside() -> list[str | None]:
             return answers("loop")
 
-        with ThreadPoolExecutor(4) as pool:
-            for prefix, values in zip("abcd", pool.map(answers, "abcd"), strict=True):
-                assert values == [f"echo {prefix}{i}" for i in range(5)]
         assert asyncio.run(inside()) == [f"echo loop{i}" for i in range(5)]
-        assert client.calls == 25
-        assert server.most_at_once <= client.concurrency
+        for prefix in "ab":
+            assert answers(prefix) == [f"echo {prefix}{i}" for i in range(5)]
+        assert client.calls == 15
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer")
+def test_ctrl_c_ends_the_asking_at_once_and_leaves_nothing_behind(server: Server, tmp_path: Path) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    async def left_behind() -> int:
+        return len(asyncio.all_tasks()) - 1
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with open_client(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl", PRICES) as client:
+            wait_for(client.ask_all(requests(2, "early"), lambda _, text: text))
+            server.delay_s = 5
+            started = time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(KeyboardInterrupt):
+                together(*(client.ask(request, str) for request in requests(20)))
+            assert time.monotonic() - started < 2
+            assert wait_for(left_behind()) == 0
+            server.delay_s = 0
+            (outcome,) = together(client.ask(requests(1, "late")[0], str))
+            assert outcome.value == "echo late0"
+            assert client.calls == 3
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_wrong_key_is_one_line_without_the_key(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,7 +520,7 @@ def test_wrong_key_is_one_line_without_the_key(server: Server, tmp_path: Path, m
     server.faults = [("status", 401, {}, {"message": f"Incorrect API key provided: {KEY}"})]
     endpoint = Endpoint("openai", "m", server.url)
     with open_client(endpoint, tmp_path / "journal.jsonl", PRICES) as client, pytest.raises(ApiError) as caught:
-        client.ask(requests(), lambda _, text: text)
+        wait_for(client.ask_all(requests(), lambda _, text: text))
     assert "OPENAI_API_KEY" in str(caught.value)
     assert KEY not in str(caught.value)
     assert caught.value.__cause__ is None
@@ -470,7 +545,7 @@ def test_hopeless_servers_end_the_run_without_the_key(
         open_client(Endpoint("openai", "m", server.url), tmp_path / "journal.jsonl", PRICES) as client,
         pytest.raises(ApiError, match=text) as caught,
     ):
-        client.ask(requests(9), lambda _, text: text)
+        wait_for(client.ask_all(requests(9), lambda _, text: text))
     assert KEY not in str(caught.value)
     assert KEY not in (tmp_path / "journal.jsonl").read_text()
 
@@ -520,7 +595,7 @@ def test_openai_alone_is_sent_the_organization(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-1")
     with open_client(Endpoint(kind, "m", server.url), tmp_path / "journal.jsonl", PRICES) as client:
-        client.ask(requests(), lambda _, text: text)
+        wait_for(client.ask_all(requests(), lambda _, text: text))
     (headers,) = server.headers
     assert [headers[name] for name in ("OpenAI-Organization", "OpenAI-Project") if name in headers] == sent
 
@@ -544,7 +619,7 @@ def test_settings_of_the_environment_that_cannot_be_used_are_named(
         open_client(Endpoint("openai", "m", server.url), tmp_path / "journal.jsonl", PRICES) as client,
         pytest.raises(ConfigError, match=name) as caught,
     ):
-        client.ask(requests(), lambda _, text: text)
+        wait_for(client.ask_all(requests(), lambda _, text: text))
     assert KEY not in str(caught.value)
     assert not server.requests
 
@@ -572,7 +647,7 @@ def test_an_azure_address_that_is_none_is_named(tmp_path: Path, monkeypatch: pyt
         open_client(Endpoint("azure", "m", None), tmp_path / "journal.jsonl", PRICES) as client,
         pytest.raises(ConfigError, match="AZURE_OPENAI_ENDPOINT") as caught,
     ):
-        client.ask(requests(), lambda _, text: text)
+        wait_for(client.ask_all(requests(), lambda _, text: text))
     assert KEY not in str(caught.value)
 
 
@@ -580,7 +655,7 @@ def test_azure_is_asked_at_its_own_address(server: Server, tmp_path: Path, monke
     monkeypatch.setenv("AZURE_OPENAI_API_KEY", KEY)
     monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", server.url.removesuffix("/v1"))
     with open_client(Endpoint("azure", "my-gpt", None), tmp_path / "journal.jsonl", PRICES) as client:
-        (outcome,) = client.ask(requests(), lambda _, text: text)
+        (outcome,) = wait_for(client.ask_all(requests(), lambda _, text: text))
     assert outcome.value == "echo item0"
     assert server.authorization == [KEY]
 
@@ -594,7 +669,7 @@ def test_a_missing_key_is_said_before_anything_is_asked(
         open_client(Endpoint(kind, "m", None), tmp_path / "journal.jsonl", PRICES) as client,
         pytest.raises(ConfigError, match=name),
     ):
-        client.ask(requests(), lambda _, text: text)
+        wait_for(client.ask_all(requests(), lambda _, text: text))
 
 
 def test_nobody_listening_is_said_at_once(tmp_path: Path) -> None:
@@ -602,7 +677,7 @@ def test_nobody_listening_is_said_at_once(tmp_path: Path) -> None:
         open_client(Endpoint("local", "m", "http://127.0.0.1:9/v1"), tmp_path / "journal.jsonl", PRICES) as client,
         pytest.raises(ApiError, match=r"nothing listens at http://127.0.0.1:9/v1 .*start the server"),
     ):
-        client.ask(requests(), lambda _, text: text)
+        wait_for(client.ask_all(requests(), lambda _, text: text))
 
 
 @pytest.mark.parametrize("text", ["gpt-4o", "openai:", "claude:x", "", "openai"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from reflectkit.agents.endpoints import Endpoint
 from reflectkit.agents.reader import ChatReader
 from reflectkit.cli.main import main
 from reflectkit.core.errors import EnvironmentFailure
+from reflectkit.core.eventloop import wait_for
 from reflectkit.core.jsonl import read_json, write_json
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Decision, Status, ToolUse
@@ -23,27 +25,45 @@ from tests.server import serve
 class Nothing:
     """Keeps nothing."""
 
-    def act(self, observations: Any, contexts: Any) -> list[Decision]:
-        return [Decision(ToolUse("none")) for _ in observations]
+    async def decide(self, observation: Any, context: Any) -> Decision:
+        return Decision(ToolUse("none"))
 
 
 def test_notes_and_question_are_asked_once_for_all(tmp_path: Path) -> None:
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def answer(body: dict[str, Any]) -> str:
-        asked.append(body["messages"][-1]["content"])
-        return "Rome" if "Rome" in asked[-1] else "unknown"
+        prompts.append(body["messages"][-1]["content"])
+        return "Rome" if "Rome" in prompts[-1] else "unknown"
 
     with serve(answer) as server:
         for _ in range(2):
             reader = ChatReader(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl")
-            found = reader.answer(["Where is Anna?", "Where is Ben?"], [["Anna is in Rome"], []])
-            assert found == ["Rome", "unknown"]
+            answers = wait_for(reader.answer(["Where is Anna?", "Where is Ben?"], [["Anna is in Rome"], []]))
+            assert answers == ["Rome", "unknown"]
             reader.close()
-    assert sorted(asked) == [
+    assert sorted(prompts) == [
         "Notes:\n(none)\n\nQuestion: Where is Ben?",
         "Notes:\n- Anna is in Rome\n\nQuestion: Where is Anna?",
     ]
+
+
+def test_many_episodes_wait_for_their_reader_at_once(tmp_path: Path) -> None:
+    """The server answers nobody until all have asked."""
+    tasks = [conversation(number, 4, "short", 0) for number in range(6)]
+    questions = {question["question"] for task in tasks for question in task.data["questions"]}
+    everybody = threading.Barrier(len(questions), timeout=60)
+
+    def answer(body: dict[str, Any]) -> str:
+        everybody.wait()
+        return "unknown"
+
+    with serve(answer) as server:
+        reader = ChatReader(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl", concurrency=100)
+        played = rollout([Episode(task, 0) for task in tasks], lambda: Memory(reader=reader), Nothing())
+        reader.close()
+    assert [one.status for one in played] == [Status.COMPLETED] * 6
+    assert all(set(one.turns[-1].info["answers"]) == {"unknown"} for one in played)
 
 
 def test_a_reader_that_is_down_aborts_every_episode(tmp_path: Path) -> None:
@@ -58,7 +78,7 @@ def test_a_reader_without_a_usable_answer_aborts(tmp_path: Path) -> None:
     with serve(lambda body: "") as server:
         reader = ChatReader(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl")
         with pytest.raises(EnvironmentFailure, match="no usable answer"):
-            reader.answer(["Who?"], [["a"]])
+            wait_for(reader.answer(["Who?"], [["a"]]))
         reader.close()
 
 

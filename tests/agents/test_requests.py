@@ -28,7 +28,7 @@ from reflectkit.core.protocols import Context, rules_of
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.text import count_tokens
 from reflectkit.core.tools import plain_text
-from reflectkit.core.types import Decision, Message, Observation, ToolCall, ToolUse, Turn
+from reflectkit.core.types import Decision, Message, Observation, ToolCall, ToolUse
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import env_class
 from reflectkit.envs.corridor import Corridor
@@ -313,13 +313,11 @@ def test_an_oracle_acts_and_a_chat_teacher_comments(
 
 def walk(steps: int, **made: Any) -> tuple[Observation, Context]:
     """The state after `steps` steps to the left in a corridor, and the turns so far with decisions made so."""
-    turns: list[Turn] = []
 
     class Left:
-        def act(self, observations: Any, contexts: Any) -> list[Decision]:
-            turns[:] = contexts[0].turns
-            states.append((observations[0], contexts[0]))
-            return [Decision(0, "To the left.", **made)]
+        async def decide(self, observation: Any, context: Any) -> Decision:
+            states.append((observation, context))
+            return Decision(0, "To the left.", **made)
 
     states: list[tuple[Observation, Context]] = []
     rollout([Episode(Corridor.tasks("long")[3], 0)], lambda: make("corridor", 40), Left())
@@ -500,17 +498,17 @@ def test_a_walk_with_comments_stops_at_its_budget_and_when_killed_and_pays_for_n
     assert main([*command, "--max-cost-usd", str(12 * CALL_USD)]) == 2
     assert "stopped at the budget" in capsys.readouterr().err
     assert 0 < server.answered <= 12
-    act, turns = ChatTeacher.act, [0]
+    decide, turns = ChatTeacher.decide, [0]
 
-    def dying(self: Any, observations: Any, contexts: Any) -> Any:
+    async def dying(self: Any, observation: Any, context: Any) -> Any:
         turns[0] += 1
-        if turns[0] == 4:
+        if turns[0] == 20:
             raise KeyboardInterrupt
-        return act(self, observations, contexts)
+        return await decide(self, observation, context)
 
-    monkeypatch.setattr(ChatTeacher, "act", dying)
+    monkeypatch.setattr(ChatTeacher, "decide", dying)
     assert main(command) == 130
-    monkeypatch.setattr(ChatTeacher, "act", act)
+    monkeypatch.setattr(ChatTeacher, "decide", decide)
     assert main(command) == 0
     asked = [json.dumps(body, sort_keys=True) for body in server.requests]
     assert len(asked) == len(set(asked))

@@ -19,11 +19,12 @@ Source
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, ClassVar
 
 from reflectkit.core.errors import DataError, IllegalActionError
+from reflectkit.core.eventloop import followed
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.text import count_tokens
 from reflectkit.core.tools import PLAIN, parse, plain_text
@@ -119,8 +120,10 @@ class Memory:
         self._told: tuple[str, ...] = ()
         return self._observe()
 
-    def step(self, action: int | str | ToolUse) -> StepResult:
+    def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
         """Make the calls, in their order, and go on to the next chunk. Text is taken for calls in the plain form.
+
+        The last step is awaitable where the reader is: it waits for the answers.
 
         Raises
         ------
@@ -151,15 +154,24 @@ class Memory:
         if self._at < len(self._chunks):
             return StepResult(self._observe(), reward, False, info=info)
         self._over = True
-        accuracy, answers = self._answered()
-        read = sum(map(count_tokens, self._chunks))
-        kept = rewards.compression(self.store.tokens, read)
+        questions = [question.question for question in self._questions]
+        answers = self.reader.answer(questions, [self._retrieve(question) for question in questions])
+        return followed(answers, lambda answers: self._end(answers, reward, info))
+
+    def _end(self, answers: list[str], reward: float, info: dict[str, Any]) -> StepResult:
+        """The result of the last step. reward, info: of its calls."""
+        scores = [score(question, answer) for question, answer in zip(self._questions, answers, strict=True)]
+        accuracy = sum(scores) / len(scores)
+        kept = rewards.compression(self.store.tokens, sum(map(count_tokens, self._chunks)))
         shared = accuracy + self.compression_weight * kept
-        figures |= {"accuracy": accuracy, "compression": kept, "memory_tokens": float(self.store.tokens)}
-        info |= {"shared_reward": shared, "success": accuracy == 1.0, "answers": answers}
-        info["memory"] = {
-            "core": self.store.core,
-            "items": [[item.id, item.text] for item in self.store.items.values()],
+        figures = {"accuracy": accuracy, "compression": kept, "memory_tokens": float(self.store.tokens)}
+        items = [[item.id, item.text] for item in self.store.items.values()]
+        info = info | {
+            "figures": info["figures"] | figures,
+            "shared_reward": shared,
+            "success": accuracy == 1.0,
+            "answers": answers,
+            "memory": {"core": self.store.core, "items": items},
         }
         return StepResult(self._observe(), reward + shared, True, info=info)
 
@@ -304,24 +316,17 @@ class Memory:
         made = list(action.calls)
         return "good" if all(call in made for call in self._calls()) and not action.errors else "mistake"
 
-    def _answered(self) -> tuple[float, list[str]]:
-        """The mean score of the answers, and the answers."""
-        asked = [question.question for question in self._questions]
-        answers = self.reader.answer(asked, [self._found(question) for question in asked])
-        scores = [score(question, answer) for question, answer in zip(self._questions, answers, strict=True)]
-        return sum(scores) / len(scores), answers
-
-    def _found(self, question: str) -> list[str]:
+    def _retrieve(self, question: str) -> list[str]:
         """What the reader sees: the core, and of each list what is most related, within its budget."""
-        found = [self.store.core] if self.store.core else []
-        room = READER_TOKENS - sum(map(count_tokens, found))
+        texts = [self.store.core] if self.store.core else []
+        room = READER_TOKENS - sum(map(count_tokens, texts))
         by_rank = zip_longest(*(search(self.store, kind, question, self._retrieved) for kind in LISTS))
         for item in (item for items in by_rank for item in items if item is not None):
             tokens = count_tokens(item.text)
             if tokens <= room:
-                found.append(item.text)
+                texts.append(item.text)
                 room -= tokens
-        return found
+        return texts
 
 
 def _use(calls: Sequence[ToolCall]) -> ToolUse:

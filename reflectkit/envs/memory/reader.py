@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,8 +33,9 @@ class Question:
 class Reader(Protocol):
     """Answers questions from memories."""
 
-    def answer(self, questions: Sequence[str], memories: Sequence[Sequence[str]]) -> list[str]:
-        """An answer for each question, from the texts found for it, best first.
+    def answer(self, questions: Sequence[str], memories: Sequence[Sequence[str]]) -> list[str] | Awaitable[list[str]]:
+        """An answer to each question, from the texts that were retrieved for it, best first; awaitable where the reader
+        is a server.
 
         Raises EnvironmentFailure where it cannot be asked.
         """
