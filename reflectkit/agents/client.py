@@ -377,9 +377,15 @@ class _Session:
 
 
 @contextlib.contextmanager
-def open_client(endpoint: Endpoint, journal_path: Path, prices: Prices, **settings: Any) -> Iterator[ChatClient]:
-    """A `ChatClient` with these settings, whose answers are kept in `journal_path`."""
-    with open_journal(journal_path) as journal:
+def open_client(
+    endpoint: Endpoint, journal_path: Path, prices: Prices, *, earlier: Path | None = None, **settings: Any
+) -> Iterator[ChatClient]:
+    """A `ChatClient` with these settings, whose answers are kept in `journal_path`.
+
+    earlier: where an earlier version kept them, possibly with those of other models, which are then left out; they are
+    read from there, too.
+    """
+    with open_journal(journal_path, model=endpoint.model if earlier else None, earlier=earlier) as journal:
         client = ChatClient(endpoint, journal, prices, **settings)
         try:
             yield client

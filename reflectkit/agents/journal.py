@@ -1,4 +1,4 @@
-"""Every answer of a teacher, appended before it is used: a killed run repeats no paid call, and a rerun costs nothing.
+"""Every paid answer, appended before it is used: a killed run repeats no paid call, and a rerun costs nothing.
 
 One JSON object a line: the request's hash, the answer, how it ended, the tokens that it took, and a checksum of all
 these. Lines of earlier versions have no checksum and are read without one. Keys and headers are never in it.
@@ -37,9 +37,9 @@ class Answer:
 class Journal:
     """The answers in file `path` by request hash. damaged: lines of it that could not be read."""
 
-    def __init__(self, path: Path, file: IO[bytes] | None) -> None:
+    def __init__(self, path: Path, file: IO[bytes] | None, before: Mapping[str, Answer]) -> None:
         self.path, self._file = path, file
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, Answer] = dict(before)
         self.damaged = 0
 
     def add(self, key: str, model: str, answer: Answer) -> None:
@@ -58,46 +58,55 @@ class JournalHeldError(ConfigError):
 
 
 @contextlib.contextmanager
-def open_journal(path: Path, *, write: bool = True) -> Iterator[Journal]:
+def open_journal(
+    path: Path, *, write: bool = True, model: str | None = None, earlier: Path | None = None
+) -> Iterator[Journal]:
     """The journal in `path`, for this process alone while it writes; a last line that a kill cut off is removed.
+
+    model: whose answers alone are read; None for all. earlier: another journal, whose answers are read first.
 
     Raises JournalHeldError where another process writes into it.
     """
+    before: dict[str, Answer] = {}
+    if earlier is not None and earlier != path:
+        with open_journal(earlier, write=False, model=model) as other:
+            before = other.answers
     if not write:
-        journal = Journal(path, None)
+        journal = Journal(path, None, before)
         if path.exists():
             with path.open("rb") as file:
-                _load(journal, file)
+                _load(journal, file, model)
         yield journal
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         _hold(file, path)
-        journal = Journal(path, file)
+        journal = Journal(path, file, before)
         file.seek(0)
-        whole = _load(journal, file)
+        whole = _load(journal, file, model)
         if whole < file.seek(0, os.SEEK_END):
             file.truncate(whole)
         yield journal
 
 
-def _load(journal: Journal, file: IO[bytes]) -> int:
-    """Read every line; returns where the last whole one ends, in bytes."""
+def _load(journal: Journal, file: IO[bytes], model: str | None) -> int:
+    """Read every line, and keep those of `model`; returns where the last whole one ends, in bytes."""
     end = 0
     for line in file:
         if not line.endswith(b"\n"):
             break
         end += len(line)
         try:
-            key, answer = _read(json.loads(line))
-            journal.answers[key] = answer
+            key, answered_by, answer = _read(json.loads(line))
+            if model in (None, answered_by):
+                journal.answers[key] = answer
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             journal.damaged += 1
     return end
 
 
-def _read(record: dict[str, Any]) -> tuple[str, Answer]:
-    """(key, answer) of a line. Raises ValueError, KeyError, TypeError or AttributeError for one that was changed."""
+def _read(record: dict[str, Any]) -> tuple[str, str, Answer]:
+    """(key, model, answer) of a line. Raises ValueError, KeyError, TypeError or AttributeError where it was changed."""
     checksum = record.pop(CHECKSUM, None)
     if checksum is not None and checksum != _checksum(record):
         raise ValueError("the line was changed")
@@ -107,7 +116,7 @@ def _read(record: dict[str, Any]) -> tuple[str, Answer]:
     for tokens in (answer.prompt_tokens, answer.completion_tokens):
         if type(tokens) is not int or not 0 <= tokens <= MOST_TOKENS:
             raise TypeError("not a number of tokens")
-    return key, answer
+    return key, model, answer
 
 
 def _checksum(record: Mapping[str, Any]) -> str:
@@ -123,4 +132,4 @@ def _hold(file: IO[bytes], path: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise JournalHeldError(f"another process is asking with {path}; wait for it, or stop it") from None
+        raise JournalHeldError(f"another process writes into {path}; wait for it, or stop it") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from reflectkit.core.protocols import Agent
 from reflectkit.stages.teaching import report_damage, stop_if_spent
 
 SCRIPTED = ("oracle", "random")
+LONGEST_NAME = 100  # characters of a model's name in a file's
 
 
 def chat_parts(text: str) -> list[str]:
@@ -73,6 +75,23 @@ def mismatch(name: str, policy: Path | None, reflector: Path | None) -> str:
     return f"{name}: {policy} was trained without comments and plays with a reflector's; leave out +{reflector}"
 
 
+def journals(folder: Path, endpoint: Endpoint) -> tuple[Path, Path]:
+    """Where a chat model's answers are kept, and where earlier versions kept them. A model whose name cannot be a
+    file's gets a checksum of it into the name of its journal, so that no two models share one.
+
+    >>> [path.name for path in journals(Path(), Endpoint("local", "a_b"))]
+    ['evaluate_local_a_b.jsonl', 'evaluate_local_a_b.jsonl']
+    >>> [path.name for path in journals(Path(), Endpoint("local", "a/b"))]
+    ['evaluate_local_a_b~c14cddc0.jsonl', 'evaluate_local_a_b.jsonl']
+    """
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "_", endpoint.model)
+    earlier = folder / f"evaluate_{endpoint.kind}_{plain}.jsonl"
+    if re.fullmatch(r"[A-Za-z0-9._-]+", endpoint.model):
+        return folder / f"evaluate_{endpoint.kind}_{endpoint.model}.jsonl", earlier
+    checksum = hashlib.sha256(endpoint.model.encode()).hexdigest()[:8]
+    return folder / f"evaluate_{endpoint.kind}_{plain[:LONGEST_NAME]}~{checksum}.jsonl", earlier
+
+
 class Players:
     """Opens the players; a reflector is opened once, and its memo kept for all who share it."""
 
@@ -123,9 +142,10 @@ class Players:
         """The client of `endpoint`, one for all the players that ask there."""
         if str(endpoint) not in self._clients:
             config = self.config
-            name = f"evaluate_{endpoint.kind}_{re.sub(r'[^A-Za-z0-9.-]+', '_', endpoint.model)}.jsonl"
-            journal = config.env_folder / name
-            client = config.client_at(endpoint, journal, temperature=config.temperature, budget=self._budget)
+            journal, earlier = journals(config.env_folder, endpoint)
+            client = config.client_at(
+                endpoint, journal, earlier=earlier, temperature=config.temperature, budget=self._budget
+            )
             self._clients[str(endpoint)] = self._stack.enter_context(client)
         return self._clients[str(endpoint)]
 
