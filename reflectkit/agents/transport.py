@@ -102,8 +102,9 @@ async def _received(response: Any, chunks: AsyncIterator[bytes]) -> Response:
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """How long a response asks to wait, in seconds; None where it does not say, or asks for more than a minute.
 
-    >>> retry_after_s({"retry-after": "2"}), retry_after_s({"retry-after-ms": "50"}), retry_after_s({"retry-after":
-    "nan"}) (2.0, 0.05, None)
+    >>> retry_after_s({"retry-after": "2"}), retry_after_s({"retry-after-ms": "50"})
+    (2.0, 0.05)
+    >>> retry_after_s({"retry-after": "nan"})
     """
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         text = headers.get(name, "")
