@@ -103,8 +103,8 @@ def form_text(calls: Sequence[ToolCall], form: Form) -> str:
 def tools_text(tools: Sequence[ToolSpec]) -> str:
     """A line for each tool.
 
-    >>> tools_text([ToolSpec("add", "Adds a book.", {"properties": {"title": {"type": "string"}, "copies": {"type":
-    "integer"}}, ...     "required": ["title"]})])
+    >>> properties = {"title": {"type": "string"}, "copies": {"type": "integer"}}
+    >>> tools_text([ToolSpec("add", "Adds a book.", {"properties": properties, "required": ["title"]})])
     'add(title: string, copies?: integer): Adds a book.'
     """
     return "\n".join(_tool_line(tool) for tool in tools)

@@ -107,8 +107,10 @@ def ask(root: str, files: Mapping[str, str], excerpts: Mapping[str, str], per_fi
 def leaks(question: str, path: str) -> bool:
     """Whether `question` quotes the name of file `path`: the name itself, or all of its stem's words in a row.
 
-    >>> leaks("Where are late fees set?", "app/late_fees.py"), leaks("Where are fees for late books set?",
-    "app/late_fees.py") (True, False)
+    >>> leaks("Where are late fees set?", "app/late_fees.py")
+    True
+    >>> leaks("Where are fees for late books set?", "app/late_fees.py")
+    False
     """
     name = PurePosixPath(path)
     stem = " ".join(words(name.stem))
