@@ -9,10 +9,12 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from reflectkit.core.errors import ConfigError
+from reflectkit.core.registry import resolve
 from reflectkit.core.seeding import uniform
 
 
@@ -84,6 +86,48 @@ class Sampler(Protocol):
         weights: None where the sampler's own model has been trained in place.
         """
         ...
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a command knows of the model that is to be sampled."""
+
+    checkpoint: str
+    """Its folder or hub id."""
+    device: str = "auto"
+    """Where to load it: "auto", "cpu", "cuda", …"""
+    player: Any = None
+    """The `models.load.Player` of this process, where one trains or holds it; else the sampler loads what it needs."""
+    scorer: Any = None
+    """Of a model that is spread over processes: what scores with all its parts."""
+    team: Any = None
+    """Of a model that is spread over processes: the `rl.processes.Processes` that ask the same and score together."""
+    watch: Callable[[Any, Sequence[tuple[int, ...]]], None] | None = None
+    """Called with the last hidden states (B, D) and the prompts of each batch that is scored in this process, so that a
+    critic need not read them again. A sampler that has none leaves it alone.
+    """
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A kind of sampler, as one row: to add one, write its settings and a function that opens it."""
+
+    settings: type[Any]
+    """A frozen dataclass of the settings of its own, made by `core.config.option`; they are flags of the commands."""
+    open: Callable[[Opening, Any], Sampler]
+    """From what the command knows, and the settings, to a sampler."""
+
+
+BACKENDS = {"local": "reflectkit.models.local:BACKEND"}
+"""The kinds of samplers by name. One's own needs no row: `--sampler package.module:NAME`."""
+
+
+def backend(name: str) -> Backend:
+    """The row of kind `name`. Raises UnknownNameError, and ConfigError for what is not a Backend."""
+    row = resolve("sampler", name, BACKENDS)
+    if not isinstance(row, Backend):
+        raise ConfigError(f"--sampler {name} is not a reflectkit.models.sampler.Backend but {row!r:.80}")
+    return row
 
 
 def draw(label_logprobs: Sequence[float], temperature: float, seed: int) -> int:
