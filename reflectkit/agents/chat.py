@@ -199,7 +199,7 @@ class Recovery:
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """A step on the way, or the teacher's correction; the slip is drawn with the turn's own seed."""
         env: Any = require_oracle(context.env)
-        if not hasattr(env, "slips"):
+        if not env.has("slips"):
             raise ConfigError(
                 f"env '{env.name}' makes no negative examples (no slips()); use --noise, and --negatives 0"
             )
@@ -294,5 +294,5 @@ def named(comment: str, observation: Observation, action: Action) -> str:
 
 
 def _mistaken(context: Context) -> bool:
-    note = getattr(context.env, "note", None)
-    return note is not None and note() == "mistake"
+    env: Any = context.env
+    return bool(env.note() == "mistake")

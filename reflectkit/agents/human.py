@@ -7,6 +7,7 @@ asked again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import IllegalActionError, ReflectkitError
@@ -128,9 +129,9 @@ def help_text(observation: Observation, env: Env) -> str:
     return f"{rules_of(env)}\n\n{answers}".lstrip()
 
 
-def oracle_text(observation: Observation, env: Env) -> str:
+def oracle_text(observation: Observation, env: Any) -> str:
     """What a best action would be, in words."""
-    if not hasattr(env, "oracle"):
+    if not env.has("oracle"):
         return f"Env '{env.name}' has no oracle."
     try:
         action = env.oracle()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.protocols import Context, Env
+from reflectkit.core.protocols import Context
 from reflectkit.core.seeding import generator
 from reflectkit.core.tools import PLAIN, parse, plain_text
 from reflectkit.core.types import Decision, Observation, ToolCall, ToolUse
@@ -103,14 +103,15 @@ class Marker:
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The next action, for the one episode in play."""
-        self.notes.append(getattr(context.env, "note", str)())
+        env: Any = context.env
+        self.notes.append(env.note())
         return Decision(self.actions[len(self.notes) - 1])
 
 
 def _any_choice(observation: Observation, env: Any, chance: random.Random) -> Decision:
     if observation.choices:
         return Decision(chance.randrange(len(observation.choices)))
-    if not hasattr(env, "legal"):
+    if not env.has("legal"):
         raise ConfigError(f"env '{env.name}' takes text, and has no legal(): nothing to draw at random")
     return Decision(chance.choice(env.legal()))
 
@@ -131,9 +132,9 @@ def _any_calls(observation: Observation, chance: random.Random) -> Decision:
     return Decision(ToolUse(plain_text(calls), tuple(calls)))
 
 
-def require_oracle(env: Env) -> Any:
-    """`env`, if it has an oracle. Raises ConfigError naming what it lacks."""
-    lacking = [name for name in ("oracle", "mistakes", "note", "reflection") if not hasattr(env, name)]
+def require_oracle(env: Any) -> Any:
+    """`env`, or an env's class, if it has an oracle. Raises ConfigError naming what it lacks."""
+    lacking = [name for name in ("oracle", "mistakes", "note", "reflection") if not env.has(name)]
     if lacking:
         raise ConfigError(f"env '{env.name}' has no oracle teacher: it lacks {', '.join(lacking)}()")
     return env

@@ -76,12 +76,17 @@ for _name in STAGES:
 @app.command("list", epilog="Examples:\n\n  $ reflectkit list")
 def _list() -> None:
     """What there is: environments with their levels, and recipes with their ablations."""
-    from reflectkit.envs import ENVS, env_class
+    from reflectkit.core.errors import ReflectkitError
+    from reflectkit.envs import env_class, env_names
     from reflectkit.stages.run import load_recipe, recipe_names
 
     screen.say("environments")
-    for name in ENVS:
-        screen.say(f"  {name:<20} levels: {', '.join(env_class(name).levels)}")
+    for name in env_names():
+        try:
+            about = f"levels: {', '.join(env_class(name).levels)}"
+        except ReflectkitError as error:  # of another package
+            about = str(error)
+        screen.say(f"  {name:<20} {about}")
     screen.say("recipes")
     for name in recipe_names():
         recipe = load_recipe(name)

@@ -17,6 +17,9 @@ from reflectkit.core.config import StageConfig, flag, from_mapping, is_path, par
 from reflectkit.core.errors import DataError
 from reflectkit.stages import STAGES
 
+ASIDE = {"help", "config"}
+"""Flags that are no settings."""
+
 
 def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
     """The command of stage `name`: its module's text is the help, EXAMPLES the epilog.
@@ -32,11 +35,13 @@ def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
     return typer.main.get_command(single)
 
 
-def stage_flags() -> dict[str, set[str]]:
-    """The flags of each command."""
-    fields = {name: dataclasses.fields(importlib.import_module(STAGES[name]).Config) for name in STAGES}
+def stage_flags(*, every_env: bool = False) -> dict[str, set[str]]:
+    """The flags of each command. every_env: with the own settings of all envs."""
+    kinds = {name: importlib.import_module(STAGES[name]).Config.chosen({}) for name in STAGES}
     return {
-        name: {flag(item.name) for item in items if not item.metadata.get("argument")} for name, items in fields.items()
+        name: {flag(item.name) for item in dataclasses.fields(kind) if not item.metadata.get("argument")}
+        | {flag(other) for other in (kind.elsewhere() if every_env else ())}
+        for name, kind in kinds.items()
     }
 
 
@@ -52,9 +57,19 @@ def _choices(kind: type[StageConfig], arguments: Sequence[str]) -> dict[str, Any
     return {name: value for name, value in (settings | given).items() if name in kind.CHOOSERS}
 
 
+def _refuse_foreign(kind: type[StageConfig], arguments: Sequence[str]) -> None:
+    """Raises ConfigError for a flag that the command has with another env only."""
+    own = {item.name for item in dataclasses.fields(kind)}
+    for argument in arguments:
+        name = argument.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
+        if argument.startswith("--") and name not in own | ASIDE and (refusal := kind.refusal(name)):
+            raise refusal
+
+
 def _function(name: str, module: Any, arguments: Sequence[str]) -> Callable[..., None]:
     """A function whose signature is the config's fields, as typer reads it."""
     chosen = module.Config.chosen(_choices(module.Config, arguments))
+    _refuse_foreign(chosen, arguments)
     hints = get_type_hints(chosen)
     parameters = []
     for item in sorted(dataclasses.fields(chosen), key=order):

@@ -83,5 +83,5 @@ def _elsewhere(error: BaseException) -> str:
     from reflectkit.cli.command import stage_flags
 
     missing = getattr(error, "option_name", None)
-    having = [name for name, flags in stage_flags().items() if missing in flags]
+    having = [name for name, flags in stage_flags(every_env=True).items() if missing in flags]
     return f"; `reflectkit {having[0]}` has it" if len(having) == 1 else ""

@@ -12,6 +12,8 @@ from typing import Any
 from reflectkit.cli.command import order, panel
 from reflectkit.core.config import flag
 from reflectkit.core.jsonl import write_text
+from reflectkit.envs import ENVS, env_class
+from reflectkit.envs.base import NoSettings
 from reflectkit.stages import STAGES
 
 
@@ -20,8 +22,12 @@ def page(name: str) -> str:
     module = importlib.import_module(STAGES[name])
     text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
     rows_of: dict[str | None, list[str]] = {}
-    for item in sorted(dataclasses.fields(module.Config), key=order):
-        rows_of.setdefault(panel(module.Config, item.name), []).append(_row(item))
+    kind = module.Config
+    for item in sorted(dataclasses.fields(kind), key=order):
+        rows_of.setdefault(panel(kind, item.name), []).append(_row(item))
+    for env in ENVS if "env" in kind.CHOOSERS else ():
+        for item in dataclasses.fields(kind.own_settings(env_class(env)) or NoSettings):
+            rows_of.setdefault(f"Environment {env}", []).append(_row(item))
     lines = [
         f"# {name}",
         "",

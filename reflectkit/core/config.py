@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
 
@@ -22,14 +23,32 @@ _TOO_DEEP = f"not settings: nested more than {_DEEPEST} deep, or of more than {_
 _NAME_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}")
 
 
+Config = TypeVar("Config", bound="StageConfig")
+Part = TypeVar("Part")
+
+
 def option(default: Any = dataclasses.MISSING, *, help: str) -> Any:
     """A dataclass field with `help`; without `default` the setting is required."""
     return dataclasses.field(default=default, metadata={"help": help}, kw_only=True)
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """A setting that a stage has with another choice. owner: whose it is, e.g. "env 'memory'". default: its value there
+    unless it is set.
+    """
+
+    owner: str
+    default: Any
+
+
+@dataclass(frozen=True)
 class StageConfig:
-    """What every stage takes. PANEL: under which heading a class' own settings stand in the help."""
+    """What every stage takes. PANEL: under which heading a class' own settings stand in the help.
+
+    A config has the further settings that its values call for, as `env` and `algo` do: `Config(env="memory", recent=3)`
+    is an instance of `Config.chosen({"env": "memory"})`.
+    """
 
     PANEL: ClassVar = "Every command"
     CHOOSERS: ClassVar[tuple[str, ...]] = ()
@@ -48,6 +67,10 @@ class StageConfig:
     )
     keep: bool = option(False, help="Where --name has a run with other settings, leave it and use NAME.2, NAME.3, …")
 
+    def __new__(cls, **values: Any) -> Self:
+        """An instance of the class that has the settings which `values` call for."""
+        return object.__new__(cls.chosen(values))
+
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
@@ -63,16 +86,30 @@ class StageConfig:
 
     @classmethod
     def chosen(cls, values: Mapping[str, Any]) -> type[Self]:
-        """This class, or a subclass with the further settings that `values` call for, as `algo` does."""
+        """This class, or a subclass with the further settings that `values` call for."""
         return cls
+
+    @classmethod
+    def elsewhere(cls) -> Mapping[str, Elsewhere]:
+        """The settings, by name, that this stage would have with other choices, and has not with this one."""
+        return {}
+
+    @classmethod
+    def refusal(cls, name: str) -> ConfigError | None:
+        """Why setting `name` cannot be given here, where another choice has it; None where none does."""
+        return None
+
+    def part(self, own: Callable[..., Part]) -> Part:
+        """The dataclass `own`, made of the settings here that have the names of its fields."""
+        there = {item.name for item in dataclasses.fields(self)}
+        names = [item.name for item in dataclasses.fields(own) if item.name in there]  # type: ignore[arg-type]
+        return own(**{name: getattr(self, name) for name in names})
 
     def departed(self, names: Iterable[str]) -> list[str]:
         """Those of the settings `names` that are not at their defaults."""
         defaults = {item.name: item.default for item in dataclasses.fields(self)}
         return [name for name in names if getattr(self, name) != defaults[name]]
 
-
-Config = TypeVar("Config", bound=StageConfig)
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZE = ("none", "8bit", "4bit")
@@ -138,15 +175,31 @@ def as_lists(kind: type[StageConfig], values: Mapping[str, Any]) -> dict[str, An
     return {name: [value] if name in lists and isinstance(value, str) else value for name, value in values.items()}
 
 
-def with_settings(kind: type[Config], own: type, panel: str) -> type[Config]:
-    """A subclass of `kind` that also has the fields of the dataclass `own`; `panel` is their heading in the help."""
+def with_settings(kind: type[Config], own: type, panel: str, **marks: str) -> type[Config]:
+    """The subclass of `kind` that also has the fields of the dataclass `own`; `panel` is their heading in the help.
+    marks: attributes of the class.
+    """
+    return _with_settings(kind, own, panel, tuple(marks.items()))  # type: ignore[no-any-return, arg-type]
+
+
+@cache
+def _with_settings(kind: Any, own: Any, panel: str, marks: tuple[tuple[str, str], ...]) -> Any:
     hints = get_type_hints(own)
     fields = [
         (item.name, hints[item.name], option(item.default, help=item.metadata.get("help", "")))
         for item in dataclasses.fields(own)
     ]
-    namespace = {"PANEL": panel, "__doc__": kind.__doc__, "__module__": kind.__module__}
+    namespace = {"PANEL": panel, **dict(marks), "__doc__": kind.__doc__, "__module__": kind.__module__}
     return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, namespace=namespace)
+
+
+def check_own_settings(own: Any, whose: str) -> None:
+    """Raises ConfigError unless `own` is a dataclass whose fields have simple defaults. whose: begins the message."""
+    if not (isinstance(own, type) and dataclasses.is_dataclass(own)):
+        raise ConfigError(f"{whose}: its settings must be a dataclass, not {own!r:.80}")
+    for item in dataclasses.fields(own):
+        if item.default is dataclasses.MISSING:
+            raise ConfigError(f"{whose}: its setting '{item.name}' needs a default; write option(default, help=…)")
 
 
 def is_path(hint: Any) -> bool:
@@ -178,10 +231,7 @@ def from_mapping(kind: type[Config], values: Mapping[str, Any], where: str) -> C
     from pydantic import TypeAdapter, ValidationError
 
     kind = kind.chosen(values)
-    known = {field.name for field in dataclasses.fields(kind)}
-    for key in values:
-        if key not in known:
-            raise unknown_name(f"setting of {where}", str(key), known)
+    values = without_foreign(kind, values, where)
     _check_paths(kind, values, where)
     try:
         return TypeAdapter(kind).validate_python(as_lists(kind, values))
@@ -189,6 +239,34 @@ def from_mapping(kind: type[Config], values: Mapping[str, Any], where: str) -> C
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else "?"
         raise ConfigError(f"{where}: {flag(name)}: {first['msg']}") from None
+
+
+def without_foreign(kind: type[StageConfig], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`values` without those that `kind` has with other choices only, where they are at their defaults.
+
+    Raises
+    ------
+    UnknownNameError: a key that is no setting; ConfigError: a setting that only another choice has. Both name `where`.
+    """
+    known = {field.name for field in dataclasses.fields(kind)}
+    own = dict(values)
+    for key, value in values.items():
+        if key in known:
+            continue
+        refusal = kind.refusal(key) if isinstance(key, str) else None
+        if refusal is None:
+            raise unknown_name(f"setting of {where}", str(key), known)
+        if as_plain(value) != as_plain(kind.elsewhere()[key].default):
+            raise ConfigError(f"{where}: {refusal}")
+        del own[key]
+    return own
+
+
+def as_plain(value: Any) -> Any:
+    """A setting's value as JSON has it: paths are text, tuples lists."""
+    if isinstance(value, Path):
+        return str(value)
+    return [as_plain(part) for part in value] if isinstance(value, tuple | list) else value
 
 
 def at_least(name: str, value: float, low: float) -> None:

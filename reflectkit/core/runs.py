@@ -27,7 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import NUMBERED, StageConfig, flag
+from reflectkit.core.config import NUMBERED, StageConfig, as_plain, flag
 from reflectkit.core.errors import NO_ROOM, ConfigError, DataError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, dumps, read_json, sha256, sweep, write_json
 from reflectkit.core.threads import use_threads
@@ -80,14 +80,14 @@ class Report:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run is found again by. inputs: digests by path. defaults: the settings' defaults, which stand in for those
-    that a run of an earlier version did not know.
+    """What a run is found again by. inputs: digests by path. config: the settings' class, which tells how an earlier
+    version recorded them.
     """
 
     stage: str
     settings: Mapping[str, Any]
     inputs: Mapping[str, str]
-    defaults: Mapping[str, Any]
+    config: StageConfig
 
     def as_json(self) -> dict[str, Any]:
         """For config.json."""
@@ -100,7 +100,7 @@ class Identity:
             record.get("stage") == self.stage
             and record.get("inputs") == self.inputs
             and isinstance(settings, dict)
-            and {**self.defaults, **settings} == self.settings
+            and as_recorded(self.config, settings) == self.settings
         )
 
     def difference(self, record: Mapping[str, Any]) -> str:
@@ -108,7 +108,7 @@ class Identity:
         settings, inputs = record.get("settings"), record.get("inputs")
         if not isinstance(settings, dict) or not isinstance(inputs, dict):
             return "its config.json is damaged"
-        there = {**self.defaults, **settings}
+        there = as_recorded(self.config, settings)
         for name in sorted({*there, *self.settings}):
             if there.get(name) != self.settings.get(name):
                 return f"{flag(name)} {_shown(there.get(name))} there, {_shown(self.settings.get(name))} here"
@@ -150,9 +150,7 @@ def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = (), *, ag
     a run with another identity has its name.
     """
     use_threads(config.threads)
-    identity = Identity(
-        stage, plain_settings(config), {str(path): digest(path) for path in inputs}, default_settings(config)
-    )
+    identity = Identity(stage, plain_settings(config), {str(path): digest(path) for path in inputs}, config)
     while True:
         there = None if config.force or again else _find(config, identity)
         folder, replaced = (there, None) if there else _allocate(config, identity, again)
@@ -225,24 +223,35 @@ def plain_settings(config: StageConfig) -> dict[str, Any]:
     """The settings that make a run what it is, as JSON values."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     kept = {name: value for name, value in values.items() if name not in NOT_IDENTITY}
-    return {name: _plain(value) for name, value in sorted(kept.items())}
+    return {name: as_plain(value) for name, value in sorted(kept.items())}
 
 
 def default_settings(config: StageConfig) -> dict[str, Any]:
     """The settings of `config` that have a default, at it."""
     fields = [item for item in dataclasses.fields(config) if item.name not in NOT_IDENTITY]
-    return {item.name: _plain(item.default) for item in fields if item.default is not dataclasses.MISSING}
+    return {item.name: as_plain(item.default) for item in fields if item.default is not dataclasses.MISSING}
+
+
+def foreign_defaults(config: StageConfig) -> dict[str, Any]:
+    """The settings that the stage has with other choices only (another env), at their defaults."""
+    return {name: as_plain(other.default) for name, other in config.elsewhere().items()}
+
+
+def as_recorded(config: StageConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings`, of a config.json, as this version would have recorded them.
+
+    Defaults stand in for those that an earlier version did not know. It recorded the settings of other envs too, which
+    are left out where they are at their defaults.
+    """
+    known = {**default_settings(config), **settings}
+    foreign = known.keys() - {item.name for item in dataclasses.fields(config)}
+    defaults = foreign_defaults(config) if foreign else {}
+    return {name: value for name, value in known.items() if name not in foreign or defaults.get(name, ...) != value}
 
 
 def _shown(value: Any) -> str:
     text = "not set" if value in (None, "", []) else str(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    return [_plain(part) for part in value] if isinstance(value, tuple | list) else value
 
 
 def _circumstances(config: StageConfig) -> dict[str, Any]:

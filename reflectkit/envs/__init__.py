@@ -1,13 +1,20 @@
-"""The environments by name. A user's own env needs no registration: pass its dotted path, `package.module:Class`."""
+"""The environments by name: those in the table, and those that installed packages offer as entry points.
+
+A user's own env needs neither: pass its dotted path, `package.module:Class`.
+"""
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+from reflectkit.core.config import check_own_settings
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.protocols import Env
-from reflectkit.core.registry import resolve
+from reflectkit.core.registry import plugins, resolve
 from reflectkit.core.types import Task
+from reflectkit.envs.base import BaseEnv
 
 ENVS = {
     "taxi": "reflectkit.envs.taxi:Taxi",
@@ -16,14 +23,61 @@ ENVS = {
     "memory": "reflectkit.envs.memory.env:Memory",
     "alfworld": "reflectkit.envs.alfworld.env:Alfworld",
 }
+PLUGINS = "reflectkit.envs"
+"""The group of entry points in which a package offers its envs: NAME = "package.module:Class"."""
+NEEDED = ("name", "levels", "reset", "step")
+BY_NAME = ("state", "remote", "widest", "rules")
+"""Traits that an env may also have as attributes of an instance."""
 
 
-def env_class(name: str) -> Any:
-    """The class that `name` stands for. Raises UnknownNameError, and ConfigError for what is no env."""
-    found = resolve("env", name, ENVS)
-    if lacking := [part for part in ("name", "levels", "reset", "step") if not hasattr(found, part)]:
+def env_names() -> list[str]:
+    """The names in the table, and behind them those of installed packages."""
+    return [*ENVS, *(name for name in sorted(plugins(PLUGINS)) if name not in ENVS)]
+
+
+def env_class(name: str) -> type[BaseEnv]:
+    """The class that `name` stands for, with every trait of `BaseEnv`.
+
+    Raises UnknownNameError, and ConfigError for what is no env.
+    """
+    kind: type[BaseEnv] = _with_traits(resolve("env", name, ENVS, PLUGINS), name)
+    return kind
+
+
+@cache
+def _with_traits(kind: Any, name: str) -> Any:
+    """`kind` itself, or a subclass that has the traits which it lacks."""
+    attributes = {attribute for base in (kind.__mro__ if isinstance(kind, type) else ()) for attribute in vars(base)}
+    if lacking := [part for part in NEEDED if part not in attributes]:
         raise ConfigError(f"{name} is no env: it lacks {', '.join(lacking)}; see reflectkit.core.protocols.Env")
-    return found
+    if not issubclass(kind, BaseEnv):
+        namespace = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+        if "__getattr__" in attributes:
+            namespace |= {trait: _Passed(kind, trait) for trait in _of_instances() if trait not in attributes}
+        kind = type(kind)(kind.__name__, (kind, BaseEnv), namespace)
+    check_own_settings(kind.Settings, f"env '{name}'")
+    return kind
+
+
+class _Passed:
+    """A trait that a class may find by its `__getattr__`, as a wrapper finds those of the env in it."""
+
+    def __init__(self, kind: Any, trait: str) -> None:
+        self.kind, self.trait = kind, trait
+
+    def __get__(self, env: Any, owner: Any) -> Any:
+        default = vars(BaseEnv)[self.trait]
+        if env is None:
+            return default
+        try:
+            return self.kind.__getattr__(env, self.trait)
+        except AttributeError:
+            return default.__get__(env, owner) if callable(default) else default
+
+
+def _of_instances() -> list[str]:
+    methods = [name for name, value in vars(BaseEnv).items() if callable(value) and not isinstance(value, type)]
+    return [*BY_NAME, *(name for name in methods if not name.startswith("_"))]
 
 
 def make(name: str, horizon: int | None = None, *, shuffle: bool = False, **settings: Any) -> Env:
@@ -35,7 +89,7 @@ def make(name: str, horizon: int | None = None, *, shuffle: bool = False, **sett
     from reflectkit.envs.wrappers import Horizon, Shuffled
 
     kind = env_class(name)
-    if horizon is not None and "horizon" in getattr(kind, "settings", ()):
+    if horizon is not None and kind.needs_horizon:
         settings = {"horizon": horizon} | settings
     env: Env = kind(**settings)
     if shuffle:
@@ -49,13 +103,17 @@ def cluster_of(name: str, task: Task) -> str:
 
     Raises ConfigError where it says no text.
     """
-    ask = getattr(env_class(name), "cluster", None)
-    found = task.id if ask is None else ask(task)
-    if not isinstance(found, str) or not found:
-        raise ConfigError(f"env '{name}': cluster must return a text that is not empty, it returned {found!r:.80}")
-    return found
+    cluster: Any = env_class(name).cluster(task)
+    if not isinstance(cluster, str) or not cluster:
+        raise ConfigError(f"env '{name}': cluster must return a text that is not empty, it returned {cluster!r:.80}")
+    return cluster
 
 
 def folder_name(name: str) -> str:
     """The env's folder under the data folder: its name, or the class of a dotted path in lower case."""
     return name.rpartition(":")[2].lower() if ":" in name else name
+
+
+def data_folder(name: str, data_dir: Path) -> Path:
+    """Where the env's files lie."""
+    return data_dir / folder_name(name)

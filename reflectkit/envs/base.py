@@ -1,27 +1,276 @@
-"""What single-prompt envs with enumerated actions share: checking an action, and never stepping past the end."""
+"""What an env is to the rest: every trait by name, with its default. Also what envs with enumerated actions share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+import inspect
+import random
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
+from reflectkit.core.config import option, within
+from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, IllegalActionError
 from reflectkit.core.protocols import StepResult
-from reflectkit.core.types import Message, Observation, Task, ToolUse
+from reflectkit.core.types import Message, Observation, Task, ToolUse, Trajectory
+
+MOST_TOKENS = 1_000_000  # of a prompt, or of what is written in answer
 
 
-class ChoiceEnv:
+@dataclass(frozen=True)
+class NoSettings:
+    """The settings of an env that has none."""
+
+
+@dataclass(frozen=True)
+class PromptSettings:
+    """How much of a long output, and of a long prompt, an env shows."""
+
+    result_tokens: int = option(400, help="Tokens, about, that are shown of a command's output.")
+    prompt_tokens: int = option(800, help="Tokens, about, of a whole prompt; the oldest commands go first.")
+
+    def __post_init__(self) -> None:
+        within("result_tokens", self.result_tokens, 1, MOST_TOKENS)
+        within("prompt_tokens", self.prompt_tokens, 50, MOST_TOKENS)
+
+
+class BaseEnv:
+    """Every trait of an env, with its default. An env defines `name`, `levels`, `reset` and `step`; the rest may stay.
+
+    A class that does not inherit from this one gets these defaults when it is used by name (`envs.env_class`), so
+    nothing else asks whether an env has a trait.
+    """
+
+    # ------------------------------------------------------------------------------------------------ what it is
+
+    name: ClassVar[str]
+    """What tasks and records call the env."""
+    levels: ClassVar[tuple[str, ...]]
+    """Curriculum stages, easiest first; the last one is the whole task."""
+    horizons: ClassVar[Mapping[str, int]] = {}
+    """Steps after which an episode is cut off, by level; 15 where a level is missing."""
+    rules: ClassVar[str | None] = None
+    """What people and chat models are told before they play; None: the docstring of the class."""
+    choices: ClassVar[tuple[str, ...]] = ()
+    """The actions, where they are the same in every state."""
+    offers_tools: ClassVar[bool] = False
+    """Whether an action is calls of tools."""
+    Settings: ClassVar[type[Any]] = NoSettings
+    """A frozen dataclass, its fields made by `core.config.option`: they are flags of every command that makes envs, and
+    keyword arguments of the constructor.
+    """
+    needs_horizon: ClassVar[bool] = False
+    """Whether the constructor takes the horizon too, as `horizon`."""
+    chat_settings: ClassVar[Mapping[str, str]] = {}
+    """Settings that name a chat model which the env asks, each with the class that asks it, as "module:Class"; the
+    constructor gets an instance, or None where the setting is at its default. The server's address is the setting of
+    the same name with `_url` behind it.
+    """
+    remote: ClassVar[bool] = False
+    """Whether it works in another process, so that several are reset and stepped at once."""
+    widest: ClassVar[int] = 2**31
+    """How many may be in play side by side."""
+    state: Any = None
+    """A short name of the current state, JSON, where the env has one."""
+
+    # ------------------------------------------------------------------------------- where its problems come from
+
+    problem_generator: ClassVar[str] = ""
+    """What `gen-task` makes its problems with, as "module:Class"; see `envs.problems.ProblemGenerator`."""
+    repositories_folder: ClassVar[str] = ""
+    """Where its problems are questions about the files of repositories (`Explorer`): the folder of these in its data
+    folder, which `filter-repo` fills. `gen-task` and `filter-task` then make the problems.
+    """
+    records_folder: ClassVar[str] = ""
+    """The folder, in its data folder, of its records, splits and rows; "": the data folder itself."""
+    problems_advice: ClassVar[str] = ""
+    """How to make problems, for whoever wants to play and has none."""
+    split_by: ClassVar[tuple[str, ...]] = ("group",)
+    """What `split` may keep in one split: "group" (`Task.group`), "repo" (the same, by the number of its problems) or
+    "question" (each problem alone); the first unless told otherwise.
+    """
+
+    # --------------------------------------------------------------------------------------------- demonstrations
+
+    noise: ClassVar[float] = 0.2
+    """Chance that a step of the oracle's demonstrations is a mistake."""
+    negatives: ClassVar[int] = 0
+    """Demonstrations of one mistake each that a problem gets."""
+    keeps_other_levels: ClassVar[bool] = True
+    """Whether problems of other levels than the one demonstrated stay among the records, for evaluation."""
+    baselines: ClassVar[tuple[str, ...]] = ()
+    """Names of the players by rule that `baseline` knows."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = self.Settings(**settings)
+
+    @classmethod
+    def has(cls, *methods: str) -> bool:
+        """Whether the env defines these methods itself, e.g. `oracle`, and does not leave them to this class."""
+        return all(inspect.getattr_static(cls, name) is not inspect.getattr_static(BaseEnv, name) for name in methods)
+
+    @classmethod
+    def constructor_arguments(cls, settings: Any, folder: Path) -> dict[str, Any]:
+        """The constructor's keyword arguments; those in `chat_settings` are put into their place by the caller.
+
+        folder: the env's data folder, where files lie unless a setting says otherwise.
+        """
+        return {item.name: getattr(settings, item.name) for item in fields(settings)}
+
+    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
+        """Begin `task`. Raises DataError where `task.data` is not this env's."""
+        raise NotImplementedError
+
+    def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
+        """Raises IllegalActionError for an action that was not offered, and after the end."""
+        raise NotImplementedError
+
+    def forfeit(self, steps_left: int) -> float:
+        """The reward for ending the episode now, without an answer."""
+        return 0.0
+
+    def legal(self) -> Sequence[str]:
+        """What may be written now, in an env that takes text."""
+        raise _lacking(self, "legal")
+
+    def baseline(self, name: str) -> int | str | ToolUse:
+        """What the player by rule called `name` does now."""
+        raise _lacking(self, "baseline")
+
+    # ------------------------------------------------------------------------------------------------ its problems
+
+    @classmethod
+    def tasks(cls, level: str) -> list[Task]:
+        """All problems of `level`. An env without this method takes its problems from a file."""
+        raise _lacking(cls, "tasks")
+
+    @classmethod
+    def example(cls, level: str, seed: int) -> Task:
+        """A problem for whoever has no file of them."""
+        raise _lacking(cls, "example")
+
+    @classmethod
+    def at_level(cls, task: Task, level: str) -> Task | None:
+        """The same problem at another curriculum level, or None where it has no such version."""
+        return task if task.level == level else None
+
+    @classmethod
+    def cluster(cls, task: Task) -> str:
+        """What a problem is about, e.g. a file; those of one cluster are not independent in the statistics."""
+        return task.id
+
+    @classmethod
+    def room_of(cls, task: Task) -> str:
+        """Where a problem is set, if `split` may hold out places; else ""."""
+        return str(task.data.get("room", ""))
+
+    @classmethod
+    def kind_of_room(cls, room: str) -> str:
+        """Of each kind of room `split --unseen-rooms` holds out a share."""
+        return room.rstrip("0123456789")
+
+    @classmethod
+    def episode_steps(cls, task: Task) -> int | None:
+        """How many steps an episode of `task` takes, where that is known from the task."""
+        return None
+
+    @classmethod
+    def input_files(cls, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
+        """The files and folders that these tasks are set in, besides their records: inputs of a run.
+
+        folder: the env's data folder.
+        """
+        return []
+
+    @classmethod
+    def benchmark(cls, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
+        """(problems to measure the env on, settings to play them with). Raises ConfigError where a file is needed.
+
+        folder: empty, for what the problems are set in. files: how many files a repository gets.
+        """
+        if not cls.has("tasks"):
+            raise ConfigError(f"env '{cls.name}' does not list its own problems; give --task-file")
+        return cls.tasks(cls.levels[-1]), {}
+
+    # ------------------------------------------------------------------------------------------- the oracle teacher
+
+    def oracle(self) -> int | str | ToolUse:
+        """A best action in the current state: its index, the calls, or the text."""
+        raise _lacking(self, "oracle")
+
+    def mistakes(self) -> Sequence[int | str | ToolUse]:
+        """Actions that are not best but do not end the episode: what a noisy demonstration may do."""
+        raise _lacking(self, "mistakes")
+
+    def slips(self) -> Sequence[int | str | ToolUse]:
+        """The mistakes that a negative example makes now; none once it has made one."""
+        raise _lacking(self, "slips")
+
+    def note(self) -> str:
+        """How a perfect teacher would mark the last action: "" at the start, "good" or "mistake"."""
+        return ""
+
+    def reflection(self, generator: random.Random) -> str:
+        """What a perfect teacher would comment on the current state, in one line; the generator picks the wording."""
+        raise _lacking(self, "reflection")
+
+    # ------------------------------------------------------------------------------- what becomes of demonstrations
+
+    @classmethod
+    def offers_choices(cls, settings: Any) -> bool:
+        """Whether actions are chosen from a list, so that a chat teacher can act."""
+        return not cls.offers_tools
+
+    @classmethod
+    def drops_choices(cls, settings: Any) -> bool:
+        """Whether another seed may take away choices, so that a demonstration cannot always be played again."""
+        return False
+
+    @classmethod
+    def is_demonstration(cls, trajectory: Trajectory) -> bool:
+        """Whether an episode of a teacher is worth keeping."""
+        return True
+
+    @classmethod
+    def fault(cls, trajectory: Trajectory) -> str:
+        """Why a demonstration becomes no SFT rows, in words that follow "3 demonstrations"; "" where it does."""
+        return ""
+
+
+class Explorer(Protocol):
+    """What an env with a `repositories_folder` also offers."""
+
+    repositories_folder: ClassVar[str]
+
+    @classmethod
+    def open_repository(cls, folder: Path) -> Any:
+        """The repository in `folder`: `sizes` by path, `view(path, tokens)`. Raises DataError."""
+
+    @classmethod
+    def way_to(cls, path: str) -> tuple[str, ...]:
+        """The commands from the root that read file `path` and name it, which is the last of them."""
+
+    @classmethod
+    def reaches(cls, repository: Any, path: str) -> bool:
+        """Whether file `path` can be reached and named by commands that are offered."""
+
+    @classmethod
+    def answer_of(cls, repository: Any, commands: Sequence[str]) -> str:
+        """The file that `commands`, one after the other, end in naming; "" for none."""
+
+
+def _lacking(env: Any, method: str) -> ConfigError:
+    return ConfigError(f"env '{env.name}' has no {method}()")
+
+
+class ChoiceEnv(BaseEnv):
     """An env whose observation is one text and whose actions are the same few choices in every state.
 
     A subclass sets `name`, `levels`, `choices`, and writes `_begin`, `_move` and `_text`.
     """
 
-    name: ClassVar[str]
-    levels: ClassVar[tuple[str, ...]]
-    choices: ClassVar[tuple[str, ...]]
-
-    def __init__(self) -> None:
-        self._over = True
+    _over = True
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Raises DataError for another env's task, a level or data that this env does not know."""
@@ -54,12 +303,6 @@ class ChoiceEnv:
 
     def _text(self) -> str:
         raise NotImplementedError
-
-
-def check_budgets(result_tokens: int, prompt_tokens: int) -> None:
-    """Raises ConfigError for too few tokens to show a command's output, or a prompt, in."""
-    if result_tokens < 1 or prompt_tokens < 50:
-        raise ConfigError("--result-tokens must be at least 1, --prompt-tokens at least 50")
 
 
 def check_task(task: Task, name: str, levels: Sequence[str]) -> None:

@@ -135,22 +135,26 @@ class Taxi(ChoiceEnv):
     horizons: ClassVar[dict[str, int]] = {"pickup": 15, "dropoff": 15, "full": 30}
     """The paper's 15 steps; the whole task takes up to 18 with no mistake, so it gets twice the paper's."""
 
+    _level = "full"
+    state: int
+    """Taxi-v4's number of the current state, 0 … 499."""
+
     @property
-    def rules(self) -> str:
+    def rules(self) -> str:  # type: ignore[override]
         """For people and chat models; of the level in play, or of the whole task."""
-        return write_rules(getattr(self, "_level", "full"))
+        return write_rules(self._level)
 
     def _begin(self, task: Task, seed: int) -> None:
-        self._state = task_int(task, "state", 0, STATES - 1)
+        self.state = task_int(task, "state", 0, STATES - 1)
         self._level = task.level
         self._last: int | None = None
         self._mistaken = self._picked_up = False
 
     def _move(self, action: int) -> tuple[float, bool, dict[str, object]]:
-        table, before = world(), self._state
+        table, before = world(), self.state
         self._mistaken = action not in table.best(before)
         self._last = action
-        self._state = table.next_state[before][action]
+        self.state = table.next_state[before][action]
         delivered = table.delivers[before][action]
         fatal = table.fatal(before, action)
         picked_up = not self._picked_up and action == PICKUP and not fatal
@@ -159,20 +163,15 @@ class Taxi(ChoiceEnv):
         reward = FATAL if fatal else BONUS if rewarded else STEP
         success = picked_up if self._level == "pickup" else delivered
         over = fatal or delivered or success
-        return reward, over, {"state": self._state, "success": success, "refused": int(fatal)}
+        return reward, over, {"state": self.state, "success": success, "refused": int(fatal)}
 
     def _text(self) -> str:
         last = "none" if self._last is None else ACTIONS[self._last]
-        return f"{RULES}\n{draw(self._state)}\nLast move: {last}"
+        return f"{RULES}\n{draw(self.state)}\nLast move: {last}"
 
     def forfeit(self, steps_left: int) -> float:
         """The cost of the steps that were left."""
         return STEP * steps_left
-
-    @property
-    def state(self) -> int:
-        """Taxi-v4's number of the current state, 0 … 499."""
-        return self._state
 
     @classmethod
     def tasks(cls, level: str) -> list[Task]:
@@ -202,16 +201,16 @@ class Taxi(ChoiceEnv):
 
     def oracle(self) -> int:
         """The first of the best actions."""
-        return world().best(self._state)[0]
+        return world().best(self.state)[0]
 
     def mistakes(self) -> list[int]:
         """Actions that are not best and do not end the episode."""
         table = world()
-        best = table.best(self._state)
+        best = table.best(self.state)
         return [
             action
             for action in range(len(ACTIONS))
-            if action not in best and not table.fatal(self._state, action) and not table.delivers[self._state][action]
+            if action not in best and not table.fatal(self.state, action) and not table.delivers[self.state][action]
         ]
 
     def note(self) -> str:
@@ -220,7 +219,7 @@ class Taxi(ChoiceEnv):
 
     def reflection(self, generator: random.Random) -> str:
         """What the state is, what went wrong if the last move was a mistake, and what to do next."""
-        return write_reflection(self._state, self._last if self._mistaken else None, self.oracle(), generator)
+        return write_reflection(self.state, self._last if self._mistaken else None, self.oracle(), generator)
 
 
 def _is_start(view: View) -> bool:

@@ -74,9 +74,9 @@ class Horizon(Wrapper):
         return dataclasses.replace(result, truncated=True, info=info)
 
     def forfeit(self, steps_left: int = 0) -> float:
-        """The wrapped env's, for the steps that the horizon has left; 0 where it has none."""
-        inner = getattr(self.env, "forfeit", None)
-        return float(inner(self.steps - self.taken)) if inner else 0.0
+        """The wrapped env's, for the steps that the horizon has left."""
+        env: Any = self.env
+        return float(env.forfeit(self.steps - self.taken))
 
 
 class Shuffled(Wrapper):

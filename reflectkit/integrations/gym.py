@@ -18,9 +18,10 @@ from gymnasium import spaces
 from reflectkit.core.errors import ConfigError, unknown_name
 from reflectkit.core.eventloop import result_of
 from reflectkit.core.prompts import LABELS
+from reflectkit.core.registry import plugins
 from reflectkit.core.types import Observation
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs import ENVS, env_class, make
+from reflectkit.envs import ENVS, PLUGINS, env_class, make
 from reflectkit.stages.common import DEFAULT_HORIZON, at_level
 
 LONGEST = 20_000  # characters of an observation
@@ -51,22 +52,22 @@ class TextEnv(gymnasium.Env[str, int]):
         task_file: str | Path | None = None,
         **settings: Any,
     ) -> None:
-        known = env_class(env)
-        self.level = level or known.levels[-1]
-        if self.level not in known.levels:
-            raise unknown_name(f"level of env '{env}'", self.level, known.levels)
+        kind = env_class(env)
+        self.level = level or kind.levels[-1]
+        if self.level not in kind.levels:
+            raise unknown_name(f"level of env '{env}'", self.level, kind.levels)
         if task_file is not None:
-            records = read_records(Path(task_file), known.name)
+            records = read_records(Path(task_file), kind.name)
             self.tasks = at_level(env, [record.task for record in records], self.level, Path(task_file))
-        elif hasattr(known, "tasks"):
-            self.tasks = known.tasks(self.level)
+        elif kind.has("tasks"):
+            self.tasks = kind.tasks(self.level)
         else:
             raise ConfigError(f"env '{env}' does not list its own problems; give task_file=, a file of them")
-        steps = horizon or getattr(known, "horizons", {}).get(self.level, DEFAULT_HORIZON)
+        steps = horizon or kind.horizons.get(self.level, DEFAULT_HORIZON)
         self.inner: Any = make(env, steps, **settings)
         self.render_mode = render_mode
         self.observation_space = spaces.Text(min_length=0, max_length=LONGEST, charset=PRINTABLE)
-        self.action_space: Any = spaces.Discrete(len(getattr(known, "choices", LABELS)))
+        self.action_space: Any = spaces.Discrete(len(kind.choices or LABELS))
         self._text = ""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -94,12 +95,13 @@ class TextEnv(gymnasium.Env[str, int]):
         return self._text
 
     def _info(self, observation: Observation, info: dict[str, Any]) -> dict[str, Any]:
-        state = {"state": self.inner.state} if hasattr(self.inner, "state") else {}
+        state = {} if self.inner.state is None else {"state": self.inner.state}
         return {"choices": list(observation.choices)} | state | info
 
 
 def _register() -> None:
-    for name, target in ENVS.items():
+    others = {name: point.value for name, point in plugins(PLUGINS).items() if name not in ENVS}
+    for name, target in (ENVS | others).items():
         title = target.rpartition(":")[2]
         gymnasium.register(
             id=f"reflectkit/{title}-v0", entry_point=f"{__name__}:TextEnv", kwargs={"env": name}, order_enforce=True

@@ -158,9 +158,12 @@ def check_settings(
 ) -> None:
     """Raises OtherSettingsError, naming what differs, where the two are not the same.
 
-    defaults: stand in for the settings that the version which made the checkpoint did not know.
+    defaults: stand in for the settings that the version which made the checkpoint did not know. Those that it knew and
+    this one does not may be at them.
     """
-    there = {name: value for name, value in defaults.items() if name in here} | dict(there)
+    there = {name: value for name, value in defaults.items() if name in here} | {
+        name: value for name, value in there.items() if name in here or defaults.get(name, ...) != value
+    }
     differing = [
         f"{name} is {there.get(name, 'not set')} there and {here.get(name, 'not set')} here"
         for name in sorted({*there, *here})

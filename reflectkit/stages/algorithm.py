@@ -42,7 +42,9 @@ class AlgorithmConfig(PlayConfig):
     """How rlft learns."""
 
     PANEL: ClassVar = "Algorithm"
-    CHOOSERS: ClassVar = ("algo",)
+    CHOOSERS: ClassVar[tuple[str, ...]] = (*PlayConfig.CHOOSERS, "algo")
+    ALGO: ClassVar[str] = ""
+    """The algorithm whose own settings the class has, after `chosen`, besides those in the table."""
 
     algo: str = option("reinforce", help=f"{_SUMMARIES}; or your own as package.module:NAME.")
     gamma: float = option(1.0, help="Discount factor of the return-to-go; the paper uses 1.")
@@ -84,9 +86,11 @@ class AlgorithmConfig(PlayConfig):
     @classmethod
     @override
     def chosen(cls, values: Mapping[str, Any]) -> type[Self]:
-        """With the own settings of an algorithm that is not in the table. Raises ConfigError where a name is taken."""
-        name = values.get("algo")
-        return cls if not isinstance(name, str) or name in ALGORITHMS else _with_own(cls, name)
+        """Also with the own settings of an algorithm that is not in the table. Raises ConfigError where a name is
+        taken.
+        """
+        kind, name = super().chosen(values), values.get("algo")
+        return kind if not isinstance(name, str) or name in (*ALGORITHMS, kind.ALGO) else _with_own(kind, name)
 
     @property
     def objective(self) -> Objective[Any]:
@@ -107,7 +111,7 @@ class AlgorithmConfig(PlayConfig):
 
     def _own(self, row: Algorithm[Any]) -> Any:
         """`row`'s settings, as they are set here. Raises ConfigError where one is out of its limits."""
-        return row.settings(**{name: getattr(self, name) for name in self._there(row)})
+        return self.part(row.settings)
 
     def _there(self, row: Algorithm[Any]) -> list[str]:
         """The names of `row`'s settings; none that only `chosen` would add."""
@@ -159,4 +163,4 @@ def _with_own(kind: type[Any], name: str) -> Any:
     there = {item.name for item in dataclasses.fields(kind)}
     if taken := sorted(there & set(_names(row)) - inherited):
         raise ConfigError(f"--algo {name}: its setting '{taken[0]}' is one of rlft's already; rename it")
-    return with_settings(kind, row.settings, f"--algo {name}")
+    return with_settings(kind, row.settings, f"--algo {name}", ALGO=name)

@@ -2,10 +2,10 @@
 
 `bench env` measures an environment alone, in CPU time: of this process and of those that the environment has started,
 so that other work on the machine does not count. `bench rl` measures rollouts and updates, in wall time, beside bare
-passes of the same model over the same tokens. Without `--task-file`, auto_explore is measured on a repository of
-`--files` files that is written for it, and alfworld on games that are made for it, one of each type; its engines are
-measured side by side too, in CPU time and in wall time. `bench coverage` measures no speed: it simulates how often the
-intervals of `evaluate` hold the truth, and takes no environment.
+passes of the same model over the same tokens. An environment without problems of its own is measured, without
+`--task-file`, on some that are made for it: auto_explore on a repository of `--files` files, alfworld on a game of each
+type. One that works in other processes is measured side by side too, in CPU time and in wall time. `bench coverage`
+measures no speed: it simulates how often the intervals of `evaluate` hold the truth, and takes no environment.
 """
 
 from __future__ import annotations
@@ -34,15 +34,10 @@ from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Report, Table, figures_table, open_run
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Task
-from reflectkit.data.questions import Question, to_task
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs import ENVS, env_class
-from reflectkit.envs.alfworld.games import task
-from reflectkit.envs.memory.generate import conversation
+from reflectkit.envs import ENVS
 from reflectkit.stages.common import PlayConfig, at_level
 from reflectkit.stages.comparing import csv_text
-from reflectkit.stages.gen_games import Maker
-from reflectkit.stages.gen_task import MEMORY
 
 EXAMPLES = (
     "reflectkit bench env --env auto_explore",
@@ -53,8 +48,6 @@ EXAMPLES = (
 WHAT = ("env", "rl", "coverage")
 MOST_SIMULATIONS = 100_000  # a cell, which takes gigabytes
 SIZES = ("tiny", "gpt2-small")
-FILES_IN_A_FOLDER = 20
-MANY = 64  # conversations to bench
 ROUNDS = 5
 SIDE_BY_SIDE = 16
 
@@ -67,15 +60,17 @@ class Config(PlayConfig):
         metadata={"help": "What to measure: env, rl or coverage.", "argument": True}, kw_only=True
     )
     env: str = option("taxi", help=f"env, rl: environment: {', '.join(ENVS)}, or your own as package.module:Class.")
-    steps: int | None = option(None, help="env: steps to take in all; default: 100,000, alfworld 2,000.")
+    steps: int | None = option(
+        None, help="env: steps to take in all; default: 100,000, or 2,000 where the env works in other processes."
+    )
     size: tuple[str, ...] = option(
         SIZES, help="rl: models to measure: tiny, gpt2-small (124 M parameters; repeat the flag)."
     )
     episodes: int = option(128, help="rl: episodes a round.")
     rounds: int = option(5, help="rl: rounds of which the median counts; gpt2-small gets half of them.")
-    files: int = option(1000, help="Files of the repository that is written for auto_explore.")
+    files: int = option(1000, help="Files of the repository that is written, where the env explores one.")
     simulations: int = option(2000, help="coverage: data sets drawn a cell.")
-    task_file: Path | None = option(None, help="Problems to play; default: the env's own, or the written repository's.")
+    task_file: Path | None = option(None, help="Problems to play; default: the env's own, or some that are made.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,7 +86,7 @@ class Config(PlayConfig):
     @property
     def taken(self) -> int:
         """Steps to take in all."""
-        return self.steps if self.steps is not None else 2_000 if _remote(self.env) else 100_000
+        return self.steps if self.steps is not None else 2_000 if self.kind.remote else 100_000
 
 
 def run(config: Config, progress: Progress) -> Report:
@@ -121,7 +116,7 @@ def _learning(config: Config, progress: Progress) -> Report:
 
     hush()
     with open_run("bench", config, again=True) as current, _problems(config, progress) as (settled, tasks):
-        make = settled.maker(_level(config, tasks))
+        make = settled.maker(tasks[0].level)
         figures: dict[str, Any] = {}
         for size in config.size:
             rounds, episodes = (config.rounds, config.episodes) if size == "tiny" else (-(-config.rounds // 2), 32)
@@ -135,8 +130,8 @@ def _learning(config: Config, progress: Progress) -> Report:
 def _environment(config: Config, progress: Progress) -> Report:
     """Take random steps, and count the CPU time of the resets and the steps."""
     with open_run("bench", config, again=True) as current, _problems(config, progress) as (settled, tasks):
-        env: Any = settled.maker(_level(config, tasks))()
-        if _remote(config.env):
+        env: Any = settled.maker(tasks[0].level)()
+        if config.kind.remote:
             result_of(env.reset(tasks[0], config.seed))  # its processes have to be there when a round begins
         rates, resets = [], []
         with progress.bar(f"{config.env_name}: steps", config.taken) as bar:
@@ -154,8 +149,8 @@ def _environment(config: Config, progress: Progress) -> Report:
             "reset_cpu_ms_p95": 1000 * sorted(resets)[int(0.95 * len(resets))],
             "resets": len(resets),
         }
-        if _remote(config.env):
-            figures |= _side_by_side(settled.maker(_level(config, tasks)), tasks, config.seed)
+        if config.kind.remote:
+            figures |= _side_by_side(settled.maker(tasks[0].level), tasks, config.seed)
         rows = tuple(
             (name.replace("_", " "), f"{value:,.3f}" if value < 100 else f"{value:,.0f}")
             for name, value in figures.items()
@@ -164,11 +159,6 @@ def _environment(config: Config, progress: Progress) -> Report:
             Table(f"{config.env_name}: {config.taken} random steps, CPU time", ("what", "value"), rows)
         )
         return current.finish(figures)
-
-
-def _level(config: Config, tasks: list[Task]) -> str:
-    """Whose horizon is kept: the whole task's; a conversation has its own."""
-    return tasks[0].level if config.env_name == MEMORY else str(env_class(config.env).levels[-1])
 
 
 class CpuClock:
@@ -214,11 +204,6 @@ def play_round(env: Any, tasks: list[Task], steps: int, seed: int) -> tuple[floa
     return steps / (clock.now() - started), resets
 
 
-def _remote(env: str) -> bool:
-    """Whether it works in processes of its own."""
-    return getattr(env_class(env), "remote", False) is True
-
-
 def _side_by_side(make: Callable[[], Env], tasks: list[Task], seed: int) -> dict[str, float]:
     """Steps a second, resets included, of so many random episodes at once; each engine has begun a game before."""
     episodes = [
@@ -240,36 +225,10 @@ def _side_by_side(make: Callable[[], Env], tasks: list[Task], seed: int) -> dict
 @contextmanager
 def _problems(config: Config, progress: Progress) -> Iterator[tuple[Config, list[Task]]]:
     """The settings to make the env with, and what to play."""
-    known = env_class(config.env)
     if config.task_file is not None:
         tasks = [record.task for record in read_records(config.task_file, config.env_name)]
-        yield config, at_level(config.env, tasks, known.levels[-1], config.task_file)
-    elif hasattr(known, "tasks"):
-        yield config, known.tasks(known.levels[-1])
-    elif config.env_name == MEMORY:
-        yield config, [conversation(number, 8, "short", config.seed) for number in range(MANY)]
-    elif "games_dir" in getattr(known, "settings", ()):
-        with tempfile.TemporaryDirectory(prefix="reflectkit-bench-") as folder:
-            games = Maker(Path(folder), config.seed, ()).make(len(known.levels) - 1, progress)
-            yield dataclasses.replace(config, games_dir=Path(folder)), [task(game) for game in games]
-    else:
-        with tempfile.TemporaryDirectory(prefix="reflectkit-bench-") as folder:
-            yield dataclasses.replace(config, repos_dir=Path(folder)), _written(Path(folder), config.files, config.seed)
-
-
-def _written(folder: Path, files: int, seed: int) -> list[Task]:
-    """A repository of `files` files, twenty a folder, two deep, and a question about each."""
-    chance = generator(seed, "bench repository")
-    vocabulary = [
-        "".join(chance.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(chance.randint(3, 9))) for _ in range(2000)
-    ]
-    tasks = []
-    for number in range(files):
-        place = number // FILES_IN_A_FOLDER
-        path = Path(f"part{place // 8}", f"section{place % 8}", f"{chance.choice(vocabulary)}_{number}.py")
-        lines = [" ".join(chance.choice(vocabulary) for _ in range(8)) for _ in range(chance.randint(10, 120))]
-        target = folder / "written" / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text("\n".join(lines), encoding="utf-8")
-        tasks.append(to_task(Question(f"Where does it say {lines[0]}?", path.as_posix(), "written"), []))
-    return tasks
+        yield config, at_level(config.env, tasks, config.kind.levels[-1], config.task_file)
+        return
+    with tempfile.TemporaryDirectory(prefix="reflectkit-bench-") as folder:
+        tasks, settings = config.kind.benchmark(Path(folder), config.files, config.seed, progress)
+        yield dataclasses.replace(config, **settings), tasks

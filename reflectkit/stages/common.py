@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from reflectkit.agents.endpoints import parse_endpoint
-from reflectkit.core.config import PACKAGED, StageConfig, flag, fraction, one_of, option, within
+from typing_extensions import override
+
+from reflectkit.agents.endpoints import Endpoint, parse_endpoint
+from reflectkit.core.config import PACKAGED, Elsewhere, StageConfig, flag, option, with_settings, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.protocols import Env
+from reflectkit.core.registry import resolve
 from reflectkit.core.types import Task
-from reflectkit.envs import ENVS, env_class, folder_name, make
-from reflectkit.envs.alfworld.expert import EXPERTS
-from reflectkit.envs.alfworld.games import inside
+from reflectkit.envs import ENVS, data_folder, env_class, make
+from reflectkit.envs.base import MOST_TOKENS as MOST_TOKENS
+from reflectkit.envs.base import BaseEnv, Explorer, NoSettings
 
 RECORDS = "data_reflection_negative.json"
 DEFAULT_HORIZON = 15
-MOST_TOKENS = 1_000_000  # of a prompt, or what is written in answer
-EXTRACTIVE = "extractive"
-ENV_SETTINGS = (
-    "repos_dir", "leaveout_prob", "accept_teacher_answers", "result_tokens", "prompt_tokens",
-    "games_dir", "expert", "typed",
-    "reader", "reader_url", "recent", "related", "compression_weight", "content_weight", "brief",
-)  # fmt: skip
-"""Settings that some envs alone know."""
 
 
 @dataclass(frozen=True)
 class EnvConfig(StageConfig):
     """What a stage takes that works on one environment."""
 
+    CHOOSERS: ClassVar[tuple[str, ...]] = ("env",)
+    ENV: ClassVar[str] = ""
+    """The env whose own settings the class has, after `chosen`."""
     env: str = option(help=f"Environment: {', '.join(ENVS)}, or your own as package.module:Class.")
 
     def __post_init__(self) -> None:
@@ -41,121 +40,148 @@ class EnvConfig(StageConfig):
         env_class(self.env)
 
     @property
+    def kind(self) -> type[BaseEnv]:
+        """The env's class."""
+        return env_class(self.env)
+
+    @property
     def env_name(self) -> str:
         """What the env calls itself, as tasks do."""
-        return str(env_class(self.env).name)
+        return str(self.kind.name)
 
     @property
     def env_folder(self) -> Path:
         """The env's folder."""
-        return self.data_dir / folder_name(self.env)
+        return data_folder(self.env, self.data_dir)
 
     @property
     def folder(self) -> Path:
         """Where the env's records, splits and rows lie."""
-        return self.env_folder / getattr(env_class(self.env), "records_folder", "")
+        return self.env_folder / self.kind.records_folder
 
     @property
     def repos_folder(self) -> Path:
         """Where filtered repositories lie, unless a setting says otherwise."""
-        return self.env_folder / "repos_filtered"
+        return self.env_folder / self.kind.repositories_folder
 
-    @property
-    def games_folder(self) -> Path:
-        """Where ALFWorld's games lie, unless a setting says otherwise."""
-        return self.env_folder / "games"
+    @classmethod
+    def own_settings(cls, kind: type[BaseEnv]) -> type[Any] | None:
+        """The dataclass of the settings that this stage has for an env alone; None where it has none."""
+        return None
+
+    @classmethod
+    @override
+    def chosen(cls, values: Mapping[str, Any]) -> type[Self]:
+        """With the env's own settings. Raises UnknownNameError, and ConfigError where a name is taken."""
+        parent = super().chosen(values)
+        default = next(item.default for item in dataclasses.fields(parent) if item.name == "env")
+        env = values.get("env", default)
+        if parent.ENV or not isinstance(env, str):
+            return parent
+        own = parent.own_settings(env_class(env))
+        return parent if own is None else _with_env(parent, env, own)
+
+    @classmethod
+    @override
+    def elsewhere(cls) -> Mapping[str, Elsewhere]:
+        """The settings of the envs in the table, but for those of this one."""
+        there = {item.name for item in dataclasses.fields(cls)}
+        others: dict[str, Elsewhere] = {}
+        for env in ENVS:
+            for item in dataclasses.fields(cls.own_settings(env_class(env)) or NoSettings):
+                if item.name not in there:
+                    owners = [others[item.name].owner] if item.name in others else []
+                    others[item.name] = Elsewhere(" and ".join([*owners, f"env '{env}'"]), item.default)
+        return others
+
+    @classmethod
+    @override
+    def refusal(cls, name: str) -> ConfigError | None:
+        """Why setting `name` of another env cannot be given here."""
+        other = cls.elsewhere().get(name)
+        if other is None:
+            return None
+        place = f" is not for env '{cls.ENV}', it" if cls.ENV else ""
+        return ConfigError(f"{flag(name)}{place} is a setting of {other.owner}; leave it out")
+
+
+def _with_env(kind: Any, env: str, own: type[Any]) -> Any:
+    """`kind` with the settings that it has for `env` alone."""
+    names = {item.name for item in dataclasses.fields(own)}
+    if taken := sorted(names & {item.name for item in dataclasses.fields(kind)}):
+        raise ConfigError(f"env '{env}': its setting '{taken[0]}' is one of the command's already; rename it")
+    return with_settings(kind, own, f"Environment {env}", ENV=env)
 
 
 @dataclass(frozen=True)
 class WorldConfig(EnvConfig):
-    """What a stage takes that makes environments. What an env does not know may not be set for it."""
+    """What a stage takes that makes environments: also the env's own settings."""
 
     PANEL: ClassVar = "Environments"
     shuffle_action: bool = option(False, help="Draw the order of the actions, and so their labels, anew at each step.")
-    repos_dir: Path | None = option(
-        None, help="auto_explore: the filtered repositories; default: repos_filtered in its data folder."
-    )
-    leaveout_prob: float = option(
-        0.0, help="auto_explore: share of the unrelated files that an episode leaves out at random."
-    )
-    accept_teacher_answers: bool = option(
-        False, help="auto_explore: a file that the teacher named counts as right too."
-    )
-    games_dir: Path | None = option(
-        None, help="alfworld: folder of the games (json_2.1.1 in it); default: games in its data folder."
-    )
-    expert: str = option(
-        "search", help="alfworld: the oracle: search (knows what it saw), handcoded or planner (the package's)."
-    )
-    result_tokens: int = option(
-        400, help="auto_explore, alfworld: tokens, about, that are shown of a command's output."
-    )
-    prompt_tokens: int = option(
-        800, help="auto_explore, alfworld: tokens, about, of a whole prompt; the oldest commands go first."
-    )
-    typed: bool = option(False, help="alfworld: commands are written as text; none are offered to choose from.")
-    reader: str = option(
-        EXTRACTIVE, help="memory: who answers at the end: extractive, openai:MODEL, azure:… or local:MODEL."
-    )
-    reader_url: str | None = option(None, help="memory: the reader's server; for local: http://localhost:1234/v1.")
-    recent: int = option(5, help="memory: items of each list that are shown for being the most recent.")
-    related: int = option(5, help="memory: items of each list that are shown for being the most like the chunk.")
-    brief: bool = option(
-        False, help="memory: no instructions in the prompt, for a model that was trained to do without."
-    )
-    compression_weight: float = option(
-        0.05, help="memory: weight of the memory's shortness in the reward, the paper's β."
-    )
-    content_weight: float = option(0.1, help="memory: weight of what is written being right, the paper's γ.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fraction("leaveout_prob", self.leaveout_prob)
-        one_of("expert", self.expert, EXPERTS)
-        within("result_tokens", self.result_tokens, 1, MOST_TOKENS)
-        within("prompt_tokens", self.prompt_tokens, 50, MOST_TOKENS)
-        for name in ("recent", "related", "compression_weight", "content_weight"):
-            within(name, getattr(self, name), 0, 1000)
-        if self.reader_url is not None and self.reader == EXTRACTIVE:
-            raise ConfigError("--reader-url needs a --reader, e.g. local:MODEL")
-        if self.reader != EXTRACTIVE:
-            parse_endpoint(self.reader, self.reader_url, "--reader", "extractive, ")
-        known = set(getattr(env_class(self.env), "settings", ()))
-        known |= {"reader_url"} & {f"{name}_url" for name in known}
-        for name in self.departed(name for name in ENV_SETTINGS if name not in known):
-            raise ConfigError(f"env '{self.env}' has no setting {flag(name)}")
+        for name in self.kind.chat_settings:
+            self._endpoint(name)
+        self.settings  # noqa: B018  checked as they are made
+
+    @classmethod
+    @override
+    def own_settings(cls, kind: type[BaseEnv]) -> type[Any] | None:
+        """Those of the env."""
+        return kind.Settings
+
+    @property
+    def settings(self) -> Any:
+        """The env's own settings. Raises ConfigError."""
+        return self.part(self.kind.Settings)
 
     def make(self, horizon: int | None) -> Env:
         """A fresh env with these settings."""
-        known = getattr(env_class(self.env), "settings", ())
-        settings = {name: getattr(self, name) for name in known if hasattr(self, name) and name != "horizon"}
-        if "repos_dir" in settings:
-            settings["repos_dir"] = self.repos_dir or self.repos_folder
-        if "games_dir" in settings:
-            settings["games_dir"] = self.games_dir or self.games_folder
-        if "reader" in settings:
-            settings["reader"] = _reader(self.reader, self.reader_url, self.env_folder / "reader.jsonl")
-        return make(self.env, horizon, shuffle=self.shuffle_action, **settings)
+        arguments = self.kind.constructor_arguments(self.settings, self.env_folder)
+        for name, target in self.kind.chat_settings.items():
+            arguments.pop(_address_of(name), None)
+            endpoint = self._endpoint(name)
+            arguments[name] = endpoint and _asker(target, endpoint, self.env_folder / f"{name}.jsonl")
+        return make(self.env, horizon, shuffle=self.shuffle_action, **arguments)
 
-    def worlds(self, tasks: Iterable[Task]) -> list[Path]:
-        """The files and folders that these tasks are set in, beside their records: inputs of a run."""
-        known = getattr(env_class(self.env), "settings", ())
-        if "games_dir" in known:
-            folder = self.games_dir or self.games_folder
-            return sorted({game for task in tasks if (game := inside(folder, task.data.get("game"))) and game.is_dir()})
-        if "repos_dir" not in known:
-            return []
-        folder = self.repos_dir or self.repos_folder
-        roots = sorted({str(task.data.get("root")) for task in tasks})
-        return [folder / root for root in roots if "/" not in root and (folder / root).is_dir()]
+    def input_files(self, tasks: Iterable[Task]) -> list[Path]:
+        """The files and folders that these tasks are set in, besides their records: inputs of a run."""
+        return self.kind.input_files(self.settings, self.env_folder, list(tasks))
+
+    def refuse_uncounted(self, *, dry_run: bool, max_cost_usd: float | None) -> None:
+        """Raises ConfigError where a budget or a forecast is wanted, and the env asks a chat model of its own, which
+        neither counts.
+        """
+        for name in self.kind.chat_settings:
+            endpoint = self._endpoint(name)
+            if endpoint and (dry_run or (max_cost_usd is not None and endpoint.kind != "local")):
+                raise ConfigError(
+                    f"{'--dry-run' if dry_run else '--max-cost-usd'} does not count what {flag(name)} {endpoint} is"
+                    f" asked; leave it out, or leave out {flag(name)}"
+                )
+
+    def _endpoint(self, name: str) -> Endpoint | None:
+        """The chat model that setting `name` of the env names; None for its own. Raises ConfigError."""
+        address, values = _address_of(name), dataclasses.asdict(self.settings)
+        default = next(item.default for item in dataclasses.fields(self.settings) if item.name == name)
+        if values[name] != default:
+            return parse_endpoint(values[name], values.get(address), flag(name), f"{default}, ")
+        if values.get(address) is not None:
+            raise ConfigError(f"{flag(address)} needs a {flag(name)}, e.g. local:MODEL")
+        return None
+
+
+def _address_of(name: str) -> str:
+    """The setting that holds the address of the server of the chat model in setting `name`."""
+    return f"{name}_url"
 
 
 @cache
-def _reader(name: str, url: str | None, journal: Path) -> Any:
-    """The reader of env memory, one for all envs; None for its own."""
-    from reflectkit.agents.reader import ChatReader
-
-    return None if name == EXTRACTIVE else ChatReader(parse_endpoint(name, url, "--reader", "extractive, "), journal)
+def _asker(target: str, endpoint: Endpoint, journal: Path) -> Any:
+    """What asks a chat model for an env, one for all envs of the process."""
+    return resolve("class", target, {})(endpoint, journal)
 
 
 @dataclass(frozen=True)
@@ -172,7 +198,7 @@ class PlayConfig(WorldConfig):
 
     def horizon_at(self, level: str) -> int:
         """The horizon for `level`."""
-        return self.horizon or int(getattr(env_class(self.env), "horizons", {}).get(level, DEFAULT_HORIZON))
+        return self.horizon or int(self.kind.horizons.get(level, DEFAULT_HORIZON))
 
     def maker(self, level: str) -> Callable[[], Env]:
         """Makes fresh envs with the horizon for `level`."""
@@ -215,11 +241,7 @@ def check_level(env: str, level: str) -> None:
 
 def at_level(env: str, tasks: list[Task], level: str, path: Path) -> list[Task]:
     """`tasks` as problems of `level`, each once. Raises DataError where there is none."""
-    known: Any = env_class(env)
-    if hasattr(known, "at_level"):
-        moved = [known.at_level(task, level) for task in tasks]
-    else:
-        moved = [task if task.level == level else None for task in tasks]
+    moved = [env_class(env).at_level(task, level) for task in tasks]
     kept = {task.id: task for task in moved if task is not None}
     if not kept:
         there = ", ".join(sorted({task.level for task in tasks}))
@@ -227,9 +249,12 @@ def at_level(env: str, tasks: list[Task], level: str, path: Path) -> list[Task]:
     return list(kept.values())
 
 
-def explore_only(stage: str, env: str) -> None:
-    """Raises ConfigError for an env whose problems are not about repositories."""
-    if not hasattr(env_class(env), "records_folder"):
+def explorer(stage: str, env: str) -> type[Explorer]:
+    """The env's class. Raises ConfigError for an env whose problems are not about repositories."""
+    kind: Any = env_class(env)
+    if not kind.repositories_folder:
+        explorers = " or ".join(name for name in ENVS if env_class(name).repositories_folder)
         raise ConfigError(
-            f"{stage} works on repositories, for --env auto_explore; '{env}' lists its own problems (gen-trajectory)"
+            f"{stage} works on repositories, for --env {explorers}; '{env}' lists its own problems (gen-trajectory)"
         )
+    return kind  # type: ignore[no-any-return]

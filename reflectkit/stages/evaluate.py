@@ -35,7 +35,7 @@ from reflectkit.core.types import Status, Task, Trajectory, Turn
 from reflectkit.data.episodes import episode_line, episode_to_json, read_compared, write_episodes
 from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs import cluster_of, env_class
+from reflectkit.envs import cluster_of
 from reflectkit.stages.common import MOST_TOKENS, PlayConfig, at_level, check_level
 from reflectkit.stages.comparing import (
     csv_text,
@@ -92,6 +92,7 @@ class Config(ChatConfig, PlayConfig):
     def __post_init__(self) -> None:
         PlayConfig.__post_init__(self)
         ChatConfig.__post_init__(self)
+        self.refuse_uncounted(dry_run=self.dry_run, max_cost_usd=self.max_cost_usd)
         within("eval_reps", self.eval_reps, 1, 10_000)
         within("max_new_tokens", self.max_new_tokens, 1, MOST_TOKENS)
         within("temperature", self.temperature, 0, 100)
@@ -114,7 +115,7 @@ class Config(ChatConfig, PlayConfig):
     @property
     def baselines(self) -> tuple[str, ...]:
         """Those with a name of their own: the env's, and SFT."""
-        return (SFT, *getattr(env_class(self.env), "baselines", ()))
+        return (SFT, *self.kind.baselines)
 
 
 def entrant(config: Config, text: str) -> tuple[str, Path | None, Path | None]:
@@ -154,7 +155,7 @@ def run(config: Config, progress: Progress) -> Report:
     """
     if config.episodes:
         return _again(config)
-    levels = tuple(dict.fromkeys(config.level)) or (env_class(config.env).levels[-1],)
+    levels = tuple(dict.fromkeys(config.level)) or (config.kind.levels[-1],)
     source, problems = _problems(config, levels)
     entrants = [entrant(config, text) for text in config.policy]
     models = list(dict.fromkeys(path for _, *paths in entrants for path in paths if path))
@@ -175,8 +176,8 @@ def run(config: Config, progress: Progress) -> Report:
             key_of(endpoint_of(config, part))
     tasks = [task for level in levels for task in problems[level]]
     with (
-        open_run("evaluate", config, [*([source] if source else []), *models, *config.worlds(tasks)]) as current,
-        contextlib.closing(Players(config)) as players,
+        open_run("evaluate", config, [*([source] if source else []), *models, *config.input_files(tasks)]) as current,
+        contextlib.closing(Players(config, config.max_cost_usd)) as players,
     ):
         warnings = [text for player in entrants if (text := mismatch(*player))]
         for text in warnings:
@@ -208,9 +209,8 @@ def _problems(config: Config, levels: Sequence[str]) -> tuple[Path | None, dict[
     own.
     """
     source = config.task_file or config.folder / HELD_OUT
-    known = env_class(config.env)
-    if config.task_file is None and not source.exists() and hasattr(known, "tasks"):
-        return None, {level: tuple(known.tasks(level)) for level in levels}
+    if config.task_file is None and not source.exists() and config.kind.has("tasks"):
+        return None, {level: tuple(config.kind.tasks(level)) for level in levels}
     tasks = [record.task for record in read_records(source, config.env_name)]
     return source, {level: tuple(at_level(config.env, tasks, level, source)) for level in levels}
 
@@ -276,7 +276,7 @@ def _foreseen(config: Config, matches: Sequence[Match], progress: Progress) -> R
         calls = tokens = 0
         usd = bound = 0.0
         for trajectory in met[match.level] if endpoints else ():
-            steps = min(env.steps, len(trajectory.task.data.get("chunks", ())) or env.steps)
+            steps = min(env.steps, config.kind.episode_steps(trajectory.task) or env.steps)
             usual = _asked(env, trajectory.turns[:1], len(endpoints), ANSWER)
             longest = _asked(env, trajectory.turns, len(endpoints), ANSWER_TOKENS)
             in_a_turn = (

@@ -17,7 +17,7 @@ from reflectkit.core.console import Progress
 from reflectkit.core.errors import DataError
 from reflectkit.core.runs import Report, Table, open_run, write_permission
 from reflectkit.data.repos import Filtered, filter_repository, name_fault, readable, repositories, repository_name
-from reflectkit.stages.common import EnvConfig, explore_only
+from reflectkit.stages.common import EnvConfig, explorer
 
 EXAMPLES = (
     "reflectkit filter-repo --repo-dir data/auto_explore/repos",
@@ -35,7 +35,7 @@ class Config(EnvConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        explore_only("filter-repo", self.env)
+        explorer("filter-repo", self.env)
         above("max_file_mb", self.max_file_mb, 0)
         within("max_file_mb", self.max_file_mb, 0, 1024)
 

@@ -13,14 +13,12 @@ from typing import Any
 
 from reflectkit.core.config import option
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import DataError, IllegalActionError
+from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import read_json_list, write_json
 from reflectkit.core.runs import Report, Table, open_run, write_permission
 from reflectkit.data.questions import Question, normal_path, read_question, to_json
-from reflectkit.envs.autoexplore.commands import Walk, offered, shortest_path
-from reflectkit.envs.autoexplore.env import DEEPEST
-from reflectkit.envs.autoexplore.repo import Repository, open_repository
-from reflectkit.stages.common import EnvConfig, explore_only
+from reflectkit.envs.base import Explorer
+from reflectkit.stages.common import EnvConfig, explorer
 
 EXAMPLES = (
     "reflectkit filter-task",
@@ -42,14 +40,14 @@ class Config(EnvConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        explore_only("filter-task", self.env)
+        explorer("filter-task", self.env)
 
 
 def run(config: Config, progress: Progress) -> Report:
     """Write `tasks_filtered/data.json`. Raises DataError, naming file, record and field."""
     source = config.task_file or config.env_folder / "tasks"
     files = _json_files(source)
-    repos = config.repos_dir or config.repos_folder
+    repos, env = config.repos_dir or config.repos_folder, explorer("filter-task", config.env)
     write_permission(config.folder)
     with open_run("filter-task", config, files) as current:
         if current.done:
@@ -59,7 +57,7 @@ def run(config: Config, progress: Progress) -> Report:
         with progress.bar("Filtering questions", len(files)) as bar:
             for path in files:
                 for number, value in enumerate(read_json_list(path)):
-                    _take(value, f"{path}, record {number}", repos, kept, dropped)
+                    _take(value, f"{path}, record {number}", repos, env, kept, dropped)
                 bar.advance()
         if not kept:
             raise DataError(
@@ -92,7 +90,12 @@ def _json_files(source: Path) -> list[Path]:
 
 
 def _take(
-    value: object, where: str, repos: Path, kept: dict[str, tuple[Question, list[Any]]], dropped: Counter[str]
+    value: object,
+    where: str,
+    repos: Path,
+    env: type[Explorer],
+    kept: dict[str, tuple[Question, list[Any]]],
+    dropped: Counter[str],
 ) -> None:
     """Put one record among the `kept`, or count why not."""
     if not isinstance(value, dict):
@@ -110,19 +113,19 @@ def _take(
     try:
         if "/" in question.root or question.root in ("", ".", ".."):
             raise DataError(where, f"{question.root!r} is no repository's name", field="root")
-        repository = open_repository(repos / question.root)
+        repository = env.open_repository(repos / question.root)
     except DataError:
         dropped["no such repository"] += 1
         return
     if question.filename not in repository.sizes:
         dropped["vanished file"] += 1
         return
-    if not offered(repository, question.filename) or question.filename.count("/") > DEEPEST:
+    if not env.reaches(repository, question.filename):
         dropped["file that commands cannot reach"] += 1
         return
     way = normal_path(question.optimal_path)
-    if not _leads(repository, way, question.filename):
-        way = tuple(shortest_path(question.filename))
+    if env.answer_of(repository, way) != question.filename:
+        way = env.way_to(question.filename)
     clean = replace(question, question=asked, optimal_path=way, n_level=question.filename.count("/"))
     trajectories = value.get("trajectories") or []
     if not isinstance(trajectories, list):
@@ -132,16 +135,6 @@ def _take(
     merged = kept.setdefault(clean.id, (clean, []))[1]
     for trajectory in trajectories:
         merged.append(_renumbered(trajectory, merged, where))
-
-
-def _leads(repository: Repository, way: tuple[str, ...], filename: str) -> bool:
-    """Whether these commands, one after the other, end in naming `filename`."""
-    walk = Walk(repository, budget=1)
-    try:
-        answers = [walk.run(command) for command in way]
-    except IllegalActionError:
-        return False
-    return bool(answers) and answers[-1] == filename
 
 
 def _has_surrogates(text: str) -> bool:

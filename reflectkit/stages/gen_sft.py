@@ -4,6 +4,7 @@ renderer.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +43,7 @@ class Config(WorldConfig):
     )
     reflect_load_dir: Path | None = option(None, help="The reflector's checkpoint, for --comments reflector or both.")
     repeats: int = option(
-        1, help="Replays of each demonstration, that differ where the env draws (--shuffle-action, --leaveout-prob)."
+        1, help="Replays of each demonstration, that differ where something is drawn, as by --shuffle-action."
     )
     mismatch: float = option(
         0.0, help="Share of the policy's rows that show another step's comment, so that it is checked."
@@ -72,17 +73,15 @@ def run(config: Config, progress: Progress) -> Report:
     reflector = [config.reflect_load_dir] if config.reflect_load_dir else []
     records = read_records(source, config.env_name)
     with open_run(
-        "gen-sft", config, [source, *reflector, *config.worlds(record.task for record in records)]
+        "gen-sft", config, [source, *reflector, *config.input_files(record.task for record in records)]
     ) as current:
         if current.done:
             return current.done
-        steps, unsolved = _lessons(config, source, records, progress)
+        steps, faults = _lessons(config, source, records, progress)
         if not steps:
             raise DataError(source, "no record has a demonstration; make some with `reflectkit gen-trajectory`")
-        if unsolved:
-            progress.news(
-                f"{unsolved} demonstrations name a wrong file, and are no rows; --accept-teacher-answers takes them"
-            )
+        for fault, number in faults.items():
+            progress.news(f"{number} demonstrations {fault}")
         right = [step for step in steps if step.note != "mistake"]
         positive = [step for step in steps if step.note == "positive"]
         own = _reflector_comments(config, right, progress)
@@ -103,14 +102,16 @@ def run(config: Config, progress: Progress) -> Report:
         return current.finish(figures, outputs)
 
 
-def _lessons(config: Config, source: Path, records: list[Record], progress: Progress) -> tuple[list[Lesson], int]:
-    """What the demonstrations teach, and how many were left out because they fail.
+def _lessons(
+    config: Config, source: Path, records: list[Record], progress: Progress
+) -> tuple[list[Lesson], Counter[str]]:
+    """What the demonstrations teach, and how many were left out, by their fault.
 
     Each is played again as it was recorded. Of a negative one only the correction is a lesson; its other steps are in
     the positive one.
     """
     steps: list[Lesson] = []
-    unsolved = 0
+    faults: Counter[str] = Counter()
     with progress.bar("Replaying demonstrations", len(records) * config.repeats) as bar:
         for repeat in range(config.repeats):
             for record in records:
@@ -118,18 +119,18 @@ def _lessons(config: Config, source: Path, records: list[Record], progress: Prog
                     try:
                         played = _replayed(config, source, record, demonstration, repeat)
                     except DataError as error:
-                        if config.leaveout_prob and error.field == "cmd":
-                            continue  # a file that it reads by mistake is left out of this replay
+                        if error.field == "cmd" and config.kind.drops_choices(config.settings):
+                            continue
                         raise
                     told = lessons([played])
                     if demonstration.negative:
                         steps += [step for step in told if step.note == "correction"]
-                    elif played.turns[-1].info.get("answer") and not played.success:
-                        unsolved += repeat == 0
+                    elif fault := config.kind.fault(played):
+                        faults[fault] += repeat == 0
                     else:
                         steps += told
                 bar.advance()
-    return steps, unsolved
+    return steps, faults
 
 
 def _replayed(config: Config, source: Path, record: Record, demonstration: Demonstration, repeat: int) -> Trajectory:

@@ -1,33 +1,36 @@
-"""gen-task: questions about the files of filtered repositories, with answers and the way there, from a teacher; one
-file a repository. For env memory: conversations with questions, generated or read from the published data.
+"""gen-task: the problems of an env that does not list its own: conversations (memory), games (alfworld), or questions
+about the files of filtered repositories (auto_explore), one file a repository.
 
-The oracle teacher needs no network. Chat teachers are asked once a file; each answer is kept in `journal.jsonl`, so
-that a killed run, or the same command again, pays for nothing twice.
+Each question comes with its answer and the way there, from a teacher. The oracle teacher needs no network. Chat
+teachers are asked once a file; each answer is kept in `journal.jsonl`, so that a killed run, or the same command again,
+pays for nothing twice.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from reflectkit.agents.client import Request
-from reflectkit.core.config import flag, option, within
+from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.eventloop import wait_for
 from reflectkit.core.jsonl import write_json
+from reflectkit.core.registry import resolve
 from reflectkit.core.runs import Report, Table, open_run, write_permission
 from reflectkit.core.text import count_tokens, shorten
 from reflectkit.data.asking import parse_questions, question_messages
 from reflectkit.data.oracle import ask
 from reflectkit.data.questions import Question, to_json
 from reflectkit.data.repos import DEPTH, kind_of
-from reflectkit.envs.autoexplore.commands import offered, shortest_path
-from reflectkit.envs.autoexplore.repo import open_repository
-from reflectkit.stages.common import EnvConfig, explore_only
-from reflectkit.stages.gen_games import gen_games, list_games
-from reflectkit.stages.gen_memory import gen_memory
+from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.envs.base import BaseEnv, Explorer
+from reflectkit.envs.problems import ProblemGenerator
+from reflectkit.stages.common import EnvConfig, explorer
 from reflectkit.stages.teaching import ORACLE, TeacherConfig, call_figures, estimate, free, stop_if_spent
 
 EXAMPLES = (
@@ -41,26 +44,15 @@ EXAMPLES = (
     'reflectkit gen-task --env alfworld --games "pick_and_place_simple-Tomato-*-Microwave" --instances 40',
     "reflectkit gen-task --env alfworld --games-dir alfworld_data",
 )
-MEMORY, ALFWORLD = "memory", "alfworld"
-CONVERSATIONS, GAMES = 400, 180  # that are generated unless --instances says otherwise
-OWN = {
-    MEMORY: ("instances", "long_instances", "parquet"),
-    ALFWORLD: ("instances", "games_dir", "games"),
-    "auto_explore": ("repos_dir", "max_level", "per_file", "min_tokens", "max_tokens"),
-}
-"""The settings that are for one env, or for some."""
 FEWEST_TOKENS, MOST_TOKENS = 50, 2000  # of an excerpt, as in the paper's pipeline
 WHOLE_TOKENS = 20_000  # of a file that the oracle reads
 TOKENS_A_QUESTION = 90  # that a teacher writes, with its answer
 
 
 @dataclass(frozen=True)
-class Config(TeacherConfig, EnvConfig):
-    """Settings of gen-task."""
+class QuestionSettings:
+    """What may be set for an env that explores repositories."""
 
-    env: str = option(
-        "auto_explore", help="The environment that the questions are for: auto_explore, memory or alfworld."
-    )
     repos_dir: Path | None = option(
         None, help="The filtered repositories; default: repos_filtered in the env's data folder."
     )
@@ -71,53 +63,53 @@ class Config(TeacherConfig, EnvConfig):
         MOST_TOKENS, help="Tokens, about, of the excerpt that is asked about: both ends of a longer file."
     )
 
-    instances: int | None = option(
-        None,
-        help=(
-            f"memory: conversations of 4 to 10 chunks to generate ({CONVERSATIONS}). alfworld: games to generate"
-            f" ({GAMES})."
-        ),
-    )
-    long_instances: int = option(300, help="memory: conversations of 40 chunks to generate.")
-    parquet: tuple[Path, ...] = option((), help="memory: files in the Mem-α format to read instead (repeat the flag).")
-    games_dir: Path | None = option(
-        None, help="alfworld: list the games of this folder, which alfworld-download filled, and generate none."
-    )
-    games: tuple[str, ...] = option(
-        (), help="alfworld: only games whose name matches, e.g. 'pick_heat_*-Egg-*' (repeat the flag)."
+    def __post_init__(self) -> None:
+        within("max_level", self.max_level, 0, DEPTH)
+        within("per_file", self.per_file, 1, 1000)
+        within("min_tokens", self.min_tokens, 1, 1_000_000)
+        within("max_tokens", self.max_tokens, 1, 1_000_000)
+
+
+@dataclass(frozen=True)
+class Config(TeacherConfig, EnvConfig):
+    """Settings of gen-task."""
+
+    env: str = option(
+        "auto_explore", help="The environment that the problems are for; its own settings: --env NAME --help."
     )
 
     def __post_init__(self) -> None:
         EnvConfig.__post_init__(self)
         TeacherConfig.__post_init__(self)
-        if self.env_name not in (MEMORY, ALFWORLD):
-            explore_only("gen-task", self.env)
-        self._refuse_foreign()
-        within("instances", self.number, 1 if self.env_name == ALFWORLD else 0, 1_000_000)
-        within("long_instances", self.long_instances, 0, 1_000_000)
-        within("max_level", self.max_level, 0, DEPTH)
-        within("per_file", self.per_file, 1, 1000)
-        for name in ("min_tokens", "max_tokens"):
-            within(name, getattr(self, name), 1, 1_000_000)
-        if self.env_name in (MEMORY, ALFWORLD) and self.teacher != ORACLE:
-            made = "conversations" if self.env_name == MEMORY else "games"
-            raise ConfigError(f"--teacher {self.teacher}: {made} are generated without a teacher; leave it out")
-        if self.env_name == MEMORY and not self.parquet and self.number + self.long_instances == 0:
-            raise ConfigError("--instances and --long-instances are both 0; generate at least one conversation")
-        if self.games_dir is not None and self.instances is not None:
-            raise ConfigError("--instances generates games and --games-dir lists those that are there; leave one out")
+        generator = self.generator
+        if generator is None:
+            explorer("gen-task", self.env)
+        elif self.teacher != ORACLE:
+            raise ConfigError(
+                f"--teacher {self.teacher}: {generator.noun} are generated without a teacher; leave it out"
+            )
+        self.settings  # noqa: B018  checked as they are made
+
+    @classmethod
+    @override
+    def own_settings(cls, kind: type[BaseEnv]) -> type[Any] | None:
+        """Those of the env's generator, or of questions about files."""
+        generator = _generator(kind)
+        return generator.Settings if generator else QuestionSettings if kind.repositories_folder else None
 
     @property
-    def number(self) -> int:
-        """How many conversations or games are generated."""
-        if self.instances is not None:
-            return self.instances
-        return GAMES if self.env_name == ALFWORLD else CONVERSATIONS
+    def generator(self) -> type[ProblemGenerator] | None:
+        """What makes the env's problems; None where a teacher does."""
+        return _generator(self.kind)
 
-    def _refuse_foreign(self) -> None:
-        own = OWN.get(self.env_name, OWN["auto_explore"])
-        for name in self.departed(sorted({name for names in OWN.values() for name in names} - set(own))):
-            raise ConfigError(f"{flag(name)} is not for env '{self.env}'; leave it out")
+    @property
+    def settings(self) -> Any:
+        """The settings for this env alone. Raises ConfigError."""
+        return self.part(self.own_settings(self.kind) or QuestionSettings)
+
+
+def _generator(kind: type[BaseEnv]) -> type[ProblemGenerator] | None:
+    return resolve("problem generator", kind.problem_generator, {}) if kind.problem_generator else None
 
 
 @dataclass(frozen=True)
@@ -131,21 +123,16 @@ class _File:
 
 
 def run(config: Config, progress: Progress) -> Report:
-    """Write `tasks/<repository>.json`, or for envs memory and alfworld `data.json`.
+    """Write `tasks/<repository>.json`, or what the env's generator makes: `data.json`, and others beside it.
 
     Raises
     ------
     DataError, ConfigError, ApiError, BudgetSpentError.
     """
-    if config.env_name in (MEMORY, ALFWORLD) and config.dry_run:
-        return Report("gen-task", config.env_folder, *free())
-    if config.env_name == MEMORY:
-        return gen_memory(config, config.number, config.long_instances, config.parquet, progress)
-    if config.env_name == ALFWORLD and config.games_dir is not None:
-        return list_games(config, config.games_dir, config.games, progress)
-    if config.env_name == ALFWORLD:
-        return gen_games(config, config.number, config.games, progress)
-    repos = config.repos_dir or config.repos_folder
+    if config.generator is not None:
+        return _generate(config, config.generator, progress)
+    settings: QuestionSettings = config.settings
+    repos = settings.repos_dir or config.repos_folder
     if not repos.is_dir():
         raise DataError(repos, "no such folder; run `reflectkit filter-repo` first, or give --repos-dir")
     names = sorted(path.name for path in repos.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -156,8 +143,8 @@ def run(config: Config, progress: Progress) -> Report:
         return Report("gen-task", config.env_folder, *free())
     if config.dry_run:
         files = [file for name in names for file in _files(repos / name, config, {}, progress)]
-        requests = [_request(file, config.per_file) for file in files]
-        figures, table = estimate(config, requests, TOKENS_A_QUESTION * config.per_file, journal)
+        requests = [_request(file, settings.per_file) for file in files]
+        figures, table = estimate(config, requests, TOKENS_A_QUESTION * settings.per_file, journal)
         return Report("gen-task", config.env_folder, figures, (), (table,))
     write_permission(target)
     with open_run("gen-task", config, [repos / name for name in names]) as current:
@@ -173,7 +160,7 @@ def run(config: Config, progress: Progress) -> Report:
                 write_json(path, [to_json(question) for question in questions])
                 outputs.append(path)
             levels = [
-                str(sum(question.n_level == level for question in questions)) for level in range(config.max_level + 1)
+                str(sum(question.n_level == level for question in questions)) for level in range(settings.max_level + 1)
             ]
             rows.append((name, str(len(files_of[name])), str(len(questions)), *levels))
         stop = figures.pop("stop")
@@ -195,7 +182,7 @@ def run(config: Config, progress: Progress) -> Report:
             "files": sum(map(len, files_of.values())),
             "passed_over": passed,
         }
-        heads = ("repository", "files", "questions", *(f"depth {level}" for level in range(config.max_level + 1)))
+        heads = ("repository", "files", "questions", *(f"depth {level}" for level in range(settings.max_level + 1)))
         current.tables.append(Table(f"Questions in {target}", heads, tuple(rows)))
         if passed:
             current.tables.append(
@@ -208,24 +195,25 @@ def _files(folder: Path, config: Config, passed: dict[str, int], progress: Progr
     """The files of a repository that are asked about; `passed` counts the others by reason. An unreadable one
     has none.
     """
+    env, settings = explorer("gen-task", config.env), config.settings
     try:
-        repository = open_repository(folder)
+        repository = env.open_repository(folder)
     except DataError as error:
         progress.news(f"left out: {error}")
         return []
     kept = []
     for path in sorted(repository.sizes):
         text = repository.view(path, WHOLE_TOKENS) if kind_of(path) else None
-        if path.count("/") > config.max_level:
-            reason = f"over {config.max_level} folders deep"
+        if path.count("/") > settings.max_level:
+            reason = f"over {settings.max_level} folders deep"
         elif text is None:
             reason = "cannot be read, or of another kind"
-        elif count_tokens(text) < config.min_tokens:
-            reason = f"under {config.min_tokens} tokens"
-        elif not offered(repository, path):
+        elif count_tokens(text) < settings.min_tokens:
+            reason = f"under {settings.min_tokens} tokens"
+        elif not env.reaches(repository, path):
             reason = "in a folder with too many entries to be offered"
         else:
-            kept.append(_File(folder.name, path, text, shorten(text, config.max_tokens)))
+            kept.append(_File(folder.name, path, text, shorten(text, settings.max_tokens)))
             continue
         passed[reason] = passed.get(reason, 0) + 1
     return kept
@@ -236,16 +224,17 @@ def _ask(
 ) -> tuple[dict[str, list[Question]], dict[str, Any]]:
     """Questions by repository, and the figures of the calls; `stop` in them is to be called when all is written."""
     files = [file for these in files_of.values() for file in these]
+    env, settings = explorer("gen-task", config.env), config.settings
     if config.teacher == ORACLE:
         questions_of: dict[str, list[Question]] = {}
         with progress.bar("Questions", len(files)) as bar:
             for name, these in files_of.items():
                 texts, excerpts = {file.path: file.text for file in these}, {file.path: file.excerpt for file in these}
-                made = ask(name, texts, excerpts, config.per_file)
-                questions_of[name] = [_with_way(question) for file in these for question in made[file.path]]
+                made = ask(name, texts, excerpts, settings.per_file)
+                questions_of[name] = [_with_way(question, env) for file in these for question in made[file.path]]
                 bar.advance(len(these))
         return questions_of, {"stop": None}
-    requests = [_request(file, config.per_file) for file in files]
+    requests = [_request(file, settings.per_file) for file in files]
     with config.client(journal) as client, progress.bar(f"Asking {config.endpoint}", len(files)) as bar:
 
         def advance() -> None:
@@ -253,7 +242,7 @@ def _ask(
 
         outcomes = wait_for(
             client.ask_all(
-                requests, lambda number, text: parse_questions(text, files[number].path, config.per_file), advance
+                requests, lambda number, text: parse_questions(text, files[number].path, settings.per_file), advance
             )
         )
         questions_of = {name: [] for name in files_of}
@@ -261,7 +250,7 @@ def _ask(
             for question, answer in outcome.value or []:
                 depth = file.path.count("/")
                 questions_of[file.root].append(
-                    _with_way(Question(question, file.path, file.root, answer, (), depth, config.model_name))
+                    _with_way(Question(question, file.path, file.root, answer, (), depth, config.model_name), env)
                 )
         rejected = [outcome.rejected for outcome in outcomes if outcome.rejected]
         figures = call_figures(config, client, rejected, target / "rejected.jsonl", progress)
@@ -275,6 +264,30 @@ def _ask(
         return questions_of, figures | {"stop": stop}
 
 
+def _generate(config: Config, generator: type[ProblemGenerator], progress: Progress) -> Report:
+    """Write what the env's generator makes."""
+    if config.dry_run:
+        return Report("gen-task", config.env_folder, *free())
+    maker = generator(config.settings, config.env_folder, config.seed)
+    inputs = maker.inputs()
+    for folder in (*maker.outputs(), config.folder):
+        write_permission(folder)
+    with open_run("gen-task", config, inputs) as current:
+        if current.done:
+            return current.done
+        made = maker.generate(progress)
+        outputs = []
+        for name, tasks in made.tasks.items():
+            path = config.folder / f"{name}.json"
+            if tasks:
+                write_json(path, [record_to_json(Record(task, ())) for task in tasks])
+                outputs.append(path)
+            else:
+                path.unlink(missing_ok=True)  # of an earlier run
+        current.tables += made.tables
+        return current.finish(made.figures, [*outputs, *made.outputs])
+
+
 def _request(file: _File, count: int) -> Request:
     kind = kind_of(file.path) or "text"
     return Request(
@@ -282,8 +295,5 @@ def _request(file: _File, count: int) -> Request:
     )
 
 
-def _with_way(question: Question) -> Question:
-    return Question(
-        question.question, question.filename, question.root, question.answer,
-        tuple(shortest_path(question.filename)[:-1]), question.n_level, question.model,
-    )  # fmt: skip
+def _with_way(question: Question, env: type[Explorer]) -> Question:
+    return replace(question, optimal_path=env.way_to(question.filename)[:-1])

@@ -1,7 +1,7 @@
 """gen-trajectory: demonstrations with reflections from a teacher: correct ones, and ones with a mistake and its
 correction.
 
-Problems come from the env itself, or from a file of them (auto_explore: `tasks_filtered/data.json`). The oracle teacher
+Problems come from the env itself, or from a file of them (`data.json` in its folder). The oracle teacher
 needs no network; its demonstrations hold mistakes on purpose with chance `--noise`. A chat teacher acts and comments;
 with `--actor oracle` the oracle acts, and the chat teacher, who is told the best action, comments without naming it.
 `--negatives` adds demonstrations of one mistake each.
@@ -29,7 +29,6 @@ from reflectkit.core.runs import Report, Table, figures_table, open_run, write_p
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.trajectories import Demonstration, Record, from_trajectory, read_records, record_to_json
-from reflectkit.envs import env_class
 from reflectkit.stages.common import MOST_TOKENS, RECORDS, PlayConfig, check_level
 from reflectkit.stages.teaching import ORACLE, TeacherConfig, call_figures, estimate, free, stop_if_spent
 
@@ -41,7 +40,6 @@ EXAMPLES = (
     "reflectkit gen-trajectory --env taxi --actor oracle --teacher openai:gpt-4o-mini --max-cost-usd 2",
 )
 TEACHER = "teacher"
-NOISE = 0.2
 MOST_TOLD = 10  # aborted episodes that are printed; the report has all
 ANALYSIS_TOKENS = 90  # that a teacher writes a step
 
@@ -55,22 +53,23 @@ class Config(TeacherConfig, PlayConfig):
     )
     level: str = option("", help="Curriculum level of the problems; default: the env's last, the whole task.")
     demonstrations: int | None = option(
-        None, help="Problems that get demonstrations; default: 57 (auto_explore: all), or all."
+        None, help="Problems that get demonstrations; default: 57, or all where they come from a file."
     )
     actor: str = option(
         TEACHER, help="Who acts: teacher; or oracle, on whose steps a chat teacher comments, told the best action."
     )
     noise: float | None = option(
-        None, help="Chance that an oracle's step is a mistake; default: 0.2, for auto_explore 0."
+        None, help="Chance that an oracle's step is a mistake; default: the env's own, usually 0.2."
     )
     negatives: int | None = option(
-        None, help="Demonstrations of a mistake for each problem; default: auto_explore 2, others 0."
+        None, help="Demonstrations of a mistake for each problem; default: the env's own, usually 0."
     )
     history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP)
 
     def __post_init__(self) -> None:
         PlayConfig.__post_init__(self)
         TeacherConfig.__post_init__(self)
+        self.refuse_uncounted(dry_run=self.dry_run, max_cost_usd=self.max_cost_usd)
         if self.task_file is not None and not self.from_file:
             raise ConfigError(f"env '{self.env}' lists its own problems; leave out --task-file {self.task_file}")
         if self.demonstrations is not None:
@@ -79,7 +78,7 @@ class Config(TeacherConfig, PlayConfig):
             fraction("noise", self.noise)
         if self.negatives is not None:
             within("negatives", self.negatives, 0, 10_000_000)
-            if self.negatives and not hasattr(env_class(self.env), "slips"):
+            if self.negatives and not self.kind.has("slips"):
                 raise ConfigError(
                     f"env '{self.env}' makes no negative examples (no slips()); use --noise, and --negatives 0"
                 )
@@ -88,9 +87,9 @@ class Config(TeacherConfig, PlayConfig):
         within("history_tokens", self.history_tokens, 0, MOST_TOKENS)
         one_of("actor", self.actor, (TEACHER, ORACLE))
         if self.oracle_acts:
-            require_oracle(env_class(self.env))
+            require_oracle(self.kind)
             return
-        if getattr(env_class(self.env), "offers_tools", False) or getattr(self, "typed", False):
+        if not self.kind.offers_choices(self.settings):
             raise ConfigError(
                 f"--teacher {self.teacher} acts by choosing from a list, and env '{self.env}' has none here; add"
                 " --actor oracle"
@@ -109,25 +108,19 @@ class Config(TeacherConfig, PlayConfig):
     @property
     def from_file(self) -> bool:
         """Whether the env's problems come from a file."""
-        return not hasattr(env_class(self.env), "tasks")
-
-    @property
-    def explores(self) -> bool:
-        """Whether an episode ends with the name of a file."""
-        return hasattr(env_class(self.env), "records_folder")
+        return not self.kind.has("tasks")
 
 
 def run(config: Config, progress: Progress) -> Report:
     """Write `data_reflection_negative.json`. Raises ConfigError, DataError, ApiError, BudgetSpentError."""
-    known = env_class(config.env)
-    level = config.level or known.levels[-1]
+    level = config.level or config.kind.levels[-1]
     source = (config.task_file or config.folder / "data.json") if config.from_file else None
     known_records = _problems(config, level, source)
     tasks = [record.task for record in known_records]
     eligible = [index for index, task in enumerate(tasks) if source is None or _has_level(config, task, level)]
     count = _count(config, level, len(eligible))
     chosen = sorted(generator(config.seed, "chosen").sample(eligible, count))
-    negatives = (2 if config.explores else 0) if config.negatives is None else config.negatives
+    negatives = config.kind.negatives if config.negatives is None else config.negatives
     wanted = [("positive", 0, tasks[index]) for index in chosen]
     wanted += [("negative", number, tasks[index]) for index in chosen for number in range(negatives)]
     journal = config.env_folder / "journal.jsonl"
@@ -136,7 +129,7 @@ def run(config: Config, progress: Progress) -> Report:
     if config.dry_run:
         return _dry_run(config, level, wanted, journal, progress)
     write_permission(config.folder)
-    with open_run("gen-trajectory", config, [*([source] if source else []), *config.worlds(tasks)]) as current:
+    with open_run("gen-trajectory", config, [*([source] if source else []), *config.input_files(tasks)]) as current:
         if current.done:
             return current.done
         path = config.folder / RECORDS
@@ -166,8 +159,7 @@ def run(config: Config, progress: Progress) -> Report:
 
 
 def _oracle(config: Config) -> Demonstrator:
-    usual = getattr(env_class(config.env), "noise", NOISE)
-    return Demonstrator(usual if config.noise is None else config.noise)
+    return Demonstrator(config.kind.noise if config.noise is None else config.noise)
 
 
 def _chat_teacher(config: Config, client: ChatClient) -> ChatTeacher:
@@ -176,19 +168,17 @@ def _chat_teacher(config: Config, client: ChatClient) -> ChatTeacher:
 
 def _problems(config: Config, level: str, source: Path | None) -> list[Record]:
     """The problems, with the demonstrations that a file of them already holds."""
-    known = env_class(config.env)
     if source is None:
-        return [Record(task, ()) for task in known.tasks(level)]
+        return [Record(task, ()) for task in config.kind.tasks(level)]
     records = read_records(source, config.env_name)
     kept = [record for record in records if _has_level(config, record.task, level)]
     if not kept:
         raise DataError(source, f"holds no task of level '{level}'")
-    return kept if config.explores else records  # a conversation of another length is for evaluation
+    return records if config.kind.keeps_other_levels else kept
 
 
 def _has_level(config: Config, task: Task, level: str) -> bool:
-    known = env_class(config.env)
-    return not hasattr(known, "at_level") or known.at_level(task, level) is not None
+    return not config.kind.has("at_level") or config.kind.at_level(task, level) is not None
 
 
 def _count(config: Config, level: str, problems: int) -> int:
@@ -236,7 +226,7 @@ def _add_demonstrations(
     two alike.
     """
     for (kind, _, task), trajectory in zip(wanted, played, strict=True):
-        if trajectory.status is Status.ABORTED or (config.explores and not trajectory.turns[-1].info.get("answer")):
+        if trajectory.status is Status.ABORTED or not config.kind.is_demonstration(trajectory):
             continue
         if not config.oracle_acts:
             trajectory = _marked(config, level, trajectory)

@@ -25,7 +25,7 @@ from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Decision, Message, Observation, Status, Task, ToolUse, Trajectory
 from reflectkit.data.episodes import episode_line, episode_to_json
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs import cluster_of, env_class
+from reflectkit.envs import cluster_of
 from reflectkit.envs.wrappers import Wrapper
 from reflectkit.models.sampler import Ask
 from reflectkit.stages.common import MOST_TOKENS, PlayConfig, at_level, check_level
@@ -48,10 +48,6 @@ LEAST_SHOWN = 0.005  # probability of such a choice
 RULE_WIDTH = 60  # characters
 NOBODY = "standard input is closed or empty; play at a terminal, pipe the answers in, or give --policy oracle --auto"
 NEXT = "Enter to take it, q to stop: "
-EXPLORE_FIRST = (
-    "run `reflectkit filter-repo`, `reflectkit gen-task --teacher oracle` and `reflectkit filter-task` first,"
-    " which make questions about the boxed repositories, or give --task-file"
-)
 
 
 @dataclass(frozen=True)
@@ -90,7 +86,7 @@ class Config(PlayConfig):
                 "a checkpoint reads its own reflector's comment: write --policy NAME=CHECKPOINT+REFLECTOR"
             )
         if self.teacher:
-            require_oracle(env_class(self.env))
+            require_oracle(self.kind)
 
     @property
     def player(self) -> tuple[str, Path | None, Path | None]:
@@ -99,7 +95,7 @@ class Config(PlayConfig):
             raise ConfigError(
                 f"--policy {self.policy}: chat models play in `reflectkit evaluate`; `view` shows their episodes"
             )
-        return parse_policy(self.policy, (PERSON, *getattr(env_class(self.env), "baselines", ())))
+        return parse_policy(self.policy, (PERSON, *self.kind.baselines))
 
 
 def run(config: Config, progress: Progress) -> Report:
@@ -111,7 +107,7 @@ def run(config: Config, progress: Progress) -> Report:
     models = [path for path in (*checkpoints, config.reflector) if path is not None]
     if warning := mismatch(*config.player):
         progress.news(f"warning: {warning}")
-    inputs = [*([source] if source else []), *models, *config.worlds(tasks)]
+    inputs = [*([source] if source else []), *models, *config.input_files(tasks)]
     with open_run("play", config, inputs, again=True) as current:
         path = current.folder / "episodes.jsonl"
         players = Players(config)
@@ -144,20 +140,18 @@ def run(config: Config, progress: Progress) -> Report:
 
 def _problems(config: Config) -> tuple[Path | None, list[Task]]:
     """(the file that they come from, the problems to draw from)."""
-    known = env_class(config.env)
-    source = config.task_file
-    if source is None and hasattr(known, "tasks"):
-        tasks: list[Task] = known.tasks(config.level or known.levels[-1])
+    kind, source = config.kind, config.task_file
+    if source is None and kind.has("tasks"):
+        tasks = kind.tasks(config.level or kind.levels[-1])
     else:
         there = [config.folder / name for name in ("test.json", "data.json") if (config.folder / name).is_file()]
         source = source or next(iter(there), None)
-        if source is None and hasattr(known, "example"):
-            return None, [known.example(config.level or known.levels[0], derive(config.seed, "example"))]
+        if source is None and kind.has("example"):
+            return None, [kind.example(config.level or kind.levels[0], derive(config.seed, "example"))]
         if source is None:
-            raise ConfigError(
-                f"env '{config.env}' has no problems yet; "
-                + (EXPLORE_FIRST if hasattr(known, "records_folder") else "give --task-file")
-            )
+            made = f"run `reflectkit gen-task --env {config.env}` first, or " if kind.problem_generator else ""
+            advice = kind.problems_advice or f"{made}give --task-file"
+            raise ConfigError(f"env '{config.env}' has no problems yet; {advice}")
         tasks = [record.task for record in read_records(source, config.env_name)]
         if config.level:
             tasks = at_level(config.env, tasks, config.level, source)
@@ -242,7 +236,7 @@ class _Shown:
 
     @property
     def left(self) -> bool:
-        return self.stopped or getattr(self.agent, "left", False)
+        return self.stopped or (isinstance(self.agent, Human) and self.agent.left)
 
     def begin(self) -> None:
         """A new episode."""

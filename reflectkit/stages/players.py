@@ -15,10 +15,15 @@ from reflectkit.agents.endpoints import KEYS, Endpoint, parse_endpoint
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.protocols import Agent
+from reflectkit.core.registry import plugins, resolve
 from reflectkit.stages.teaching import report_damage, stop_if_spent
 
 SCRIPTED = ("oracle", "random")
 LONGEST_NAME = 100  # characters of a model's name in a file's
+PLUGINS = "reflectkit.players"
+"""The group of entry points in which a package offers its players: NAME = "package.module:make", where `make()` is an
+agent.
+"""
 
 
 def chat_parts(text: str) -> list[str]:
@@ -43,14 +48,19 @@ def parse_policy(text: str, baselines: Sequence[str] = ()) -> tuple[str, Path | 
     >>> parse_policy("ours=a/b+c/d")
     ('ours', PosixPath('a/b'), PosixPath('c/d'))
     """
-    if text in SCRIPTED or text in baselines or chat_parts(text):
+    if text in SCRIPTED or text in baselines or chat_parts(text) or text in _plugins(text):
         return text, None, None
     name, equals, paths = text.partition("=")
     policy, plus, reflector = paths.partition("+")
-    names = ", ".join((*SCRIPTED, *baselines))
+    names = ", ".join((*SCRIPTED, *baselines, *_plugins(text)))
     if not (name and equals and policy) or (plus and not reflector):
         raise ConfigError(f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, or one of {names}")
     return name, Path(policy), Path(reflector) if reflector else None
+
+
+def _plugins(text: str) -> list[str]:
+    """The players of installed packages, which are looked for where `text` may name one."""
+    return [] if "=" in text else sorted(plugins(PLUGINS))
 
 
 def mismatch(name: str, policy: Path | None, reflector: Path | None) -> str:
@@ -95,11 +105,11 @@ def journals(folder: Path, endpoint: Endpoint) -> tuple[Path, Path]:
 class Players:
     """Opens the players; a reflector is opened once, and its memo kept for all who share it."""
 
-    def __init__(self, config: Any) -> None:  # evaluate's or play's
+    def __init__(self, config: Any, max_cost_usd: float | None = None) -> None:  # evaluate's or play's
         self.config, self.device = config, config.device
         self._reflectors: dict[Path, Any] = {}
         self._clients: dict[str, ChatClient] = {}
-        self._budget = Budget(getattr(config, "max_cost_usd", None))
+        self._budget = Budget(max_cost_usd)
         self._stack = contextlib.ExitStack()
 
     def close(self) -> None:
@@ -157,6 +167,8 @@ class Players:
         if chat := chat_parts(name):
             return self._chat([endpoint_of(config, part) for part in chat])
         if policy is None:
+            if name in _plugins(name) and name not in (*SCRIPTED, *config.kind.baselines):
+                return resolve("player", name, {}, PLUGINS)()  # type: ignore[no-any-return]
             return Oracle() if name == "oracle" else RandomAgent() if name == "random" else Baseline(name)
         from reflectkit.agents.two_player import TwoPlayerAgent
         from reflectkit.models.load import load_player

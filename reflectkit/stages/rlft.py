@@ -20,11 +20,11 @@ from reflectkit.core.eventloop import result_of
 from reflectkit.core.jsonl import read_json, salvage, write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.prompts import policy_prompt
-from reflectkit.core.runs import Report, default_settings, digest, figures_table, plain_settings
+from reflectkit.core.runs import Report, default_settings, digest, figures_table, foreign_defaults, plain_settings
 from reflectkit.core.types import Task, to_json
 from reflectkit.data.episodes import episode_to_json, write_episodes
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs import cluster_of, env_class
+from reflectkit.envs import cluster_of
 from reflectkit.stages.algorithm import AlgorithmConfig
 from reflectkit.stages.common import at_level, check_level, model_source
 from reflectkit.stages.together import started_together, together
@@ -159,7 +159,7 @@ class Config(AlgorithmConfig):
     @property
     def stages(self) -> list[tuple[str, ...]]:
         """The curriculum: the levels of each of its stages."""
-        levels: list[tuple[str, ...]] = [(level,) for level in self.curriculum] or [(env_class(self.env).levels[-1],)]
+        levels: list[tuple[str, ...]] = [(level,) for level in self.curriculum] or [(self.kind.levels[-1],)]
         return [levels[0] + levels[1], *levels[2:]] if self.merge_first_two else levels
 
 
@@ -189,7 +189,7 @@ def run(config: Config, progress: Progress) -> Report:
         models.append(Path(config.model))
     _try_prompts(config, levels)
     held_out = [source.with_name("validate.json")] if config.validate_steps else []
-    with together("rlft", config, [source, *held_out, *models, *config.worlds(tasks)], processes) as current:
+    with together("rlft", config, [source, *held_out, *models, *config.input_files(tasks)], processes) as current:
         if current.done:
             return current.done
         told = plain_settings(config) | {"problems": digest(source)}
@@ -255,7 +255,7 @@ def _resumed(
     """
     from reflectkit.rl import checkpoint
 
-    defaults = default_settings(config)
+    defaults = default_settings(config) | foreign_defaults(config)
     for place in reversed(checkpoint.found(folder)):
         try:
             checkpoint.check_files(place)

@@ -14,13 +14,23 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import StageConfig, as_lists, check_run_name, flag, from_mapping, option, parse_yaml, within
+from reflectkit.core.config import (
+    StageConfig,
+    as_lists,
+    check_run_name,
+    flag,
+    from_mapping,
+    option,
+    parse_yaml,
+    within,
+    without_foreign,
+)
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
@@ -231,7 +241,7 @@ def _checked(value: Any, path: Path) -> Recipe:
             if reference not in stages:
                 raise unknown_name(f"earlier step in recipe {path}", reference, stages)
         stages[step["name"]] = step["stage"]
-    possible = _settings(recipe.steps)
+    possible = _settings(recipe)
     for key in recipe.defaults:
         if key not in possible:
             raise unknown_name(f"setting in the defaults of recipe {path}", key, possible)
@@ -251,13 +261,19 @@ def _checked(value: Any, path: Path) -> Recipe:
     return recipe
 
 
-def _settings(steps: Sequence[Mapping[str, Any]]) -> set[str]:
-    """What may be set in the stages of `steps`."""
-    return {name for step in steps for name in _fields(_config_class(step["stage"]))}
+def _settings(recipe: Recipe) -> set[str]:
+    """What may be set in the stages of `recipe`."""
+    return {name for step in recipe.steps for name in _fields(_chosen(step["stage"], recipe.defaults | step))}
 
 
 def _fields(kind: type[StageConfig]) -> set[str]:
     return {item.name for item in dataclasses.fields(kind)}
+
+
+def _chosen(stage: str, values: Mapping[str, Any]) -> type[StageConfig]:
+    """The settings' class of `stage`, with what those of `values` bring along that are its own."""
+    kind: type[StageConfig] = _config_class(stage)
+    return kind.chosen({key: value for key, value in values.items() if key in kind.CHOOSERS})
 
 
 def _config_class(stage: str) -> Any:
@@ -300,7 +316,7 @@ def _overrides(config: Config, recipe: Recipe, asked: Mapping[str, Ablation]) ->
             raise ConfigError(f"--set {text!r}: write STEP.SETTING=VALUE")
         if name not in known | {DEFAULTS}:
             raise unknown_name(f"step of recipe '{config.recipe}'", name, known)
-        if name == DEFAULTS and key.replace("-", "_") not in (possible := _settings(recipe.steps)):
+        if name == DEFAULTS and key.replace("-", "_") not in (possible := _settings(recipe)):
             raise unknown_name(f"setting of recipe '{config.recipe}'", key, possible)
         found.append((name, key.replace("-", "_"), parse_yaml(raw, f"--set {target}")))
     return sorted(found, key=lambda entry: MARK in entry[0])
@@ -315,10 +331,10 @@ def _jobs(
     defaults = recipe.defaults | {key: value for name, key, value in overrides if name == DEFAULTS}
     for step in with_copies(recipe.steps, asked):
         base, _, ablation = step["name"].partition(MARK)
-        kind = _config_class(step["stage"])
-        values: dict[str, Any] = {key: value for key, value in defaults.items() if key in _fields(kind)}
-        values |= {key: value for key, value in step.items() if key not in ("name", "stage")}
+        values: dict[str, Any] = {key: value for key, value in step.items() if key not in ("name", "stage")}
         values |= {key: value for name, key, value in overrides if name in (step["name"], base, step["stage"])}
+        kind = _chosen(step["stage"], defaults | values)
+        values = {key: value for key, value in defaults.items() if key in _fields(kind)} | values
         values = as_lists(kind, values)
         if shared := sorted(WHOLE_RUN & values.keys()):
             raise ConfigError(
@@ -339,10 +355,7 @@ def _jobs(
         values |= {"data_dir": data, "results_dir": results, "name": f"{config.folder}/{step['name']}", "keep": True}
         values |= {"seed": seed, "threads": config.threads, "force": config.force}
         check_run_name(values["name"])
-        known = _fields(kind.chosen(values))
-        for key in values:
-            if key not in known:
-                raise unknown_name(f"setting of step '{step['name']}' ({step['stage']})", key, known)
+        values = without_foreign(kind, values, f"step '{step['name']}' ({step['stage']})")
         before = [job for job in jobs if job.name.partition(MARK)[2] in ("", ablation)]
         earlier = [job.name.removeprefix(prefix) for job in jobs]
         for reference in sorted(references(values)):

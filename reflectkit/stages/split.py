@@ -7,7 +7,8 @@ Where tasks are set in rooms, some of the rooms can be held out first, with all 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +19,7 @@ from reflectkit.core.jsonl import write_json
 from reflectkit.core.runs import Report, Table, open_run, write_permission
 from reflectkit.core.seeding import generator
 from reflectkit.data.splits import NAMES, SHARES, split_groups, split_weighted
-from reflectkit.data.trajectories import Record, read_records, record_to_json
-from reflectkit.envs import env_class
-from reflectkit.envs.alfworld.games import room_kind
+from reflectkit.data.trajectories import read_records, record_to_json
 from reflectkit.stages.common import RECORDS, EnvConfig
 
 EXAMPLES = (
@@ -40,10 +39,12 @@ class Config(EnvConfig):
 
     task_file: Path | None = option(None, help=f"Records to split; default: {RECORDS} in the env's data folder.")
     by: str = option(
-        "", help="What is not torn apart: group (a start state), repo or question; default: repo for auto_explore."
+        "", help="What is not torn apart: group (a start state), repo or question; default: the env's own."
     )
     unseen_rooms: float = option(
-        0.0, help="alfworld: share of the rooms of each kind, one at least, whose games all go to unseen.json; 0: none."
+        0.0,
+        help="Where problems are set in rooms, as alfworld's: share of each kind of room, one at least, whose problems"
+        " all go to unseen.json; 0: none.",
     )
 
     def __post_init__(self) -> None:
@@ -51,8 +52,7 @@ class Config(EnvConfig):
         fraction("unseen_rooms", self.unseen_rooms)
         if self.by:
             one_of("by", self.by, BY)
-        explores = hasattr(env_class(self.env), "records_folder")
-        if (explores and self.by == "group") or (not explores and self.by in ("repo", "question")):
+        if self.by and self.by not in self.kind.split_by:
             raise ConfigError(f"--by {self.by} is not for env '{self.env}'; leave it out")
 
 
@@ -68,22 +68,20 @@ def run(config: Config, progress: Progress) -> Report:
         if current.done:
             return current.done
         records = read_records(source, config.env_name)
-        by_repo = hasattr(env_class(config.env), "records_folder") and config.by in ("", "repo")
-        kinds = ""
-        group_of = {
-            record.task.id: record.task.id if config.by == "question" else record.task.group for record in records
-        }
-        unseen = _unseen_rooms(records, config, source)
-        held_out = [record for record in records if _room(record) in unseen]
-        records = [record for record in records if _room(record) not in unseen]
-        if by_repo:
+        by, kinds = config.by or config.kind.split_by[0], ""
+        group_of = {record.task.id: record.task.id if by == "question" else record.task.group for record in records}
+        room_of = {record.task.id: config.kind.room_of(record.task) for record in records}
+        unseen = _unseen_rooms(set(room_of.values()), config, source)
+        held_out = [record for record in records if room_of[record.task.id] in unseen]
+        records = [record for record in records if room_of[record.task.id] not in unseen]
+        if by == "repo":
             sizes = Counter(group_of[record.task.id] for record in records)
             name_of_group = split_weighted(sizes, generator(config.seed, "split"))
             _say_if_unbalanced(sizes, name_of_group, progress)
         else:
             taught = {group_of[record.task.id] for record in records if record.trajectories}
             strata = {
-                group: (group in taught, record.task.level if _room(record) else "")
+                group: (group in taught, record.task.level if room_of[record.task.id] else "")
                 for record in records
                 for group in [group_of[record.task.id]]
             }
@@ -111,24 +109,19 @@ def run(config: Config, progress: Progress) -> Report:
         return current.finish(figures, outputs)
 
 
-def _room(record: Record) -> str:
-    """Where the task is set; "" where its env has no rooms."""
-    return str(record.task.data.get("room", ""))
+def _unseen_rooms(rooms: AbstractSet[str], config: Config, source: Path) -> frozenset[str]:
+    """The rooms that are held out. rooms: of all problems, "" where one is set in none.
 
-
-def _unseen_rooms(records: Sequence[Record], config: Config, source: Path) -> frozenset[str]:
-    """The rooms that are held out. Raises ConfigError for tasks that are set in none, DataError where no room
-    is left.
+    Raises ConfigError for tasks that are set in none, DataError where no room is left.
     """
     if not config.unseen_rooms:
         return frozenset()
-    rooms = set(map(_room, records))
     if "" in rooms:
         raise ConfigError(f"--unseen-rooms: env '{config.env}' has no rooms; leave it out")
     chance = generator(config.seed, "unseen rooms")
     unseen: set[str] = set()
-    for kind in sorted(set(map(room_kind, rooms))):
-        of_kind = sorted(room for room in rooms if room_kind(room) == kind)
+    for kind in sorted(set(map(config.kind.kind_of_room, rooms))):
+        of_kind = sorted(room for room in rooms if config.kind.kind_of_room(room) == kind)
         unseen |= set(chance.sample(of_kind, max(1, round(config.unseen_rooms * len(of_kind)))))
     if unseen == rooms:
         raise DataError(

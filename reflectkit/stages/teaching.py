@@ -28,7 +28,6 @@ from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.runs import Table
-from reflectkit.stages.common import EXTRACTIVE
 
 ORACLE = "oracle"
 
@@ -68,14 +67,6 @@ class ChatConfig(StageConfig):
         for name in ("max_cost_usd", "price_in", "price_out"):
             if getattr(self, name) is not None:
                 within(name, getattr(self, name), 0, 1_000_000)
-        reader = getattr(self, "reader", EXTRACTIVE)  # it asks with a client of its own
-        if reader != EXTRACTIVE and (
-            self.dry_run or (self.max_cost_usd is not None and not reader.startswith("local:"))
-        ):
-            name = "--dry-run" if self.dry_run else "--max-cost-usd"
-            raise ConfigError(
-                f"{name} does not count what --reader {reader} is asked; leave it out, or leave out the reader"
-            )
 
     def check_asked(self, endpoint: Endpoint) -> None:
         """Raises ConfigError where the budget cannot be kept with `endpoint`."""

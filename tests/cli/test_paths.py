@@ -32,7 +32,9 @@ def test_no_path_setting_may_be_empty(stage: str) -> None:
                 from_mapping(config, {name: value}, stage)
 
 
-@pytest.mark.parametrize("flags", [["--repos-dir", ""], ["--repos-dir="], ["--data-dir", ""], ["--parquet", ""]])
+@pytest.mark.parametrize(
+    "flags", [["--repos-dir", ""], ["--repos-dir="], ["--data-dir", ""], ["--env", "memory", "--parquet", ""]]
+)
 def test_an_empty_flag_is_refused(
     flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -604,7 +604,7 @@ def test_half_an_installation_is_named(tmp_path: Path) -> None:
 
 
 def test_settings_are_checked(root: Path, tasks: list[Task], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnknownNameError, match="no expert named 'serach'; did you mean 'search'"):
+    with pytest.raises(UnknownNameError, match="no --expert named 'serach'; did you mean 'search'"):
         Alfworld(root, expert="serach")
     with pytest.raises(ConfigError, match="prompt-tokens"):
         Alfworld(root, prompt_tokens=49)

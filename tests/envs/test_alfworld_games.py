@@ -31,8 +31,8 @@ from reflectkit.envs.alfworld.generate import TOOLS, Game, draw, goals, levels
 from reflectkit.envs.alfworld.layouts import rooms
 from reflectkit.envs.alfworld.package import table
 from reflectkit.envs.alfworld.pool import Engine, Pool
+from reflectkit.envs.alfworld.problems import Maker
 from reflectkit.envs.alfworld.prove import Proof, prove
-from reflectkit.stages.gen_games import Maker
 from tests.household import write_games
 
 pytest.importorskip("alfworld", reason="the engine is not installed: pip install 'reflectkit[alfworld]'")

@@ -27,11 +27,13 @@ import random
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.core.errors import DataError, EnvironmentFailure, IllegalActionError, unknown_name
+from reflectkit.core.config import one_of, option
+from reflectkit.core.console import Progress
+from reflectkit.core.errors import DataError, EnvironmentFailure, IllegalActionError
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.seeding import uniform
 from reflectkit.core.text import count_short, shorten
@@ -39,10 +41,11 @@ from reflectkit.core.types import Message, Observation, Task, ToolUse
 from reflectkit.envs.alfworld.belief import ROOM, Belief
 from reflectkit.envs.alfworld.engine import CHANGES_NOTHING, GAME, RECORD, State, check_installed
 from reflectkit.envs.alfworld.expert import EXPERTS, LOOK, SEARCH, TYPES, Goal, good, progress, rules
-from reflectkit.envs.alfworld.games import inside, read
+from reflectkit.envs.alfworld.games import FOLDER, inside, read, room_kind
+from reflectkit.envs.alfworld.games import task as task_of
 from reflectkit.envs.alfworld.pool import Engine, pool
 from reflectkit.envs.alfworld.reflections import write_reflection
-from reflectkit.envs.base import check_budgets, check_choice, check_task
+from reflectkit.envs.base import BaseEnv, PromptSettings, check_choice, check_task
 
 ALL = "all"
 HORIZON = 50
@@ -56,19 +59,31 @@ HELP = "help"  # never a mistake on purpose: its long answer drives out what was
 MORE = "make games with `reflectkit gen-task --env alfworld`, or say where they are with --games-dir"
 
 
-class Alfworld:
-    """See the module's text for the rules.
+@dataclass(frozen=True)
+class AlfworldSettings(PromptSettings):
+    """What may be set."""
 
-    games_dir: what tasks name their games from. expert: who says what is best: search, handcoded or planner.
-    result_tokens,
-    prompt_tokens: what an answer and the whole observation may have. typed: commands are written, not chosen.
-    """
+    games_dir: Path | None = option(
+        None, help=f"Folder of the games (json_2.1.1 in it); default: {FOLDER} in the env's data folder."
+    )
+    expert: str = option(SEARCH, help="The oracle: search (knows what it saw), handcoded or planner (the package's).")
+    typed: bool = option(False, help="Commands are written as text; none are offered to choose from.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("expert", self.expert, EXPERTS)
+
+
+class Alfworld(BaseEnv):
+    """See the module's text for the rules, and `AlfworldSettings`."""
 
     name: ClassVar[str] = "alfworld"
     levels: ClassVar[tuple[str, ...]] = (*TYPES, ALL)
     """The type of the task; "all" is whatever type."""
     horizons: ClassVar[dict[str, int]] = dict.fromkeys(levels, HORIZON)
-    settings: ClassVar[tuple[str, ...]] = ("games_dir", "expert", "result_tokens", "prompt_tokens", "typed")
+    Settings: ClassVar[type[Any]] = AlfworldSettings
+    settings: AlfworldSettings
+    problem_generator: ClassVar[str] = "reflectkit.envs.alfworld.problems:Games"
     rules: ClassVar[str] = (
         "Goal: do the household task after `Task:` in a simulated room. Find the object, do to it what is asked"
         " (clean, heat, cool or look at it under a lamp), and put it where it belongs.\n"
@@ -87,24 +102,44 @@ class Alfworld:
     """What an engine has to load a game, the planner's first plan included."""
     step_seconds: ClassVar[float] = 60.0
 
-    def __init__(
-        self,
-        games_dir: Path | str = Path("data/alfworld/games"),
-        *,
-        expert: str = SEARCH,
-        result_tokens: int = 400,
-        prompt_tokens: int = 800,
-        typed: bool = False,
-    ) -> None:
-        if expert not in EXPERTS:
-            raise unknown_name("expert", expert, EXPERTS)
+    def __init__(self, games_dir: Path | str | None = None, **settings: Any) -> None:
+        super().__init__(games_dir=games_dir, **settings)
         check_installed()
-        check_budgets(result_tokens, prompt_tokens)
-        self.games_dir, self.expert = Path(games_dir), expert
-        self.result_tokens, self.prompt_tokens, self.typed = result_tokens, prompt_tokens, typed
+        self.games_dir, self.expert = Path(games_dir or Path("data/alfworld") / FOLDER), self.settings.expert
+        self.result_tokens, self.prompt_tokens = self.settings.result_tokens, self.settings.prompt_tokens
+        self.typed = self.settings.typed
         self.engine: Engine | None = None
         self._return: weakref.finalize[..., Any] | None = None
         self._over = True
+
+    @classmethod
+    def constructor_arguments(cls, settings: Any, folder: Path) -> dict[str, Any]:
+        """The settings, with the folder of the games."""
+        return super().constructor_arguments(settings, folder) | {"games_dir": settings.games_dir or folder / FOLDER}
+
+    @classmethod
+    def input_files(cls, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
+        """The games."""
+        games = (inside(settings.games_dir or folder / FOLDER, task.data.get("game")) for task in tasks)
+        return sorted({game for game in games if game and game.is_dir()})
+
+    @classmethod
+    def benchmark(cls, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
+        """A game of each type."""
+        from reflectkit.envs.alfworld.problems import Maker
+
+        games = Maker(folder, seed, ()).make(len(TYPES), progress)
+        return [task_of(game) for game in games], {"games_dir": folder}
+
+    @classmethod
+    def kind_of_room(cls, room: str) -> str:
+        """Kitchens, living rooms, bedrooms and bathrooms."""
+        return room_kind(room)
+
+    @classmethod
+    def offers_choices(cls, settings: Any) -> bool:
+        """Unless commands are written."""
+        return not settings.typed
 
     @classmethod
     def at_level(cls, task: Task, level: str) -> Task | None:

@@ -23,6 +23,8 @@ from reflectkit.envs.alfworld.expert import TYPES
 from reflectkit.envs.alfworld.package import BLANK
 
 ENV = "alfworld"
+FOLDER = "games"
+"""Where the games lie, in the env's data folder, unless a setting says otherwise."""
 VERSION = "json_2.1.1"
 SPLITS = ("train", "valid_train", "valid_seen", "valid_unseen")
 PROBLEM = "initial_state.pddl"

@@ -22,20 +22,25 @@ Source
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from reflectkit.core.config import fraction, option
+from reflectkit.core.console import Progress
 from reflectkit.core.errors import DataError, IllegalActionError
 from reflectkit.core.protocols import StepResult
+from reflectkit.core.seeding import generator as stream
 from reflectkit.core.seeding import uniform
 from reflectkit.core.text import count_short, count_tokens, shorten
-from reflectkit.core.types import Message, Observation, Task, ToolUse
+from reflectkit.core.types import Message, Observation, Task, ToolUse, Trajectory
 from reflectkit.envs.autoexplore import costs
-from reflectkit.envs.autoexplore.commands import UP, Output, Walk, offered
+from reflectkit.envs.autoexplore.commands import UP, Output, Walk, offered, shortest_path
 from reflectkit.envs.autoexplore.reflections import write_reflection
 from reflectkit.envs.autoexplore.repo import Folder, Repository, open_repository
-from reflectkit.envs.base import check_budgets, check_choice, check_task
+from reflectkit.envs.base import BaseEnv, PromptSettings, check_choice, check_task
 
 ALL = "all"
 DEEPEST = 9
@@ -43,26 +48,47 @@ ROUNDING = 32  # tokens; what is shortened is shortened to multiples of it, so t
 HEADINGS = 24  # tokens of the words that every prompt has, and of the mark for commands left out
 FEWEST_NAMES = 40  # tokens of the listing that are kept whatever else there is
 QUESTION_SHARE = 0.5  # of prompt_tokens that a question may take
+REPOSITORIES = "repos_filtered"
+FILES_IN_A_FOLDER = 20  # of the repository that is written for a benchmark
 
 
-class AutoExplore:
-    """See the module's text for the rules.
+@dataclass(frozen=True)
+class AutoExploreSettings(PromptSettings):
+    """What may be set."""
 
-    repos_dir: folder of the filtered repositories. horizon: in the cost; the wrapper that cuts an episode off is given
-    the same. leaveout_prob: share of the unrelated files that an episode leaves out at random. accept_teacher_answers:
-    whatever file the task's teacher named is right too. result_tokens, prompt_tokens: what an output and the whole
-    observation may have.
+    repos_dir: Path | None = option(
+        None, help=f"The filtered repositories; default: {REPOSITORIES} in the env's data folder."
+    )
+    leaveout_prob: float = option(0.0, help="Share of the unrelated files that an episode leaves out at random.")
+    accept_teacher_answers: bool = option(False, help="A file that the teacher named counts as right too.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fraction("leaveout_prob", self.leaveout_prob)
+
+
+class AutoExplore(BaseEnv):
+    """See the module's text for the rules, and `AutoExploreSettings`.
+
+    horizon: in the cost; the wrapper that cuts an episode off is given the same.
     """
 
     name: ClassVar[str] = "auto_explore"
     levels: ClassVar[tuple[str, ...]] = (*(str(depth) for depth in range(DEEPEST + 1)), ALL)
     """How many folders deep the target lies; "all" is whatever depth."""
-    horizons: ClassVar[dict[str, int]] = {}
+    Settings: ClassVar[type[Any]] = AutoExploreSettings
+    settings: AutoExploreSettings
+    needs_horizon: ClassVar[bool] = True
+    repositories_folder: ClassVar[str] = REPOSITORIES
     records_folder: ClassVar[str] = "tasks_filtered"
-    settings: ClassVar[tuple[str, ...]] = (
-        "repos_dir", "leaveout_prob", "accept_teacher_answers", "result_tokens", "prompt_tokens", "horizon",
-    )  # fmt: skip
+    problems_advice: ClassVar[str] = (
+        "run `reflectkit filter-repo`, `reflectkit gen-task --teacher oracle` and `reflectkit filter-task` first,"
+        " which make questions about the boxed repositories, or give --task-file"
+    )
+    split_by: ClassVar[tuple[str, ...]] = ("repo", "question")
     noise: ClassVar[float] = 0.0
+    negatives: ClassVar[int] = 2
+    keeps_other_levels: ClassVar[bool] = False
     rules: ClassVar[str] = (
         "Goal: find the one file of a repository that answers the question after `Task:`, and name it with id.\n"
         "Actions: `cd DIR` and `cd ..` change the folder, `cat FILE` shows a file of the current folder as the"
@@ -75,21 +101,23 @@ class AutoExplore:
         " file or none. The reward is minus the cost, divided by that number."
     )
 
-    def __init__(
-        self,
-        repos_dir: Path | str = Path("data/auto_explore/repos_filtered"),
-        *,
-        horizon: int = 15,
-        leaveout_prob: float = 0.0,
-        accept_teacher_answers: bool = False,
-        result_tokens: int = 400,
-        prompt_tokens: int = 800,
-    ) -> None:
-        check_budgets(result_tokens, prompt_tokens)
-        self.repos_dir, self.horizon, self.leaveout_prob = Path(repos_dir), horizon, leaveout_prob
-        self.accept_teacher_answers = accept_teacher_answers
-        self.result_tokens, self.prompt_tokens = result_tokens, prompt_tokens
+    def __init__(self, repos_dir: Path | str | None = None, *, horizon: int = 15, **settings: Any) -> None:
+        super().__init__(repos_dir=repos_dir, **settings)
+        self.repos_dir, self.horizon = Path(repos_dir or Path("data/auto_explore") / REPOSITORIES), horizon
+        self.result_tokens, self.prompt_tokens = self.settings.result_tokens, self.settings.prompt_tokens
         self._over = True
+
+    @classmethod
+    def constructor_arguments(cls, settings: Any, folder: Path) -> dict[str, Any]:
+        """The settings, with the folder of the repositories."""
+        return super().constructor_arguments(settings, folder) | {"repos_dir": _repositories(settings, folder)}
+
+    @classmethod
+    def input_files(cls, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
+        """The repositories that the tasks ask about."""
+        roots = sorted({str(task.data.get("root")) for task in tasks})
+        place = _repositories(settings, folder)
+        return [place / root for root in roots if "/" not in root and (place / root).is_dir()]
 
     @classmethod
     def at_level(cls, task: Task, level: str) -> Task | None:
@@ -117,7 +145,9 @@ class AutoExplore:
                 task.id, f"takes {count_short(self.question)} of {self.prompt_tokens} --prompt-tokens", field="question"
             )
         self.targets = self._targets(task)
-        self._walk = Walk(self.repository, self.result_tokens, self._hidden(seed) if self.leaveout_prob else None)
+        self._walk = Walk(
+            self.repository, self.result_tokens, self._hidden(seed) if self.settings.leaveout_prob else None
+        )
         self._history: list[str] = []
         self._output = Output("")
         self._last: str | None = None
@@ -152,8 +182,70 @@ class AutoExplore:
         """What the horizon would have cost: the steps that were left, and naming no file."""
         return -(costs.STEP * (self.horizon - len(self._history)) + costs.end_cost(False, self.horizon)) / self.horizon
 
-    # ------------------------------------------------------------------------------------------------ the oracle
-    # teacher
+    # -------------------------------------------------------------------------------- its problems and demonstrations
+
+    @classmethod
+    def open_repository(cls, folder: Path) -> Repository:
+        """The repository in `folder`. Raises DataError."""
+        return open_repository(folder)
+
+    @classmethod
+    def way_to(cls, path: str) -> tuple[str, ...]:
+        """The commands from the root that read file `path` and name it."""
+        return tuple(shortest_path(path))
+
+    @classmethod
+    def reaches(cls, repository: Repository, path: str) -> bool:
+        """Whether file `path` can be reached and named by commands that are offered."""
+        return offered(repository, path) and path.count("/") <= DEEPEST
+
+    @classmethod
+    def answer_of(cls, repository: Repository, commands: Sequence[str]) -> str:
+        """The file that `commands`, one after the other, end in naming; "" for none."""
+        walk = Walk(repository, budget=1)
+        try:
+            outputs = [walk.run(command) for command in commands]
+        except IllegalActionError:
+            return ""
+        return outputs[-1] if outputs and isinstance(outputs[-1], str) else ""
+
+    @classmethod
+    def drops_choices(cls, settings: Any) -> bool:
+        """Where files are left out, one that a demonstration reads by mistake may be among them."""
+        return bool(settings.leaveout_prob)
+
+    @classmethod
+    def is_demonstration(cls, trajectory: Trajectory) -> bool:
+        """An episode that names a file."""
+        return bool(trajectory.turns[-1].info.get("answer"))
+
+    @classmethod
+    def fault(cls, trajectory: Trajectory) -> str:
+        """An episode that names a wrong file."""
+        wrong = trajectory.turns[-1].info.get("answer") and not trajectory.success
+        return "name a wrong file, and are no rows; --accept-teacher-answers takes them" if wrong else ""
+
+    @classmethod
+    def benchmark(cls, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
+        """A repository of `files` files, twenty a folder, two deep, and a question about each."""
+        chance = stream(seed, "bench repository")
+        vocabulary = [
+            "".join(chance.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(chance.randint(3, 9)))
+            for _ in range(2000)
+        ]
+        tasks = []
+        for number in range(files):
+            place = number // FILES_IN_A_FOLDER
+            path = Path(f"part{place // 8}", f"section{place % 8}", f"{chance.choice(vocabulary)}_{number}.py")
+            lines = [" ".join(chance.choice(vocabulary) for _ in range(8)) for _ in range(chance.randint(10, 120))]
+            target = folder / "written" / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text("\n".join(lines), encoding="utf-8")
+            data = {"question": f"Where does it say {lines[0]}?", "filename": path.as_posix(), "root": "written"}
+            tasks.append(Task(f"written-{number}", cls.name, "2", "written", data))
+        return tasks, {"repos_dir": folder}
+
+    # --------------------------------------------------------------------------------------------- the oracle teacher
 
     def oracle(self) -> int:
         """The next command of the shortest way that reads a target and names it."""
@@ -213,7 +305,7 @@ class AutoExplore:
             )
         if task.level != str(target.count("/")):
             raise DataError(task.id, f"{target!r:.200} is not at depth {task.level}", field="level")
-        others = task.data.get("teacher_answers", []) if self.accept_teacher_answers else []
+        others = task.data.get("teacher_answers", []) if self.settings.accept_teacher_answers else []
         if not isinstance(others, list) or not all(isinstance(name, str) for name in others):
             raise DataError(task.id, "expected a list of file names", field="teacher_answers")
         return frozenset(
@@ -222,7 +314,7 @@ class AutoExplore:
 
     def _hidden(self, seed: int) -> Any:
         def hidden(path: str) -> bool:
-            return path not in self.targets and uniform(seed, "leaveout", path) < self.leaveout_prob
+            return path not in self.targets and uniform(seed, "leaveout", path) < self.settings.leaveout_prob
 
         return hidden
 
@@ -253,6 +345,12 @@ class AutoExplore:
             self.repository.memo[key] = _indented(text if budget == self.result_tokens else shorten(text, budget))
         shown: tuple[str, int] = self.repository.memo[key]
         return shown
+
+
+def _repositories(settings: Any, folder: Path) -> Path:
+    """Where the filtered repositories lie. folder: the env's data folder."""
+    place: Path = settings.repos_dir or folder / REPOSITORIES
+    return place
 
 
 def _way(here: str, target: str, read: bool) -> list[str]:

@@ -19,21 +19,25 @@ Source
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, ClassVar
 
+from reflectkit.core.config import option, within
+from reflectkit.core.console import Progress
 from reflectkit.core.errors import DataError, IllegalActionError
 from reflectkit.core.eventloop import followed
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.text import count_tokens
 from reflectkit.core.tools import PLAIN, parse, plain_text
 from reflectkit.core.types import Message, Observation, Task, ToolCall, ToolUse
-from reflectkit.envs.base import check_task
+from reflectkit.envs.base import BaseEnv, check_task
 from reflectkit.envs.memory import rewards
 from reflectkit.envs.memory.facts import Fact, Known, as_facts
 from reflectkit.envs.memory.generate import LONG, conversation
-from reflectkit.envs.memory.reader import SENTENCES, Extractive, Reader, as_question, score
+from reflectkit.envs.memory.reader import EXTRACTIVE, SENTENCES, Extractive, Reader, as_question, score
 from reflectkit.envs.memory.retrieval import related
 from reflectkit.envs.memory.store import CORE, EPISODIC, ITEM_TOKENS, LISTS, SEMANTIC, Item, Store
 from reflectkit.envs.memory.tools import DELETE, INSERT, TOOLS, UPDATE, apply, search
@@ -54,23 +58,43 @@ HEADS = {SEMANTIC: "Semantic memory:", EPISODIC: "Episodic memory:"}
 BASELINES = ("keep-everything", "most-recent", "rag")
 RECENT_CHUNKS = 3  # that `most-recent` keeps
 RAG_CHUNKS = 2  # that `rag` shows the reader
+BENCHMARK = 64  # conversations to measure the env on
 
 
-class Memory:
-    """See the module's text for the rules.
+@dataclass(frozen=True)
+class MemorySettings:
+    """What may be set."""
 
-    reader: who answers. recent, related: items shown of each list. compression_weight, content_weight: β and γ of the
-    reward.
-    brief: without instructions, for a model that was trained to do without. horizon: of the wrapper around; a
-    conversation that is longer is refused, for an episode that is cut off has no answers.
+    reader: str = option(EXTRACTIVE, help="Who answers at the end: extractive, openai:MODEL, azure:… or local:MODEL.")
+    reader_url: str | None = option(None, help="The reader's server; for local: http://localhost:1234/v1.")
+    recent: int = option(5, help="Items of each list that are shown for being the most recent.")
+    related: int = option(5, help="Items of each list that are shown for being the most like the chunk.")
+    brief: bool = option(False, help="No instructions in the prompt, for a model that was trained to do without.")
+    compression_weight: float = option(0.05, help="Weight of the memory's shortness in the reward, the paper's β.")
+    content_weight: float = option(0.1, help="Weight of what is written being right, the paper's γ.")
+
+    def __post_init__(self) -> None:
+        within("recent", self.recent, 0, 1000)
+        within("related", self.related, 0, 1000)
+        within("compression_weight", self.compression_weight, 0, 1000)
+        within("content_weight", self.content_weight, 0, 1000)
+
+
+class Memory(BaseEnv):
+    """See the module's text for the rules, and `MemorySettings`.
+
+    reader: who answers; the offline reader where it is None. horizon: of the wrapper around; a conversation that is
+    longer is refused, for an episode that is cut off has no answers.
     """
 
     name: ClassVar[str] = "memory"
     levels: ClassVar[tuple[str, ...]] = ("short", "long")
     horizons: ClassVar[dict[str, int]] = {"short": LONGEST_SHORT, "long": 1000}
-    settings: ClassVar[tuple[str, ...]] = (
-        "reader", "recent", "related", "compression_weight", "content_weight", "brief", "horizon",
-    )  # fmt: skip
+    Settings: ClassVar[type[Any]] = MemorySettings
+    settings: MemorySettings
+    needs_horizon: ClassVar[bool] = True
+    chat_settings: ClassVar[Mapping[str, str]] = {"reader": "reflectkit.agents.reader:ChatReader"}
+    problem_generator: ClassVar[str] = "reflectkit.envs.memory.problems:Conversations"
     baselines: ClassVar[tuple[str, ...]] = BASELINES
     noise: ClassVar[float] = 0.1
     offers_tools: ClassVar[bool] = True
@@ -84,20 +108,10 @@ class Memory:
         " the end the mean score of the answers, and a little for a short memory."
     )
 
-    def __init__(
-        self,
-        reader: Reader | None = None,
-        recent: int = 5,
-        related: int = 5,
-        compression_weight: float = 0.05,
-        content_weight: float = 0.1,
-        brief: bool = False,
-        horizon: int | None = None,
-    ) -> None:
+    def __init__(self, reader: Reader | None = None, *, horizon: int | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
         self.reader: Reader = reader or Extractive()
-        self.recent, self.related = recent, related
-        self.compression_weight, self.content_weight = compression_weight, content_weight
-        self.brief, self.horizon = brief, horizon
+        self.horizon = horizon
         self._over = True
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -149,7 +163,7 @@ class Memory:
             "said": [outcome.said for outcome in outcomes] + list(action.errors),
         }
         info["refused"] = len(told)
-        reward = done + self.content_weight * right
+        reward = done + self.settings.content_weight * right
         self._at += 1
         if self._at < len(self._chunks):
             return StepResult(self._observe(), reward, False, info=info)
@@ -163,7 +177,7 @@ class Memory:
         scores = [score(question, answer) for question, answer in zip(self._questions, answers, strict=True)]
         accuracy = sum(scores) / len(scores)
         kept = rewards.compression(self.store.tokens, sum(map(count_tokens, self._chunks)))
-        shared = accuracy + self.compression_weight * kept
+        shared = accuracy + self.settings.compression_weight * kept
         figures = {"accuracy": accuracy, "compression": kept, "memory_tokens": float(self.store.tokens)}
         items = [[item.id, item.text] for item in self.store.items.values()]
         info = info | {
@@ -176,14 +190,19 @@ class Memory:
         return StepResult(self._observe(), reward + shared, True, info=info)
 
     @classmethod
-    def cluster(cls, task: Task) -> str:
-        """The conversation, which a task is."""
-        return task.id
+    def episode_steps(cls, task: Task) -> int | None:
+        """A step a chunk."""
+        return len(task.data.get("chunks", ())) or None
 
     @classmethod
     def at_level(cls, task: Task, level: str) -> Task | None:
         """A conversation has the length that it has."""
         return task if task.level == level else None
+
+    @classmethod
+    def benchmark(cls, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
+        """Conversations of 8 chunks."""
+        return [conversation(number, 8, "short", seed) for number in range(BENCHMARK)], {}
 
     @classmethod
     def example(cls, level: str, seed: int) -> Task:
@@ -256,7 +275,7 @@ class Memory:
             held = [f" {item.id} {item.text}" for item in shown if item.kind == kind]
             lines += [HEADS[kind], *held] if held else [f"{HEADS[kind]} empty"]
         lines += ["The conversation is over."] if over else ["Conversation:", self._chunks[self._at]]
-        head = () if self.brief else (Message("system", INSTRUCTIONS),)
+        head = () if self.settings.brief else (Message("system", INSTRUCTIONS),)
         return Observation((*head, Message("user", "\n".join(lines))), tools=TOOLS)
 
     def _shown(self) -> list[Item]:
@@ -264,8 +283,9 @@ class Memory:
         shown: set[str] = set()
         for kind in LISTS:
             items = self.store.listed(kind)
-            near = related([item.text for item in items], self._chunks[self._at], self.related)
-            shown |= {items[index].id for index in near} | {item.id for item in items[len(items) - self.recent :]}
+            near = related([item.text for item in items], self._chunks[self._at], self.settings.related)
+            newest = items[len(items) - self.settings.recent :]
+            shown |= {items[index].id for index in near} | {item.id for item in newest}
         return [item for item in self.store.items.values() if item.id in shown]
 
     def _news(self) -> list[Fact]:

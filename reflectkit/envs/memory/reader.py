@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from reflectkit.envs.memory.language import UNSPACED, telling
 
+EXTRACTIVE = "extractive"
+"""What the offline reader is called."""
 UNKNOWN = "unknown"
 ENOUGH = 0.6  # share of a question's words that a sentence must hold to be an answer
 SENTENCES = re.compile(r"(?<=[.!?。！？])\s*(?=\S)")

@@ -1,6 +1,4 @@
-"""What gen-task does for env alfworld: games, generated and proved winnable, or those that are in an ALFWORLD_DATA
-folder.
-"""
+"""The problems of env `alfworld`: games, generated and proved winnable, or those that an ALFWORLD_DATA folder holds."""
 
 from __future__ import annotations
 
@@ -10,94 +8,125 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import TEMPORARY_PREFIX, sweep, write_json, write_text
-from reflectkit.core.runs import Report, Table, held, open_run, write_permission
+from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.jsonl import TEMPORARY_PREFIX, sweep, write_text
+from reflectkit.core.runs import Table, held
 from reflectkit.core.types import Task
-from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.alfworld.engine import GAME, HANDCODED, PLANNER, RECORD
 from reflectkit.envs.alfworld.expert import TYPES
-from reflectkit.envs.alfworld.games import SPLITS, VERSION, find, read, task, usable
+from reflectkit.envs.alfworld.games import FOLDER, SPLITS, VERSION, find, read, task, usable
 from reflectkit.envs.alfworld.generate import Game, draw, levels, trial_name
 from reflectkit.envs.alfworld.prove import Proof, prove
-from reflectkit.stages.common import EnvConfig
+from reflectkit.envs.problems import Generated, ProblemGenerator
 
+GAMES = 180  # that are generated unless --instances says otherwise
 SIDE_BY_SIDE = 2  # games that are proved at once
 DRAWS = 20  # of one game, until it is given up
 VALID = "valid"
 RECORDS_OF = {"data": SPLITS[:1], VALID: SPLITS[1:]} | {split: (split,) for split in SPLITS[1:]}
 """File of records → the splits whose games it lists. The paper evaluates on all that begin with "valid"
-(`_write_records`).
+(`_records`).
 """
 ALIKE = "like another game"
 
 
-def gen_games(config: EnvConfig, number: int, patterns: tuple[str, ...], progress: Progress) -> Report:
-    """Make `number` games whose names match one of `patterns`, the types in turn, and write `data.json`.
+@dataclass(frozen=True)
+class GameSettings:
+    """What may be set."""
 
-    A finished game is a folder that is there, so that a killed run goes on where it was. Raises ConfigError, DataError.
-    """
-    root, path = config.games_folder, config.folder / "data.json"
-    write_permission(root)
-    write_permission(config.folder)
-    with open_run("gen-task", config) as current:
-        if current.done:
-            return current.done
-        maker = Maker(root, config.seed, patterns)
+    instances: int | None = option(None, help=f"Games to generate; default: {GAMES}.")
+    games_dir: Path | None = option(
+        None, help="List the games of this folder, which alfworld-download filled, and generate none."
+    )
+    games: tuple[str, ...] = option(
+        (), help="Only games whose name matches, e.g. 'pick_heat_*-Egg-*' (repeat the flag)."
+    )
+
+    def __post_init__(self) -> None:
+        within("instances", self.number, 1, 1_000_000)
+        if self.games_dir is not None and self.instances is not None:
+            raise ConfigError("--instances generates games and --games-dir lists those that are there; leave one out")
+
+    @property
+    def number(self) -> int:
+        """How many games are generated."""
+        return GAMES if self.instances is None else self.instances
+
+
+class Games(ProblemGenerator):
+    """Games of our own, the types in turn, or those of a folder."""
+
+    Settings: ClassVar[type[Any]] = GameSettings
+    noun: ClassVar[str] = "games"
+    settings: GameSettings
+
+    def inputs(self) -> list[Path]:
+        """The splits of the folder that is listed."""
+        root = self.settings.games_dir
+        if root is None:
+            return []
+        find(root, self.settings.games)
+        return [root / VERSION / split for split in SPLITS if (root / VERSION / split).is_dir()]
+
+    def outputs(self) -> list[Path]:
+        """The folder of the games that are made."""
+        return [] if self.settings.games_dir else [self.folder / FOLDER]
+
+    def generate(self, progress: Progress) -> Generated:
+        """Make games, or list those of a folder. Raises ConfigError, DataError."""
+        root = self.settings.games_dir
+        return self._make(progress) if root is None else self._list(root, progress)
+
+    def _make(self, progress: Progress) -> Generated:
+        """`data.json` with the games that were made.
+
+        A finished game is a folder that is there, so that a killed run goes on where it was.
+        """
+        root, number = self.folder / FOLDER, self.settings.number
+        maker = Maker(root, self.seed, self.settings.games)
         made = maker.make(number, progress)
         if not made:
             ((usual, _),) = maker.thrown.most_common(1)
             raise DataError(
                 root, f"none of {number} games could be won, each drawn {DRAWS} times ({usual}); widen --games"
             )
-        write_json(path, [record_to_json(Record(task(folder), ())) for folder in made])
         figures, table = _made(made, root)
-        current.tables.append(table)
         figures["given_up"] = number - len(made)
-        return current.finish(figures, [path, config.games_folder / VERSION])
+        return Generated({"data": [task(folder) for folder in made]}, figures, (table,), (root / VERSION,))
 
-
-def list_games(config: EnvConfig, root: Path, patterns: tuple[str, ...], progress: Progress) -> Report:
-    """Write the usable games of folder `root`: `data.json` for training, `valid.json`, and one file a valid split.
-
-    Raises DataError.
-    """
-    folders = find(root, patterns)
-    write_permission(config.folder)
-    with open_run(
-        "gen-task", config, [root / VERSION / split for split in SPLITS if (root / VERSION / split).is_dir()]
-    ) as current:
-        if current.done:
-            return current.done
+    def _list(self, root: Path, progress: Progress) -> Generated:
+        """The usable games of folder `root`: `data.json` for training, `valid.json`, and one file a valid split."""
+        folders = find(root, self.settings.games)
         left_out: dict[str, list[str]] = {}
         tasks = []
         with progress.bar("Games", len(folders)) as bar:
             for folder in folders:
-                found = usable(folder)
-                if isinstance(found, str):
-                    left_out.setdefault(found, []).append(str(folder.relative_to(root / VERSION)))
+                game = usable(folder)
+                if isinstance(game, str):
+                    left_out.setdefault(game, []).append(str(folder.relative_to(root / VERSION)))
                 else:
-                    tasks.append(found)
+                    tasks.append(game)
                 bar.advance()
         if not tasks:
             reason, names = next(iter(left_out.items()))
             raise DataError(root, f"none of {len(folders)} games can be used, e.g. {names[0]}: {reason}")
-        outputs = _write_records(config, tasks)
         figures = {
             "games": len(tasks),
             "by_split": dict(Counter(str(task.data["split"]) for task in tasks)),
             "by_type": {level: sum(task.level == level for task in tasks) for level in TYPES},
             "left_out": left_out,
         }
-        current.tables.append(_listed(tasks, root))
+        tables = [_listed(tasks, root)]
         if left_out:
             rows = tuple((str(len(names)), reason, names[0]) for reason, names in left_out.items())
-            current.tables.append(Table("Games left out", ("games", "reason", "the first"), rows))
-        return current.finish(figures, outputs)
+            tables.append(Table("Games left out", ("games", "reason", "the first"), rows))
+        return Generated(_records(tasks), figures, tuple(tables))
 
 
 class Maker:
@@ -196,24 +225,18 @@ def _write(folder: Path, game: Game, walkthrough: Sequence[str]) -> None:
         write_text(folder / name, text)
 
 
-def _write_records(config: EnvConfig, tasks: Sequence[Task]) -> list[Path]:
-    """All that RECORDS_OF says; but `valid.json` has no game that is one of train's, unless it would have
-    none at all.
+def _records(tasks: Sequence[Task]) -> dict[str, list[Task]]:
+    """The files of records that RECORDS_OF names; but `valid.json` has no game that is one of train's, unless it would
+    have none at all.
     """
-    outputs = []
+    records = {}
     trained = {task.id for task in tasks if task.data["split"] == SPLITS[0]}
     for name, splits in RECORDS_OF.items():
         listed = [task for task in tasks if task.data["split"] in splits]
         if name == VALID:
             listed = [task for task in listed if task.id not in trained] or listed
-        records = [record_to_json(Record(task, ())) for task in listed]
-        path = config.folder / f"{name}.json"
-        if records:
-            write_json(path, records)
-            outputs.append(path)
-        else:
-            path.unlink(missing_ok=True)  # of another folder's games
-    return outputs
+        records[name] = listed
+    return records
 
 
 def _made(folders: Sequence[Path], root: Path) -> tuple[dict[str, Any], Table]:

@@ -1,0 +1,88 @@
+"""The problems of env `memory`: conversations with questions, generated from a seed or read from the published
+Mem-α data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from reflectkit.core.config import option, within
+from reflectkit.core.console import Progress
+from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.runs import figures_table
+from reflectkit.core.seeding import generator
+from reflectkit.core.types import Task
+from reflectkit.envs.memory.generate import LONG, SHORT, conversation
+from reflectkit.envs.memory.published import read_parquet
+from reflectkit.envs.problems import Generated, ProblemGenerator
+
+CONVERSATIONS = 400
+
+
+@dataclass(frozen=True)
+class ConversationSettings:
+    """What may be set."""
+
+    instances: int | None = option(None, help=f"Conversations of 4 to 10 chunks to generate; default: {CONVERSATIONS}.")
+    long_instances: int = option(300, help="Conversations of 40 chunks to generate.")
+    parquet: tuple[Path, ...] = option((), help="Files in the Mem-α format to read instead (repeat the flag).")
+
+    def __post_init__(self) -> None:
+        within("instances", self.number, 0, 1_000_000)
+        within("long_instances", self.long_instances, 0, 1_000_000)
+        if not self.parquet and self.number + self.long_instances == 0:
+            raise ConfigError("--instances and --long-instances are both 0; generate at least one conversation")
+
+    @property
+    def number(self) -> int:
+        """How many short conversations are generated."""
+        return CONVERSATIONS if self.instances is None else self.instances
+
+
+class Conversations(ProblemGenerator):
+    """Short conversations, of 4 to 10 chunks, and long ones of 40; or those of parquet files."""
+
+    Settings: ClassVar[type[Any]] = ConversationSettings
+    noun: ClassVar[str] = "conversations"
+    settings: ConversationSettings
+
+    def inputs(self) -> list[Path]:
+        """The parquet files."""
+        return list(self.settings.parquet)
+
+    def generate(self, progress: Progress) -> Generated:
+        """`data.json` with all conversations. Raises DataError."""
+        sources, path = self.settings.parquet, self.folder / "data.json"
+        total = len(sources) or self.settings.number + self.settings.long_instances
+        with progress.bar("Conversations", total) as bar:
+            tasks: list[Task] = []
+            if sources:
+                for source in sources:
+                    tasks += read_parquet(source)
+                    bar.advance()
+            else:
+                for task in self._generated():
+                    tasks.append(task)
+                    bar.advance()
+        if len({task.id for task in tasks}) < len(tasks):
+            raise DataError(
+                path, "two rows have the same data_source, instance_id and number; convert the files one by one"
+            )
+        figures = {
+            "conversations": len(tasks),
+            "short": sum(task.level == "short" for task in tasks),
+            "long": sum(task.level == "long" for task in tasks),
+            "chunks": sum(len(task.data["chunks"]) for task in tasks),
+            "questions": sum(len(task.data["questions"]) for task in tasks),
+        }
+        return Generated({"data": tasks}, figures, (figures_table(f"Conversations in {path}", "count", figures),))
+
+    def _generated(self) -> Iterator[Task]:
+        for number in range(self.settings.number):
+            chunks = generator(self.seed, "length", number).randint(*SHORT)
+            yield conversation(number, chunks, "short", self.seed)
+        for number in range(self.settings.long_instances):
+            yield conversation(number, LONG, "long", self.seed)

@@ -1,0 +1,50 @@
+"""How `gen-task` makes an env's problems, where no teacher writes them: a generator with settings of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from reflectkit.core.console import Progress
+from reflectkit.core.runs import Table
+from reflectkit.core.types import Task
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What a generator made."""
+
+    tasks: Mapping[str, Sequence[Task]]
+    """The problems of each file of records, by its name without `.json`. A file that gets none is removed."""
+    figures: Mapping[str, Any]
+    """For the report: JSON values by name."""
+    tables: tuple[Table, ...] = ()
+    outputs: tuple[Path, ...] = ()
+    """Files and folders besides the records."""
+
+
+class ProblemGenerator:
+    """Makes the problems of one env; named by its `problem_generator`."""
+
+    Settings: ClassVar[type[Any]]
+    """A frozen dataclass, its fields made by `core.config.option`: flags of `gen-task` for this env."""
+    noun: ClassVar[str]
+    """What the problems are, in the plural."""
+
+    def __init__(self, settings: Any, folder: Path, seed: int) -> None:
+        self.settings, self.folder, self.seed = settings, folder, seed
+        """folder: the env's data folder."""
+
+    def inputs(self) -> list[Path]:
+        """The files and folders that are read. Raises DataError where they cannot be used."""
+        return []
+
+    def outputs(self) -> list[Path]:
+        """Folders that are written into, besides that of the records."""
+        return []
+
+    def generate(self, progress: Progress) -> Generated:
+        """Make the problems; what a killed run had made is taken up. Raises DataError."""
+        raise NotImplementedError
