@@ -17,6 +17,7 @@ from reflectkit.envs import ENVS
 from reflectkit.envs.memory.env import READER_TOKENS
 from reflectkit.stages import STAGES
 from reflectkit.stages.run import recipe_names
+from tests.examples import examples
 from tests.made import made_by_command, made_by_run
 
 ROOT = Path(__file__).parents[1]
@@ -33,8 +34,6 @@ OF_ONES_OWN = {
     "data/memory/reader.jsonl",  # answers of a chat model that reads for memory
     "data/models",  # --model smollm2-135m
 }
-MODULES = {"your-own-environment.md": "my_env.py", "CONTRIBUTING.md": "my_algorithm.py"}
-"""Pages whose one Python block is to be saved as a file, and its name."""
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +99,8 @@ def test_paths_on_the_pages_are_made(
     page: Path, recipes: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = page.read_text(encoding="utf-8")
-    if page.name in MODULES:
-        (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-        (tmp_path / MODULES[page.name]).write_text(code, encoding="utf-8")
+    for name, code in examples(page).items():
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
         monkeypatch.syspath_prepend(str(tmp_path))
     assert missing(text, recipes) == []
 

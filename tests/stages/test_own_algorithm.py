@@ -21,6 +21,7 @@ from reflectkit.envs.corridor import Corridor
 from reflectkit.models.load import Player, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.stages import rlft
+from tests.examples import examples
 
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
@@ -45,8 +46,7 @@ def module(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     Python path.
     """
     name = "own_" + re.sub(r"\W", "_", request.node.name)
-    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    (tmp_path / f"{name}.py").write_text(examples(PAGE)["my_algorithm"], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return name

@@ -1,0 +1,274 @@
+"""An environment in a file of its own: the example in CONTRIBUTING runs, its setting is a flag, an environment without
+a base works, packages offer environments and players, and mistakes in such a file are one line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.core.config import from_mapping
+from reflectkit.core.errors import ConfigError
+from reflectkit.core.jsonl import read_json, write_json
+from reflectkit.envs import env_class
+from reflectkit.stages import evaluate, gen_sft, rlft
+from tests.examples import examples
+
+PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+
+
+@pytest.fixture
+def module(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The example in CONTRIBUTING under a module name of this test's, in the working directory and on the
+    Python path.
+    """
+    name = "own_" + re.sub(r"\W", "_", request.node.name)
+    (tmp_path / f"{name}.py").write_text(examples(PAGE)["my_lock"], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def test_the_example_goes_through_the_data_stages_and_evaluation(module: str) -> None:
+    env = ["--env", f"{module}:Lock"]
+    assert main(["gen-trajectory", *env, "--turn-cost", "0.2", "--noise", "0"]) == 0
+    assert main(["split", *env]) == 0
+    assert main(["gen-sft", *env, "--turn-cost", "0.2"]) == 0
+    assert len(Path("data/lock/sft.jsonl").read_text().splitlines()) > 40
+    assert main(["evaluate", *env, "--turn-cost", "0.2", "--policy", "oracle", "--name", "lock"]) == 0
+    assert read_json(Path("results/lock/config.json"))["settings"]["turn_cost"] == 0.2
+    (row,) = read_json(Path("results/lock/eval.json"))["rows"]
+    assert row["success"] == 1
+    assert row["return"] == pytest.approx(1 - 0.2 * (row["steps"] - 1))  # all steps but the last are turns
+
+
+def test_its_setting_is_shown_with_it_alone(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("evaluate", "gen-trajectory", "gen-sft", "rlft", "play", "bench"):
+        assert main([command, "--env", f"{module}:Lock", "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert f"─ Environment {module}:Lock"[:60] in shown
+        assert "--turn-cost" in shown
+        assert main([command, "--help"]) == 0
+        assert "--turn-cost" not in capsys.readouterr().out
+    Path("settings.yaml").write_text(f"env: {module}:Lock\n", encoding="utf-8")
+    assert main(["evaluate", "--config", "settings.yaml", "--help"]) == 0
+    assert "--turn-cost" in capsys.readouterr().out
+
+
+def test_its_setting_is_a_key_of_files_and_recipes(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("settings.yaml").write_text(f"env: {module}:Lock\nturn_cost: much\npolicy: random\n", encoding="utf-8")
+    assert main(["evaluate", "--config", "settings.yaml"]) == 2
+    assert "evaluate: --turn-cost: " in capsys.readouterr().err
+    step = {"name": "evaluation", "stage": "evaluate", "policy": ["oracle"]}
+    defaults: dict[str, Any] = {"env": f"{module}:Lock", "turn_cost": 0.3}
+    write_json(Path("mine.yaml"), {"description": "", "defaults": defaults, "steps": [step]})
+    assert main(["run", "mine.yaml", "--set", "defaults.turn_cost=0.4"]) == 0
+    assert read_json(Path("results/mine/evaluation/config.json"))["settings"]["turn_cost"] == 0.4
+    capsys.readouterr()
+    assert main(["run", "mine.yaml", "--set", "evaluation.turn_cots=0.4"]) == 2
+    assert "did you mean 'turn_cost'" in capsys.readouterr().err
+
+
+def test_an_env_and_an_algorithm_bring_their_settings_along(module: str) -> None:
+    Path(f"{module}_algorithm.py").write_text(examples(PAGE)["my_algorithm"], encoding="utf-8")
+    values = {"env": f"{module}:Lock", "algo": f"{module}_algorithm:ALGORITHM", "load_dir": "none"}
+    config = from_mapping(rlft.Config, values | {"turn_cost": 0.4, "clip_high": 0.5}, "rlft")
+    assert config.settings.turn_cost == 0.4
+    assert config.objective.settings.clip_high == 0.5
+    again = dataclasses.replace(config, seed=3)
+    assert type(again) is type(config)
+    assert again == rlft.Config(**(values | {"load_dir": Path("none"), "turn_cost": 0.4, "clip_high": 0.5, "seed": 3}))
+
+
+CODE = """
+import dataclasses
+from dataclasses import dataclass
+from reflectkit.core.config import option
+from reflectkit.envs.corridor import Corridor
+
+class Plain(Corridor):
+    Settings = dict
+
+class Required(Corridor):
+    @dataclass(frozen=True)
+    class Settings:
+        length: int
+
+class Taken(Corridor):
+    @dataclass(frozen=True)
+    class Settings:
+        policy: str = option("", help="")
+
+class Nothing:
+    name = "nothing"
+
+number = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "message"),
+    [
+        ("Lost", "", "cannot import env"),
+        ("number", "", "is no env: it lacks name, levels, reset, step"),
+        ("Nothing", "", "is no env: it lacks levels, reset, step"),
+        ("Plain", "", "its settings must be a dataclass, not <class 'dict'>"),
+        ("Required", "", "its setting 'length' needs a default"),
+        ("Taken", "", "its setting 'policy' is one of the command's already; rename it"),
+        ("Lock", "--turn-cost 2", "--turn-cost must lie between 0 and 1, got 2"),
+        ("Lock", "--recent 2", ":Lock', it is a setting of env 'memory'"),
+    ],
+)
+def test_mistakes_are_one_line(
+    module: str, capsys: pytest.CaptureFixture[str], name: str, more: str, message: str
+) -> None:
+    with Path(f"{module}.py").open("a", encoding="utf-8") as file:
+        file.write(CODE)
+    assert main(["evaluate", "--env", f"{module}:{name}", "--policy", "oracle", *more.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+WITHOUT_A_BASE = """
+from dataclasses import dataclass
+from reflectkit.core.protocols import StepResult
+from reflectkit.core.types import Message, Observation, Task
+from reflectkit.envs.taxi import Taxi
+from reflectkit.envs.wrappers import Wrapper
+
+class Bare:
+    "Press until it opens."
+    name, levels = "bare", ("all",)
+
+    @dataclass(frozen=True)
+    class Settings:
+        presses: int = 2
+
+    def __init__(self, presses):
+        self.presses = presses
+
+    def reset(self, task, seed):
+        self.left = self.presses
+        return self.look()
+
+    def step(self, action):
+        self.left -= 1
+        return StepResult(self.look(), 1.0, self.left == 0, info={"success": self.left == 0})
+
+    def look(self):
+        return Observation((Message("user", f"{self.left} left"),), ("press",))
+
+    @classmethod
+    def tasks(cls, level):
+        return [Task("only", "bare", level, "only", {})]
+
+class Quiet(Wrapper):
+    "A taxi of one's own."
+    name, levels, tasks = "taxi", ("pickup",), Taxi.tasks
+
+    def __init__(self):
+        super().__init__(Taxi())
+
+    def reset(self, task, seed):
+        return self.env.reset(task, seed)
+
+    def step(self, action):
+        return self.env.step(action)
+"""
+
+
+def test_a_class_without_a_base_gets_the_other_traits(module: str) -> None:
+    Path(f"{module}.py").write_text(WITHOUT_A_BASE, encoding="utf-8")
+    assert main(["evaluate", "--env", f"{module}:Bare", "--presses", "3", "--policy", "random", "--name", "bare"]) == 0
+    (row,) = read_json(Path("results/bare/eval.json"))["rows"]
+    assert (row["steps"], row["return"], row["success"]) == (3, 3, 1)
+    kind = env_class(f"{module}:Bare")
+    assert (kind.noise, kind.horizons, kind.has("tasks"), kind.has("oracle")) == (0.2, {}, True, False)
+    assert kind(presses=1).note() == ""
+
+
+def test_a_wrapper_of_ones_own_passes_on_what_it_wraps(module: str) -> None:
+    Path(f"{module}.py").write_text(WITHOUT_A_BASE, encoding="utf-8")
+    assert main(["evaluate", "--env", f"{module}:Quiet", "--policy", "oracle", "--name", "quiet"]) == 0
+    (row,) = read_json(Path("results/quiet/eval.json"))["rows"]
+    assert row["success"] == 1
+    kind: Any = env_class(f"{module}:Quiet")
+    assert kind().forfeit(2) == pytest.approx(-0.1)
+    assert kind.widest == kind().widest
+
+
+def test_packages_offer_environments_and_players(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "a_package-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: a-package\nVersion: 1.0\n", encoding="utf-8")
+    (package / "entry_points.txt").write_text(
+        f"[reflectkit.envs]\nlock = {module}:Lock\nbroken = {module}_broken:Lock\n"
+        f"[reflectkit.players]\nfirst = {module}_player:make\n",
+        encoding="utf-8",
+    )
+    Path(f"{module}_broken.py").write_text("raise OSError('no\\nlock')", encoding="utf-8")
+    Path(f"{module}_player.py").write_text("from reflectkit.agents.scripted import Oracle as make", encoding="utf-8")
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["lock", "levels:", "one-digit"] for line in lines)
+    (broken,) = [line for line in lines if line.startswith("  broken ")]
+    assert f"of a-package ({module}_broken:Lock): OSError: no lock; fix or remove that package" in broken
+    assert main(["evaluate", "--env", "lock", "--turn-cost", "0", "--policy", "first", "--name", "lock"]) == 0
+    (row,) = read_json(Path("results/lock/eval.json"))["rows"]
+    assert (row["name"], row["success"], row["return"]) == ("first", 1, 1)
+    capsys.readouterr()
+    assert main(["evaluate", "--env", "broken", "--policy", "random"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main(["evaluate", "--env", "lokc", "--policy", "random"]) == 2
+    assert "did you mean 'lock'" in capsys.readouterr().err
+    assert main(["evaluate", "--env", "lock", "--policy", "frist"]) == 2
+    assert "or one of oracle, random, sft, first" in capsys.readouterr().err
+
+
+def test_entry_points_are_not_read_for_an_environment_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: pytest.fail("entry points were read"))
+    assert env_class("corridor").name == "corridor"
+    assert "pkg_resources" not in sys.modules
+
+
+def test_runs_of_earlier_versions_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They recorded the settings of all environments, at their defaults."""
+    monkeypatch.chdir(tmp_path)
+    command = ["evaluate", "--env", "corridor", "--policy", "oracle", "--name", "run"]
+    assert main(command) == 0
+    record = read_json(Path("results/run/config.json"))
+    del record["sha256"]
+    foreign = {"repos_dir": None, "reader": "extractive", "compression_weight": 0.05, "typed": False, "recent": 5}
+    assert not foreign.keys() & record["settings"].keys()
+    write_json(Path("results/run/config.json"), record | {"settings": record["settings"] | foreign})
+    before = Path("results/run/report.json").stat().st_mtime_ns
+    assert main(command) == 0
+    assert Path("results/run/report.json").stat().st_mtime_ns == before
+    capsys.readouterr()
+    write_json(Path("results/run/config.json"), record | {"settings": record["settings"] | foreign | {"recent": 6}})
+    assert main(command) == 2
+    assert "--recent 6 there" in capsys.readouterr().err
+
+
+def test_settings_of_another_env_may_stand_at_their_defaults() -> None:
+    """As in a file of settings that was made from an earlier version's config.json."""
+    values = {"env": "corridor", "policy": ["oracle"], "recent": 5, "parquet": []}
+    with pytest.raises(ConfigError, match="no setting of evaluate named 'parquet'"):
+        from_mapping(evaluate.Config, values, "evaluate")
+    del values["parquet"]
+    assert from_mapping(evaluate.Config, values, "evaluate").env == "corridor"
+    with pytest.raises(ConfigError, match="--recent is not for env 'corridor', it is a setting of env 'memory'"):
+        from_mapping(evaluate.Config, values | {"recent": 6}, "evaluate")
+    config: Any = gen_sft.Config(env="memory", recent=6)
+    assert config.settings.recent == 6
