@@ -51,21 +51,23 @@ class Endpoint:
         return name.startswith(THINKING) and not name.startswith("gpt-5-chat")
 
 
-def parse_endpoint(text: str, base_url: str | None, flag: str = "--teacher", alone: str = "oracle, ") -> Endpoint:
+def parse_endpoint(
+    text: str, base_url: str | None, flag: str = "--teacher", alone: str = "oracle, ", address: str = "--base-url"
+) -> Endpoint:
     """The endpoint of a --teacher, or of another `flag`: `openai:MODEL`, `azure:DEPLOYMENT` or `local:MODEL`. Raises
-    ConfigError. alone: what else the flag takes, for the message.
+    ConfigError. alone: what else the flag takes, and address: the flag of `base_url`, for the message.
     """
     kind, _, model = text.partition(":")
     if kind not in KEYS or not model:
         raise ConfigError(f"{flag} {text!r}: write {alone}openai:MODEL, azure:DEPLOYMENT or local:MODEL")
     if base_url is not None:
-        _check_address("--reader-url" if flag == "--reader" else "--base-url", base_url, KEYS[kind])
+        _check_address(address, base_url, KEYS[kind])
     elif kind == "local":
         base_url = "http://localhost:1234/v1"
     elif kind == "openai" and os.environ.get("OPENAI_BASE_URL", OPENAI).rstrip("/") not in ("", OPENAI):
         raise ConfigError(
-            f"{flag} {text}: OPENAI_BASE_URL is set, which is not used here; give that address as"
-            f" {'--reader-url' if flag == '--reader' else '--base-url'}, or unset it to ask {OPENAI}"
+            f"{flag} {text}: OPENAI_BASE_URL is set, which is not used here; give that address as {address}, or unset"
+            f" it to ask {OPENAI}"
         )
     return Endpoint(kind, model, base_url)
 

@@ -239,8 +239,9 @@ class BaseEnv:
 
 
 class Explorer(Protocol):
-    """What an env with a `repositories_folder` also offers."""
+    """What an env with a `repositories_folder` also offers. Its levels are depths of folders."""
 
+    levels: ClassVar[tuple[str, ...]]
     repositories_folder: ClassVar[str]
 
     @classmethod

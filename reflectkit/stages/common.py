@@ -33,7 +33,9 @@ class EnvConfig(StageConfig):
     CHOOSERS: ClassVar[tuple[str, ...]] = ("env",)
     ENV: ClassVar[str] = ""
     """The env whose own settings the class has, after `chosen`."""
-    env: str = option(help=f"Environment: {', '.join(ENVS)}, or your own as package.module:Class.")
+    env: str = option(
+        help=f"Environment: {', '.join(ENVS)}, or your own as package.module:Class; its settings: --env NAME --help."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -167,7 +169,7 @@ class WorldConfig(EnvConfig):
         address, values = _address_of(name), dataclasses.asdict(self.settings)
         default = next(item.default for item in dataclasses.fields(self.settings) if item.name == name)
         if values[name] != default:
-            return parse_endpoint(values[name], values.get(address), flag(name), f"{default}, ")
+            return parse_endpoint(values[name], values.get(address), flag(name), f"{default}, ", flag(address))
         if values.get(address) is not None:
             raise ConfigError(f"{flag(address)} needs a {flag(name)}, e.g. local:MODEL")
         return None

@@ -120,7 +120,7 @@ def _take(
     if question.filename not in repository.sizes:
         dropped["vanished file"] += 1
         return
-    if not env.reaches(repository, question.filename):
+    if not env.reaches(repository, question.filename) or str(question.filename.count("/")) not in env.levels:
         dropped["file that commands cannot reach"] += 1
         return
     way = normal_path(question.optimal_path)

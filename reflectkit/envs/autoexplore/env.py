@@ -197,7 +197,7 @@ class AutoExplore(BaseEnv):
     @classmethod
     def reaches(cls, repository: Repository, path: str) -> bool:
         """Whether file `path` can be reached and named by commands that are offered."""
-        return offered(repository, path) and path.count("/") <= DEEPEST
+        return offered(repository, path)
 
     @classmethod
     def answer_of(cls, repository: Repository, commands: Sequence[str]) -> str:
