@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.cli.command import order, panel
-from reflectkit.core.config import flag
+from reflectkit.core.config import StageConfig, flag
 from reflectkit.core.jsonl import write_text
 from reflectkit.envs import ENVS, env_class
 from reflectkit.envs.base import NoSettings
@@ -28,6 +28,7 @@ def page(name: str) -> str:
     for env in ENVS if "env" in kind.CHOOSERS else ():
         for item in dataclasses.fields(kind.own_settings(env_class(env)) or NoSettings):
             rows_of.setdefault(f"Environment {env}", []).append(_row(item))
+    rows_of[StageConfig.PANEL] = rows_of.pop(StageConfig.PANEL)  # comes last
     lines = [
         f"# {name}",
         "",
