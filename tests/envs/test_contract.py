@@ -109,14 +109,11 @@ class Overflowing(RandomAgent):
         super().__init__()
         self.at, self.turns = at, 0
 
-    def act(self, observations: Any, contexts: Any) -> list[Decision]:
+    async def decide(self, observation: Observation, context: Any) -> Decision:
         self.turns += 1
-        return [
-            Decision(0, overflow="the prompt is too long")
-            if self.turns - 1 == self.at
-            else Decision(self.harmless(observation, context.env))
-            for observation, context in zip(observations, contexts, strict=True)
-        ]
+        if self.turns - 1 == self.at:
+            return Decision(0, overflow="the prompt is too long")
+        return Decision(self.harmless(observation, context.env))
 
     def harmless(self, observation: Observation, env: Any) -> Any:
         """An action that neither ends the episode nor succeeds: a mistake if there is one, else as the oracle does."""
