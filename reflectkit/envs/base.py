@@ -67,8 +67,10 @@ class BaseEnv:
     constructor gets an instance, or None where the setting is at its default. The server's address is the setting of
     the same name with `_url` behind it.
     """
+    awaited: ClassVar[bool] = False
+    """Whether `reset` and `step` return awaitables, since somebody else answers: an engine, a server, a user."""
     remote: ClassVar[bool] = False
-    """Whether it works in another process, so that several are reset and stepped at once."""
+    """Whether they block while somebody else answers; they are then called in threads."""
     widest: ClassVar[int] = 2**31
     """How many may be in play side by side."""
     state: Any = None

@@ -86,7 +86,7 @@ class Config(PlayConfig):
     @property
     def taken(self) -> int:
         """Steps to take in all."""
-        return self.steps if self.steps is not None else 2_000 if self.kind.remote else 100_000
+        return self.steps if self.steps is not None else 2_000 if self.kind.awaited else 100_000
 
 
 def run(config: Config, progress: Progress) -> Report:
@@ -131,7 +131,7 @@ def _environment(config: Config, progress: Progress) -> Report:
     """Take random steps, and count the CPU time of the resets and the steps."""
     with open_run("bench", config, again=True) as current, _problems(config, progress) as (settled, tasks):
         env: Any = settled.maker(tasks[0].level)()
-        if config.kind.remote:
+        if config.kind.awaited:
             result_of(env.reset(tasks[0], config.seed))  # its processes have to be there when a round begins
         rates, resets = [], []
         with progress.bar(f"{config.env_name}: steps", config.taken) as bar:
@@ -149,7 +149,7 @@ def _environment(config: Config, progress: Progress) -> Report:
             "reset_cpu_ms_p95": 1000 * sorted(resets)[int(0.95 * len(resets))],
             "resets": len(resets),
         }
-        if config.kind.remote:
+        if config.kind.awaited:
             figures |= _side_by_side(settled.maker(tasks[0].level), tasks, config.seed)
         rows = tuple(
             (name.replace("_", " "), f"{value:,.3f}" if value < 100 else f"{value:,.0f}")

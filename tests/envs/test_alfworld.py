@@ -23,6 +23,7 @@ from reflectkit.agents.requests import playing_request
 from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent, Replay
 from reflectkit.cli.main import main
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError, UnknownNameError
+from reflectkit.core.eventloop import result_of
 from reflectkit.core.jsonl import read_json
 from reflectkit.core.protocols import Context
 from reflectkit.core.rollout import Episode, rollout
@@ -141,7 +142,7 @@ def test_the_engine_leaves_no_trace(root: Path, tasks: list[Task], tmp_path: Pat
 
 def test_what_is_so_is_told(root: Path, tasks: list[Task]) -> None:
     engine = pool().take(Path())
-    engine.reset(root / one_of(tasks, PLACE).data["game"], None, 60)
+    engine.ask(60, "reset", root / one_of(tasks, PLACE).data["game"], None)
     facts = engine.ask(60, "facts")
     assert "inreceptacle tomato 1 drawer 1" in facts
     assert "openable fridge 1" in facts
@@ -180,16 +181,16 @@ def test_a_hung_engine_is_stopped_and_the_next_reset_has_another(root: Path, tas
         step_seconds = 0.2
 
     env = Hasty(root)
-    first = env.reset(tasks[0], 0)
+    first = result_of(env.reset(tasks[0], 0))
     assert env.engine is not None
     hung = env.engine.pid
     os.kill(hung, signal.SIGSTOP)
     with pytest.raises(EnvironmentFailure, match=r"has not answered 'step' within 0\.2 s, and was stopped"):
-        env.step(0)
+        result_of(env.step(0))
     with pytest.raises(EnvironmentFailure, match="was stopped; reset begins with another"):
-        env.step(0)
+        result_of(env.step(0))
     assert gone(hung)
-    assert env.reset(tasks[0], 0) == first
+    assert result_of(env.reset(tasks[0], 0)) == first
 
 
 def test_a_dead_engine_aborts_its_episode_alone(root: Path, tasks: list[Task]) -> None:
@@ -210,7 +211,7 @@ def test_engines_are_used_again(root: Path, tasks: list[Task]) -> None:
     pids = set()
     for task in tasks[:4]:
         env = Alfworld(root)
-        env.reset(task, 0)
+        result_of(env.reset(task, 0))
         assert env.engine is not None
         pids.add(env.engine.pid)
         del env
@@ -219,15 +220,18 @@ def test_engines_are_used_again(root: Path, tasks: list[Task]) -> None:
 
 
 def test_many_threads_get_engines_of_their_own(root: Path, tasks: list[Task]) -> None:
+    def begin(env: Alfworld, task: Task) -> None:
+        result_of(env.reset(task, 0))
+
     envs = [Alfworld(root) for _ in tasks]
-    threads = [threading.Thread(target=env.reset, args=(task, 0)) for env, task in zip(envs, tasks, strict=True)]
+    threads = [threading.Thread(target=begin, args=(env, task)) for env, task in zip(envs, tasks, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len({env.engine.pid for env in envs if env.engine}) == len(tasks)
-    assert [env.reset(task, 0) for env, task in zip(envs, tasks, strict=True)] == [
-        Alfworld(root).reset(task, 0) for task in tasks
+    assert [result_of(env.reset(task, 0)) for env, task in zip(envs, tasks, strict=True)] == [
+        result_of(Alfworld(root).reset(task, 0)) for task in tasks
     ]
 
 
@@ -236,7 +240,7 @@ def test_nobody_is_left_behind_by_a_killed_parent(root: Path, tasks: list[Task],
     code = (
         "import sys, time; from pathlib import Path; from reflectkit.envs.alfworld.pool import pool\n"
         "engines = [pool().take(Path()) for _ in range(3)]\n"
-        f"engines[0].reset(Path({str(root / tasks[0].data['game'])!r}), None, 60)\n"
+        f"engines[0].ask(60, 'reset', Path({str(root / tasks[0].data['game'])!r}), None)\n"
         f"engines[1].connection.send(('reset', Path({str(tmp_path)!r}), None))\n"
         "print(*(engine.pid for engine in engines), flush=True); time.sleep(600)"
     )
@@ -252,7 +256,7 @@ def test_nobody_is_left_behind_by_a_killed_parent(root: Path, tasks: list[Task],
 
 def report_engine(folder: Path, pids: Any) -> None:
     engine = pool().take(folder)
-    engine.reset(folder, None, 60)
+    engine.ask(60, "reset", folder, None)
     pids.put(engine.pid)
     time.sleep(600)
 
@@ -327,7 +331,7 @@ def test_the_handcoded_expert_is_the_packages_and_has_its_faults(root: Path, tas
 def test_a_game_that_cannot_be_won_is_said_to_be_so(root: Path, tasks: list[Task], tmp_path: Path) -> None:
     task = altered(root, tmp_path, one_of(tasks, TWO), lambda text: text.replace("(canContain FridgeType MugType)", ""))
     with pytest.raises(EnvironmentFailure, match="cannot be won"):
-        Alfworld(tmp_path).reset(task, 0)
+        result_of(Alfworld(tmp_path).reset(task, 0))
 
 
 # ------------------------------------------------------------------------------------------------------------ what is
@@ -448,10 +452,10 @@ def test_a_negative_example_slips_once(root: Path, tasks: list[Task]) -> None:
 
 def test_mistakes_leave_alone_what_leads_on(root: Path, tasks: list[Task]) -> None:
     env = Alfworld(root)
-    observation = env.reset(one_of(tasks, PLACE), 0)
+    observation = result_of(env.reset(one_of(tasks, PLACE), 0))
     wrong = [observation.choices[index] for index in env.mistakes()]
     assert wrong == ["inventory", "look"]  # any receptacle may hold it
-    observation = env.step(observation.choices.index("go to drawer 1")).observation
+    observation = result_of(env.step(observation.choices.index("go to drawer 1"))).observation
     wrong = [observation.choices[index] for index in env.mistakes()]
     assert [choice for choice in wrong if choice.startswith("go to ")]  # there is a drawer to open
     assert "open drawer 1" not in wrong
@@ -465,11 +469,11 @@ def test_mistakes_leave_alone_what_leads_on(root: Path, tasks: list[Task]) -> No
 
 def test_what_the_player_sees(root: Path, tasks: list[Task]) -> None:
     env = Alfworld(root)
-    observation = env.reset(one_of(tasks, PLACE), 0)
+    observation = result_of(env.reset(one_of(tasks, PLACE), 0))
     room = "cabinet 1, cabinet 2, countertop 1, drawer 1, fridge 1, microwave 1, shelf 1, sinkbasin 1"
     assert observation.text == f"Task: put a tomato in microwave\nRoom: {room}\nCommands: none"
     assert observation.choices[0] == "go to cabinet 1"
-    result = env.step(observation.choices.index("go to drawer 1"))
+    result = result_of(env.step(observation.choices.index("go to drawer 1")))
     assert (result.reward, result.terminated, result.info) == (0.0, False, {"success": False, "score": 0.0})
     assert result.observation.text.endswith("Commands:\n go to drawer 1: The drawer 1 is closed.")
     assert result.observation.choices[:4] == (
@@ -480,21 +484,22 @@ def test_what_the_player_sees(root: Path, tasks: list[Task]) -> None:
     )
     assert result.observation.choices[8:] == ("open drawer 1", "help", "inventory", "look")
     while not result.terminated:
-        result = env.step(env.oracle())
+        result = result_of(env.step(env.oracle()))
     assert (result.reward, result.info) == (1.0, {"success": True, "score": 1.0})
 
 
 def test_typed_commands(root: Path, tasks: list[Task]) -> None:
     env = Alfworld(root, typed=True)
-    assert env.reset(one_of(tasks, PLACE), 0).choices == ()
+    assert result_of(env.reset(one_of(tasks, PLACE), 0)).choices == ()
     for wrong in ("go to the moon", "", "go to drawer 1 now", "x" * 10_000):
-        result = env.step(wrong)
+        result = result_of(env.step(wrong))
         assert (result.reward, result.terminated, result.info["refused"]) == (0.0, False, 1)
         assert result.observation.text.endswith(": Nothing happens.")
         assert env.note() == "mistake"
-    assert env.step("  go to  drawer 1\n").observation.text.endswith(" go to drawer 1: The drawer 1 is closed.")
+    observation = result_of(env.step("  go to  drawer 1\n")).observation
+    assert observation.text.endswith(" go to drawer 1: The drawer 1 is closed.")
     with pytest.raises(IllegalActionError, match="takes a command's text"):
-        env.step(0)
+        result_of(env.step(0))
     with pytest.raises(ConfigError, match="leave out --typed"):
         playing_request(result.observation, Context(0, env))
 
@@ -512,10 +517,10 @@ def test_typed_games_are_played_by_rule_at_random_and_from_a_record(root: Path, 
 
 def test_the_oldest_goes_first_and_the_newest_stays_whole(root: Path, tasks: list[Task]) -> None:
     env, roomy = Alfworld(root, prompt_tokens=150, result_tokens=30), Alfworld(root, prompt_tokens=5000)
-    observation, whole = env.reset(tasks[0], 0), roomy.reset(tasks[0], 0)
+    observation, whole = result_of(env.reset(tasks[0], 0)), result_of(roomy.reset(tasks[0], 0))
     for command in ("look", "go to drawer 1", "open drawer 1", "help"):
-        observation = env.step(observation.choices.index(command)).observation
-        whole = roomy.step(whole.choices.index(command)).observation
+        observation = result_of(env.step(observation.choices.index(command))).observation
+        whole = result_of(roomy.step(whole.choices.index(command))).observation
         lines = observation.text.split("\n")
         assert lines[-1].startswith(f" {command}: ")
         if command != "help":
@@ -577,7 +582,7 @@ def test_broken_games_are_named(
 ) -> None:
     task = altered(root, tmp_path, one_of(tasks, PLACE), change, file)
     with pytest.raises(EnvironmentFailure, match=said) as caught:
-        Alfworld(tmp_path).reset(task, 0)
+        result_of(Alfworld(tmp_path).reset(task, 0))
     assert "\n" not in str(caught.value)
     assert task.id.partition("/")[0] in str(caught.value)
 
@@ -587,7 +592,7 @@ def test_a_game_lies_in_the_games_folder(root: Path, tasks: list[Task], tmp_path
     (tmp_path / "games").mkdir()
     (tmp_path / "games" / "link").symlink_to(root / tasks[0].data["game"])
     with pytest.raises(DataError, match=r"leads out of|there is no game\.tw-pddl"):
-        Alfworld(tmp_path / "games").reset(Task("t", "alfworld", tasks[0].level, "t", {"game": name}), 0)
+        result_of(Alfworld(tmp_path / "games").reset(Task("t", "alfworld", tasks[0].level, "t", {"game": name}), 0))
 
 
 def test_half_an_installation_is_named(tmp_path: Path) -> None:
@@ -596,7 +601,7 @@ def test_half_an_installation_is_named(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pathlib import Path\n"
         "from reflectkit.core.errors import ConfigError; from reflectkit.envs.alfworld.pool import pool\n"
-        "for _ in range(2):\n  try: pool().take(Path())\n  except ConfigError as error: print(error)"
+        "for _ in range(2):\n  try: pool().take(Path()).pid\n  except ConfigError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     line = "env 'alfworld' needs its engine (no tatsu here): pip install 'reflectkit[alfworld]' (or: make alfworld)\n"

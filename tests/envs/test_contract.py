@@ -22,6 +22,7 @@ from gymnasium.utils.env_checker import check_env
 import reflectkit.integrations.gym  # noqa: F401  registers the gymnasium ids
 from reflectkit.agents.scripted import Oracle, RandomAgent
 from reflectkit.core.errors import ConfigError, DataError, IllegalActionError, UnknownNameError
+from reflectkit.core.eventloop import result_of
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Decision, Observation, Status, Task, Trajectory, from_json, to_json
@@ -155,22 +156,22 @@ def test_horizon_is_kept(name: str, level: str, horizon: int) -> None:
 @pytest.mark.parametrize("action", [-1, 99, "north", True, None, 1.0])
 def test_illegal_action_is_a_clear_error(name: str, level: str, action: Any) -> None:
     env = make(name)
-    if env.reset(some(name, level)[0], 0).tools and isinstance(action, str):
+    if result_of(env.reset(some(name, level)[0], 0)).tools and isinstance(action, str):
         pytest.skip("where tools are offered, any text is read for calls")
     with pytest.raises(IllegalActionError, match=r"no action .*; (choose 0 to|it takes calls)"):
-        env.step(action)
+        result_of(env.step(action))
 
 
 @pytest.mark.parametrize(("name", "level"), EVERY)
 def test_no_step_before_reset_or_past_the_end(name: str, level: str) -> None:
     env: Any = make(name)
     with pytest.raises(IllegalActionError, match="call reset first"):
-        env.step(0)
-    env.reset(some(name, level)[0], 0)
-    while not env.step(env.oracle()).terminated:
+        result_of(env.step(0))
+    result_of(env.reset(some(name, level)[0], 0))
+    while not result_of(env.step(env.oracle())).terminated:
         pass
     with pytest.raises(IllegalActionError, match="call reset first"):
-        env.step(0)
+        result_of(env.step(0))
 
 
 @pytest.mark.parametrize(("name", "level"), EVERY)
@@ -184,9 +185,9 @@ def test_json_round_trip(name: str, level: str) -> None:
 def test_nothing_is_kept_across_a_reset(name: str, level: str) -> None:
     used: Any = make(name)
     first, second = some(name, level)[:2]
-    used.reset(first, 0)
-    used.step(used.oracle())
-    assert used.reset(second, 0) == make(name).reset(second, 0)
+    result_of(used.reset(first, 0))
+    result_of(used.step(used.oracle()))
+    assert result_of(used.reset(second, 0)) == result_of(make(name).reset(second, 0))
     assert used.note() == ""
 
 
@@ -209,27 +210,27 @@ def test_foreign_or_broken_tasks_are_refused(name: str) -> None:
         Task(good.id, good.env, good.level, good.group, dict.fromkeys(good.data, True)),
     ):
         with pytest.raises(DataError):
-            make(name).reset(broken, 0)
+            result_of(make(name).reset(broken, 0))
 
 
 @pytest.mark.parametrize(("name", "level"), EVERY)
 def test_mistakes_are_wrong_and_survivable(name: str, level: str) -> None:
     for task in some(name, level):
         env: Any = make(name)
-        env.reset(task, 0)
+        result_of(env.reset(task, 0))
         for action in env.mistakes():
             other: Any = make(name)
-            other.reset(task, 0)
-            assert not other.step(action).terminated
+            result_of(other.reset(task, 0))
+            assert not result_of(other.step(action)).terminated
             assert other.note() == "mistake"
-        env.step(env.oracle())
+        result_of(env.step(env.oracle()))
         assert env.note() == "good"
 
 
 @pytest.mark.parametrize(("name", "level"), EVERY)
 def test_reflections_are_one_seeded_line_with_variety(name: str, level: str) -> None:
     env: Any = make(name)
-    env.reset(some(name, level)[0], 0)
+    result_of(env.reset(some(name, level)[0], 0))
     texts = [env.reflection(random.Random(seed)) for seed in range(40)]
     assert texts == [env.reflection(random.Random(seed)) for seed in range(40)]
     assert len(set(texts)) > 1
@@ -237,7 +238,7 @@ def test_reflections_are_one_seeded_line_with_variety(name: str, level: str) -> 
 
 
 def test_observation_holds_the_choices_that_the_prompt_lists() -> None:
-    observation: Observation = make("taxi").reset(some("taxi", "full")[0], 0)
+    observation: Observation = result_of(make("taxi").reset(some("taxi", "full")[0], 0))
     assert "\n 0 south\n 1 north\n 2 east\n 3 west\n 4 pickup\n 5 dropoff\nAction:" in policy_prompt(observation)
 
 
@@ -249,7 +250,7 @@ def test_unknown_env_offers_the_nearest() -> None:
 
 
 def test_a_dotted_path_is_an_env() -> None:
-    assert make("reflectkit.envs.corridor:Corridor").reset(some("corridor", "long")[0], 0)
+    assert result_of(make("reflectkit.envs.corridor:Corridor").reset(some("corridor", "long")[0], 0))
 
 
 @pytest.mark.parametrize(("name", "level"), [(name, level) for name, level in EVERY if name not in UNLISTED])

@@ -95,7 +95,7 @@ class Alfworld(BaseEnv):
         "End: the episode ends when the task is done, which is success, or when the game is lost.\n"
         "Reward: 1 for the step that completes the task, else 0."
     )
-    remote: ClassVar[bool] = True
+    awaited: ClassVar[bool] = True
     widest: ClassVar[int] = 32
     """Games side by side: each takes a process."""
     load_seconds: ClassVar[float] = 120.0
@@ -151,7 +151,7 @@ class Alfworld(BaseEnv):
         """The game."""
         return str(task.data.get("game", task.id))
 
-    def reset(self, task: Task, seed: int) -> Observation:
+    async def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Nothing in a game is drawn; `seed` is for `slips`.
 
         Raises
@@ -164,7 +164,8 @@ class Alfworld(BaseEnv):
         folder = self._folder(task)
         with _aborting():
             self.goal = _goal(folder, task)
-            state = self._taken(folder).reset(folder, None if self.expert == SEARCH else self.expert, self.load_seconds)
+            expert = None if self.expert == SEARCH else self.expert
+            state = await self._taken(folder).reset(folder, expert, self.load_seconds)
             opening, _, asked = state.feedback.partition("Your task is to: ")
             if not asked or ROOM.search(opening) is None:
                 raise DataError(
@@ -179,7 +180,7 @@ class Alfworld(BaseEnv):
         self._over = False
         return self._observe()
 
-    def step(self, action: int | str | ToolUse) -> StepResult:
+    async def step(self, action: int | str | ToolUse) -> StepResult:
         """Take choice `action`; or where it is `typed`, the command that it says.
 
         Raises
@@ -195,7 +196,9 @@ class Alfworld(BaseEnv):
         self._slipped = self._slipped or self._last_note == "mistake"
         known = command in self._choices
         with _aborting():
-            state = self.engine.step(command, self.step_seconds) if known else replace(self._state, feedback=NOTHING)
+            state = (
+                await self.engine.step(command, self.step_seconds) if known else replace(self._state, feedback=NOTHING)
+            )
         answer = " ".join(state.feedback.split())
         self._history.append((command, answer.removeprefix(f"You arrive at {command.removeprefix(GO)}. ")))
         self._take_in(state)

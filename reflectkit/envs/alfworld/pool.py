@@ -6,6 +6,7 @@ and daemonic processes and under any main module, and copies nothing of this pro
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -17,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.errors import EnvironmentFailure
+from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.envs.alfworld.engine import State, check_installed
 from reflectkit.envs.alfworld.worker import DONE, REFUSED
 
@@ -25,39 +26,78 @@ START_SECONDS = 60.0
 
 
 class Engine:
-    """A child process with an engine. What fails or does not answer in time is stopped, and is of no use any more."""
+    """A child process with an engine. What fails or does not answer in time is stopped, and is of no use any more.
+
+    Coroutines await its answers; `ask` is for callers that are none.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.alive = True
-        self.pid = 0
         self.played: Path | None = None
-        self.pid = self._answer(START_SECONDS, "started")
+        self._pid = 0
 
-    def reset(self, folder: Path, expert: str | None, seconds: float) -> State:
+    @property
+    def pid(self) -> int:
+        """The child's process id, which it sends when it has started; 0 where it was stopped before."""
+        if not self._pid and self.alive:
+            self._begun(self._wait(START_SECONDS))
+        return self._pid
+
+    async def reset(self, folder: Path, expert: str | None, seconds: float) -> State:
         """Begin the game in `folder`. Raises DataError for a game that cannot be played, and EnvironmentFailure."""
-        self.played = folder
-        state: State = self.ask(seconds, "reset", folder, expert)
-        return state
+        return await self._awaited(seconds, "reset", folder, expert)  # type: ignore[no-any-return]
 
-    def step(self, command: str, seconds: float) -> State:
+    async def step(self, command: str, seconds: float) -> State:
         """Take `command`. Raises EnvironmentFailure."""
-        state: State = self.ask(seconds, "step", command)
-        return state
+        return await self._awaited(seconds, "step", command)  # type: ignore[no-any-return]
 
     def ask(self, seconds: float, name: str, *arguments: Any) -> Any:
         """What method `name` of `worker.Play` returns. Raises what it raises; EnvironmentFailure after `seconds`."""
+        self._send(name, *arguments)
+        return self._read(self.pid != 0 and self._wait(seconds), seconds, f"answered '{name}'")
+
+    async def _awaited(self, seconds: float, name: str, *arguments: Any) -> Any:
+        """`ask` for coroutines."""
+        self._send(name, *arguments)
+        try:
+            if not self._pid:
+                self._begun(await _readable(self.connection, START_SECONDS))
+            ready = await _readable(self.connection, seconds)
+        except asyncio.CancelledError:  # the next one to ask would get this answer
+            self.stop()
+            raise
+        return self._read(ready, seconds, f"answered '{name}'")
+
+    def _send(self, name: str, *arguments: Any) -> None:
         if not self.alive:
             raise EnvironmentFailure("the engine was stopped; reset begins with another")
-        with contextlib.suppress(OSError):  # that it is gone, the answer says
+        if name == "reset":
+            self.played = arguments[0]
+        with contextlib.suppress(OSError):  # the answer will say that the process is gone
             self.connection.send((name, *arguments))
-        return self._answer(seconds, f"answered '{name}'")
 
-    def _answer(self, seconds: float, what: str) -> Any:
+    def _begun(self, ready: bool) -> None:
+        """Take in the first answer, the child's process id. Raises ConfigError where the engine cannot be imported."""
         try:
-            if not self.connection.poll(seconds):
-                self.stop()
-                raise EnvironmentFailure(f"the engine has not {what} within {seconds:g} s, and was stopped")
+            self._pid = self._read(ready, START_SECONDS, "started")
+        except ConfigError:
+            self.stop()
+            raise
+
+    def _wait(self, seconds: float) -> bool:
+        """Whether there is an answer, or the process has ended, within `seconds`."""
+        try:
+            return self.connection.poll(seconds)
+        except (EOFError, OSError):
+            return True
+
+    def _read(self, ready: bool, seconds: float, what: str) -> Any:
+        """The answer, if it is there. Raises what it says, and EnvironmentFailure."""
+        if not ready:
+            self.stop()
+            raise EnvironmentFailure(f"the engine has not {what} within {seconds:g} s, and was stopped")
+        try:
             kind, value = self.connection.recv()
         except (EOFError, OSError):
             self.alive = False
@@ -75,10 +115,30 @@ class Engine:
     def stop(self) -> None:
         """End the process, whatever it is doing."""
         self.alive = False
-        if self.pid:
+        if self._pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self._pid, signal.SIGKILL)
         self.connection.close()
+
+
+async def _readable(connection: Connection, seconds: float) -> bool:
+    """Whether there is something to read, or the other end is closed, within `seconds`."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    number = connection.fileno()
+    loop.add_reader(number, _note, ready)
+    try:
+        await asyncio.wait_for(ready, seconds)
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(number)
+    return True
+
+
+def _note(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
 
 class Pool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reflectkit.core.errors import DataError, EnvironmentFailure
-from reflectkit.envs.alfworld.engine import HANDCODED, PLANNER
+from reflectkit.envs.alfworld.engine import HANDCODED, PLANNER, State
 from reflectkit.envs.alfworld.pool import Engine, pool
 
 STEPS = 100  # within which a game must be won
@@ -48,10 +48,10 @@ def _proof(folder: Path, seconds: float) -> Proof:
     with _engine(folder) as engine:
         if played := _handcoded(engine, folder, seconds):
             return Proof(tuple(played), HANDCODED)
-        state = engine.reset(folder, None, seconds)
+        state: State = engine.ask(seconds, "reset", folder, None)
         plan: list[str] = engine.ask(seconds, "plan")
         for command in plan[:STEPS]:
-            state = engine.step(command, seconds)
+            state = engine.ask(seconds, "step", command)
     if state.won:
         return Proof(tuple(plan), PLANNER)
     return Proof(reason=f"the plan does not win within {STEPS} steps" if plan else "there is no plan")
@@ -68,10 +68,10 @@ def _engine(folder: Path) -> Iterator[Engine]:
 
 def _handcoded(engine: Engine, folder: Path, seconds: float) -> list[str]:
     """The commands with which the handcoded expert won; empty where it did not."""
-    state = engine.reset(folder, HANDCODED, seconds)
+    state: State = engine.ask(seconds, "reset", folder, HANDCODED)
     played: list[str] = []
     while not state.won and len(played) < STEPS:
         assert state.advice is not None
         played.append(state.advice)
-        state = engine.step(state.advice, seconds)
+        state = engine.ask(seconds, "step", state.advice)
     return played if state.won else []
