@@ -13,6 +13,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 
+from reflectkit.core.errors import ConfigError
 from reflectkit.core.prompts import one_line, policy_prompt, reflection_prompt
 from reflectkit.core.protocols import Context
 from reflectkit.core.seeding import derive, uniform
@@ -134,6 +135,11 @@ class TwoPlayerAgent:
         sampled = await self.policy.sample(Ask(prompt, labels, temperature=self.temperature, seed=context.seed))
         if sampled.too_long:
             return Decision(0, comment, overflow=sampled.too_long)
+        if len(sampled.label_logprobs) != len(labels) or sampled.token_ids[:1] not in [(label,) for label in labels]:
+            raise ConfigError(
+                f"the sampler was asked for one of {len(labels)} labels, and answered with token {sampled.token_ids}"
+                f" and {len(sampled.label_logprobs)} log-probabilities"
+            )
         probabilities = tuple(map(math.exp, sampled.label_logprobs))
         terms = zip(probabilities, sampled.label_logprobs, strict=True)
         return Decision(

@@ -50,11 +50,11 @@ def _choices(kind: type[StageConfig], arguments: Sequence[str]) -> dict[str, Any
     given: dict[str, str] = {}
     for position, argument in enumerate(arguments):
         written, equals, value = argument.partition("=")
-        for name in ("config", *kind.CHOOSERS):
+        for name in ("config", *kind.choosers()):
             if written == flag(name) and (equals or position + 1 < len(arguments)):
                 given[name] = value if equals else arguments[position + 1]
-    settings = _settings(Path(given.pop("config"))) if kind.CHOOSERS and "config" in given else {}
-    return {name: value for name, value in (settings | given).items() if name in kind.CHOOSERS}
+    settings = _settings(Path(given.pop("config"))) if kind.choosers() and "config" in given else {}
+    return {name: value for name, value in (settings | given).items() if name in kind.choosers()}
 
 
 def _refuse_foreign(kind: type[StageConfig], arguments: Sequence[str]) -> None:

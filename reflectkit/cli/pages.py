@@ -25,7 +25,7 @@ def page(name: str) -> str:
     kind = module.Config
     for item in sorted(dataclasses.fields(kind), key=order):
         rows_of.setdefault(panel(kind, item.name), []).append(_row(item))
-    for env in ENVS if "env" in kind.CHOOSERS else ():
+    for env in ENVS if "env" in kind.choosers() else ():
         for item in dataclasses.fields(kind.own_settings(env_class(env)) or NoSettings):
             rows_of.setdefault(f"Environment {env}", []).append(_row(item))
     rows_of[StageConfig.PANEL] = rows_of.pop(StageConfig.PANEL)  # comes last

@@ -52,7 +52,7 @@ class StageConfig:
 
     PANEL: ClassVar = "Every command"
     CHOOSERS: ClassVar[tuple[str, ...]] = ()
-    """Settings whose value decides what further settings there are; see `chosen`."""
+    """Settings of this class whose value decides what further settings there are; see `chosen`."""
     data_dir: Path = option(Path("data"), help="Folder of the data files; each env has a folder in it.")
     results_dir: Path = option(Path("results"), help="Folder of the runs.")
     name: str = option(
@@ -88,6 +88,11 @@ class StageConfig:
     def chosen(cls, values: Mapping[str, Any]) -> type[Self]:
         """This class, or a subclass with the further settings that `values` call for."""
         return cls
+
+    @classmethod
+    def choosers(cls) -> tuple[str, ...]:
+        """The settings, those of the classes above included, whose value decides what further settings there are."""
+        return tuple(name for kind in cls.__mro__ for name in kind.__dict__.get("CHOOSERS", ()))
 
     @classmethod
     def elsewhere(cls) -> Mapping[str, Elsewhere]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -16,8 +15,8 @@ import torch
 from reflectkit.core.batching import Batcher
 from reflectkit.core.errors import CheckpointError
 from reflectkit.models.decoding import decode
-from reflectkit.models.load import Player, load_player
-from reflectkit.models.sampler import Ask, Backend, Opening, Sampled, draw
+from reflectkit.models.load import Player
+from reflectkit.models.sampler import Ask, Sampled, draw
 from reflectkit.models.scoring import choice_logprobs
 
 MEMO_LIMIT = 200_000  # entries; a full memo starts again
@@ -176,17 +175,3 @@ class LocalSampler:
             f"the policy's prompt is {tokens} tokens, but its model reads {self.context};"
             " train one with a larger --max-length"
         )
-
-
-@dataclass(frozen=True)
-class NoSettings:
-    """The sampler in this process has no settings of its own."""
-
-
-def open_local(opening: Opening, settings: object = None) -> LocalSampler:
-    """The sampler of the player in this process, which is loaded where there is none. Raises CheckpointError."""
-    player = opening.player or load_player(opening.checkpoint, "policy", device=opening.device)
-    return LocalSampler(player, scorer=opening.scorer, team=opening.team, watch=opening.watch)
-
-
-BACKEND = Backend(NoSettings, open_local)

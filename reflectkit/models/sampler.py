@@ -81,9 +81,8 @@ class Sampler(Protocol):
         ...
 
     async def publish(self, weights: Any, version: int) -> None:
-        """Sample from `weights` from now on. `version` counts updates.
-
-        weights: None where the sampler's own model has been trained in place.
+        """Sample from `weights` from now on: the `models.load.Player` that was trained, which may be the sampler's own.
+        `version` counts updates.
         """
         ...
 
@@ -118,8 +117,22 @@ class Backend:
     """From what the command knows, and the settings, to a sampler."""
 
 
-BACKENDS = {"local": "reflectkit.models.local:BACKEND"}
-"""The kinds of samplers by name. One's own needs no row: `--sampler package.module:NAME`."""
+@dataclass(frozen=True)
+class NoSettings:
+    """The settings of a sampler that has none."""
+
+
+def open_local(opening: Opening, settings: object = None) -> Sampler:
+    """A sampler of the player in this process, which is loaded where there is none. Raises CheckpointError."""
+    from reflectkit.models.load import load_player
+    from reflectkit.models.local import LocalSampler
+
+    player = opening.player or load_player(opening.checkpoint, "policy", device=opening.device)
+    return LocalSampler(player, scorer=opening.scorer, team=opening.team, watch=opening.watch)
+
+
+BACKENDS = {"local": Backend(NoSettings, open_local)}
+"""The kinds of samplers by name. A sampler of one's own needs no row: `--sampler package.module:NAME`."""
 
 
 def backend(name: str) -> Backend:

@@ -78,6 +78,7 @@ class Trainer:
         self.replay = Replay(replay_size)
         self.curriculum = Curriculum(len(plan.levels), plan.steps, threshold)
         self.step = 0
+        self._published: int | None = None
         self.latest: list[tuple[Trajectory, list[float]]] = []
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
 
@@ -112,7 +113,6 @@ class Trainer:
         overall = summary(played)
         self.curriculum.end(overall["success_rate"])
         self.step += 1
-        wait_for(self.agent.policy.publish(None, self.step))
         self.counters["episodes"] += len(played)
         self.counters["decisions"] += sum(len(trajectory.turns) for trajectory in played)
         self.counters["aborted"] += sum(trajectory.status is Status.ABORTED for trajectory in played)
@@ -169,6 +169,9 @@ class Trainer:
 
     def _rolled(self, episodes: list[Episode], level: Level, *, valued: bool = False) -> list[Trajectory]:
         """`episodes`, played by all processes, in their order. valued: their decisions have the critic's values."""
+        if self._published != self.step:
+            wait_for(self.agent.policy.publish(self.learner.player, self.step))
+            self._published = self.step
         sharded = self.processes.sharded  # all play all episodes in step then, and share the scoring instead
         share = episodes if sharded else self.processes.share(episodes)
         mine = rollout(share, level.make, self.agent, width=self.plan.width)

@@ -42,7 +42,7 @@ class AlgorithmConfig(PlayConfig):
     """How rlft learns."""
 
     PANEL: ClassVar = "Algorithm"
-    CHOOSERS: ClassVar[tuple[str, ...]] = (*PlayConfig.CHOOSERS, "algo")
+    CHOOSERS: ClassVar[tuple[str, ...]] = ("algo",)
     ALGO: ClassVar[str] = ""
     """The algorithm whose own settings the class has, after `chosen`, besides those in the table."""
 

@@ -48,6 +48,7 @@ from reflectkit.stages.comparing import (
     table,
 )
 from reflectkit.stages.players import Players, chat_parts, endpoint_of, mismatch, parse_policy
+from reflectkit.stages.sampling import SamplerConfig
 from reflectkit.stages.teaching import ChatConfig
 
 EXAMPLES = (
@@ -63,7 +64,7 @@ ANSWER = 90  # tokens that a chat model writes a step, about
 
 
 @dataclass(frozen=True)
-class Config(ChatConfig, PlayConfig):
+class Config(SamplerConfig, ChatConfig, PlayConfig):
     """Settings of evaluate."""
 
     policy: tuple[str, ...] = option(

@@ -30,6 +30,7 @@ from reflectkit.envs.wrappers import Wrapper
 from reflectkit.models.sampler import Ask
 from reflectkit.stages.common import MOST_TOKENS, PlayConfig, at_level, check_level
 from reflectkit.stages.players import Players, chat_parts, mismatch, parse_policy
+from reflectkit.stages.sampling import SamplerConfig
 
 if TYPE_CHECKING:
     from reflectkit.agents.two_player import TwoPlayerAgent
@@ -51,7 +52,7 @@ NEXT = "Enter to take it, q to stop: "
 
 
 @dataclass(frozen=True)
-class Config(PlayConfig):
+class Config(SamplerConfig, PlayConfig):
     """Settings of play."""
 
     policy: str = option(
@@ -176,10 +177,10 @@ def _player(config: Config, players: Players, name: str, policy: Path | None, re
     """The agent that plays, and tells what its critic expects where it was trained with one."""
     agent: Any = players.agent(name, policy, reflector)
     if policy is not None:
+        from reflectkit.models.local import LocalSampler
         from reflectkit.rl.checkpoint import saved_critic
 
-        critic = saved_critic(policy, agent.policy.player)
-        if critic is not None:
+        if isinstance(agent.policy, LocalSampler) and (critic := saved_critic(policy, agent.policy.player)) is not None:
             return _Valued(agent, critic)
     return agent  # type: ignore[no-any-return]
 

@@ -16,6 +16,7 @@ from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.protocols import Agent
 from reflectkit.core.registry import plugins, resolve
+from reflectkit.models.sampler import Opening
 from reflectkit.stages.teaching import report_damage, stop_if_spent
 
 SCRIPTED = ("oracle", "random")
@@ -171,13 +172,10 @@ class Players:
                 return resolve("player", name, {}, PLUGINS)()  # type: ignore[no-any-return]
             return Oracle() if name == "oracle" else RandomAgent() if name == "random" else Baseline(name)
         from reflectkit.agents.two_player import TwoPlayerAgent
-        from reflectkit.models.load import load_player
-        from reflectkit.models.local import LocalSampler
 
         commentator = self.reflector(reflector) if reflector else None
-        player = load_player(policy, "policy", device=self.device)
         return TwoPlayerAgent(
-            LocalSampler(player),
+            config.open_sampler(Opening(str(policy), self.device)),
             commentator,
             temperature=config.temperature,
             max_new_tokens=config.max_new_tokens,

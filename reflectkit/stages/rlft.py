@@ -25,8 +25,10 @@ from reflectkit.core.types import Task, to_json
 from reflectkit.data.episodes import episode_to_json, write_episodes
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of
+from reflectkit.models.sampler import Opening
 from reflectkit.stages.algorithm import AlgorithmConfig
 from reflectkit.stages.common import at_level, check_level, model_source
+from reflectkit.stages.sampling import LOCAL, SamplerConfig
 from reflectkit.stages.together import started_together, together
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ MAY_DIFFER = (
 
 
 @dataclass(frozen=True)
-class Config(AlgorithmConfig):
+class Config(SamplerConfig, AlgorithmConfig):
     """Settings of rlft."""
 
     load_dir: Path | None = option(None, help="Checkpoint of the policy to train; or --model.")
@@ -355,11 +357,17 @@ def _trainer(
     critic = Critic(policy, own.head, own.critic_trunk, config.seed) if own else None
     reference = starting_policy(policy, config.start, bool(config.lora_r), device) if config.kl else None
     learner = Learner(policy, settings, critic, reference, processes, progress.news)
-    sampler = LocalSampler(
-        policy,
-        scorer=learner.scorer if processes.sharded else None,
-        team=processes if processes.sharded else None,
-        watch=learner.observe,
+    if processes.sharded and config.sampler != LOCAL:
+        raise ConfigError(f"--sampler {config.sampler}: a policy spread over processes samples locally; leave it out")
+    sampler = config.open_sampler(
+        Opening(
+            str(config.start),
+            config.device,
+            policy,
+            scorer=learner.scorer if processes.sharded else None,
+            team=processes if processes.sharded else None,
+            watch=learner.observe,
+        )
     )
     reflector = None
     if reflecting:

@@ -273,7 +273,7 @@ def _fields(kind: type[StageConfig]) -> set[str]:
 def _chosen(stage: str, values: Mapping[str, Any]) -> type[StageConfig]:
     """The settings' class of `stage`, with what those of `values` bring along that are its own."""
     kind: type[StageConfig] = _config_class(stage)
-    return kind.chosen({key: value for key, value in values.items() if key in kind.CHOOSERS})
+    return kind.chosen({key: value for key, value in values.items() if key in kind.choosers()})
 
 
 def _config_class(stage: str) -> Any:

@@ -1,0 +1,58 @@
+"""Who samples the policy's actions, with settings of its own: `--sampler`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from typing_extensions import override
+
+from reflectkit.core.config import StageConfig, check_own_settings, option, with_settings
+from reflectkit.core.errors import ConfigError
+from reflectkit.models.sampler import BACKENDS, Backend, Opening, Sampler, backend
+
+LOCAL = "local"
+
+
+@dataclass(frozen=True)
+class SamplerConfig(StageConfig):
+    """What a stage takes in which a trained policy acts."""
+
+    PANEL: ClassVar = "Sampler"
+    CHOOSERS: ClassVar[tuple[str, ...]] = ("sampler",)
+    SAMPLER: ClassVar[str] = ""
+    """The sampler whose own settings the class has, after `chosen`."""
+    sampler: str = option(
+        LOCAL, help=f"Who samples the policy's actions: {', '.join(BACKENDS)}, or your own as package.module:NAME."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.part(backend(self.sampler).settings)  # which checks them
+
+    @classmethod
+    @override
+    def chosen(cls, values: Mapping[str, Any]) -> type[Self]:
+        """Also with the sampler's own settings. Raises UnknownNameError, and ConfigError where a name is taken."""
+        kind, name = super().chosen(values), values.get("sampler", LOCAL)
+        if kind.SAMPLER or not isinstance(name, str):
+            return kind
+        return _with_own(kind, name, backend(name))  # type: ignore[no-any-return]
+
+    def open_sampler(self, opening: Opening) -> Sampler:
+        """The sampler. Raises CheckpointError."""
+        row = backend(self.sampler)
+        return row.open(opening, self.part(row.settings))
+
+
+def _with_own(kind: Any, name: str, row: Backend) -> Any:
+    """`kind` with the own settings of sampler `name`."""
+    check_own_settings(row.settings, f"--sampler {name}")
+    own = {item.name for item in dataclasses.fields(row.settings)}
+    if not own:
+        return kind
+    if taken := sorted(own & {item.name for item in dataclasses.fields(kind)}):
+        raise ConfigError(f"--sampler {name}: its setting '{taken[0]}' is one of the command's already; rename it")
+    return with_settings(kind, row.settings, f"--sampler {name}", SAMPLER=name)
