@@ -132,6 +132,6 @@ def test_a_path_that_nothing_makes_is_found(recipes: set[str]) -> None:
 def test_the_pages_have_the_codes_figures_and_environments() -> None:
     assert f"in {READER_TOKENS:,} tokens, go to `--reader`" in (ROOT / "docs/environments.md").read_text("utf-8")
     comparison = (ROOT / "docs/comparison.md").read_text("utf-8")
-    (row,) = re.findall(r"^\| Environments in the box \|([^|]*)\|", comparison, re.MULTILINE)
+    (row,) = re.findall(r"^\| Environments included \|([^|]*)\|", comparison, re.MULTILINE)
     named = {"auto_explore": "AutoExplore", "taxi": "DangerousTaxi", "alfworld": "ALFWorld", "corridor": "toy"}
     assert [name for name in ENVS if named.get(name, name) not in row] == []
