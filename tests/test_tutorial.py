@@ -30,7 +30,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     """A person's play is ended by the end of standard input; all else runs to its end."""
     (code,) = blocks("python")
     assert len(code.splitlines()) <= MOST_LINES
-    assert [line for line in code.splitlines() if len(line) > 128] == []
+    assert [line for line in code.splitlines() if len(line) > 120] == []
     (tmp_path / "my_env.py").write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(".")  # the page's `export PYTHONPATH=.`
