@@ -1,1 +1,1 @@
-"""argv to stages, and the only place that prints."""
+"""Maps argv to stages; the only place that prints."""

@@ -1,6 +1,6 @@
-"""The commands: one a stage, in pipeline order, and `list`. A stage's module is imported when its command runs.
+"""The commands: one per stage, in pipeline order, and `list`. A stage's module is imported only when its command runs.
 
-Errors are printed here, once: one line and the exit code (`cli/main.py` lists them).
+Errors are printed here, once, as one line. `cli/main.py` lists the exit codes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from reflectkit.core.errors import ConfigError
 from reflectkit.stages import STAGES, summary
 from reflectkit.version import VERSION
 
-STOPPED = "stopped; the same command goes on from here"
-LEFT_PLAY = "stopped; the episodes that were played to their end are kept"
+STOPPED = "stopped; run the same command again to resume"
+STOPPED_PLAY = "stopped; finished episodes are kept"
 HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
 
 
 class Stages(TyperGroup):
-    """The commands by name, of which only the one that is called is made from its stage's module."""
+    """The commands by name. Only the called command is built from its stage's module."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """The command that `args` name, with its flags."""
+        """The command named in `args`, with its flags."""
         name, command, rest = super().resolve_command(ctx, args)
         if name in STAGES:
             from reflectkit.cli.command import stage_command
@@ -39,9 +39,7 @@ class Stages(TyperGroup):
 app = typer.Typer(
     name="reflectkit",
     cls=Stages,
-    help=(
-        "Train small language models to act: a frozen reflection model comments, a policy model acts, and learns by RL."
-    ),
+    help="Train small language models to act: a reflection model comments, and a policy model acts and learns by RL.",
     epilog="Start here:\n\n  $ reflectkit play --env taxi\n\n  $ reflectkit run taxi-tiny\n\n  $ reflectkit sft --help",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -60,9 +58,9 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error came from.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Options that stand before the command."""
+    """Options that come before the command."""
     try:
         os.getcwd()
     except OSError:
@@ -75,7 +73,7 @@ for _name in STAGES:
 
 @app.command("list", epilog="Examples:\n\n  $ reflectkit list")
 def _list() -> None:
-    """What there is: environments with their levels, and recipes with their ablations."""
+    """List environments with their levels, and recipes with their ablations."""
     from reflectkit.core.errors import ReflectkitError
     from reflectkit.envs import env_class, env_names
     from reflectkit.stages.run import load_recipe, recipe_names
@@ -95,40 +93,40 @@ def _list() -> None:
             screen.say(f"  {'':<20} --ablate {','.join(recipe.ablations)}")
 
 
-def run(given: Sequence[str]) -> int:
-    """Run the command line `given`; returns the exit code."""
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line `arguments`; returns the exit code."""
     screen.prepare()
     try:
-        code = _run(given)
+        code = _run(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        return _nobody_reads()
-    except OSError as error:  # the device that standard output goes to
+        return _closed_pipe()
+    except OSError as error:  # from the device behind standard output
         from reflectkit.cli.explain import explain
 
         return explain(error)
 
 
-def _run(given: Sequence[str]) -> int:
-    stopped = LEFT_PLAY if given[:1] == ["play"] else STOPPED
+def _run(arguments: Sequence[str]) -> int:
+    message = STOPPED_PLAY if arguments[:1] == ["play"] else STOPPED
     try:
-        outcome = app(args=list(given), prog_name="reflectkit", standalone_mode=False)
+        outcome = app(args=list(arguments), prog_name="reflectkit", standalone_mode=False)
         code = outcome if isinstance(outcome, int) else 0
-        return screen.complain(stopped, code) if code == 130 else code  # typer's own code for Ctrl-C
+        return screen.print_error(message, code) if code == 130 else code  # typer's own code for Ctrl-C
     except (KeyboardInterrupt, typer.Abort):
-        return screen.complain(stopped, 130)
-    except SystemExit as leaving:  # from typer: after a completion, or (as from rich) where nobody reads the output
-        return _nobody_reads() if isinstance(leaving.__context__, BrokenPipeError) else int(leaving.code or 0)
+        return screen.print_error(message, 130)
+    except SystemExit as leaving:  # from typer after a completion, or from typer or rich on a closed pipe
+        return _closed_pipe() if isinstance(leaving.__context__, BrokenPipeError) else int(leaving.code or 0)
     except Exception as error:
         from reflectkit.cli.explain import explain, interrupted
 
         if interrupted(error):
-            return screen.complain(stopped, 130)
-        return explain(error, with_traceback="--traceback" in given)
+            return screen.print_error(message, 130)
+        return explain(error, with_traceback="--traceback" in arguments)
 
 
-def _nobody_reads() -> int:
-    """Standard output is a pipe that was closed, as by `| head -1`: end as quietly as other programs do."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still in the buffer goes there
+def _closed_pipe() -> int:
+    """Standard output is a closed pipe, as with `| head -1`: exit quietly, as other programs do."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards what is still in the buffer
     return 141

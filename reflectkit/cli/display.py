@@ -1,4 +1,4 @@
-"""What a person sees: rich bars on a terminal, plain lines elsewhere, and tables."""
+"""Terminal output: rich progress bars on a terminal, plain lines elsewhere, and tables."""
 
 from __future__ import annotations
 
@@ -30,26 +30,25 @@ from reflectkit.core.runs import Report
 from reflectkit.core.runs import Table as Rows
 from reflectkit.core.text import visible
 
-WIDEST_NAME = 40  # characters of a table's first column; more of it would squeeze the figures out
+WIDEST_NAME = 40  # characters of a table's first column, so that the figures have room
 
 
 class Screen(Console):
-    """Standard output. Nothing in what is printed can steer the terminal: control characters are spelled out at the
-    last step.
+    """Standard output. Control characters are escaped last, so that printed text cannot control the terminal.
 
-    quiet: print nothing. width: columns, where the terminal is not to be asked.
+    quiet: print nothing. width: number of columns; None asks the terminal.
     """
 
     def __init__(self, *, quiet: bool = False, width: int | None = None) -> None:
         super().__init__(emoji=False, markup=False, highlight=False, quiet=quiet, width=width)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What `renderable` becomes on the screen."""
+        """The segments of `renderable`, with control characters escaped."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 
     def say(self, text: str, style: str = "") -> None:
-        """One line of text, or several, never cut to the terminal's width."""
+        """Print one or several lines, never cut to the terminal's width."""
         self.print(Text(visible(text), style=style), soft_wrap=True)
 
 
@@ -82,31 +81,31 @@ class RichProgress:
 
     @contextlib.contextmanager
     def bar(self, title: str, total: int, done: int = 0) -> Iterator[Bar]:
-        """A bar that stays while it is worked on, and leaves a line behind."""
+        """A progress bar, replaced by one line of text at the end."""
         task = self.bars.add_task(escape(visible(title)), total=total, completed=done, figures="")
-        shown = _Shown(self, task)
+        bar = _RichBar(self, task)
         try:
-            yield shown
+            yield bar
         finally:
             self.bars.remove_task(task)
-            self.news(f"{title}: {done + shown.moved} of {total}{'  ' + shown.figures if shown.figures else ''}")
+            self.news(f"{title}: {done + bar.moved} of {total}{'  ' + bar.figures if bar.figures else ''}")
 
     def news(self, text: str) -> None:
-        """One line above the bars."""
+        """Print one line above the bars."""
         self.console.say(text)
 
     @property
     def attended(self) -> bool:
-        """Whether the answers come from a terminal."""
+        """Whether standard input is a terminal."""
         return sys.stdin.isatty()
 
     def ask(self, question: str) -> str | None:
-        """A line of standard input, without the bars; bytes that are no text are an answer that nothing fits."""
+        """Read a line of standard input with the bars hidden. Undecodable input is an answer that never matches."""
         self.bars.stop()
         try:
             return input(visible(question))
         except EOFError:
-            self.console.print()  # the next line begins where the question stands
+            self.console.print()  # end the line of the question
             return None
         except UnicodeDecodeError:
             return "\N{REPLACEMENT CHARACTER}"
@@ -114,7 +113,7 @@ class RichProgress:
             self.bars.start()
 
 
-class _Shown:
+class _RichBar:
     def __init__(self, progress: RichProgress, task: TaskID) -> None:
         self.progress, self.task, self.moved, self.figures = progress, task, 0, ""
 
@@ -125,7 +124,7 @@ class _Shown:
 
 
 def show(console: Screen, report: Report) -> None:
-    """The report's tables, and where everything is."""
+    """Print the report's tables and the paths of its outputs."""
     for table in report.tables:
         console.say(table.title, style="bold")
         for columns in _bands(table, console.width):
@@ -145,12 +144,12 @@ def show(console: Screen, report: Report) -> None:
 
 
 def _one_line(path: Path) -> str:
-    """A path whose line ends cannot pass for other lines of ours."""
+    """`path` with newlines escaped, so that it stays on one line."""
     return str(path).replace("\n", "\\n")
 
 
 def _bands(table: Rows, width: int) -> list[list[int]]:
-    """The columns in bands that fit into `width`, each beginning with as many of the first as tell the rows apart."""
+    """The columns in bands that fit into `width`. Each band starts with the columns that tell the rows apart."""
     widths = [
         3 + max(cell_len(visible(cell)) for cell in cells) for cells in zip(table.columns, *table.rows, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""What went wrong, as one line and an exit code."""
+"""Turns an error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from pathlib import Path
 
 import typer
 
-from reflectkit.cli.screen import complain, say
+from reflectkit.cli.screen import print_error, say
 from reflectkit.core.errors import NO_ROOM, ReflectkitError
 
 FULL_DISK_BYTES = 4 * 2**20
-FULL = "the disk is full; free some space and run the same command again, it goes on"
+FULL = "the disk is full; free some space and run the same command again to resume"
 TOO_LARGE = (
-    "a file would be larger than this shell allows (`ulimit -f`); allow more and run the same command again, it goes on"
+    "a file would exceed this shell's size limit (`ulimit -f`); raise it and run the same command again to resume"
 )
-PLACES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
+BAD_PATH = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def explain(error: BaseException, *, with_traceback: bool = False) -> int:
-    """Print `error` as one line; returns the exit code. with_traceback: print where it came from, too."""
+    """Print `error` as one line; returns the exit code. with_traceback: print its traceback as well."""
     if with_traceback:
         say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "reflectkit"
-        if not error.format_message().strip():  # no command at all: the help is on the screen already
+        if not error.format_message().strip():  # no command was given, and the help was printed already
             return 2
-        return complain(f"{error.format_message().rstrip('.')} (see `{command} --help`{_elsewhere(error)})", 2)
+        return print_error(f"{error.format_message().rstrip('.')} (see `{command} --help`{_other_command(error)})", 2)
     if isinstance(error, ReflectkitError):
-        return complain(str(error), 2)
+        return print_error(str(error), 2)
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EFBIG or "File too large" in str(error):
-        return complain(TOO_LARGE, 2)
+        return print_error(TOO_LARGE, 2)
     if number in NO_ROOM or "No space left" in str(error) or _disk_is_full():
-        return complain(FULL, 2)
-    if isinstance(error, OSError) and number in PLACES:
-        place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file"
-        return complain(f"{place}: {error.strerror}; choose another place, or change its permissions", 2)
+        return print_error(FULL, 2)
+    if isinstance(error, OSError) and number in BAD_PATH:
+        path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file"
+        return print_error(f"{path}: {error.strerror}; choose another location or change its permissions", 2)
     if isinstance(error, MemoryError):
-        return complain("out of memory; close other programs, or give smaller numbers", 2)
-    what = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
-    if place := _in_code_of_theirs(error):
-        return complain(f"{place}: {what} (`reflectkit --traceback …` shows how it came there)", 2)
-    return complain(f"{what} (internal error; `reflectkit --traceback …` shows where)", 1)
+        return print_error("out of memory; close other programs or use smaller settings", 2)
+    summary = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
+    if line := _user_code_line(error):
+        return print_error(f"{line}: {summary} (`reflectkit --traceback …` shows the traceback)", 2)
+    return print_error(f"{summary} (internal error; `reflectkit --traceback …` shows the traceback)", 1)
 
 
 def interrupted(error: BaseException) -> bool:
-    """Whether Ctrl-C is at the bottom of `error`: an import that was stopped half-way may end in another error."""
-    seen: BaseException | None = error
-    while seen is not None and not isinstance(seen, KeyboardInterrupt):
-        seen = seen.__cause__ or seen.__context__
-    return seen is not None
+    """Whether Ctrl-C caused `error`: an interrupted import may end in another error."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
 
 
 def _disk_is_full() -> bool:
@@ -66,22 +66,22 @@ def _disk_is_full() -> bool:
     return False
 
 
-def _in_code_of_theirs(error: BaseException) -> str:
-    """The line of the user's own environment that `error` came out of; empty where there is none."""
-    ours = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<")
+def _user_code_line(error: BaseException) -> str:
+    """The file and line of the user's own code that raised `error`; empty if there is none."""
+    other_folders = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<")
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         file = frame.f_code.co_filename
-        if not file.startswith(ours) and not {"site-packages", "dist-packages"} & set(Path(file).parts):
+        if not file.startswith(other_folders) and not {"site-packages", "dist-packages"} & set(Path(file).parts):
             return f"{file}, line {line}"
     return ""
 
 
-def _elsewhere(error: BaseException) -> str:
-    """Which one command has the flag that this one lacks."""
+def _other_command(error: BaseException) -> str:
+    """The only other command that has the unknown flag, if there is exactly one."""
     if type(error).__name__ != "NoSuchOption":
         return ""
     from reflectkit.cli.command import stage_flags
 
-    missing = getattr(error, "option_name", None)
-    having = [name for name, flags in stage_flags(every_env=True).items() if missing in flags]
-    return f"; `reflectkit {having[0]}` has it" if len(having) == 1 else ""
+    flag = getattr(error, "option_name", None)
+    commands = [name for name, flags in stage_flags(every_env=True).items() if flag in flags]
+    return f"; `reflectkit {commands[0]}` has it" if len(commands) == 1 else ""

@@ -1,8 +1,6 @@
-"""`reflectkit`: runs the command line. Nothing is imported here before Ctrl-C is handled; the commands are in
-`cli/app.py`.
+"""`reflectkit`: runs the command line. `cli/app.py`, which has the commands, is imported only once Ctrl-C is handled.
 
-Exit codes: 0 done, 1 internal error, 2 an error that the user can fix, 130 stopped by Ctrl-C, 141 nobody reads the
-output.
+Exit codes: 0 success, 1 internal error, 2 an error that the user can fix, 130 stopped by Ctrl-C, 141 closed pipe.
 """
 
 from __future__ import annotations
@@ -13,12 +11,12 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    command_line = list(sys.argv[1:] if arguments is None else arguments)
     try:
         from reflectkit.cli.app import run
 
-        return run(given)
-    except KeyboardInterrupt:  # while the modules were being imported
+        return run(command_line)
+    except KeyboardInterrupt:  # during imports
         print("reflectkit: stopped", file=sys.stderr)
         return 130
 
@@ -30,6 +28,6 @@ def entry() -> None:
         import signal
 
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on Ctrl-C ends the process without a traceback
-    except KeyboardInterrupt:  # pressed once more
+    except KeyboardInterrupt:  # pressed again
         code = 130
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""A Markdown page a command, from what `--help` is made of: `python -m reflectkit.cli.pages docs/commands`."""
+"""Writes a Markdown page per command from the source of `--help`: `python -m reflectkit.cli.pages docs/commands`."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def page(name: str) -> str:
         *module.EXAMPLES,
         "```",
         "",
-        "Settings may also stand in a YAML file, by these names without the dashes: `--config settings.yaml`.",
+        "Settings can also be read from a YAML file, by these names without the dashes: `--config settings.yaml`.",
     ]
     for heading, rows in rows_of.items():
         lines += [
             "",
             *([f"## {heading}", ""] if heading else []),
-            "| flag | default | what it sets |",
+            "| flag | default | description |",
             "|---|---|---|",
             *rows,
         ]

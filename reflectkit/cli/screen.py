@@ -1,6 +1,6 @@
-"""Lines for the terminal: nothing in them can steer it, and no encoding stops them.
+"""Lines for the terminal, without control sequences and in any encoding.
 
-Everything that is printed goes through `say`, or through the `Screen` of `cli/display.py`.
+All output goes through `say`, or through `Screen` in `cli/display.py`.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from typing import TextIO
 from reflectkit.core.text import visible
 
 PLAIN = {"→": "->", "…": "...", "─": "-", "│": "|", "×": "x", "±": "+-", "−": "-", "–": "-", "·": ".", "•": "*"}
-"""What is printed for a character that the terminal's encoding lacks; any other is spelled out as `\\xe9`."""
+"""Substitutes for characters that the terminal's encoding lacks; all others are escaped as in `\\xe9`."""
 PLAIN_ERRORS = "reflectkit-plain"
 
 
 def prepare() -> None:
-    """Make the standard streams take any text. One that was closed before the start is the null device."""
+    """Make the standard streams accept any text. A stream that was closed at the start becomes the null device."""
     codecs.register_error(PLAIN_ERRORS, _plain)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  for as long as the process lives
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  open until the process ends
         elif mode == "w" and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=PLAIN_ERRORS)
 
 
 def say(text: str, file: TextIO | None = None) -> None:
-    """Print `text` and a line end; to standard output, or `file`."""
+    """Print `text` and a newline to standard output, or to `file`."""
     print(visible(text), file=file)
 
 
-def complain(text: str, code: int) -> int:
+def print_error(text: str, code: int) -> int:
     """Print `text` as one line on standard error; returns `code`."""
-    who = f" (process {process_number()})" if process_number() else ""
-    with contextlib.suppress(OSError):  # nobody reads it
-        say(f"reflectkit{who}: {' '.join(text.split())}", sys.stderr)
+    process = f" (process {process_number()})" if process_number() else ""
+    with contextlib.suppress(OSError):  # standard error is closed
+        say(f"reflectkit{process}: {' '.join(text.split())}", sys.stderr)
     return code
 
 
 def process_number() -> int:
-    """This process' number among those that torchrun or `accelerate launch` started; 0 alone."""
+    """The rank of this process under torchrun or `accelerate launch`; 0 without them."""
     number = os.environ.get("RANK", "0")
     return int(number) if number.isdecimal() else 0
 
@@ -52,5 +52,6 @@ def process_number() -> int:
 def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    missing = error.object[error.start : error.end]
-    return "".join(PLAIN.get(one) or one.encode("ascii", "backslashreplace").decode() for one in missing), error.end
+    characters = error.object[error.start : error.end]
+    plain = (PLAIN.get(character) or character.encode("ascii", "backslashreplace").decode() for character in characters)
+    return "".join(plain), error.end

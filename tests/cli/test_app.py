@@ -120,7 +120,7 @@ def test_a_full_device_is_one_line() -> None:
         done = started("list", capture_output=False, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 2
     assert done.stderr.decode().splitlines() == [
-        "reflectkit: the disk is full; free some space and run the same command again, it goes on"
+        "reflectkit: the disk is full; free some space and run the same command again to resume"
     ]
 
 
@@ -208,4 +208,4 @@ def test_ctrl_c_while_the_processes_of_run_start(tmp_path: Path) -> None:
     env = {"PYTHONPATH": f"{tmp_path}:{PACKAGE.parent}"}
     done = started("run", "taxi-tiny", "--fast", "--jobs", "1", env=env, cwd=tmp_path, start_new_session=True)
     assert done.returncode == 130
-    assert done.stderr.decode().splitlines() == ["reflectkit: stopped; the same command goes on from here"]
+    assert done.stderr.decode().splitlines() == ["reflectkit: stopped; run the same command again to resume"]

@@ -92,7 +92,7 @@ def test_ctrl_c_is_130(play: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
     monkeypatch.setattr(sys, "stdin", Interrupted())
     assert main(["play", "--env", "corridor"]) == 130
-    assert "the episodes that were played to their end are kept" in capsys.readouterr().err
+    assert "finished episodes are kept" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
