@@ -1,6 +1,4 @@
-"""A checksum for each file of a folder, kept in the folder: what was written is told apart from what a disk or a kill
-left.
-"""
+"""Checksums of a folder's files, stored in the folder, to detect damage from a disk or an interrupted write."""
 
 from __future__ import annotations
 
@@ -14,19 +12,15 @@ CHECKSUMS = "checksums.json"
 
 
 def seal(folder: Path) -> None:
-    """Write the SHA-256 of every file in and below `folder` to its checksums.json; the last step of writing
-    the folder.
-    """
+    """Write the SHA-256 of every file in and below `folder` to its checksums.json, as the last step of writing it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS)
     write_json(folder / CHECKSUMS, {path.relative_to(folder).as_posix(): sha256(path) for path in files})
 
 
 def verify(folder: Path) -> None:
-    """Raises CheckpointError, naming the file, unless `folder` was sealed and holds the files that it held then,
-    unchanged.
-    """
+    """Raises CheckpointError, naming the file, unless `folder` was sealed and its files are unchanged since then."""
     if not (folder / CHECKSUMS).is_file():
-        raise CheckpointError(f"{folder} has no {CHECKSUMS}, so it was not written to its end")
+        raise CheckpointError(f"{folder} has no {CHECKSUMS}, so it is incomplete")
     try:
         checksums = dict(read_json(folder / CHECKSUMS))
     except (DataError, OSError, TypeError, ValueError) as error:
@@ -35,19 +29,18 @@ def verify(folder: Path) -> None:
 
 
 def compare(folder: Path, checksums: Mapping[str, str], record: str) -> None:
-    """Raises CheckpointError, naming the file, unless `folder` holds the files of `checksums`, unchanged, and no
-    others.
+    """Raises CheckpointError, naming the file, unless `folder` holds exactly the files in `checksums`, unchanged.
 
-    record: the file in `folder` that has the checksums.
+    record: the file in `folder` that lists the checksums.
     """
     try:
-        for name, known in checksums.items():
-            if sha256(folder / name) != known:
+        for name, expected in checksums.items():
+            if sha256(folder / name) != expected:
                 raise CheckpointError(f"{folder / name} is damaged: its checksum differs from the one in {record}")
     except FileNotFoundError as error:
         raise CheckpointError(f"{error.filename} is missing, although {record} lists it") from None
     except (OSError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder / record} is damaged ({error})") from None
     present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    if unknown := sorted(present - {record, *checksums}):
-        raise CheckpointError(f"{folder / unknown[0]} is not listed in {record}; move it out of the checkpoint")
+    if extra := sorted(present - {record, *checksums}):
+        raise CheckpointError(f"{folder / extra[0]} is not listed in {record}; move it out of the checkpoint")

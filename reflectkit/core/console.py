@@ -1,4 +1,4 @@
-"""What a stage may tell and ask while it works, without printing: bars with figures, lines of news, and questions."""
+"""How a stage reports progress and asks questions without printing: progress bars, lines of text, and prompts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Bar(Protocol):
-    """One bar. `advance` moves it by `amount` and shows `figures` (name → value) beside it."""
+    """One progress bar. `advance` moves it by `amount` and shows `figures` (name → value) next to it."""
 
     def advance(self, amount: int = 1, **figures: float) -> None:
         """Move by `amount`."""
@@ -16,10 +16,10 @@ class Bar(Protocol):
 
 
 class Progress(Protocol):
-    """Where bars and news go; the command line shows them, tests and libraries pass `Quiet()`."""
+    """Receives bars and lines of text. The command line shows them; tests and libraries pass `Quiet()`."""
 
     def bar(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Bar]:
-        """A bar of `total`, of which `done` is behind already; it goes when the context ends."""
+        """A bar of `total` that starts at `done`; it disappears when the context ends."""
         ...
 
     def news(self, text: str) -> None:
@@ -28,16 +28,16 @@ class Progress(Protocol):
 
     @property
     def attended(self) -> bool:
-        """Whether somebody sits there, who can be asked: False where the answers come from a file, or from nowhere."""
+        """Whether a person can answer questions; False if answers come from a file or nowhere."""
         ...
 
     def ask(self, question: str) -> str | None:
-        """The line that is answered; None at the end of all answers."""
+        """The line entered in reply; None at the end of the input."""
         ...
 
 
 class Quiet:
-    """Shows nothing, and nobody answers."""
+    """Shows nothing and answers nothing."""
 
     def advance(self, amount: int = 1, **figures: float) -> None:
         """Nothing to show."""
@@ -48,13 +48,13 @@ class Quiet:
         yield self
 
     def news(self, text: str) -> None:
-        """Nothing to tell."""
+        """Nothing to show."""
 
     @property
     def attended(self) -> bool:
-        """Nobody sits there."""
+        """Nobody can answer."""
         return False
 
     def ask(self, question: str) -> str | None:
-        """Nobody answers."""
+        """No answer."""
         return None

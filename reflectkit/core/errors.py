@@ -1,7 +1,6 @@
-"""Every error a user can cause or mend. Each message is one line: what is wrong, with the value, and the fix.
+"""Errors that a user can cause or fix. Each message is one line: what is wrong, with the value, and the fix.
 
-The command line prints the message and exits with 2; anything that is not a `ReflectkitError` is our own failure
-and exits with 1.
+The command line prints the message and exits with 2. Any other exception is an internal error and exits with 1.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Error numbers of a write that did not fit: a full disk, a quota, and a limit on the size of files (`ulimit -f`)."""
+"""Error numbers of writes that did not fit: a full disk, a quota, or a file size limit (`ulimit -f`)."""
 
 
 class ReflectkitError(Exception):
-    """Base of everything a user can mend; `str(error)` is one line that names the fix."""
+    """Base class of errors that a user can fix; `str(error)` is one line that names the fix."""
 
 
 class ConfigError(ReflectkitError):
-    """A setting has a value that it cannot have, or two settings contradict."""
+    """A setting has an invalid value, or two settings contradict each other."""
 
 
 class UnknownNameError(ConfigError):
-    """A name (env, recipe, role, …) that is in no table; the message offers the nearest known one."""
+    """An unknown name (env, recipe, role, …); the message suggests the closest match."""
 
 
 class DataError(ReflectkitError):
@@ -35,8 +34,8 @@ class DataError(ReflectkitError):
     ----------
     path: the file.
     message: what is wrong, and the fix.
-    line: 1-based line number, where one is known.
-    field: the dotted name of the field, where one is known.
+    line: 1-based line number, if known.
+    field: dotted name of the field, if known.
     """
 
     def __init__(self, path: Path | str, message: str, *, line: int | None = None, field: str | None = None) -> None:
@@ -53,11 +52,11 @@ def _data_error(path: str, message: str, line: int | None, field: str | None) ->
 
 
 class CheckpointError(ReflectkitError):
-    """A model folder is missing something, is damaged, or is of another role than was asked for."""
+    """A model folder is incomplete, damaged, or has the wrong role."""
 
 
 class DivergedError(ReflectkitError):
-    """A loss, gradient or weight became NaN or infinite. samples: the rows in which it happened, where known."""
+    """A loss, gradient or weight became NaN or infinite. samples: the rows in which it happened, if known."""
 
     def __init__(self, message: str, samples: Sequence[Any] = ()) -> None:
         super().__init__(message)
@@ -69,16 +68,16 @@ class IllegalActionError(ReflectkitError, ValueError):
 
 
 class EnvironmentFailure(ReflectkitError):
-    """The engine behind an environment failed: the episode is ABORTED, counted, and never trained on."""
+    """The engine behind an environment failed. The episode is ABORTED: counted, and never trained on."""
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UnknownNameError:
-    """The error for `name`, which is no `kind`; offers the nearest of `known`, or lists them.
+def unknown_name(kind: str, name: str, names: Iterable[str], hint: str = "") -> UnknownNameError:
+    """The error for `name`, which is not among the `names` of this `kind`; suggests the closest match, or lists them.
 
     >>> str(unknown_name("env", "taxii", ["taxi", "corridor"]))
     "no env named 'taxii'; did you mean 'taxi'?"
     """
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    advice = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
+    options = sorted(names)
+    closest = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    advice = f"did you mean '{closest[0]}'?" if closest else f"choose from {', '.join(options)}"
     return UnknownNameError(f"no {kind} named {name!r}; {advice}{' ' + hint if hint else ''}")

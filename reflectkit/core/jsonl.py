@@ -1,7 +1,7 @@
-"""Reading and writing data files: a reader that says where a file is wrong, a writer that never leaves half a file.
+"""Reading and writing data files. Read errors name the place in the file, and a write never leaves half a file.
 
-Writes go to a temporary file in the same folder, are flushed to disk, and renamed over the target: after a kill or on
-a full disk the target holds either the old bytes or the new ones.
+A write goes to a temporary file in the same folder, which is flushed to disk and renamed over the target. After a kill
+or on a full disk, the target holds either the old bytes or the new ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FULL_DISK_BYTES = 4 * 2**20
 
 
 def dumps(value: object) -> str:
-    """Compact JSON in a fixed key order of insertion; refuses NaN, which is not JSON."""
+    """Compact JSON with keys in insertion order; refuses NaN, which is not valid JSON."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
@@ -31,14 +31,14 @@ def write_text(path: Path, text: str) -> None:
 
     Raises
     ------
-    OSError (full disk, no permission) and DataError (text that is no Unicode, such as half a surrogate pair); `path` is
-    then as before. A writer that is killed leaves a temporary file that the next write of `path` replaces.
+    OSError (full disk, no permission) and DataError (text that is not valid Unicode, such as half a surrogate pair);
+    `path` is then unchanged. A killed writer leaves a temporary file, which the next write of `path` replaces.
     """
     try:
         content = text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise DataError(
-            path, f"cannot be written: character {error.start} is half a surrogate pair; mend the source"
+            path, f"cannot be written: character {error.start} is half a surrogate pair; fix the source"
         ) from None
     with replacing(path) as file:
         file.write(content)
@@ -46,7 +46,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write into that takes the place of `path` when the context ends well, and is gone when it does not."""
+    """A file to write into. It replaces `path` if the context ends without an error, and is removed otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(TEMPORARY_PREFIX + path.name)
     try:
@@ -62,9 +62,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def lone_surrogate(text: str) -> int:
-    """Number of the first character of `text`, from 1, that is half a surrogate pair and so cannot be UTF-8; 0 without
-    one.
-    """
+    """The 1-based position of the first lone surrogate in `text`, which UTF-8 cannot encode; 0 without one."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -73,7 +71,7 @@ def lone_surrogate(text: str) -> int:
 
 
 def disk_full(folder: Path) -> bool:
-    """Whether the disk that `folder` is on has next to no space left."""
+    """Whether the disk of `folder` has almost no space left."""
     return shutil.disk_usage(folder).free < FULL_DISK_BYTES
 
 
@@ -83,14 +81,14 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_jsonl(path: Path, rows: Iterable[object]) -> int:
-    """Replace `path` by one compact JSON value a line, in one step; returns the number of lines."""
+    """Replace `path` by one compact JSON value per line, in one step; returns the number of lines."""
     lines = [dumps(row) + "\n" for row in rows]
     write_text(path, "".join(lines))
     return len(lines)
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed writer left in `folder`."""
+    """Remove the temporary files that a killed writer left in `folder`."""
     for leftover in folder.glob(TEMPORARY_PREFIX + "*"):
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
@@ -99,38 +97,40 @@ def sweep(folder: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in `path`. Raises DataError: missing, empty, not UTF-8, truncated or not JSON (with the line)."""
+    """The JSON value in `path`. Raises DataError if it is missing, empty, not UTF-8, truncated or not JSON."""
     text = _read_text(path)
     if not text.strip():
-        raise DataError(path, "the file is empty; make it again with the stage that writes it")
+        raise DataError(path, "the file is empty; run the stage that writes it again")
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         cut = " (the file looks cut off)" if error.pos >= len(text.rstrip()) - 1 else ""
         raise DataError(path, f"not JSON: {error.msg}{cut}", line=error.lineno) from None
     except (RecursionError, ValueError) as error:
-        raise DataError(path, f"JSON that cannot be read: {error}") from None
+        raise DataError(path, f"unreadable JSON: {error}") from None
 
 
 def read_json_list(path: Path) -> list[Any]:
-    """The non-empty JSON list in `path`. Raises DataError also for another shape."""
+    """The non-empty JSON list in `path`. Raises DataError, also for any other value."""
     value = read_json(path)
     if not isinstance(value, list):
         raise DataError(path, f"expected a JSON list of records, found {type(value).__name__}")
     if not value:
-        raise DataError(path, "the list is empty; make the file again with the stage that writes it")
+        raise DataError(path, "the list is empty; run the stage that writes the file again")
     return value
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """(line number, object) for each line of `path`; blank lines are passed over.
+    """(line number, object) for each line of `path`; blank lines are skipped.
 
     Raises
     ------
-    DataError: missing, not UTF-8, a line that is not a JSON object (with its number), or no line at all.
+    DataError: the file is missing, empty or not UTF-8, or a line (given by number) is not a JSON object.
     """
-    found = False
-    for number, line in enumerate(_read_text(path).split("\n"), start=1):  # U+2028 may stand in a string
+    empty = True
+    for number, line in enumerate(
+        _read_text(path).split("\n"), start=1
+    ):  # not splitlines(): strings may contain U+2028
         if not line.strip():
             continue
         try:
@@ -138,13 +138,13 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         except json.JSONDecodeError as error:
             raise DataError(path, f"not JSON: {error.msg}", line=number) from None
         except (RecursionError, ValueError) as error:
-            raise DataError(path, f"JSON that cannot be read: {error}", line=number) from None
+            raise DataError(path, f"unreadable JSON: {error}", line=number) from None
         if not isinstance(row, dict):
             raise DataError(path, f"expected a JSON object, found {type(row).__name__}", line=number)
-        found = True
+        empty = False
         yield number, row
-    if not found:
-        raise DataError(path, "the file is empty; make it again with the stage that writes it")
+    if empty:
+        raise DataError(path, "the file is empty; run the stage that writes it again")
 
 
 def _read_text(path: Path) -> str:
@@ -159,15 +159,15 @@ def _read_text(path: Path) -> str:
 
 
 def rows_so_far(path: Path) -> list[Mapping[str, Any]]:
-    """The objects in `path`; none where it is missing or empty. Raises DataError; see `read_jsonl`."""
+    """The objects in `path`; none if it is missing or empty. Raises DataError; see `read_jsonl`."""
     return [row for _, row in read_jsonl(path)] if path.is_file() and path.stat().st_size else []
 
 
 def salvage(path: Path, fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
-    """(rows, damaged): the objects in `path` whose `fields` are of these types (as `isinstance` takes them), and how
-    many other lines there are. No rows where the file is missing.
+    """(rows, damaged): the objects in `path` whose `fields` have these types (as for `isinstance`), and the number of
+    other lines. No rows if the file is missing.
 
-    For a file that a run keeps for itself, where a damaged line is no reason to stop.
+    For a run's internal files, where a damaged line is no reason to stop.
     """
     rows, damaged = [], 0
     for line in path.read_bytes().split(b"\n") if path.is_file() else ():
@@ -193,12 +193,11 @@ def _refuse_constant(text: str) -> None:
 
 
 def lines(path: Path, longest: int) -> Iterator[tuple[int, str]]:
-    """(line number, text) for each line of `path` that holds something, one in memory at a time. longest: bytes of a
-    line.
+    """(line number, text) for each non-blank line of `path`, one in memory at a time. longest: maximum bytes of a line.
 
     Raises
     ------
-    DataError: missing, a folder, a line that is not UTF-8 or longer than `longest` (with its number).
+    DataError: the file is missing or a folder, or a line (given by number) is not UTF-8 or longer than `longest`.
     """
     try:
         with path.open("rb") as file:
@@ -206,7 +205,9 @@ def lines(path: Path, longest: int) -> Iterator[tuple[int, str]]:
             while line := file.readline(longest + 1):
                 number += 1
                 if len(line) > longest:
-                    raise DataError(path, f"a line of over {longest:,} bytes; is this a file of lines?", line=number)
+                    raise DataError(
+                        path, f"the line has over {longest:,} bytes; is this a JSON Lines file?", line=number
+                    )
                 try:
                     text = line.decode("utf-8")
                 except UnicodeDecodeError as error:

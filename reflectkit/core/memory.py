@@ -1,5 +1,5 @@
-"""Running out of memory, as an error that says what to lower. No torch is imported: its errors are known by name and
-text.
+"""Turns running out of memory into an error that says what to reduce. Recognises torch's errors by name and text, so
+that torch is not imported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ NO_MEMORY = ("can't allocate memory", "not enough memory", "size calculation ove
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that a CPU or a GPU has no memory left, or could never have as much as was asked for."""
+    """Whether `error` means that a CPU or GPU has too little memory left, or in total, for a request."""
     if isinstance(error, RuntimeError):
         return type(error).__name__ == "OutOfMemoryError" or any(words in str(error) for words in NO_MEMORY)
     return isinstance(error, MemoryError)
@@ -21,7 +21,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def memory_explained(advice: str) -> Iterator[None]:
-    """Raises ReflectkitError, with `advice`, where memory runs out inside."""
+    """Raises ReflectkitError, with `advice`, if memory runs out inside the context."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

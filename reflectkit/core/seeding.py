@@ -1,6 +1,6 @@
-"""One seed in, the same bytes out: every stream of chance is derived from a seed and a path of names.
+"""Reproducible randomness: every random stream is derived from a seed and a path of names.
 
-Nothing keeps a generator's state, so a run that is killed and resumed draws the same numbers without saving any.
+No generator state is kept, so a killed and resumed run draws the same numbers without saving any.
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ def generator(seed: int, *path: object) -> random.Random:
 
 
 def uniform(seed: int, *path: object) -> float:
-    """One number in [0, 1) for the stream that `path` names, without a generator's cost."""
+    """One number in [0, 1) for the stream that `path` names, without the cost of a generator."""
     return (derive(seed, *path) >> 10) / 2**53

@@ -1,12 +1,12 @@
 """Intervals and tests for clustered outcomes, as pure functions.
 
-Tasks about one thing (a file, a game) succeed or fail together, so the unit is the cluster, not the task. An interval
-counts what the tasks are worth in independent ones: their effective number, n / design effect (Kish 1965, Survey
-Sampling), where the design effect is estimated from the clusters, and drawn towards its value at intraclass correlation
-1 as long as few clusters tell anything. With that number a rate has Jeffreys' interval, further scaled by Student's t
-as Korn and Graubard do (1998, Survey Methodology 24:193), and a paired difference Tango's score interval; any other
-mean has a t interval of its clusters. `reflectkit bench coverage` measures how often these hold the truth. Shapes: N
-data sets, C clusters, D sign patterns.
+Tasks about the same thing (a file, a game) succeed or fail together, so the unit is the cluster, not the task.
+Intervals use the effective number of independent tasks, n / design effect (Kish 1965, Survey Sampling). The design
+effect is estimated from the clusters, and shrunk towards its value at intraclass correlation 1 while few clusters are
+informative. With this number, a rate has Jeffreys' interval, further scaled by Student's t as in Korn and Graubard
+(1998, Survey Methodology 24:193), and a paired difference has Tango's score interval. Any other mean has a t interval
+of its clusters. `reflectkit bench coverage` measures how often these contain the true value. Shapes: N data sets, C
+clusters, D sign patterns.
 """
 
 from __future__ import annotations
@@ -19,17 +19,15 @@ from itertools import product
 from typing import Any
 
 Z95 = 1.959963984540054  # the 97.5 % point of the standard normal
-EXACT = 12  # clusters that differ, up to which all signs are tried
-PRIOR_DF = (
-    1.0,
-    6.0,
-)  # what the assumption of correlation 1 weighs, in degrees of freedom: at p = 1/2, and more at p = 0 or 1
-AT_ONCE = 2**22  # signs that are multiplied at once
-HALVINGS = 50  # of an interval in which an end is searched
+EXACT = 12  # up to this many differing clusters, all sign patterns are tried
+PRIOR_DF = (1.0, 6.0)
+"""Weight of the assumption of correlation 1 in degrees of freedom: at p = 1/2, and how much more at p = 0 or 1."""
+AT_ONCE = 2**22  # signs multiplied at once
+HALVINGS = 50  # bisection steps in the search for an endpoint
 
-Array = Any  # numpy is imported where it is used: `reflectkit --help` must not wait for it
+Array = Any  # numpy is imported where it is used, so that `reflectkit --help` does not wait for it
 Clusters = Sequence[Sequence[float]]
-"""The tasks' mean outcomes, a sequence for each cluster."""
+"""The tasks' mean outcomes, one sequence per cluster."""
 
 
 def wilson(successes: float, trials: float, z: float = Z95) -> tuple[float, float]:
@@ -44,7 +42,7 @@ def wilson(successes: float, trials: float, z: float = Z95) -> tuple[float, floa
     rate = successes / trials
     centre = (rate + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials)) / (1 + z * z / trials)
-    low = 0.0 if successes == 0 else max(0.0, centre - half)  # rounding must not leave 1e-17 where the end is exact
+    low = 0.0 if successes == 0 else max(0.0, centre - half)  # no 1e-17 from rounding where the endpoint is exact
     return low, 1.0 if successes == trials else min(1.0, centre + half)
 
 
@@ -58,19 +56,19 @@ def by_task(outcomes: Iterable[tuple[str, float]]) -> Mapping[str, float]:
 
 
 def by_cluster(values: Mapping[str, float], cluster_of: Mapping[str, str]) -> list[list[float]]:
-    """The tasks' `values`, a list for each cluster; a task without one is a cluster of its own."""
-    found: dict[tuple[bool, str], list[float]] = {}
+    """The tasks' `values`, one list per cluster; a task without a cluster is its own cluster."""
+    clusters: dict[tuple[bool, str], list[float]] = {}
     for task, value in values.items():
-        found.setdefault((task in cluster_of, cluster_of.get(task, task)), []).append(value)
-    return list(found.values())
+        clusters.setdefault((task in cluster_of, cluster_of.get(task, task)), []).append(value)
+    return list(clusters.values())
 
 
 def rate_interval(clusters: Clusters, trials: int | None = None) -> tuple[float, float]:
     """95 % interval of the mean over tasks of outcomes in [0, 1]; (0, 1) for fewer than two clusters.
 
-    trials: how many single 0 or 1 outcomes (episodes) the values are means of: the effective number is at most that.
-    Repeats narrow the interval as far as they make the tasks' means differ less. None: the values are no means of such
-    outcomes.
+    trials: how many single 0 or 1 outcomes (episodes) the values are means of, an upper bound of the effective number.
+    Repeats narrow the interval as far as they make the tasks' means differ less. None: the values are not means of 0 or
+    1 outcomes.
     """
     import numpy as np
 
@@ -84,9 +82,7 @@ def rate_interval(clusters: Clusters, trials: int | None = None) -> tuple[float,
 
 
 def rate_intervals(totals_NC: Array, squares_N: Array, sizes_C: Array, trials: float = math.inf) -> tuple[Array, Array]:
-    """`rate_interval` of N data sets: the clusters' sums of outcomes, the sum of their squares, how many tasks each
-    has.
-    """
+    """`rate_interval` of N data sets, from the clusters' sums of outcomes, the sums of squares and the sizes."""
     import numpy as np
     from scipy.special import betaincinv
 
@@ -95,8 +91,8 @@ def rate_intervals(totals_NC: Array, squares_N: Array, sizes_C: Array, trials: f
     effective_N = effective_tasks(totals_NC, squares_N, sizes_C, mean_N * (1 - mean_N), 4.0, trials)
     effective_N = effective_N * (Z95 / _t95(len(sizes_C))) ** 2  # Korn and Graubard 1998
     right_N, wrong_N = mean_N * effective_N, (1 - mean_N) * effective_N
-    # Jeffreys' interval, its ends 0 and 1 where all outcomes are; Brown, Cai and DasGupta 2001, Statistical Science
-    # 16:101
+    # Jeffreys' interval (Brown, Cai and DasGupta 2001, Statistical Science 16:101); an end is exactly 0 or 1 if all
+    # outcomes are
     low_N = np.where(mean_N <= 0, 0.0, np.minimum(betaincinv(right_N + 0.5, wrong_N + 0.5, 0.025), mean_N))
     high_N = np.where(mean_N >= 1, 1.0, np.maximum(betaincinv(right_N + 0.5, wrong_N + 0.5, 0.975), mean_N))
     return low_N, high_N
@@ -105,11 +101,11 @@ def rate_intervals(totals_NC: Array, squares_N: Array, sizes_C: Array, trials: f
 def effective_tasks(
     totals_NC: Array, squares_N: Array, sizes_C: Array, greatest_N: Array, scale: float, trials: float = math.inf
 ) -> Array:
-    """What the tasks of each data set are worth in independent all-or-nothing ones, from the spread of their clusters.
+    """The effective number of independent all-or-nothing tasks in each data set, from the variance between clusters.
 
     greatest_N: the variance of one task if it were all or nothing; times `scale` it lies in [0, 1]. The clusters'
-    design effect counts with its degrees of freedom, the one at intraclass correlation 1 with `PRIOR_DF`: where all
-    outcomes are equal, nothing contradicts it.
+    design effect is weighted by its degrees of freedom, and the one at intraclass correlation 1 by `PRIOR_DF`. If all
+    outcomes are equal, nothing contradicts the latter.
     """
     import numpy as np
 
@@ -118,28 +114,27 @@ def effective_tasks(
     residuals_NC = totals_NC - sizes_C * mean_N[:, None]
     second_N, fourth_N = (residuals_NC**2).sum(axis=1), (residuals_NC**4).sum(axis=1)
     spread_N = squares_N / tasks - mean_N**2  # of the tasks
-    some_N, apart_N = spread_N > 1e-12, second_N > 1e-12 * tasks
-    greatest_N = np.where(some_N, greatest_N, 1.0)
+    varied_N, apart_N = spread_N > 1e-12, second_N > 1e-12 * tasks
+    greatest_N = np.where(varied_N, greatest_N, 1.0)
     kurtosis_N = count * fourth_N / np.where(apart_N, second_N, 1.0) ** 2
     freedom_N = np.where(
         apart_N, 2 * count / np.maximum(kurtosis_N - 1, 1e-9), count - 1
     )  # of a variance: 2 / its squared CV
     prior_N = PRIOR_DF[0] + PRIOR_DF[1] * (1 - scale * greatest_N)
 
-    def drawn(seen_N: Array, assumed_N: Array) -> Array:
-        return (freedom_N * seen_N + prior_N * assumed_N) / (freedom_N + prior_N)
+    def shrunk(estimate_N: Array, assumed_N: Array) -> Array:
+        return (freedom_N * estimate_N + prior_N * assumed_N) / (freedom_N + prior_N)
 
-    seen_N = (
-        second_N * count / (count - 1) / tasks / greatest_N
-    )  # the clusters' variance over that of independent tasks
-    seen_N = np.maximum(seen_N, tasks / trials)
-    share_N = drawn(spread_N / greatest_N, 1.0)  # 1 for all-or-nothing outcomes
+    # the clusters' variance, relative to that of independent tasks
+    effect_N = second_N * count / (count - 1) / tasks / greatest_N
+    effect_N = np.maximum(effect_N, tasks / trials)
+    share_N = shrunk(spread_N / greatest_N, 1.0)  # 1 for all-or-nothing outcomes
     alike = (sizes_C**2).sum() / tasks  # at intraclass correlation 1
-    return tasks / np.where(some_N, drawn(seen_N, np.maximum(seen_N, share_N * alike)), alike)
+    return tasks / np.where(varied_N, shrunk(effect_N, np.maximum(effect_N, share_N * alike)), alike)
 
 
 def mean_interval(clusters: Clusters) -> tuple[float, float]:
-    """95 % t interval of the mean over tasks, for outcomes without bounds; (-inf, inf) for fewer than two clusters.
+    """95 % t interval of the mean over tasks, for unbounded outcomes; (-inf, inf) for fewer than two clusters.
 
     The clusters' variance of a ratio estimate, C - 1 degrees of freedom: Cochran 1977, Sampling Techniques, section
     6.3.
@@ -168,16 +163,20 @@ def smooth(values: list[float], window: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """A mean difference over the tasks that both saw. low, high: its 95 % interval. p: of the cluster sign-flip test.
-    The interval excludes 0 exactly where p < 0.05. clusters: how many the tasks come from.
-    """
+    """A mean difference over the tasks that both played. The interval excludes 0 exactly if p < 0.05."""
 
     difference: float
+    """First minus second."""
     low: float
+    """Lower end of the 95 % interval."""
     high: float
+    """Upper end of the 95 % interval."""
     p: float
+    """Two-sided p of the cluster sign-flip test."""
     tasks: int
+    """Number of tasks in common."""
     clusters: int
+    """Number of clusters that these tasks come from."""
 
 
 def paired(
@@ -189,13 +188,13 @@ def paired(
     trials: int | None = None,
     draws: int = 4000,
 ) -> Paired:
-    """`first` less `second`, outcomes by task, over the tasks of both: score interval and two-sided sign-flip test by
+    """`first` minus `second`, outcomes by task, over their common tasks: score interval and two-sided sign-flip test by
     cluster.
 
-    cluster_of: the tasks' clusters; a task that is not in it is one of its own. shares: the outcomes lie in [0, 1];
-    else the interval is a t interval. trials: as for `rate_interval`, of the player with fewer. The test is exact up to
-    12 clusters that differ (Fisher 1935), and seeded sampling beyond; p is never 0. Without common tasks all but the
-    counts are nan.
+    cluster_of: the tasks' clusters; a task that is not in it is its own cluster. shares: the outcomes lie in [0, 1];
+    otherwise the interval is a t interval. trials: as for `rate_interval`, for the player with fewer. The test is exact
+    up to 12 clusters that differ (Fisher 1935), and uses seeded sampling beyond; p is never 0. Without common tasks
+    everything but the counts is nan.
     """
     gaps = by_cluster({task: first[task] - second[task] for task in first if task in second}, cluster_of or {})
     if not gaps:
@@ -208,25 +207,25 @@ def paired(
         low, high = (-1.0, 1.0) if shares else (-math.inf, math.inf)
     elif shares:
         gained_NC, _, _ = _sums([[max(gap, 0.0) for gap in one] for one in gaps])
-        known = math.inf if trials is None else trials
+        limit = math.inf if trials is None else trials
         low, high = (
             float(end_N[0])
-            for end_N in difference_intervals(totals_NC, gained_NC.sum(axis=1), squares_N, sizes_C, known)
+            for end_N in difference_intervals(totals_NC, gained_NC.sum(axis=1), squares_N, sizes_C, limit)
         )
     else:
         low, high = mean_interval(gaps)
-    low, high = as_the_test_says(low, high, p, totals_NC[0], sizes_C, signs_DC, every)
+    low, high = agree_with_test(low, high, p, totals_NC[0], sizes_C, signs_DC, every)
     return Paired(difference, low, high, p, sum(map(len, gaps)), len(gaps))
 
 
 def difference_intervals(
     totals_NC: Array, gained_N: Array, squares_N: Array, sizes_C: Array, trials: float = math.inf
 ) -> tuple[Array, Array]:
-    """Tango's 95 % score interval of the mean gap over tasks, for N data sets of gaps in [-1, 1], each of
-    `effective_tasks`.
+    """Tango's 95 % score interval of the mean gap over tasks, for N data sets of gaps in [-1, 1].
 
-    totals_NC, squares_N, sizes_C, trials: as for `rate_intervals`. gained_N: the sum of the gaps above 0. Tango 1998,
-    Statistics in Medicine 17:891, with the share of discordant pairs as closed form in Yang, Sun and Hardin 2013.
+    totals_NC, squares_N, sizes_C, trials: as for `rate_intervals`. gained_N: the sum of the positive gaps. Tango 1998,
+    Statistics in Medicine 17:891, with `effective_tasks` and the share of discordant pairs in closed form (Yang, Sun
+    and Hardin 2013).
     """
     import numpy as np
 
@@ -238,31 +237,29 @@ def difference_intervals(
     gained_N, lost_N = gained_N / tasks * effective_N, lost_N / tasks * effective_N
 
     def score(gap_N: Array) -> Array:
-        """The statistic of the hypothesis that the mean gap is `gap_N`: decreasing in it."""
+        """The score statistic for a mean gap of `gap_N`; it decreases in `gap_N`."""
         linear_N = (2 * effective_N - gained_N + lost_N) * gap_N - gained_N - lost_N
         constant_N = -lost_N * gap_N * (1 - gap_N)
         root_N = np.sqrt(np.maximum(linear_N**2 - 8 * effective_N * constant_N, 0.0))
-        share_N = (root_N - linear_N) / (
-            4 * effective_N
-        )  # of pairs that the second player alone won, at most likelihood
+        # maximum-likelihood share of pairs that only the second player won
+        share_N = (root_N - linear_N) / (4 * effective_N)
         variance_N = effective_N * (2 * share_N + gap_N * (1 - gap_N))
         return (gained_N - lost_N - effective_N * gap_N) / np.sqrt(np.maximum(variance_N, 1e-300))
 
-    def end(low_N: Array, high_N: Array, wanted: float) -> Array:
+    def endpoint(low_N: Array, high_N: Array, target: float) -> Array:
         for _ in range(HALVINGS):
             middle_N = (low_N + high_N) / 2
-            above_N = score(middle_N) > wanted
+            above_N = score(middle_N) > target
             low_N, high_N = np.where(above_N, middle_N, low_N), np.where(above_N, high_N, middle_N)
         return (low_N + high_N) / 2
 
-    return end(np.full_like(gap_N, -1.0), gap_N, Z95), end(gap_N, np.full_like(gap_N, 1.0), -Z95)
+    return endpoint(np.full_like(gap_N, -1.0), gap_N, Z95), endpoint(gap_N, np.full_like(gap_N, 1.0), -Z95)
 
 
 def flips(totals_C: Array, draws: int) -> tuple[Array, bool]:
-    """Sign patterns (D, C), and whether they are all there are: those of the clusters whose total is not 0, if these
-    are few.
+    """Sign patterns (D, C), and whether these are all patterns of the clusters whose total is not 0.
 
-    Signs beyond that are drawn, the same ones each time.
+    With many such clusters, a fixed random sample of patterns is used instead.
     """
     import numpy as np
 
@@ -276,29 +273,29 @@ def flips(totals_C: Array, draws: int) -> tuple[Array, bool]:
 
 
 def sign_flip_p(totals_NC: Array, signs_DC: Array, every: bool) -> Array:
-    """Two-sided p of the hypothesis that the sign of each cluster's total is chance, for N data sets.
+    """Two-sided p of the hypothesis that the sign of each cluster's total is random, for N data sets.
 
-    every: `signs_DC` are all patterns; else drawn ones, to which the one that was seen is added.
+    every: `signs_DC` has all patterns; otherwise it is a sample, to which the observed pattern is added.
     """
     import numpy as np
 
-    seen_N = np.abs(totals_NC.sum(axis=1)) - 1e-12 * np.abs(totals_NC).sum(axis=1)  # less what adding up may round
+    # minus a margin for rounding of the sums
+    observed_N = np.abs(totals_NC.sum(axis=1)) - 1e-12 * np.abs(totals_NC).sum(axis=1)
     rows = max(1, AT_ONCE // signs_DC.shape[1])
     as_large_N = np.zeros(len(totals_NC), dtype=int)
     for start in range(0, len(signs_DC), rows):
         sums_ND = totals_NC @ signs_DC[start : start + rows].T.astype(float)
-        as_large_N += (np.abs(sums_ND) >= seen_N[:, None]).sum(axis=1)
+        as_large_N += (np.abs(sums_ND) >= observed_N[:, None]).sum(axis=1)
     added = 0 if every else 1
     return (as_large_N + added) / (len(signs_DC) + added)
 
 
-def as_the_test_says(
+def agree_with_test(
     low: float, high: float, p: float, totals_C: Array, sizes_C: Array, signs_DC: Array, every: bool
 ) -> tuple[float, float]:
-    """The interval, with 0 in it exactly where the sign-flip test does not reject 0.
+    """The interval, adjusted to contain 0 exactly if the sign-flip test does not reject 0.
 
-    An end that is on the wrong side goes to 0; or where the test rejects, to the nearest difference that it does not
-    reject.
+    An end on the wrong side moves to 0, or, if the test rejects 0, to the nearest difference that it does not reject.
     """
     difference = float(totals_C.sum() / sizes_C.sum())
     if p >= 0.05:
@@ -316,7 +313,7 @@ def as_the_test_says(
 
 
 def _sums(clusters: Clusters) -> tuple[Array, Array, Array]:
-    """Of one data set: the clusters' sums (1, C), the sum of all squares (1), the clusters' sizes (C)."""
+    """For one data set: the clusters' sums (1, C), the sum of all squares (1) and the clusters' sizes (C)."""
     import numpy as np
 
     totals_NC = np.array([[math.fsum(one) for one in clusters]])
@@ -326,15 +323,16 @@ def _sums(clusters: Clusters) -> tuple[Array, Array, Array]:
 
 @cache
 def _t95(clusters: int) -> float:
-    """The 97.5 % point of Student's t with one degree of freedom less than there are `clusters`."""
+    """The 97.5 % point of Student's t with `clusters` - 1 degrees of freedom."""
     from scipy.special import stdtrit
 
     return float(stdtrit(clusters - 1, 0.975))
 
 
 def pass_at(k: int, right: int, tries: int) -> float:
-    """Chance that at least one of `k` of a task's `tries` is right, drawn without replacement (Chen et al. 2021, eq.
-    1).
+    """pass@k: probability that at least one of `k` of a task's `tries`, drawn without replacement, is right.
+
+    Chen et al. 2021, eq. 1.
     """
     if not 1 <= k <= tries:
         raise ValueError(f"k must lie in 1 … {tries}, got {k}")
@@ -342,7 +340,7 @@ def pass_at(k: int, right: int, tries: int) -> float:
 
 
 def pass_all(k: int, right: int, tries: int) -> float:
-    """Chance that all `k` of them are right: pass^k (Yao et al. 2024, tau-bench)."""
+    """pass^k: probability that all `k` of them are right (Yao et al. 2024, tau-bench)."""
     if not 1 <= k <= tries:
         raise ValueError(f"k must lie in 1 … {tries}, got {k}")
     return math.comb(right, k) / math.comb(tries, k)

@@ -1,9 +1,8 @@
-"""Text without a tokenizer: how many tokens it is, about; shortening it to a number of them; the words that it is
-about.
+"""Text processing without a tokenizer: approximate token counts, shortening to a token budget, and keywords.
 
-A token here is up to six letters of a word, up to three digits, a sign, or a run of line ends. On English prose and
-code that is within about a fifth of what byte-level BPE tokenizers with large vocabularies make of it; on other text it
-errs upwards.
+A token here is up to six letters of a word, up to three digits, a symbol, or a run of newlines. On English prose and
+code this is within about a fifth of the count of byte-level BPE tokenizers with large vocabularies. On other text it
+overestimates.
 """
 
 from __future__ import annotations
@@ -176,7 +175,7 @@ STOP_WORDS = frozenset(
 
 
 def count_tokens(text: str) -> int:
-    """About how many tokens `text` is; a character outside ASCII counts two.
+    """The approximate number of tokens in `text`; a non-ASCII character counts as two.
 
     >>> count_tokens("The loan period is 21 days.")
     7
@@ -186,12 +185,12 @@ def count_tokens(text: str) -> int:
 
 @lru_cache(maxsize=100_000)
 def count_short(text: str) -> int:
-    """`count_tokens` for short texts that come again and again: names, commands, questions."""
+    """`count_tokens`, cached for short texts that recur: names, commands, questions."""
     return count_tokens(text)
 
 
 def shorten(text: str, budget: int) -> str:
-    """`text`, or its beginning (two thirds) and its end within about `budget` tokens, with a mark between them.
+    """`text`, or its beginning (two thirds) and its end in about `budget` tokens, with a mark between them.
 
     >>> shorten("one two three four five six seven eight nine ten " * 9, 14)
     'one two three four five six\\n[cut]\\neight nine ten'
@@ -208,7 +207,7 @@ def shorten(text: str, budget: int) -> str:
 
 
 def visible(text: str) -> str:
-    """`text` as a terminal may have it: what is no line end and cannot be printed is spelled out, or a space.
+    """`text` made safe for a terminal: unprintable characters except newlines are escaped or become a space.
 
     >>> visible("red\\x1b[31m, \\u202eback, tab\\tend")
     'red\\\\x1b[31m, \\\\u202eback, tab end'
@@ -223,7 +222,7 @@ def _visible(character: str) -> str:
 
 
 def words(text: str) -> list[str]:
-    """The words of `text` in small letters, in order; names are cut: `late_fee`, `lateFee` and `late-fee` are two words
+    """The words of `text` in lower case, in order. Names are split: `late_fee`, `lateFee` and `late-fee` are two words
     each.
 
     >>> words("LateFee of hold_days2 (HTTPServer)")
@@ -233,7 +232,7 @@ def words(text: str) -> list[str]:
 
 
 def keywords(text: str) -> list[str]:
-    """What `text` is about: its distinct words in order, without the common ones, single letters and plural endings.
+    """The keywords of `text`: its distinct words in order, without stop words, single letters and plural endings.
 
     >>> keywords("Which file says how many days a book may be kept, and which days count?")
     ['many', 'day', 'book', 'kept', 'count']
@@ -244,7 +243,7 @@ def keywords(text: str) -> list[str]:
 
 @lru_cache(maxsize=100_000)
 def stem(word: str) -> str:
-    """`word` without a plural ending: enough to meet itself again.
+    """`word` without a plural ending, so that singular and plural match.
 
     >>> stem("fees"), stem("entries"), stem("class"), stem("bus")
     ('fee', 'entry', 'class', 'bus')
@@ -255,7 +254,7 @@ def stem(word: str) -> str:
 
 
 def notebook_source(text: str) -> str:
-    """The cells' sources of a Jupyter notebook, one after the other; "" for what is none."""
+    """The sources of a Jupyter notebook's cells, joined; "" if `text` is not a notebook."""
     try:
         cells = json.loads(text)["cells"]
         return "\n\n".join("".join(cell["source"]) for cell in cells)

@@ -1,4 +1,4 @@
-"""Walking folders of any depth. `os.walk` calls itself for each folder, and ends in a RecursionError at a thousand."""
+"""Walks folders of any depth. `os.walk` is recursive and raises RecursionError at a depth of about a thousand."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import Any
 
 
 def visible_files(root: Path, key: Callable[[str], Any] | None = None) -> Iterator[Path]:
-    """The regular files in and below `root`: a folder's own by name, then those of its folders in the order of `key`.
+    """The regular files in and below `root`: each folder's files by name, then its subfolders in the order of `key`.
 
-    Hidden files and folders are left out, and so are links and folders that cannot be read.
+    Skips hidden files and folders, links, and folders that cannot be read.
     """
-    waiting = [str(root)]
-    while waiting:
-        here = waiting.pop()
+    pending = [str(root)]
+    while pending:
+        folder = pending.pop()
         try:
-            entries = [entry for entry in os.scandir(here) if not entry.name.startswith(".") and not entry.is_symlink()]
+            entries = [
+                entry for entry in os.scandir(folder) if not entry.name.startswith(".") and not entry.is_symlink()
+            ]
             folders = [entry.name for entry in entries if entry.is_dir()]
             files = [entry.name for entry in entries if entry.is_file()]
-        except OSError:  # not ours to read, gone, or of a longer path than the system takes
+        except OSError:  # no permission, already gone, or a path too long for the system
             continue
-        yield from (Path(here, name) for name in sorted(files))
-        waiting += [os.path.join(here, name) for name in sorted(folders, key=key, reverse=True)]
+        yield from (Path(folder, name) for name in sorted(files))
+        pending += [os.path.join(folder, name) for name in sorted(folders, key=key, reverse=True)]

@@ -147,15 +147,15 @@ def read_episodes(path: Path, on_line: Callable[[int], None] = lambda size: None
             if not isinstance(row, dict) or not isinstance(row.get("turns", row.get("actions")), list):
                 raise DataError(
                     path,
-                    "is no episode; `view` shows the episodes.jsonl that `evaluate` writes, or its folder",
+                    "is not an episode; `view` shows the episodes.jsonl that `evaluate` writes, or its folder",
                     line=number,
                 )
             yield _played(_Fields(row, path, number))
         except json.JSONDecodeError as error:
             cut = " (the line looks cut off)" if error.pos >= len(text.rstrip()) - 1 else ""
-            raise DataError(path, f"not JSON: {error.msg}{cut}; mend or delete the line", line=number) from None
+            raise DataError(path, f"not JSON: {error.msg}{cut}; fix or delete the line", line=number) from None
         except (RecursionError, ValueError) as error:
-            raise DataError(path, f"JSON that cannot be read: {error}; mend or delete the line", line=number) from None
+            raise DataError(path, f"unreadable JSON: {error}; fix or delete the line", line=number) from None
         on_line(len(text))
 
 
@@ -304,4 +304,4 @@ def _float(text: str) -> float | str:
 
 
 def _refuse(text: str) -> None:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not valid JSON")

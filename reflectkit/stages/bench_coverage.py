@@ -18,7 +18,7 @@ from reflectkit.core.runs import Table
 from reflectkit.core.seeding import derive
 from reflectkit.core.stats import (
     Z95,
-    as_the_test_says,
+    agree_with_test,
     difference_intervals,
     flips,
     rate_intervals,
@@ -171,7 +171,7 @@ def _tested(low: float, high: float, totals_C: Array, sizes_C: Array) -> tuple[f
     """As `stats.paired` has it, with fewer sign patterns."""
     signs_DC, every = flips(totals_C, DRAWS)
     p = float(sign_flip_p(totals_C[None], signs_DC, every)[0])
-    return as_the_test_says(low, high, p, totals_C, sizes_C, signs_DC, every)
+    return agree_with_test(low, high, p, totals_C, sizes_C, signs_DC, every)
 
 
 def _korn_graubard(counts_NC: Array, sizes_C: Array) -> Ends:

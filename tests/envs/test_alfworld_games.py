@@ -323,7 +323,7 @@ T, G = "traj_data.json", "game.tw-pddl"
     (folder / T).mkdir()], "traj_data.json: is missing or no file"), (put(T, b""),
     "traj_data.json: is empty; run `alfworld-download -f`"), (put(T, b'{"task_type": "look'),
     "Unterminated string starting at; run `alfworld-download -f`"), (put(T, b"\xff\xfe"), "traj_data.json: not UTF-8"),
-    (put(T, b"[" * 100_000), "traj_data.json: JSON that cannot be read"), (put(G, b"[1, 2]"),
+    (put(T, b"[" * 100_000), "traj_data.json: unreadable JSON"), (put(G, b"[1, 2]"),
     "game.tw-pddl: expected a JSON object, found list"), (huge, "traj_data.json: has over 20 MB"), (linked,
     "game.tw-pddl: is a link out"), (edit(T, lambda value: value.update(task_type="pick_and_fly")),
     "field 'task_type': 'pick_and_fly' is none of"), (edit(T, lambda value: value.update(task_type=["a"])),

@@ -75,7 +75,7 @@ LINE = {"name": "a", "env": "corridor", "level": "long", "task": "t", "status": 
         ({"price_usd": -1e308}, "field 'price_usd'"),
         ({"turns": [{"tokens": 10**400}]}, "field 'turns[0].tokens'"),
         ({"turns": [{"info": 3}]}, "field 'turns'"),
-        ({"turns": 3}, "is no episode"),
+        ({"turns": 3}, "is not an episode"),
         ({"env": "taxi"}, "holds episodes of env 'taxi', not of 'corridor'"),
     ],
 )

@@ -144,14 +144,14 @@ def test_lines_of_earlier_versions(tmp_path: Path, quiet: Quiet) -> None:
 
 BROKEN = {
     "cut": ('{"name": "a", "turns": [', "2: not JSON", "cut off"),
-    "list": ("[1]", "2: is no episode", "evaluate"),
-    "other": ('{"prompt": "a"}', "2: is no episode", "evaluate"),
-    "nan": ('{"turns": [{"reward": NaN}]}', "2: JSON that cannot be read", "NaN"),
+    "list": ("[1]", "2: is not an episode", "evaluate"),
+    "other": ('{"prompt": "a"}', "2: is not an episode", "evaluate"),
+    "nan": ('{"turns": [{"reward": NaN}]}', "2: unreadable JSON", "NaN"),
     "infinite": ('{"turns": [{"reward": 1e999}]}', "field 'turns[0].reward'", "1e999"),
     "type": ('{"turns": [{"seen": 3}]}', "2: field 'turns[0].seen'", "text"),
     "turn": ('{"turns": [3]}', "2: field 'turns[0]'", "object"),
     "shares": ('{"turns": [{"choices": ["a"], "probabilities": [1, 2]}]}', "turns[0].probabilities", "2 of them"),
-    "deep": ('{"turns": [], "data": ' + "[" * 100_000, "2: ", "mend or delete"),
+    "deep": ('{"turns": [], "data": ' + "[" * 100_000, "2: ", "fix or delete"),
     "digits": ('{"turns": [{"action": ' + "9" * 5000 + "}]}", "turns[0].action", "integer"),
 }
 
@@ -191,7 +191,7 @@ def test_bad_places_are_one_line(
     (tmp_path / "loop").symlink_to("loop")
     assert "a link that leads nowhere" in told("loop")
     monkeypatch.setattr(reading, "LONGEST_LINE", 1000)
-    assert "empty/episodes.jsonl:1: a line of over 1,000 bytes" in told(
+    assert "empty/episodes.jsonl:1: the line has over 1,000 bytes" in told(
         str(write(tmp_path / "empty", [episode("x" * 1000)]))
     )
     assert "write a .html" in told("empty", "--out", "page.txt")
