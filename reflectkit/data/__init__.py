@@ -1,1 +1,1 @@
-"""Demonstrations to training rows: records, splits, and the five SFT files."""
+"""From demonstrations to training rows: records, splits and the five SFT files."""

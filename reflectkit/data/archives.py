@@ -1,6 +1,4 @@
-"""The members of a .zip or .tar.gz, one after the other, not unpacked: no path leaves the archive, and no bomb goes
-off.
-"""
+"""Streams the members of a .zip or .tar.gz without unpacking it. Rejects unsafe paths and decompression bombs."""
 
 from __future__ import annotations
 
@@ -14,28 +12,26 @@ from typing import IO, cast
 
 SUFFIXES = (".zip", ".tar.gz", ".tgz")
 PIECE_BYTES = 1 << 16
-MEMBERS = 200_000  # entries that one repository may have
-EXPANSION = 200  # times its packed size that an archive may unpack to, above FREE_BYTES
+MEMBERS = 200_000  # maximum number of entries of a repository
+EXPANSION = 200  # maximum ratio of unpacked to packed size, above FREE_BYTES
 FREE_BYTES = 16 << 20
 
 Opener = Callable[[], IO[bytes]]
-Members = Generator[tuple[str, bool | None, Opener], None, None]  # name, whether a plain file (None: a folder), opener
+Members = Generator[tuple[str, bool | None, Opener], None, None]  # name, is a plain file (None: a folder), opener
 
 
 class RefusedError(Exception):
-    """The repository cannot be taken; the text says why."""
+    """The repository is refused; the message says why."""
 
 
 def members(source: Path) -> Members:
-    """Every member of archive `source`; one can be opened only while it is the current one. Raises RefusedError for a
-    bomb.
-    """
+    """Every member of archive `source`. Only the current one can be opened. Raises RefusedError for a bomb."""
     limit = FREE_BYTES + EXPANSION * source.stat().st_size
     return (_zip_members if source.name.lower().endswith(".zip") else _tar_members)(source, limit)
 
 
 def safe_path(name: str) -> PurePosixPath | None:
-    """The member's relative path, or None where it is absolute, climbs, or has a drive, a backslash or a NUL."""
+    """The member's relative path, or None if it is absolute or has "..", a drive, a backslash or a NUL."""
     if not name or name.startswith("/") or "\\" in name or "\0" in name or ":" in name.partition("/")[0]:
         return None
     path = PurePosixPath(name)
@@ -43,7 +39,7 @@ def safe_path(name: str) -> PurePosixPath | None:
 
 
 def outermost(members: Members) -> str:
-    """The one folder that everything in an archive lies in, or ""."""
+    """The one top-level folder that contains everything in an archive, or ""."""
     tops: set[str] = set()
     with contextlib.closing(members):
         for name, is_plain, _ in members:
@@ -71,7 +67,7 @@ def _zip_members(source: Path, limit: int) -> Members:
 
 
 def _tar_members(source: Path, limit: int) -> Members:
-    """One pass over the stream: a member can be opened only while it is the current one."""
+    """One pass over the stream, so only the current member can be opened."""
     import gzip
 
     meter = _Meter(limit)
@@ -82,7 +78,7 @@ def _tar_members(source: Path, limit: int) -> Members:
         for count, member in enumerate(archive):
             if count > MEMBERS:
                 raise RefusedError(f"more than {MEMBERS} files")
-            plain = None if member.isdir() else member.isreg() and not member.issparse()  # holes are a bomb too
+            plain = None if member.isdir() else member.isreg() and not member.issparse()  # sparse files are bombs, too
             yield member.name, plain, lambda member=member: _extracted(archive, member)  # type: ignore[misc]
 
 
@@ -94,20 +90,22 @@ def _extracted(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
 
 
 class _Meter:
-    """Counts what really comes out of an archive, whatever its headers claim."""
+    """Counts the bytes that are really read from an archive, whatever its headers claim."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.read_bytes = limit, 0
 
     def watch(self, file: IO[bytes]) -> IO[bytes]:
-        """`file`, whose reads are counted. Reading past the limit raises."""
+        """`file` with its reads counted. Raises RefusedError when reading past the limit."""
         inner = file.read
 
         def read(size: int = -1) -> bytes:
             content = inner(min(size, PIECE_BYTES) if size and size > 0 else PIECE_BYTES)
             self.read_bytes += len(content)
             if self.read_bytes > self.limit:
-                raise RefusedError(f"unpacks to more than {self.limit >> 20} MiB, {EXPANSION} times its size: a bomb?")
+                raise RefusedError(
+                    f"unpacks to more than {self.limit >> 20} MiB, {EXPANSION} times its size; a decompression bomb?"
+                )
             return content
 
         watched: IO[bytes] = _Watched(file, read)  # type: ignore[assignment]
@@ -115,19 +113,19 @@ class _Meter:
 
 
 class _Watched:
-    """A file whose `read` is another function; small reads are served whole, as tarfile's stream mode needs."""
+    """A file with another `read` function. Reads return the full requested size, as tarfile's stream mode needs."""
 
     def __init__(self, file: IO[bytes], read: Callable[[int], bytes]) -> None:
         self._file, self._read = file, read
 
     def read(self, size: int = -1) -> bytes:
-        parts, missing = [], size
-        while size < 0 or missing > 0:
-            content = self._read(missing if size >= 0 else PIECE_BYTES)
+        parts, remaining = [], size
+        while size < 0 or remaining > 0:
+            content = self._read(remaining if size >= 0 else PIECE_BYTES)
             if not content:
                 break
             parts.append(content)
-            missing -= len(content)
+            remaining -= len(content)
         return b"".join(parts)
 
     def __enter__(self) -> _Watched:

@@ -1,6 +1,6 @@
-"""What a chat teacher is asked about a file, and the questions read out of its answer.
+"""Prompts that ask a chat teacher for questions about a file, and the parser of its answers.
 
-The prompts are the files in `templates/`, one for each kind of file.
+The prompts are the files in `templates/`, one per kind of file.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ def question_messages(path: str, kind: str, excerpt: str, count: int) -> tuple[M
 
 
 def parse_questions(text: str, path: str, count: int) -> list[tuple[str, str]]:
-    """(question, answer) pairs of a teacher's answer, `count` at most; those that quote the file's name or are too long
-    are dropped.
+    """The (question, answer) pairs in a teacher's answer, at most `count`. Pairs that quote the file's name or are too
+    long are dropped.
 
     Raises
     ------
-    ValueError: saying what is wrong, where none is left.
+    ValueError: no pair is left; the message says why.
 
     >>> parse_questions("QUESTION: Which fee is due?\\nANSWER: Two euros.", "app/late.py", 3)
     [('Which fee is due?', 'Two euros.')]
     """
-    found = [(_line(match["question"]), _line(match["answer"])) for match in PAIR.finditer(text)]
-    if not found:
-        raise ValueError("no `QUESTION: …` with an `ANSWER: …`")
+    pairs = [(_line(match["question"]), _line(match["answer"])) for match in PAIR.finditer(text)]
+    if not pairs:
+        raise ValueError("no `QUESTION: …` followed by an `ANSWER: …`")
     kept: list[tuple[str, str]] = []
-    for question, answer in found:
+    for question, answer in pairs:
         fits = count_tokens(question) <= LONGEST and count_tokens(answer) <= LONGEST_ANSWER
         if fits and question and not leaks(question, path) and question not in dict(kept):
             kept.append((question, answer))
     if not kept:
-        raise ValueError(f"all {len(found)} questions quote the file's name or are too long")
+        raise ValueError(f"all {len(pairs)} questions quote the file's name or are too long")
     return kept[:count]
 
 

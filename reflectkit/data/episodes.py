@@ -1,10 +1,11 @@
-"""Played episodes as they are kept for looking at and comparing: a line of `episodes.jsonl` each.
+"""Played episodes, stored for viewing and comparing: one line of `episodes.jsonl` each.
 
-`{name, env, level, task, group, cluster, seed, status, success, return, reason, figures, data, unfit, illegal,
-unreadable, price_usd, turns}`, and a turn is `{seen, reflection, choices, probabilities, action, said, reward, value,
-advantage, tokens, illegal, unreadable, info}`; what is unknown is left out. cluster: what the task is about, as its env
-says; tasks of one cluster are not independent. unfit: that it ended since no answer was a legal action. illegal,
-unreadable: how many answers of the turn, or of that end, named no legal action, or were not in the form asked for.
+A line is `{name, env, level, task, group, cluster, seed, status, success, return, reason, figures, data, unfit,
+illegal, unreadable, price_usd, turns}`. A turn is `{seen, reflection, choices, probabilities, action, said, reward,
+value, advantage, tokens, illegal, unreadable, info}`. Unknown values are left out. cluster: what the task is about,
+as defined by its env; tasks of one cluster are not independent. unfit: the episode ended because no answer was a
+legal action. illegal, unreadable: how many answers, in the turn or at that end, were not a legal action or not in the
+requested format.
 """
 
 from __future__ import annotations
@@ -25,9 +26,7 @@ from reflectkit.core.types import LARGEST, Trajectory, Turn
 def episode_to_json(
     name: str, trajectory: Trajectory, advantages: Sequence[float] | None = None, cluster: str = ""
 ) -> dict[str, Any]:
-    """The episode as JSON values. name: of who played. advantages: one a turn, where they are known. cluster: of the
-    task.
-    """
+    """The episode as JSON values. name: the player's. advantages: one per turn, if known. cluster: the task's."""
     turns = [_turn(turn) for turn in trajectory.turns]
     illegal, unreadable = (trajectory.undone.illegal, trajectory.undone.unreadable) if trajectory.undone else (0, 0)
     for turn, advantage in zip(turns, advantages or (), strict=False):
@@ -56,12 +55,12 @@ def episode_to_json(
 
 
 def episode_line(row: Mapping[str, Any]) -> str:
-    """A line of episodes.jsonl; half a surrogate pair, which an env or a model may show, is JSON's escape there."""
+    """A line of episodes.jsonl. A lone surrogate, which envs and models may produce, is written as a JSON escape."""
     return dumps(row).encode("utf-8", "backslashreplace").decode() + "\n"
 
 
 def write_episodes(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace `path` by `rows`, a line each, in one step."""
+    """Replace `path` by `rows`, one line each, in one step."""
     write_text(path, "".join(map(episode_line, rows)))
 
 
@@ -85,61 +84,70 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 
 LONGEST_LINE = 64 * 2**20  # bytes of one episode
-SAFE_DIGITS = 15  # of an integer that JavaScript holds exactly
+SAFE_DIGITS = 15  # digits of an integer that JavaScript represents exactly
 TURN_LISTS = ("actions", "reflections")
-"""What earlier versions kept of an episode's turns: what was done, and the comments."""
+"""The lists that earlier versions stored for an episode's turns: actions and comments."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedTurn:
-    """A turn of a line of episodes.jsonl. What is unknown is None.
-
-    seen, reflection, said: texts. choices: the legal actions (K); probabilities: of each (K). action: the choice's
-    index.
-    reward: in the env's unit, as value (the critic's) and advantage. tokens: that the policy wrote. info: as JSON text.
-    """
+    """One turn of a line of episodes.jsonl. Unknown values are None."""
 
     seen: str | None
+    """Text of the observation."""
     reflection: str | None
+    """Text of the comment."""
     choices: tuple[str, ...] | None
+    """The legal actions (K)."""
     probabilities: tuple[float, ...] | None
+    """Probability of each choice (K)."""
     action: int | None
+    """Index of the choice."""
     said: str | None
+    """The action as text."""
     reward: float | None
+    """In the env's unit."""
     value: float | None
+    """The critic's value, in the unit of the reward."""
     advantage: float | None
+    """In the unit of the reward."""
     tokens: int | None
+    """Number of tokens that the policy wrote."""
     info: str | None
+    """JSON text of the step's info."""
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A line of episodes.jsonl. name: of who played. figures, data: of the env and the task, as JSON text. The rest is
-    as in `Trajectory`; a seed is text, since it may be larger than what JavaScript counts to.
-    """
+    """A line of episodes.jsonl. Fields without a description are as in `Trajectory`."""
 
     name: str
+    """The player's name."""
     env: str
     level: str
     task: str
+    """The task's id."""
     group: str
+    """The task's group."""
     seed: str
+    """As text, because it may exceed JavaScript's integers."""
     status: str
     success: bool | None
     total_return: float | None
     reason: str
     figures: str | None
+    """JSON text of the env's figures."""
     data: str | None
+    """JSON text of the task's data."""
     turns: tuple[PlayedTurn, ...]
 
 
 def read_episodes(path: Path, on_line: Callable[[int], None] = lambda size: None) -> Iterator[Played]:
-    """The episodes in `path`, one in memory at a time; those of earlier versions too. on_line: told the size of each
-    line.
+    """The episodes in `path`, one in memory at a time; also from earlier versions. on_line: gets each line's size.
 
     Raises
     ------
-    DataError: naming the line, where one is no episode.
+    DataError: a line is not an episode; the error names it.
     """
     for number, text in lines(path, LONGEST_LINE):
         try:
@@ -160,11 +168,11 @@ def read_episodes(path: Path, on_line: Callable[[int], None] = lambda size: None
 
 
 def read_compared(path: Path) -> list[dict[str, Any]]:
-    """The lines of the episodes.jsonl that `path` is or holds, as they are, to make tables of again.
+    """The unchanged lines of the episodes.jsonl that `path` is or contains, for recomputing tables.
 
     Raises
     ------
-    DataError: naming the line, where one is no episode, or lacks what a table counts.
+    DataError: a line is not an episode, or lacks a value that the tables need; the error names it.
     """
     path = path / "episodes.jsonl" if path.is_dir() else path
     rows = [(number, dict(row)) for number, row in read_jsonl(path)]
@@ -179,12 +187,12 @@ def read_compared(path: Path) -> list[dict[str, Any]]:
             raise fields.error("success" if episode.success is None else "return", "missing")
         for name in ("return", "price_usd"):
             if (value := fields.number(name)) is not None and not -LARGEST <= value <= LARGEST:
-                raise fields.error(name, f"expected a number of at most {LARGEST:g} in size, found {value!r:.60}")
+                raise fields.error(name, f"expected a number of at most {LARGEST:g} in magnitude, found {value!r:.60}")
         fields.one("data", dict)
         figures = fields.one("figures", dict) or {}
         if not all(type(value) in (int, float) and -LARGEST <= value <= LARGEST for value in figures.values()):
             raise fields.error(
-                "figures", f"expected numbers of at most {LARGEST:g} in size by name, found {figures!r:.60}"
+                "figures", f"expected names with numbers of at most {LARGEST:g} in magnitude, found {figures!r:.60}"
             )
         if not isinstance(row.get("turns", []), list) or not all(
             isinstance(turn.get("info", {}), dict) for turn in row.get("turns", ())
@@ -196,8 +204,8 @@ def read_compared(path: Path) -> list[dict[str, Any]]:
 def _played(row: _Fields) -> Played:
     turns = row.values.get("turns")
     if turns is None:
-        said, comments = (row.values.get(name) or [] for name in TURN_LISTS)
-        pairs = zip_longest(said, comments if isinstance(comments, list) else [])
+        actions, comments = (row.values.get(name) or [] for name in TURN_LISTS)
+        pairs = zip_longest(actions, comments if isinstance(comments, list) else [])
         turns = [{"said": action, "reflection": comment} for action, comment in pairs]
     return Played(
         name=row.text("name") or "",
@@ -219,7 +227,7 @@ def _played(row: _Fields) -> Played:
 def _played_turn(row: _Fields) -> PlayedTurn:
     choices, shares = row.all("choices", str), row.all("probabilities", float)
     if choices and shares and len(shares) != len(choices):
-        raise row.error("probabilities", f"{len(shares)} of them for {len(choices)} choices")
+        raise row.error("probabilities", f"{len(shares)} probabilities for {len(choices)} choices")
     return PlayedTurn(
         seen=row.text("seen"),
         reflection=row.text("reflection"),
@@ -237,7 +245,7 @@ def _played_turn(row: _Fields) -> PlayedTurn:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Reads typed fields of a JSON object, and says where one is of another type."""
+    """Reads typed fields of a JSON object; an error names the field with a wrong type."""
 
     values: dict[str, Any]
     path: Path
@@ -275,7 +283,7 @@ class _Fields:
             return None
         numeric = (float, int) if kind is float else (kind,)
         if wrong := [value for value in values if type(value) not in numeric]:
-            raise self.error(field, f"expected a list of which each is {NAMES[kind]}, found {wrong[0]!r:.60}")
+            raise self.error(field, f"expected a list in which each item is {NAMES[kind]}, found {wrong[0]!r:.60}")
         return tuple(values)
 
     def json(self, field: str) -> str | None:

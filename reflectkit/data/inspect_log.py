@@ -1,8 +1,8 @@
-"""Episodes as an eval log of Inspect (https://inspect.aisi.org.uk/eval-logs.html), which `inspect view` shows.
+"""Episodes as an eval log for Inspect (https://inspect.aisi.org.uk/eval-logs.html), shown by `inspect view`.
 
-One log is one player at one level of one run: a sample an episode, an epoch a repeat of its task. What was seen is a
-user's message, the reflection the reasoning of the answer; reward, value, advantage, probabilities and info are the
-answer's metadata.
+One log is one player at one level of one run. A sample is an episode, and an epoch is a repeat of its task. The
+observation is a user message, and the reflection is the reasoning of the answer. Reward, value, advantage,
+probabilities and info are the answer's metadata.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from reflectkit.version import VERSION
 
 VERSION_OF_LOG = 2
 HALVES = re.compile("[\ud800-\udfff]")
-LENGTH = 22  # of an id, as Inspect makes them
+LENGTH = 22  # characters of an id, as in Inspect
 
 
 class Log:
-    """A log in the making. samples: a file of our own that takes the samples as they come.
+    """A log that is being written.
 
-    run: of which run it is. created: when that was made. settings: of its config.json.
+    run: the run's name. created: when it was made. settings: from its config.json. samples: a temporary file for the
+    samples as they arrive.
     """
 
     def __init__(
@@ -40,12 +41,12 @@ class Log:
 
     @property
     def name(self) -> str:
-        """Of the file, as Inspect finds its logs: time, task, id."""
+        """The file name that Inspect expects: time, task, id."""
         task = re.sub(r"[^A-Za-z0-9-]+", "-", self.task)[:60]
         return f"{self.created.strftime('%Y-%m-%dT%H-%M-%S')}+00-00_{task}_{self._id('log')}.json"
 
     def add(self, episode: Played) -> None:
-        """One more sample."""
+        """Add an episode as a sample."""
         epoch = self.epochs[episode.task] = self.epochs.get(episode.task, 0) + 1
         self.samples.write((b",\n" if self.count else b"") + _bytes(_sample(episode, epoch, self.player)))
         self.count += 1
@@ -55,7 +56,7 @@ class Log:
             self.returns += episode.total_return or 0.0
 
     def write(self, file: IO[bytes]) -> None:
-        """The whole log."""
+        """Write the whole log."""
         file.write(_bytes(self._head())[:-1] + b',"samples":[\n')
         self.samples.seek(0)
         while part := self.samples.read(2**20):
@@ -99,7 +100,7 @@ class Log:
 
 def _sample(episode: Played, epoch: int, player: str) -> dict[str, Any]:
     messages = [message for turn in episode.turns for message in _messages(turn)]
-    said = [message for message in messages if message["role"] == "assistant"]
+    answers = [message for message in messages if message["role"] == "assistant"]
     value = float(bool(episode.success))
     facts = {"level": episode.level, "group": episode.group, "seed": episode.seed, "status": episode.status}
     sample: dict[str, Any] = {
@@ -110,7 +111,7 @@ def _sample(episode: Played, epoch: int, player: str) -> dict[str, Any]:
         "messages": messages,
         "output": {
             "model": f"reflectkit/{player}",
-            "choices": [{"message": said[-1], "stop_reason": "stop"}] if said else [],
+            "choices": [{"message": answers[-1], "stop_reason": "stop"}] if answers else [],
         },
         "scores": {
             "success": {
@@ -132,12 +133,12 @@ def _messages(turn: PlayedTurn) -> list[dict[str, Any]]:
         "reward": turn.reward, "value": turn.value, "advantage": turn.advantage, "choices": turn.choices,
         "probabilities": turn.probabilities, "info": _loaded(turn.info),
     }  # fmt: skip
-    said: Any = turn.said or ""
+    content: Any = turn.said or ""
     if turn.reflection is not None:
-        said = [{"type": "reasoning", "reasoning": turn.reflection}, {"type": "text", "text": said}]
+        content = [{"type": "reasoning", "reasoning": turn.reflection}, {"type": "text", "text": content}]
     answer = {
         "role": "assistant",
-        "content": said,
+        "content": content,
         "source": "generate",
         "metadata": {name: value for name, value in numbers.items() if value is not None},
     }
@@ -149,5 +150,5 @@ def _loaded(text: str | None) -> Any:
 
 
 def _bytes(value: object) -> bytes:
-    """JSON in UTF-8; half a surrogate pair, which Inspect cannot read, is U+FFFD."""
+    """JSON in UTF-8. Half a surrogate pair, which Inspect cannot read, becomes U+FFFD."""
     return HALVES.sub("\ufffd", json.dumps(value, ensure_ascii=False, separators=(",", ":"))).encode()

@@ -1,7 +1,7 @@
-"""A teacher without a network: it reads what a file says of itself, and asks for that.
+"""An offline teacher that asks about what a file says about itself.
 
-Docstrings, comments, headings, function and class names, table headers and configuration keys become questions by
-templates. A question never holds the file's name, is asked of one file of the repository only, and is the same each
+Templates turn docstrings, comments, headings, function and class names, table headers and configuration keys into
+questions. A question never contains the file's name, applies to only one file of the repository, and is the same each
 time.
 """
 
@@ -30,8 +30,8 @@ from reflectkit.data.repos import DATA, kind_of
 
 MODEL = "oracle"
 WORDS_IN_QUESTION = (2, 24)
-LONGEST_LINE = 300  # characters of a line that may be a definition
-MOST_YAML = 1 << 18  # characters; larger settings are not parsed
+LONGEST_LINE = 300  # maximum characters of a line that may be a definition
+MOST_YAML = 1 << 18  # characters; larger YAML files are not parsed
 SENTENCE = re.compile(r"(.+?[.!?:])(?:\s|$)", re.DOTALL)
 DEFINITION = re.compile(
     r"^\s*(?:(?:public|private|protected|internal|static|final|const|inline|virtual|override|async|export|unsigned|func)\s+)*"
@@ -73,9 +73,7 @@ WORDINGS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that a file says. kind: a key of WORDINGS. text: as it stands in a question. answer: what is said on
-    it.
-    """
+    """Something that a file says. kind: a key of WORDINGS. text: for the question. answer: what the file says."""
 
     kind: str
     text: str
@@ -83,19 +81,19 @@ class Fact:
 
 
 def ask(root: str, files: Mapping[str, str], excerpts: Mapping[str, str], per_file: int) -> dict[str, list[Question]]:
-    """Up to `per_file` questions for each file of repository `root`, by path, on what stands in its excerpt.
+    """Up to `per_file` questions for each file of repository `root`, by path, about its excerpt.
 
-    files: path → text. excerpts: path → the part of it that is asked about.
-    What two files say is asked of neither. The wording and the choice depend on the repository, the path and the text
-    alone.
+    files: path → text. excerpts: path → the part of it to ask about.
+    Facts that occur in two files are used for neither. Wording and selection depend only on the repository, the path
+    and the text.
     """
-    facts = {path: list(_told(path, files[path])) for path in sorted(files)}
-    holders = Counter(key for told in facts.values() for key in {_key(fact) for fact in told})
+    facts = {path: list(_usable_facts(path, files[path])) for path in sorted(files)}
+    holders = Counter(key for in_file in facts.values() for key in {_key(fact) for fact in in_file})
     questions: dict[str, list[Question]] = {}
-    for path, told in facts.items():
+    for path, in_file in facts.items():
         chance = generator(0, "oracle", root, path)
         shown = set(keywords(excerpts[path]))
-        own = {_key(fact): fact for fact in told if holders[_key(fact)] == 1 and shown.issuperset(_key(fact))}
+        own = {_key(fact): fact for fact in in_file if holders[_key(fact)] == 1 and shown.issuperset(_key(fact))}
         questions[path] = [
             Question(text, path, root, fact.answer, (), path.count("/"), MODEL)
             for fact in _varied(list(own.values()), per_file, chance)
@@ -122,7 +120,7 @@ def _key(fact: Fact) -> tuple[str, ...]:
 
 
 def _varied(facts: list[Fact], count: int, chance: random.Random) -> list[Fact]:
-    """At most `count` of them, of as many kinds as there are."""
+    """At most `count` of `facts`, spread over as many kinds as possible."""
     by_kind: dict[str, list[Fact]] = {}
     for fact in facts:
         by_kind.setdefault(fact.kind, []).append(fact)
@@ -134,8 +132,8 @@ def _varied(facts: list[Fact], count: int, chance: random.Random) -> list[Fact]:
     return chosen[:count]
 
 
-def _told(path: str, text: str) -> Iterator[Fact]:
-    """The facts of one file, those without enough words left out."""
+def _usable_facts(path: str, text: str) -> Iterator[Fact]:
+    """The facts of one file that have enough distinctive words."""
     stem = set(keywords(" ".join(words(PurePosixPath(path).stem))))
     low, high = WORDS_IN_QUESTION
     for fact in _facts(path, text):
@@ -144,8 +142,8 @@ def _told(path: str, text: str) -> Iterator[Fact]:
             " ".join(fact.text.replace("`", "").split()).strip(" .:;*#\"'"),
             " ".join(fact.answer.split())[:300],
         )
-        telling = {word for word in keywords(plain.text) if not word.isdigit()} - stem
-        if low <= len(words(plain.text)) <= high and len(telling) >= low and plain.text.isprintable():
+        distinctive = {word for word in keywords(plain.text) if not word.isdigit()} - stem
+        if low <= len(words(plain.text)) <= high and len(distinctive) >= low and plain.text.isprintable():
             yield plain
 
 
@@ -162,8 +160,8 @@ def _facts(path: str, text: str) -> Iterator[Fact]:
     elif suffix in DATA:
         yield from _table(text, "\t" if suffix == ".tsv" else ",")
     elif kind_of(path) == "text":
-        found = list(_headings(text))
-        yield from found or _paragraphs(text)
+        headings = list(_headings(text))
+        yield from headings or _paragraphs(text)
     else:
         yield from _code(text)
 
@@ -171,7 +169,7 @@ def _facts(path: str, text: str) -> Iterator[Fact]:
 def _python(text: str) -> Iterator[Fact]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of another's escape sequences
+            warnings.simplefilter("ignore")  # about invalid escape sequences in the file
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         yield from _code(text)
@@ -187,7 +185,7 @@ def _python(text: str) -> Iterator[Fact]:
 
 
 def _code(text: str) -> Iterator[Fact]:
-    """Comments above definitions, and the definitions' names, in any language with braces, or of the shell."""
+    """Comments above definitions, and the definitions' names, in shell scripts and languages with braces."""
     comment: list[str] = []
     first = True
     for line in text.splitlines():
@@ -199,22 +197,22 @@ def _code(text: str) -> Iterator[Fact]:
         ):
             comment.append(re.sub(r"</?\w+>", "", bare).strip("/*#! ").strip())
             continue
-        found = DEFINITION.match(line) if len(line) <= LONGEST_LINE else None
-        said = _sentence(" ".join(part for part in comment if part and not part.startswith("@")))
-        if said and first and bare:
-            yield Fact("about", _lowered(said), said)
-        elif found and found["name"] not in KEYWORDS and not bare.endswith(";"):
-            if said:
-                yield Fact("does", _lowered(said), f"{found['name']}: {said}")
-            yield Fact("name", " ".join(words(found["name"])), found["name"])
-        elif said and bare:
-            yield Fact("does", _lowered(said), said)
+        definition = DEFINITION.match(line) if len(line) <= LONGEST_LINE else None
+        sentence = _sentence(" ".join(part for part in comment if part and not part.startswith("@")))
+        if sentence and first and bare:
+            yield Fact("about", _lowered(sentence), sentence)
+        elif definition and definition["name"] not in KEYWORDS and not bare.endswith(";"):
+            if sentence:
+                yield Fact("does", _lowered(sentence), f"{definition['name']}: {sentence}")
+            yield Fact("name", " ".join(words(definition["name"])), definition["name"])
+        elif sentence and bare:
+            yield Fact("does", _lowered(sentence), sentence)
         if bare:
             comment, first = [], False
 
 
 def _headings(text: str) -> Iterator[Fact]:
-    """Headings of Markdown (`#`) and reStructuredText (underlined), with what stands below them as the answer."""
+    """Headings in Markdown (`#`) and reStructuredText (underlined), with the text below them as the answer."""
     lines = text.splitlines()
     for index, line in enumerate(lines):
         following = lines[index + 1].strip() if index + 1 < len(lines) else ""
@@ -232,8 +230,8 @@ def _headings(text: str) -> Iterator[Fact]:
 def _paragraphs(text: str) -> Iterator[Fact]:
     """The first sentence of each paragraph."""
     for paragraph in re.split(r"\n\s*\n", text)[:50]:
-        said = _sentence(paragraph)
-        yield Fact("about", _lowered(said), said)
+        sentence = _sentence(paragraph)
+        yield Fact("about", _lowered(sentence), sentence)
 
 
 def _table(text: str, separator: str) -> Iterator[Fact]:
@@ -247,9 +245,9 @@ def _table(text: str, separator: str) -> Iterator[Fact]:
         if len(part) >= 2:
             yield Fact("columns", f"{', '.join(part[:-1])} and {part[-1]}", f"columns: {', '.join(header)}")
     for row in rows:
-        telling = [cell.strip() for cell in row if re.search(r"[A-Za-z]{4}", cell) and len(cell) < 40]
-        if len(row) == len(header) and telling:
-            yield Fact("row", ", ".join(telling[:2]), separator.join(row))
+        cells = [cell.strip() for cell in row if re.search(r"[A-Za-z]{4}", cell) and len(cell) < 40]
+        if len(row) == len(header) and cells:
+            yield Fact("row", ", ".join(cells[:2]), separator.join(row))
 
 
 def _settings(text: str, suffix: str) -> Iterator[Fact]:
@@ -283,10 +281,10 @@ def _keys(value: Any, above: tuple[str, ...]) -> Iterator[Fact]:
 def _sentence(text: str) -> str:
     """The first sentence, on one line."""
     flat = " ".join(text.split())
-    found = SENTENCE.match(flat)
-    return (found[1] if found else flat).rstrip(" .:")
+    match = SENTENCE.match(flat)
+    return (match[1] if match else flat).rstrip(" .:")
 
 
 def _lowered(text: str) -> str:
-    """`text` with a small first letter, unless it begins with an abbreviation."""
+    """`text` with its first letter in lower case, unless it begins with an abbreviation."""
     return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text

@@ -1,8 +1,8 @@
-"""The page that shows episodes: one HTML file that needs nothing else, from the files in `viewer/`.
+"""The page that shows episodes: one self-contained HTML file, built from the files in `viewer/`.
 
-What came from models never stands in the markup. It is JSON, deflated and in base64: an index of all episodes, which is
-the table, and blocks of some episodes each, which the page unpacks when one of them is opened. In a block a text stands
-once, and turns refer to it by number. The policy in the head lets only this one script and this one style sheet act.
+Model output never appears in the markup. It is JSON, deflated and base64-encoded: an index of all episodes, which is
+the table, and blocks of several episodes, which the page unpacks when one of them is opened. Each text appears once in
+a block, and turns refer to it by number. The content policy in the head allows only this script and this style sheet.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import IO, Any
 from reflectkit.core.types import Status
 from reflectkit.data.episodes import Played, PlayedTurn
 
-BLOCK_CHARACTERS = 256 * 1024  # of a block's JSON, about
-TURN_CHARACTERS = 60  # of a turn, beside its texts
+BLOCK_CHARACTERS = 256 * 1024  # approximate size of a block's JSON
+TURN_CHARACTERS = 60  # approximate size of a turn without its texts
 TURN_FIELDS = (
     "seen", "reflection", "choices", "probabilities", "action", "said", "reward", "value", "advantage", "tokens",
     "info",
@@ -33,9 +33,7 @@ EPISODE_FIELDS = ("group", "seed", "status", "reason", "figures", "data")
 
 @dataclass(frozen=True)
 class Source:
-    """A run to show. name: unique. path: where it lies. settings: of its config.json. rows: of its eval.json. JSON
-    values.
-    """
+    """A run to show. name: unique. settings: from its config.json. rows: from its eval.json. Both are JSON values."""
 
     name: str
     path: str
@@ -44,12 +42,12 @@ class Source:
 
 
 def write_page(file: IO[bytes], sources: Sequence[Source], episodes: Iterable[tuple[int, Played]]) -> int:
-    """Write the page to `file`, holding one block of the episodes in memory at a time; returns how many there were.
+    """Write the page to `file`, with one block of episodes in memory at a time; returns the number of episodes.
 
     episodes: each with the index of its source.
     """
     index = _Index()
-    with tempfile.TemporaryFile() as blocks:  # they stand behind the index, which is known last
+    with tempfile.TemporaryFile() as blocks:  # they follow the index, which is complete only at the end
         for number, block in enumerate(_blocks(episodes, index)):
             blocks.write(b'<script type="text/plain" id="block-%d">%s</script>\n' % (number, _packed(block)))
         before, after = _template(_packed(index.as_json(sources)).decode())
@@ -61,7 +59,7 @@ def write_page(file: IO[bytes], sources: Sequence[Source], episodes: Iterable[tu
 
 
 def outcome(episode: Played) -> str:
-    """How it ended, in a word: success, failure, truncated, aborted or unknown."""
+    """How the episode ended: success, failure, truncated, aborted or unknown."""
     if episode.status == Status.ABORTED:
         return "aborted"
     if episode.success is None:
@@ -72,7 +70,7 @@ def outcome(episode: Played) -> str:
 
 
 class _Texts:
-    """Texts by number, each kept once."""
+    """Numbers for texts; each text is stored once."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -85,7 +83,7 @@ class _Texts:
         return self.numbers[text]
 
     def short(self, value: Any) -> Any:
-        """`value`, or the number of its text; of a list, the number of its JSON."""
+        """`value`, or for a text its number; for a tuple, the number of its JSON."""
         if isinstance(value, tuple):
             value = json.dumps(value, separators=(",", ":"))
         return self.number(value) if isinstance(value, str) else value
@@ -93,20 +91,24 @@ class _Texts:
 
 @dataclass
 class _Index:
-    """Columns of the table, a value an episode; player, env, level and outcome are numbers of texts. blocks: the number
-    of the first episode of each.
-    """
+    """Columns of the table, with one value per episode."""
 
     run: list[int] = field(default_factory=list)
+    """Index of the source."""
     player: list[int] = field(default_factory=list)
+    """Number of a text, as for env, level and outcome."""
     env: list[int] = field(default_factory=list)
     level: list[int] = field(default_factory=list)
     outcome: list[int] = field(default_factory=list)
     task: list[str] = field(default_factory=list)
+    """Id of the task."""
     total_return: list[float | None] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
+    """Number of turns."""
     blocks: list[int] = field(default_factory=list)
+    """Number of the first episode of each block."""
     texts: _Texts = field(default_factory=_Texts)
+    """The numbered texts."""
 
     def add(self, source: int, episode: Played) -> None:
         self.run.append(source)
@@ -155,14 +157,12 @@ def _turn(turn: PlayedTurn, texts: _Texts) -> list[Any]:
 
 
 def _packed(value: object) -> bytes:
-    """JSON in ASCII (half a surrogate pair is an escape there), deflated, in base64: letters, digits and
-    `+/=` alone.
-    """
+    """JSON in ASCII (with escapes for lone surrogates), deflated and base64-encoded: only letters, digits and `+/=`."""
     return base64.b64encode(zlib.compress(json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii"), 6))
 
 
 def _template(index: str) -> tuple[str, str]:
-    """The page before and behind the blocks."""
+    """The page before and after the blocks."""
     files = resources.files("reflectkit") / "data" / "viewer"
     page, style, script = ((files / name).read_text(encoding="utf-8") for name in ("page.html", "view.css", "view.js"))
     policy = (

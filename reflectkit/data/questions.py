@@ -1,8 +1,8 @@
 """Questions about files: the original toolkit's records, read, checked, merged and written in its own field names.
 
-A record is `{question, answer, optimal_path, filename, root, n_level, model, trajectories}`; ours hold `id` beside
-them, which theirs need not. In the pipeline a question is a `Task` of env "auto_explore": level is the depth, group the
-repository.
+A record is `{question, answer, optimal_path, filename, root, n_level, model, trajectories}`. Records written here also
+have an `id`, which the original's need not have. In the pipeline, a question is a `Task` of env "auto_explore": its
+level is the depth and its group the repository.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ from reflectkit.core.types import Task, from_json
 
 ENV = "auto_explore"
 OWN = ("question", "answer", "optimal_path", "filename", "root", "n_level", "model")
-"""The fields of a question, in the order in which they are written."""
+"""The fields of a question, in the order of the file format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, the file that answers it, and the way there.
-
-    answer: may be empty. optimal_path: commands. filename: from the repository's root. root: the repository's name.
-    n_level: number of `cd` on the way, 0 at the root. model: who asked it.
-    """
+    """A question, the file that answers it, and the path to it."""
 
     question: str
     filename: str
+    """Path from the repository's root."""
     root: str
+    """Name of the repository."""
     answer: str = ""
+    """May be empty."""
     optimal_path: tuple[str, ...] = ()
+    """Commands that lead to the answer."""
     n_level: int = 0
+    """Number of `cd` commands on the path; 0 at the root."""
     model: str = ""
+    """The teacher that asked it."""
 
     @property
     def id(self) -> str:
-        """The same for the same question about the same file, and only then."""
+        """Equal exactly for the same question about the same file."""
         key = "\x1f".join((self.root, self.filename, self.question))
         return f"{self.root}-{hashlib.blake2b(key.encode('utf-8', 'surrogatepass'), digest_size=6).hexdigest()}"
 
@@ -52,22 +54,20 @@ def to_json(question: Question) -> dict[str, Any]:
 
 
 def read_question(value: object, where: Path | str) -> Question:
-    """`value`, from a JSON file, checked; fields that are not a question's are passed over. Raises DataError."""
+    """`value` from a JSON file, checked; other fields are ignored. Raises DataError."""
     if isinstance(value, Mapping) and isinstance(value.get("filename"), str):
         value = dict(value) | {"filename": plain_path(value["filename"])}
     return from_json(Question, value, path=where)
 
 
 def to_task(question: Question, teacher_answers: list[str]) -> Task:
-    """The problem that `question` is. teacher_answers: files that teachers named for it."""
+    """`question` as a task. teacher_answers: files that teachers gave as the answer."""
     data = to_json(question) | ({"teacher_answers": teacher_answers} if teacher_answers else {})
     return Task(question.id, ENV, str(question.filename.count("/")), question.root, data)
 
 
 def from_record(value: object, where: Path | str) -> object:
-    """A record in the original's layout as one in ours (`id, env, level, group, data, trajectories`); others as they
-    are.
-    """
+    """A record in the original's layout, converted to `id, env, level, group, data, trajectories`; others unchanged."""
     if not isinstance(value, Mapping) or "data" in value or "question" not in value:
         return value
     question = read_question(value, where)
@@ -92,9 +92,9 @@ def to_record(task: Task, trajectories: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _demonstration(item: dict[str, Any], number: int) -> dict[str, Any]:
-    """A demonstration of the original's, whose steps are not marked: in a negative the last step is the correction."""
-    given = item.get("trajectory")
-    steps = given if isinstance(given, list) else []
+    """A demonstration in the original's layout, with its steps marked; a negative ends with the correction."""
+    trajectory = item.get("trajectory")
+    steps = trajectory if isinstance(trajectory, list) else []
     info = item.get("info", f"positive{number}")
     negative = isinstance(info, str) and info.startswith("negative")
     marked = []
@@ -105,22 +105,22 @@ def _demonstration(item: dict[str, Any], number: int) -> dict[str, Any]:
             plain = {"cmd": normal_command(command)} if isinstance(command, str) else {}
             step = {"note": note} | dict(step) | plain | ({"reflection": ""} if step.get("reflection") is None else {})
         marked.append(step)
-    named = {"filename": plain_path(item.get("filename"))}
+    filename = {"filename": plain_path(item.get("filename"))}
     return (
         {"model_name": "", "seed": 0}
         | item
-        | named
-        | {"info": info, "trajectory": marked if isinstance(given, list) else given}
+        | filename
+        | {"info": info, "trajectory": marked if isinstance(trajectory, list) else trajectory}
     )
 
 
 def plain_path(name: object) -> str:
-    """A file's path from the root as we write it: without a leading "./" or "/"; "" for what is no text."""
+    """A file's path from the root, without a leading "./" or "/"; "" if `name` is not text."""
     return re.sub(r"^(\./|/)+", "", name.strip()) if isinstance(name, str) else ""
 
 
 def normal_command(command: str) -> str:
-    """A command as the env offers it: single spaces behind the verb, no quotes around the name.
+    """A command as the env offers it: a single space after the verb, no quotes around the name.
 
     >>> normal_command('cat  "my notes.txt"')
     'cat my notes.txt'
@@ -133,7 +133,7 @@ def normal_command(command: str) -> str:
 
 
 def normal_path(commands: tuple[str, ...]) -> tuple[str, ...]:
-    """A way without `ls`, its commands as the env offers them, with `id FILE` after a last `cat FILE`."""
+    """A path without `ls`, with commands as the env offers them, and `id FILE` after a final `cat FILE`."""
     kept = [normal_command(command) for command in commands if command.strip() != "ls"]
     if kept and kept[-1].startswith("cat "):
         kept.append("id" + kept[-1][3:])

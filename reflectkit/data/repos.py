@@ -1,8 +1,8 @@
-"""Which files of a repository are kept, and the copying of them: from a folder or an archive, a piece at a time.
+"""Selects the files of a repository and copies them, from a folder or an archive, in small pieces.
 
 Departs from the Reflect-RL code, which drops every name that contains one of its words ("ci" in "circle.py"), reads
-files whole, and follows links. Here words are whole names, nothing is read into memory but one piece, and nothing
-outside the repository can be read or written.
+whole files, and follows links. Here the words must match whole names, only one piece is in memory at a time, and
+nothing outside the repository can be read or written.
 """
 
 from __future__ import annotations
@@ -36,29 +36,32 @@ KINDS = {**dict.fromkeys(CODE | SHELL, "code"), **dict.fromkeys(DATA, "data"), *
 DROPPED_NAMES = frozenset(
     {"license", "licence", "copying", "makefile", "artwork", "ci", "tests", "test", "examples", "example"}
 )
-"""Names, without suffix and in small letters, that say little about what a repository does."""
+"""Names, without suffix and in lower case, that say little about what a repository does."""
 MIN_CHARACTERS = 10
 MIN_ASCII = 0.9
-DEPTH = 64  # folders inside each other
+DEPTH = 64  # maximum depth of nested folders
 NOT_WRITTEN = NO_ROOM | {errno.EROFS}
-"""Error numbers that are about the copy, not about what is copied."""
+"""Error numbers of the copy rather than of the source."""
 
 
 @dataclass
 class Filtered:
-    """What became of one repository. kept: files; dropped: reason → files; bytes: copied; why_not: why it was refused
-    whole.
-    """
+    """The result for one repository."""
 
     name: str
     kept: int = 0
+    """Number of files."""
     bytes: int = 0
+    """Bytes copied."""
     dropped: Counter[str] = field(default_factory=Counter)
+    """Reason → number of files."""
     examples: dict[str, str] = field(default_factory=dict)
+    """Reason → the first file dropped for it."""
     why_not: str = ""
+    """Why the whole repository was refused."""
 
     def drop(self, reason: str, path: str) -> None:
-        """Count `path` under `reason`; the first one is kept as the example."""
+        """Count `path` under `reason`; the first path is kept as an example."""
         self.dropped[reason] += 1
         self.examples.setdefault(reason, ascii(path)[1:-1][:200])
 
@@ -81,24 +84,24 @@ def name_fault(name: str, is_folder: bool = False) -> str | None:
     stem = name.lower() if is_folder else PurePosixPath(name).stem.lower()
     if stem in DROPPED_NAMES or name.lower() == "conf.py" or stem.startswith("requirements"):
         return "says little (licence, build, tests, examples)"
-    return None if is_folder or kind_of(name) else "unsupported kind of file"
+    return None if is_folder or kind_of(name) else "unsupported file type"
 
 
 def repositories(folder: Path) -> list[Path]:
-    """The repositories in `folder`: its folders and archives, by name. Raises DataError where there is none."""
+    """The repositories in `folder`: its folders and archives, by name. Raises DataError if there are none."""
     try:
-        found = sorted(entry.name for entry in os.scandir(folder) if _is_repository(entry))
+        names = sorted(entry.name for entry in os.scandir(folder) if _is_repository(entry))
     except FileNotFoundError:
         raise DataError(
-            folder, "no such folder; put repositories (folders, .zip, .tar.gz) in it, or name another"
+            folder, "no such folder; put repositories (folders, .zip, .tar.gz) in it, or give another folder"
         ) from None
     except NotADirectoryError:
-        raise DataError(folder, "is a file; give the folder that holds the repositories") from None
+        raise DataError(folder, "is a file; give the folder that contains the repositories") from None
     except PermissionError:
-        raise DataError(folder, "may not be read; change its permissions") from None
-    if not found:
-        raise DataError(folder, "holds no repository; put folders, .zip or .tar.gz files in it")
-    return [folder / name for name in found]
+        raise DataError(folder, "permission denied; change its permissions") from None
+    if not names:
+        raise DataError(folder, "has no repositories; put folders, .zip or .tar.gz files in it")
+    return [folder / name for name in names]
 
 
 def readable(path: Path) -> bool:
@@ -111,7 +114,7 @@ def readable(path: Path) -> bool:
 
 
 def repository_name(path: Path) -> str:
-    """What a repository is called: its folder's name, or its archive's without the suffix."""
+    """A repository's name: its folder's, or its archive's without the suffix."""
     for suffix in SUFFIXES:
         if path.name.lower().endswith(suffix) and not path.is_dir():
             return path.name[: -len(suffix)]
@@ -121,9 +124,9 @@ def repository_name(path: Path) -> str:
 def filter_repository(
     source: Path, target: Path, max_bytes: int, advance: Callable[[], None] = lambda: None
 ) -> Filtered:
-    """Copy the files of `source` that are kept into the new folder `target`; `target` appears whole or not at all.
+    """Copy the selected files of `source` into the new folder `target`, which appears complete or not at all.
 
-    max_bytes: a larger file is dropped. advance: called for each file looked at.
+    max_bytes: larger files are dropped. advance: called for each file inspected.
     """
     result = Filtered(repository_name(source))
     staging = target.with_name(f".reflectkit-tmp-{target.name}")
@@ -168,7 +171,7 @@ def filter_repository(
             shutil.rmtree(target)
         staging.rename(target)
     else:
-        result.why_not = result.why_not or "no file is left"
+        result.why_not = result.why_not or "no files are left"
         shutil.rmtree(staging, ignore_errors=True)
     return result
 
@@ -185,19 +188,19 @@ _Files = Generator[tuple[PurePosixPath, Opener], None, None]
 
 
 def _folder_files(root: Path, result: Filtered) -> _Files:
-    """(relative path, opener) of every file whose name is kept; links are dropped, not followed."""
-    waiting = [PurePosixPath(".")]
-    seen = 0
-    while waiting:
-        folder = waiting.pop()
+    """(relative path, opener) of every file with a suitable name; links are dropped, not followed."""
+    pending = [PurePosixPath(".")]
+    count = 0
+    while pending:
+        folder = pending.pop()
         try:
             entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
         except OSError:
             result.drop("cannot be read", str(folder))
             continue
         for entry in entries:
-            seen += 1
-            if seen > MEMBERS:
+            count += 1
+            if count > MEMBERS:
                 raise RefusedError(f"more than {MEMBERS} files")
             path = folder / entry.name
             try:
@@ -212,22 +215,22 @@ def _folder_files(root: Path, result: Filtered) -> _Files:
             elif is_folder and len(path.parts) >= DEPTH:
                 result.drop("folder: nested too deep", str(path))
             elif is_folder:
-                waiting.append(path)
+                pending.append(path)
             else:
                 yield path, lambda name=entry.path: _open_plain(name)  # type: ignore[misc]
 
 
 def _open_plain(name: str) -> IO[bytes]:
-    """A regular file, opened for reading; a link put in its place meanwhile is refused (OSError)."""
+    """Open a regular file for reading. Raises OSError if it has been replaced by a link."""
     number = os.open(name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise OSError("no regular file")
+        raise OSError("not a regular file")
     return os.fdopen(number, "rb")
 
 
 def _archive_files(source: Path, result: Filtered) -> _Files:
-    """Likewise for an archive. Its one outermost folder, if it has one, is the repository."""
+    """The same for an archive. If it has a single top-level folder, that is the repository."""
     prefix = outermost(members(source))
     taken: set[PurePosixPath] = set()
     folders: set[PurePosixPath] = set()
@@ -251,7 +254,7 @@ def _archive_files(source: Path, result: Filtered) -> _Files:
         elif len(path.parts) >= DEPTH:
             result.drop("folder: nested too deep", name)
         elif path in taken or path in folders or taken & set(path.parents):
-            result.drop("same path twice", name)
+            result.drop("duplicate path", name)
         else:
             taken.add(path)
             folders.update(path.parents)
@@ -259,7 +262,7 @@ def _archive_files(source: Path, result: Filtered) -> _Files:
 
 
 def _take(path: PurePosixPath, open_file: Opener, staging: Path, max_bytes: int, result: Filtered) -> None:
-    """Copy one file piece by piece, looking at its content on the way; a file that turns out bad is removed again."""
+    """Copy one file in pieces and check its content on the way; an unsuitable file is removed again."""
     target = staging / path
     decoder = codecs.getincrementaldecoder("utf-8")()
     size = characters = ascii_characters = 0

@@ -1,7 +1,7 @@
-"""Turns to SFT rows: the original's five files, each row a `prompt` and a `completion`.
+"""Converts turns to SFT rows: the original's five files, in which each row has a `prompt` and a `completion`.
 
-A wrong move is no row for those who act; what the teacher said before it was right, and is a row for the reflector. The
-move that mends a mistake is a row of the full files and not of the `_positive` ones.
+A wrong move gives no row for a policy, but the comment before it was right and gives a row for the reflector. A move
+that corrects a mistake is in the full files but not in the `_positive` ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FILE_OF_ROLE = {"plain": "sft.jsonl", "reflection": "sft_reflection.jsonl", "pol
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One step to learn from. completion: what the policy is to write. note: "positive", "mistake" or "correction"."""
+    """One step to learn from. completion: the policy's target. note: "positive", "mistake" or "correction"."""
 
     observation: Observation
     reflection: str
@@ -50,7 +50,7 @@ def plain_row(lesson: Lesson) -> dict[str, str]:
 
 
 def reflection_row(lesson: Lesson) -> dict[str, str]:
-    """Prompt before the actions → the teacher's reflection."""
+    """Prompt without the actions → the teacher's reflection."""
     return {"prompt": reflection_prompt(lesson.observation), "completion": reflection_completion(lesson.reflection)}
 
 
@@ -62,7 +62,7 @@ def policy_row(lesson: Lesson, comment: str) -> dict[str, str]:
 def mismatched(comments: Sequence[str], share: float, generator: random.Random) -> list[str]:
     """`comments` with about `share` of them replaced by the comment of another lesson, drawn with `generator`.
 
-    A policy that is trained on such rows has to check a comment against what it sees, instead of obeying it blindly.
+    A policy trained on such rows learns to check comments against the observation instead of following them blindly.
     """
     return [generator.choice(comments) if generator.random() < share else comment for comment in comments]
 

@@ -1,5 +1,6 @@
-"""Splitting 7:2:1 so that nothing of a test problem is seen in training. Departs from the original, an
-unseeded coin.
+"""Splits problems 7:2:1 so that no part of a test problem is seen in training.
+
+Departs from the original, which flips an unseeded coin.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def split_groups(strata: Mapping[str, Hashable], generator: random.Random) -> di
     ----------
     strata: group → the stratum it is balanced in (e.g. whether it has demonstrations).
 
-    Within a stratum the counts are the nearest whole numbers to the shares, the largest remainder first.
+    Within a stratum, the counts are the shares rounded by the largest remainder method.
     """
     assigned: dict[str, str] = {}
     members: dict[Hashable, list[str]] = {}
@@ -41,8 +42,8 @@ def split_weighted(sizes: Mapping[str, int], generator: random.Random) -> dict[s
     ----------
     sizes: group → how many problems it has.
 
-    The largest group first, groups of one size in a drawn order, each goes to the split that lacks most of its share;
-    with three groups or more no split stays empty.
+    Groups are assigned from largest to smallest, in random order within a size, to the split that lacks most of its
+    share. With three or more groups, no split stays empty.
     """
     groups = sorted(sizes)
     generator.shuffle(groups)

@@ -1,8 +1,8 @@
-"""Demonstration records: the JSON that `gen-trajectory` writes, and its checking when it is read back.
+"""Demonstration records: the JSON that `gen-trajectory` writes, checked when it is read back.
 
-A record is a task with its demonstrations, in the original toolkit's field names:
+A record is a task with its demonstrations, with the original toolkit's field names:
 `{id, env, level, group, data, trajectories: [{model_name, info, seed, trajectory: [{reflection, cmd, note}]}]}`.
-`info` is "positive0", "positive1", … Only what was decided is kept; what was seen is made anew by the env.
+`info` is "positive0", "positive1", … Only decisions are stored; the env reproduces the observations.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Step:
 class Demonstration:
     """One episode of a teacher.
 
-    model_name: who. info: which of the task's demonstrations: "positive0", "negative1", … seed: of the episode.
-    filename: the file that it names at its end, in envs where one is named.
+    model_name: the teacher. info: which of the task's demonstrations it is: "positive0", "negative1", … seed: the
+    episode's. filename: the file given as the answer, in envs that ask for one.
     """
 
     model_name: str
@@ -46,13 +46,13 @@ class Demonstration:
 
     @property
     def negative(self) -> bool:
-        """Whether it shows a mistake and how to recover: only that step of it is one to learn."""
+        """Whether it shows a mistake and its correction; only the correction is used for training."""
         return self.info.startswith("negative")
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A task and its demonstrations, possibly none: such a task is for RL and evaluation."""
+    """A task and its demonstrations. A task without any is for RL and evaluation."""
 
     task: Task
     trajectories: tuple[Demonstration, ...]
@@ -64,7 +64,7 @@ class _File:
 
 
 def from_trajectory(trajectory: Trajectory, model_name: str, info: str) -> Demonstration:
-    """The demonstration that a finished episode is."""
+    """A finished episode as a demonstration."""
     steps = tuple(
         Step(
             turn.decision.reflection or "",
@@ -78,15 +78,15 @@ def from_trajectory(trajectory: Trajectory, model_name: str, info: str) -> Demon
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
-    """The record as one flat JSON object; a question in the original's fields."""
-    shown = [to_json(item) for item in record.trajectories]
-    for item in shown:
+    """The record as one flat JSON object; a question has the original's fields."""
+    demonstrations = [to_json(item) for item in record.trajectories]
+    for item in demonstrations:
         if not item["filename"]:
             del item["filename"]
     if record.task.env == questions.ENV:
-        return questions.to_record(record.task, shown)
+        return questions.to_record(record.task, demonstrations)
     flat: dict[str, Any] = to_json(record.task)
-    return flat | {"trajectories": shown}
+    return flat | {"trajectories": demonstrations}
 
 
 def read_records(path: Path, env: str) -> list[Record]:
@@ -94,27 +94,27 @@ def read_records(path: Path, env: str) -> list[Record]:
 
     Raises
     ------
-    DataError: naming the record and field; also for records of another env, or two of the same id.
+    DataError: naming the record and field; also for records of another env and duplicate ids.
     """
     records: list[Record] = []
-    seen: set[str] = set()
+    ids: set[str] = set()
     for number, value in enumerate(read_json_list(path)):
         where = f"{path}, record {number}"
         if lone_surrogate(json.dumps(value, ensure_ascii=False)):
-            raise DataError(where, "some text holds half a surrogate pair, which is not Unicode; fix the text")
+            raise DataError(where, "a text contains half a surrogate pair, which is not valid Unicode; fix the text")
         if env == questions.ENV:
             value = questions.from_record(value, where)
         task = from_json(Task, value, path=where)
         demonstrations = from_json(_File, value, path=where).trajectories
         if task.env != env:
-            raise DataError(where, f"is of env '{task.env}', but --env is '{env}'", field="env")
-        if task.id in seen:
-            raise DataError(where, f"the id {task.id!r} is there twice", field="id")
-        seen.add(task.id)
+            raise DataError(where, f"belongs to env '{task.env}', but --env is '{env}'", field="env")
+        if task.id in ids:
+            raise DataError(where, f"duplicate id {task.id!r}", field="id")
+        ids.add(task.id)
         records.append(Record(task, demonstrations))
     return records
 
 
 def demonstration_steps(demonstration: Demonstration) -> list[Mapping[str, Any]]:
-    """The steps as `agents.scripted.Replay` takes them."""
+    """The steps in the form of `agents.scripted.Replay`."""
     return [{"reflection": step.reflection, "cmd": step.cmd, "note": step.note} for step in demonstration.trajectory]

@@ -23,7 +23,7 @@ def shown(data: dict[str, int], command: str) -> bytes:
     ("content", "message"), [ (b"", "empty"), (b"[]", "empty"), (b"{}", "expected a JSON list"), (b"\xff\xfe\x00",
     "not UTF-8"), (b'[{"id": "a", "env": "taxi"', "not JSON"),
     (b'[{"id": "a", "env": "taxi", "level": "full", "group": "g"}]', "record 0: field 'data'"),
-    (b'[{"id": "a", "env": "corridor", "level": "long", "group": "g", "data": {}}]', "is of env 'corridor'"),
+    (b'[{"id": "a", "env": "corridor", "level": "long", "group": "g", "data": {}}]', "belongs to env 'corridor'"),
     ((b'[{"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {}, ' b'"trajectories": 3}]'),
     "field 'trajectories'"), (shown({"state": 1}, "fly"), "does not offer 'fly'"), (shown({"state": 900}, "north"),
     "data.state"), (b'[{"id": "a", "env": "taxi", "level": "full", "group": "g", "data": {"state": 1}}]',
@@ -112,4 +112,4 @@ def test_a_lone_surrogate_is_a_data_error(
     (tmp_path / "x.json").write_text(json.dumps([record]))
     for command in (["split"], ["gen-sft"], ["evaluate", "--policy", "oracle"], ["rlft", "--load-dir", "nowhere"]):
         told = error_of([*command, "--env", "taxi", "--task-file", "x.json"], capsys)
-        assert "x.json, record 0: some text holds half a surrogate pair" in told
+        assert "x.json, record 0: a text contains half a surrogate pair" in told

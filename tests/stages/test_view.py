@@ -150,7 +150,7 @@ BROKEN = {
     "infinite": ('{"turns": [{"reward": 1e999}]}', "field 'turns[0].reward'", "1e999"),
     "type": ('{"turns": [{"seen": 3}]}', "2: field 'turns[0].seen'", "text"),
     "turn": ('{"turns": [3]}', "2: field 'turns[0]'", "object"),
-    "shares": ('{"turns": [{"choices": ["a"], "probabilities": [1, 2]}]}', "turns[0].probabilities", "2 of them"),
+    "shares": ('{"turns": [{"choices": ["a"], "probabilities": [1, 2]}]}', "turns[0].probabilities", "2 probabilities"),
     "deep": ('{"turns": [], "data": ' + "[" * 100_000, "2: ", "fix or delete"),
     "digits": ('{"turns": [{"action": ' + "9" * 5000 + "}]}", "turns[0].action", "integer"),
 }
