@@ -23,8 +23,8 @@ from reflectkit.core.jsonl import write_json
 from reflectkit.core.registry import resolve
 from reflectkit.core.runs import Report, Table, open_run, write_permission
 from reflectkit.core.text import count_tokens, shorten
-from reflectkit.data.asking import parse_questions, question_messages
 from reflectkit.data.oracle import ask
+from reflectkit.data.question_prompts import parse_questions, question_messages
 from reflectkit.data.questions import Question, to_json
 from reflectkit.data.repos import DEPTH, kind_of
 from reflectkit.data.trajectories import Record, record_to_json

@@ -22,7 +22,7 @@ from reflectkit.agents.prices import prices_of
 from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, read_jsonl
 from reflectkit.core.text import count_tokens
-from reflectkit.data.asking import parse_questions, question_messages
+from reflectkit.data.question_prompts import parse_questions, question_messages
 from tests.explore import write_repository
 from tests.server import Server, completion, serve
 
