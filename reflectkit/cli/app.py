@@ -47,8 +47,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         screen.say(f"reflectkit {VERSION}")
         raise typer.Exit()
 

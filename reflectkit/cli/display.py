@@ -128,15 +128,15 @@ def show(console: Screen, report: Report) -> None:
     for table in report.tables:
         console.say(table.title, style="bold")
         for columns in _bands(table, console.width):
-            drawn = Table()
+            grid = Table()
             for index in columns:
                 if index == 0:
-                    drawn.add_column(Text(visible(table.columns[0])), no_wrap=True, max_width=WIDEST_NAME)
+                    grid.add_column(Text(visible(table.columns[0])), no_wrap=True, max_width=WIDEST_NAME)
                 else:
-                    drawn.add_column(Text(visible(table.columns[index])), justify="right", overflow="fold")
+                    grid.add_column(Text(visible(table.columns[index])), justify="right", overflow="fold")
             for row in table.rows:
-                drawn.add_row(*(Text(visible(row[index])) for index in columns))
-            console.print(drawn)
+                grid.add_row(*(Text(visible(row[index])) for index in columns))
+            console.print(grid)
     if report.skipped:
         console.say(f"Already finished in {_one_line(report.folder)}; --force runs it again.")
     for output in report.outputs:

@@ -63,7 +63,7 @@ def write_pages(folder: Path) -> list[Path]:
 
 
 def _row(item: Any) -> str:
-    shown = item.name.upper() if item.metadata.get("argument") else f"`{flag(item.name)}`"
+    label = item.name.upper() if item.metadata.get("argument") else f"`{flag(item.name)}`"
     if item.default is dataclasses.MISSING:
         default = "required"
     elif item.default is None or item.default in ("", ()):
@@ -71,7 +71,7 @@ def _row(item: Any) -> str:
     else:
         default = f"`{item.default}`"
     text = item.metadata["help"].replace("|", "\\|").replace("<", "&lt;")
-    return f"| {shown} | {default} | {text} |"
+    return f"| {label} | {default} | {text} |"
 
 
 if __name__ == "__main__":

@@ -302,14 +302,14 @@ def agree_with_test(
         return min(low, 0.0), max(high, 0.0)
     if low > 0 or high < 0:
         return low, high
-    rejected, kept = 0.0, difference
+    rejected, accepted = 0.0, difference
     for _ in range(HALVINGS):
-        middle = (rejected + kept) / 2
+        middle = (rejected + accepted) / 2
         if float(sign_flip_p((totals_C - middle * sizes_C)[None], signs_DC, every)[0]) < 0.05:
             rejected = middle
         else:
-            kept = middle
-    return (kept, max(high, kept)) if difference > 0 else (min(low, kept), kept)
+            accepted = middle
+    return (accepted, max(high, accepted)) if difference > 0 else (min(low, accepted), accepted)
 
 
 def _sums(clusters: Clusters) -> tuple[Array, Array, Array]:

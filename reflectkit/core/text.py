@@ -237,8 +237,8 @@ def keywords(text: str) -> list[str]:
     >>> keywords("Which file says how many days a book may be kept, and which days count?")
     ['many', 'day', 'book', 'kept', 'count']
     """
-    kept = [stem(word) for word in words(text) if word not in STOP_WORDS and (len(word) > 2 or word.isdigit())]
-    return list(dict.fromkeys(kept))
+    stems = [stem(word) for word in words(text) if word not in STOP_WORDS and (len(word) > 2 or word.isdigit())]
+    return list(dict.fromkeys(stems))
 
 
 @lru_cache(maxsize=100_000)

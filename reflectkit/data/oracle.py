@@ -92,8 +92,10 @@ def ask(root: str, files: Mapping[str, str], excerpts: Mapping[str, str], per_fi
     questions: dict[str, list[Question]] = {}
     for path, in_file in facts.items():
         chance = generator(0, "oracle", root, path)
-        shown = set(keywords(excerpts[path]))
-        own = {_key(fact): fact for fact in in_file if holders[_key(fact)] == 1 and shown.issuperset(_key(fact))}
+        excerpt_words = set(keywords(excerpts[path]))
+        own = {
+            _key(fact): fact for fact in in_file if holders[_key(fact)] == 1 and excerpt_words.issuperset(_key(fact))
+        }
         questions[path] = [
             Question(text, path, root, fact.answer, (), path.count("/"), MODEL)
             for fact in _varied(list(own.values()), per_file, chance)

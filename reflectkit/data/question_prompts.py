@@ -47,14 +47,14 @@ def parse_questions(text: str, path: str, count: int) -> list[tuple[str, str]]:
     pairs = [(_line(match["question"]), _line(match["answer"])) for match in PAIR.finditer(text)]
     if not pairs:
         raise ValueError("no `QUESTION: …` followed by an `ANSWER: …`")
-    kept: list[tuple[str, str]] = []
+    questions: list[tuple[str, str]] = []
     for question, answer in pairs:
         fits = count_tokens(question) <= LONGEST and count_tokens(answer) <= LONGEST_ANSWER
-        if fits and question and not leaks(question, path) and question not in dict(kept):
-            kept.append((question, answer))
-    if not kept:
+        if fits and question and not leaks(question, path) and question not in dict(questions):
+            questions.append((question, answer))
+    if not questions:
         raise ValueError(f"all {len(pairs)} questions quote the file's name or are too long")
-    return kept[:count]
+    return questions[:count]
 
 
 def _line(text: str) -> str:

@@ -134,7 +134,7 @@ def normal_command(command: str) -> str:
 
 def normal_path(commands: tuple[str, ...]) -> tuple[str, ...]:
     """A path without `ls`, with commands as the env offers them, and `id FILE` after a final `cat FILE`."""
-    kept = [normal_command(command) for command in commands if command.strip() != "ls"]
-    if kept and kept[-1].startswith("cat "):
-        kept.append("id" + kept[-1][3:])
-    return tuple(kept)
+    path = [normal_command(command) for command in commands if command.strip() != "ls"]
+    if path and path[-1].startswith("cat "):
+        path.append("id" + path[-1][3:])
+    return tuple(path)

@@ -232,7 +232,7 @@ def _open_plain(name: str) -> IO[bytes]:
 def _archive_files(source: Path, result: Filtered) -> _Files:
     """The same for an archive. If it has a single top-level folder, that is the repository."""
     prefix = outermost(members(source))
-    taken: set[PurePosixPath] = set()
+    paths: set[PurePosixPath] = set()
     folders: set[PurePosixPath] = set()
     for name, is_plain, open_member in members(source):
         path = safe_path(name)
@@ -253,10 +253,10 @@ def _archive_files(source: Path, result: Filtered) -> _Files:
             result.drop(fault, name)
         elif len(path.parts) >= DEPTH:
             result.drop("folder: nested too deep", name)
-        elif path in taken or path in folders or taken & set(path.parents):
+        elif path in paths or path in folders or paths & set(path.parents):
             result.drop("duplicate path", name)
         else:
-            taken.add(path)
+            paths.add(path)
             folders.update(path.parents)
             yield path, open_member
 

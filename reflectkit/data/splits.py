@@ -49,15 +49,15 @@ def split_weighted(sizes: Mapping[str, int], generator: random.Random) -> dict[s
     generator.shuffle(groups)
     groups.sort(key=lambda group: -sizes[group])
     total = sum(sizes.values())
-    wanted = {name: total * share / sum(SHARES) for name, share in zip(NAMES, SHARES, strict=True)}
-    held = dict.fromkeys(NAMES, 0)
+    targets = {name: total * share / sum(SHARES) for name, share in zip(NAMES, SHARES, strict=True)}
+    assigned_sizes = dict.fromkeys(NAMES, 0)
     assigned: dict[str, str] = {}
     for place, group in enumerate(groups):
-        empty = [name for name in NAMES if not held[name]]
+        empty = [name for name in NAMES if not assigned_sizes[name]]
         open_to = empty if len(groups) - place <= len(empty) else NAMES
-        name = max(open_to, key=lambda name: wanted[name] - held[name])
+        name = max(open_to, key=lambda name: targets[name] - assigned_sizes[name])
         assigned[group] = name
-        held[name] += sizes[group]
+        assigned_sizes[name] += sizes[group]
     return assigned
 
 
