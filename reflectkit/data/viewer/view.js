@@ -1,18 +1,18 @@
 
 "use strict";
-// Shows the episodes that stand in this file. Text of models reaches the page through `visible` alone, as text nodes.
+// Shows the episodes in this file. Model output reaches the page only through `visible`, as text nodes.
 
 const ROW = 32; // pixels of a row of the table; as in view.css
-const SPARE = 10; // rows that are drawn above and below what is seen
+const SPARE = 10; // rows drawn above and below the visible ones
 const KEPT_BLOCKS = 8;
-const LONG = 20000; // characters of a text that are shown at once; longer ones are not searched for calls
-const MOST_MARKS = 2000; // symbols for unseen characters that are shown at once
+const LONG = 20000; // characters of a text shown at once; longer texts are not searched for calls
+const MOST_MARKS = 2000; // symbols for invisible characters shown at once
 const BRIEF = 200; // characters of a name in a row
 const NAME = 1000; // characters of a name elsewhere
-const MOST_KEYS = 500; // of an object that are shown, and items of a memory
-const MOST_FILES = 5000; // of a tree that are drawn
-const DEEPEST = 50; // folder of a tree
-const MOST_LINES = 100; // of a map
+const MOST_KEYS = 500; // keys of an object, and items of a memory, that are shown
+const MOST_FILES = 5000; // files of a tree that are drawn
+const DEEPEST = 50; // depth of folders in a tree
+const MOST_LINES = 100; // lines of a map
 const MOST_RIVALS = 500;
 const MARKS = { success: "✓", failure: "✗", truncated: "✂", aborted: "⊘", unknown: "–" };
 const byId = (id) => document.getElementById(id);
@@ -69,7 +69,7 @@ function named(fields, row, texts) {
   return found;
 }
 
-/** The whole episode: the facts of the table, those of its block, and its turns. */
+/** The whole episode: its values in the table, those in its block, and its turns. */
 async function load(episode) {
   const number = blockOf(episode);
   const { texts, episodes } = await block(number);
@@ -92,7 +92,7 @@ const word = (column, episode) => index.texts[columns[column][episode]];
 
 // ------------------------------------------------------------------------------------------------------ text and elements
 
-// Control characters, marks that turn or hide text, and halves of surrogate pairs. A tab and a line's end stay as they are.
+// Control characters, marks that reverse or hide text, and lone surrogates. Tabs and newlines are unchanged.
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]|\p{Surrogate}/gu;
 
 const CONTROLS = "NUL SOH STX ETX EOT ENQ ACK BEL BS HT LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US".split(" ");
@@ -102,7 +102,7 @@ function symbol(character) {
   return CONTROLS[code] ?? (code === 0x7f ? "DEL" : `U+${code.toString(16).toUpperCase().padStart(4, "0")}`);
 }
 
-/** Nodes that show `text`, with symbols for what would not be seen. */
+/** Nodes that show `text`, with symbols for invisible characters. */
 function visible(text) {
   const nodes = [];
   let at = 0;
@@ -132,7 +132,7 @@ function make(tag, attributes, ...children) {
   return element;
 }
 
-/** How much of `text` is shown at once; never the half of a surrogate pair. */
+/** How much of `text` is shown at once, without splitting a surrogate pair. */
 function reach(text) {
   let end = Math.min(text.length, LONG);
   let marks = 0;
@@ -146,7 +146,7 @@ function reach(text) {
   return end < text.length && text.codePointAt(end - 1) > 0xffff ? end - 1 : end;
 }
 
-/** A long text, of which the rest comes on demand. */
+/** A long text, with the rest shown on demand. */
 function long(tag, text) {
   const end = reach(text);
   if (end === text.length) return make(tag, { class: "text" }, text);
@@ -183,7 +183,7 @@ function facts(pairs) {
   return make("dl", { class: "facts" }, shown.map(([name, value]) => make("div", null, make("dt", null, brief(name, NAME)), make("dd", null, typeof value === "string" ? brief(value, NAME) : value))));
 }
 
-/** An object, a line a key; lists of texts as lists, what is nested deeper as JSON. */
+/** An object with one line per key; lists of texts as lists, deeper values as JSON. */
 function nested(value) {
   const entries = Object.entries(value);
   const rest = entries.length > MOST_KEYS ? Object.fromEntries(entries.slice(MOST_KEYS)) : null;
@@ -302,7 +302,7 @@ function row(at, place) {
   return make("tr", { "data-episode": at, "data-current": at === state.selected, "aria-rowindex": place + 2 }, cells);
 }
 
-/** Bring the selected row into sight. */
+/** Scroll the selected row into view. */
 function reveal() {
   const list = byId("list");
   const top = state.order.indexOf(state.selected) * ROW;
@@ -371,7 +371,7 @@ function bar(most) {
   const select = make("select", { id: "rival", "data-focus": "rival" }, make("option", { value: "" }, "nothing"),
     rivals.map((at) => make("option", { value: at, selected: at === state.rival }, rivalName(at))));
   select.addEventListener("change", () => compareWith(select.value === "" ? null : Number(select.value)));
-  const compare = make("label", null, "Beside ", select);
+  const compare = make("label", null, "Compare with ", select);
   return make("div", { class: "bar-above" },
     make("button", { type: "button", class: "narrow", onclick: () => byId("list").scrollIntoView() }, "↑ List"),
     step("← Turn", -1, "back", "Previous turn"),
@@ -387,7 +387,7 @@ function rivalName(at) {
 
 function side(episode) {
   const turn = episode.turns[state.turn];
-  const heading = make("h2", { class: "text" }, brief(episode.task, NAME) || "no task's id");
+  const heading = make("h2", { class: "text" }, brief(episode.task, NAME) || "no task id");
   const how = make("span", { class: episode.outcome }, `${MARKS[episode.outcome]} ${episode.outcome}`);
   return make("article", null,
     heading,
@@ -414,7 +414,7 @@ function strip(episode) {
   }));
 }
 
-/** What was done, for a chip: the choice or the text, of calls their names. */
+/** The action, for a chip: the choice, the text, or the names of the calls. */
 function inShort(turn) {
   const made = turn.said !== null && !turn.choices ? calls(turn.said) : null;
   return made ? [...new Set(made.map((one) => one.name))].join(", ") + (made.length > 1 ? ` ×${made.length}` : "") : turn.said ?? "";
@@ -462,7 +462,7 @@ function call(text) {
   }
 }
 
-/** The calls in `text` in any of the three forms (core/tools.py); null where it holds none, or something else beside them. */
+/** The calls in `text` in any of the three forms (core/tools.py); null if there are none, or other text as well. */
 function calls(text) {
   if (text.length > LONG) return null;
   const marked = [...text.matchAll(/<tool_call>([\s\S]*?)<\/tool_call>/g)];
@@ -489,7 +489,7 @@ function said(turn) {
       nested(given),
       results[at] === undefined ? null : make("p", { class: "result text" }, `→ ${plain(results[at])}`)))),
     results.slice(made.length).map((result) => make("p", { class: "result text" }, `→ ${plain(result)}`)),
-    folded("As it was written", long("pre", turn.said)));
+    folded("Raw text", long("pre", turn.said)));
 }
 
 // ---------------------------------------------------------------------------------------------- views of environments
@@ -500,7 +500,7 @@ const VIEWS = {
   auto_explore: { beside: tree },
 };
 
-/** The map, with the taxi on a ground of its own. */
+/** The map, with the taxi highlighted. */
 function taxi(text) {
   const lines = text.split("\n");
   const isMap = (one) => /^[.TPDOX| ]+$/.test(one) && /[.|]/.test(one);
@@ -517,7 +517,7 @@ function taxi(text) {
   return make("div", null, around(lines.slice(0, first)), make("pre", { class: "text map" }, cells), around(lines.slice(last)));
 }
 
-/** The map's lines with room for a wall behind each cell, so that columns stand below each other. */
+/** The map's lines with space for a wall after each cell, so that columns are aligned. */
 function aligned(lines) {
   const rows = lines.map((one) => one.split(" ").filter(Boolean));
   const width = (row) => row.filter((cell) => cell !== "|").length;
@@ -527,9 +527,9 @@ function aligned(lines) {
 
 const HEADS = { "Semantic memory:": "semantic", "Episodic memory:": "episodic" };
 
-/** What an observation of the memory shows: {told, core, semantic, episodic, chunk}. */
+/** The parts of a memory observation: {feedback, core, semantic, episodic, chunk}. */
 function remembered(text) {
-  const found = { told: [], core: "", semantic: [], episodic: [], chunk: "" };
+  const found = { feedback: [], core: "", semantic: [], episodic: [], chunk: "" };
   const lines = text.split("\n");
   let into = null;
   for (const [at, one] of lines.entries()) {
@@ -541,18 +541,18 @@ function remembered(text) {
     if (head) into = HEADS[head];
     else if (one.startsWith("Core memory: ") && into === null) found.core = one.slice(13);
     else if (into && one.startsWith(" ")) found[into].push(one.slice(1));
-    else found.told.push(one);
+    else found.feedback.push(one);
   }
   if (found.core === "empty") found.core = "";
   return found;
 }
 
 function chunk(text) {
-  const { told, chunk: words } = remembered(text);
-  return make("div", null, told.some((one) => one.trim()) ? long("p", told.join("\n")) : null, words ? long("pre", words) : null);
+  const { feedback, chunk: words } = remembered(text);
+  return make("div", null, feedback.some((one) => one.trim()) ? long("p", feedback.join("\n")) : null, words ? long("pre", words) : null);
 }
 
-/** The memory before and after the turn, as the player was shown it; behind the last turn all of it. */
+/** The memory before and after the turn, as shown to the player; after the last turn, all of it. */
 function memory(episode, at) {
   const turn = episode.turns[at];
   if (turn.seen === null) return null;
@@ -573,7 +573,7 @@ function memory(episode, at) {
   const isNew = (item) => !known.has(item);
   const box = (title, one, kind, marked) => make("div", { class: "box" }, make("strong", null, title), memoryPart("Core", one.core ? [one.core] : [], kind, marked),
     memoryPart("Semantic", one.semantic, kind, marked), memoryPart("Episodic", one.episodic, kind, marked));
-  const pair = make("div", { class: "pair" }, box("Before", before, "removed", gone), after ? box(held ? "At the end, whole" : "After", after, "added", isNew) : null);
+  const pair = make("div", { class: "pair" }, box("Before", before, "removed", gone), after ? box(held ? "Complete, at the end" : "After", after, "added", isNew) : null);
   return make("div", null, section("Memory", pair), answers(episode, turn));
 }
 
@@ -590,12 +590,12 @@ function answers(episode, turn) {
   const asked = episode.data?.questions;
   if (!Array.isArray(given)) return null;
   const question = (at) => (Array.isArray(asked) && isObject(asked[at]) ? asked[at] : {});
-  const head = make("tr", null, ["Question", "Right answer", "The reader's"].map((title) => make("th", { scope: "col" }, title)));
+  const head = make("tr", null, ["Question", "Correct answer", "Reader's answer"].map((title) => make("th", { scope: "col" }, title)));
   const rows = given.map((answer, at) => make("tr", null, [question(at).question ?? "", question(at).answer ?? "", answer].map((cell) => make("td", null, plain(cell)))));
   return section("Answers from the memory", make("div", { class: "figures" }, make("table", null, make("thead", null, head), make("tbody", null, rows))));
 }
 
-/** The folders and files seen so far, what was read, and where the player is. */
+/** The folders and files seen so far, the files that were read, and the player's position. */
 function tree(episode, at) {
   const root = { name: "/", folders: new Map(), files: new Map() };
   const folder = (parts) => parts.slice(0, DEEPEST).reduce((here, name) => {
@@ -626,7 +626,7 @@ function tree(episode, at) {
       [...one.folders].map(([name, inner]) => draw(inner, `${path}${name}/`)),
       [...one.files].map(([name, tags]) => make("li", { class: "text" }, name, [...tags].map((tag) => make("span", { class: "tag" }, tag)),
         path + name === target ? make("span", { class: "tag target" }, "target") : null))));
-  return section("Files so far", make("ul", { class: "tree box mono" }, draw(root, "")));
+  return section("Files seen so far", make("ul", { class: "tree box mono" }, draw(root, "")));
 }
 
 // -------------------------------------------------------------------------------------------------------------- the runs
@@ -651,7 +651,7 @@ function drawOverview() {
       make("tbody", null, rows.map((one) => make("tr", null, used.map((name) => make("td", { class: kind(name) }, figure(name, one)))))));
     const settings = Object.keys(run.settings).length ? folded("Settings", nested(run.settings)) : null;
     return make("section", { class: "run" }, make("h3", null, run.name), make("p", { class: "text faint mono" }, run.path), rows.length ? make("div", { class: "figures" }, table) : null, settings);
-  }), make("p", { class: "faint" }, "Choose an episode, or press j. The other keys: ?"));
+  }), make("p", { class: "faint" }, "Choose an episode, or press j. Press ? to list all keys."));
 }
 
 // ----------------------------------------------------------------------------------------------- keys, theme, the address
@@ -673,7 +673,7 @@ function toggleTheme() {
   try {
     localStorage.setItem("reflectkit-theme", document.documentElement.dataset.theme);
   } catch {
-    // a page from disk may have no storage; the theme then lasts as long as the page
+    // a page opened from disk may have no storage; the theme then lasts as long as the page
   }
 }
 
@@ -715,13 +715,13 @@ function onKey(event) {
   KEYS[event.key]();
 }
 
-/** The address names the episode, the turn and the one beside, so that it can be sent. */
+/** The address names the episode, the turn and the compared episode, so that it can be shared. */
 function remember() {
   const parts = state.selected === null ? [] : [`episode=${state.selected}`, `turn=${state.turn + 1}`, ...(state.rival === null ? [] : [`beside=${state.rival}`])];
   try {
     history.replaceState(null, "", parts.length ? `#${parts.join("&")}` : "#");
   } catch {
-    // some browsers let a page from disk keep its address only
+    // some browsers do not let a page opened from disk change its address
   }
 }
 
@@ -741,7 +741,7 @@ function recall() {
 }
 
 function fail(error) {
-  byId("detail").replaceChildren(make("p", null, `This page cannot be shown: ${error.message}. Make it again with \`reflectkit view\`, or try a newer browser.`));
+  byId("detail").replaceChildren(make("p", null, `This page cannot be shown: ${error.message}. Create it again with \`reflectkit view\`, or try a newer browser.`));
 }
 
 async function start() {
@@ -749,7 +749,7 @@ async function start() {
     const theme = localStorage.getItem("reflectkit-theme");
     if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
   } catch {
-    // no storage, no choice to remember
+    // without storage, there is no choice to restore
   }
   index = await unpack("index");
   columns = index.columns;
