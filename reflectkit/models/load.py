@@ -19,7 +19,7 @@ from reflectkit.core.config import DTYPES, PACKAGED, QUANTIZE, TINY
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError, unknown_name
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, write_json
 from reflectkit.models.checks import all_finite
-from reflectkit.models.hush import hush
+from reflectkit.models.silence import silence_libraries
 
 ROLE_FILE = "reflectkit.json"
 POLICY_ADAPTER = "default"  # peft's own name for the first adapter of a model
@@ -127,7 +127,7 @@ def load_tokenizer(source: str | Path) -> Any:
     """The tokenizer of folder or hub id `source`. Raises CheckpointError."""
     from transformers import AutoTokenizer
 
-    hush()
+    silence_libraries()
     if looks_local(source):
         _check_folder(Path(source), None)
     try:

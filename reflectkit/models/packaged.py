@@ -14,7 +14,7 @@ from pathlib import Path
 from reflectkit.core.config import PACKAGED
 from reflectkit.core.errors import CheckpointError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX
-from reflectkit.models.hush import hush
+from reflectkit.models.silence import silence_libraries
 
 
 def convert(name: str, folder: Path) -> None:
@@ -37,7 +37,7 @@ def convert(name: str, folder: Path) -> None:
         raise CheckpointError(f"the package {package} holds no .gguf file; install it again")
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    hush()
+    silence_libraries()
     if folder.exists():
         raise CheckpointError(f"{folder} is there, but holds no model; delete it")
     staging = folder.parent / f"{TEMPORARY_PREFIX}{folder.name}"

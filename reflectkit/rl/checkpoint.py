@@ -54,7 +54,7 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         "max_tokens": learner.max_tokens,
     }
 
-    weights, optimizer = learner.shards.model_state(), learner.optimizer_state()
+    weights, optimizer = learner.optimizer.model_state(), learner.optimizer_state()
     target = folder / f"checkpoint-{trainer.step}"
     if not trainer.processes.first:
         return target
@@ -72,7 +72,7 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
 
     save_player(target, learner.player, {**facts, "step": trainer.step}, beside, weights)
     behind = [
-        path for path in found(folder) if _step_of(path) <= trainer.step
+        path for path in saved_in(folder) if _step_of(path) <= trainer.step
     ]  # later ones are damaged: this run began below
     for old in behind[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
@@ -176,7 +176,7 @@ def check_settings(
         )
 
 
-def found(folder: Path) -> list[Path]:
+def saved_in(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, by step. What is there was whole when written: writes are renames."""
     there = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
     return sorted(there, key=_step_of)

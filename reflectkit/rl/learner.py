@@ -22,8 +22,8 @@ from reflectkit.models.padding import right_pad
 from reflectkit.rl import losses
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.logprobs import Scored, Unit, minibatches, packed, score, units
+from reflectkit.rl.optimizers import flat, make_optimizer, nested
 from reflectkit.rl.processes import Processes
-from reflectkit.rl.shards import flat, nested, shards_of
 
 MEANS = ("token", "row")
 
@@ -84,8 +84,8 @@ class Learner:
         self.processes, self.notify = processes or Processes(), notify
         self.max_tokens = settings.max_tokens
         player.activate()
-        self.shards = shards_of(player.model, settings.learning_rate, settings.max_grad_norm, self.processes)
-        self.scorer = self.shards.scorer
+        self.optimizer = make_optimizer(player.model, settings.learning_rate, settings.max_grad_norm, self.processes)
+        self.scorer = self.optimizer.scorer
         self._observed: dict[tuple[int, ...], float] = {}
         self.critic_weights = list(critic.parameters()) if critic is not None else []
         self.critic_optimizer = torch.optim.AdamW(
@@ -110,7 +110,7 @@ class Learner:
         self.player.activate()
         if self.settings.gradient_checkpointing:
             checkpoint_gradients(self.player.model)
-        self.shards.schedule(rate)
+        self.optimizer.schedule(rate)
         for group in self.critic_optimizer.param_groups:
             group["lr"] = self.settings.critic_rate * rate
         sums: dict[str, float] = {}
@@ -179,7 +179,7 @@ class Learner:
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         """Both optimizers' tensors, as `<policy or critic>.<key>`. To be called by all processes."""
-        state = {f"policy.{key}": value for key, value in self.shards.tensors().items()}
+        state = {f"policy.{key}": value for key, value in self.optimizer.tensors().items()}
         critic = self.critic_optimizer.state_dict()["state"] if self.critic is not None else {}
         return state | {f"critic.{key}": value for key, value in flat(critic).items()}
 
@@ -189,14 +189,14 @@ class Learner:
         critic = {key.removeprefix("critic."): value for key, value in tensors.items() if key.startswith("critic.")}
         if self.critic is not None:
             self.critic_optimizer.load_state_dict(self.critic_optimizer.state_dict() | {"state": nested(critic)})
-        self.shards.load(mine)
+        self.optimizer.load(mine)
 
     def _step(self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool) -> dict[str, float] | None:
         """One gradient step on a minibatch; None, and no step, where the policy has moved too far."""
         parts = sorted(minibatch, key=lambda unit: -len(unit.tokens))
         numbers = [row for unit in minibatch for row in unit.rows]
         while True:
-            self._forget_gradients()
+            self._zero_grad()
             figures = self._accumulate(samples, self._micro_batches(parts), numbers)
             everyone = self.processes.gather(figures)
             if all(found is not None for found in everyone):
@@ -208,17 +208,17 @@ class Learner:
         _check_finite(merged, here)
         if may_stop and 0 < self.settings.target_kl < merged["kl"]:
             return None
-        merged["gradient_norm"] = self.shards.step()
+        merged["gradient_norm"] = self.optimizer.step()
         _check_finite(merged, here)
         if self.critic is not None:
             self.processes.add_gradients(self.critic_weights)
             self.critic_optimizer.step()
-        if not all(self.processes.gather(all_finite([*self.shards.parts(), *self.critic_weights]))):
+        if not all(self.processes.gather(all_finite([*self.optimizer.parts(), *self.critic_weights]))):
             raise DivergedError("the update diverged (a weight became NaN or infinite)", here)
         return merged
 
-    def _forget_gradients(self) -> None:
-        self.shards.forget()
+    def _zero_grad(self) -> None:
+        self.optimizer.zero_grad()
         self.critic_optimizer.zero_grad(set_to_none=True)
 
     def _micro_batches(self, parts: Sequence[Unit]) -> list[tuple[list[Unit], float]]:
@@ -248,13 +248,13 @@ class Learner:
                 scored = score(self.scorer, samples, micro, self.player.pad_id, self.settings.temperature)
                 reference_N = self._reference(samples, micro) if self.reference is not None else None
                 loss, found = self._loss(samples, scored, reference_N, len(numbers), tokens, fresh)
-                self.shards.backward(loss * counts * self.shards.loss_scale, last=number == len(micros) - 1)
+                self.optimizer.backward(loss * counts * self.optimizer.loss_scale, last=number == len(micros) - 1)
                 figures = {name: value + counts * found[name] for name, value in figures.items()} | {
                     "ratio_deviation": max(figures["ratio_deviation"], found["ratio_deviation"])
                 }
             for weight in self.critic_weights:
                 if weight.grad is not None:
-                    weight.grad /= self.shards.loss_scale
+                    weight.grad /= self.optimizer.loss_scale
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -340,7 +340,7 @@ class Learner:
 
     def _halve(self, parts: Sequence[Unit]) -> None:
         """Take half as much at once from now on. Raises ReflectkitError where a single unit is too much."""
-        self._forget_gradients()
+        self._zero_grad()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         widest = max(len(unit.tokens) for unit in parts)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import read_jsonl
 from reflectkit.core.runs import Report
-from reflectkit.stages import comparing
+from reflectkit.stages import eval_tables
 
 MAKERS = ("gen-sft", "sft", "rlft")
 """Stages whose steps an ablation may change; the data before them is shared by all arms."""
@@ -110,7 +110,7 @@ def compared(ablations: Mapping[str, Ablation], evaluations: Sequence[Report]) -
     found = []
     for name, ablation in ablations.items():
         pair = [episode for arm in (ablation.of, ablation.arm) for episode in played if episode["name"] == arm]
-        found += [{"ablation": name} | one for one in comparing.differences(pair)]
+        found += [{"ablation": name} | one for one in eval_tables.differences(pair)]
     return found
 
 

@@ -37,7 +37,7 @@ from reflectkit.core.types import Task
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import ENVS
 from reflectkit.stages.common import PlayConfig, at_level
-from reflectkit.stages.comparing import csv_text
+from reflectkit.stages.eval_tables import csv_text
 
 EXAMPLES = (
     "reflectkit bench env --env auto_explore",
@@ -111,10 +111,10 @@ def _coverage(config: Config, progress: Progress) -> Report:
 
 def _learning(config: Config, progress: Progress) -> Report:
     """Rollouts and updates of models with random weights."""
-    from reflectkit.models.hush import hush
+    from reflectkit.models.silence import silence_libraries
     from reflectkit.stages.bench_rl import measure
 
-    hush()
+    silence_libraries()
     with open_run("bench", config, again=True) as current, _problems(config, progress) as (settled, tasks):
         make = settled.maker(tasks[0].level)
         figures: dict[str, Any] = {}

@@ -292,4 +292,4 @@ def _bare_backward(learner: Learner, samples: Sequence[Sample]) -> None:
                 logits_to_keep=1,
             )
             output.logits.sum().backward()
-    learner.shards.forget()
+    learner.optimizer.zero_grad()

@@ -37,7 +37,7 @@ from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of
 from reflectkit.stages.common import MOST_TOKENS, PlayConfig, at_level, check_level
-from reflectkit.stages.comparing import (
+from reflectkit.stages.eval_tables import (
     csv_text,
     differences,
     differences_table,

@@ -21,7 +21,7 @@ from reflectkit.core.jsonl import read_json, read_jsonl, rows_so_far
 from reflectkit.core.runs import Report, Table, open_run, worked_on
 from reflectkit.core.stats import smooth
 from reflectkit.stages.common import told_apart
-from reflectkit.stages.drawing import Curve, draw_bars, draw_curves
+from reflectkit.stages.figures import Curve, draw_bars, draw_curves
 
 EXAMPLES = (
     "reflectkit plot --runs Reflect-RL=results/taxi-tiny/reflect-rl --runs 'SFT + RL=results/taxi-tiny/sft-rl'",

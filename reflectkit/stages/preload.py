@@ -13,9 +13,9 @@ with contextlib.suppress(Exception):  # the step that needs a library says what 
     import torch
 
     if not any(getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu")):
-        from reflectkit.models.hush import hush
+        from reflectkit.models.silence import silence_libraries
 
-        hush()  # before bitsandbytes is imported, which is noisy without a GPU
+        silence_libraries()  # before bitsandbytes is imported, which is noisy without a GPU
 
         import accelerate  # noqa: F401
         import peft  # noqa: F401

@@ -28,8 +28,8 @@ from reflectkit.envs import cluster_of
 from reflectkit.models.sampler import Opening
 from reflectkit.stages.algorithm import AlgorithmConfig
 from reflectkit.stages.common import at_level, check_level, model_source
+from reflectkit.stages.distributed import shared_run, start_processes
 from reflectkit.stages.sampling import LOCAL, SamplerConfig
-from reflectkit.stages.together import started_together, together
 
 if TYPE_CHECKING:
     from reflectkit.models.load import Player
@@ -174,7 +174,7 @@ def run(config: Config, progress: Progress) -> Report:
     source = config.task_file or config.folder / "train.json"
     tasks = [record.task for record in read_records(source, config.env_name)]
     levels = _levels(config, tasks, source)
-    processes = started_together(config.device, config.report_to, config.results_dir, config.threads)
+    processes = start_processes(config.device, config.report_to, config.results_dir, config.threads)
     if processes.sharded and config.share_base:
         raise ConfigError(
             "--share-base needs the base whole in each process; leave it out, or use configs/multi_gpu.yaml"
@@ -191,7 +191,7 @@ def run(config: Config, progress: Progress) -> Report:
         models.append(Path(config.model))
     _try_prompts(config, levels)
     held_out = [source.with_name("validate.json")] if config.validate_steps else []
-    with together("rlft", config, [source, *held_out, *models, *config.input_files(tasks)], processes) as current:
+    with shared_run("rlft", config, [source, *held_out, *models, *config.input_files(tasks)], processes) as current:
         if current.done:
             return current.done
         told = plain_settings(config) | {"problems": digest(source)}
@@ -258,7 +258,7 @@ def _resumed(
     from reflectkit.rl import checkpoint
 
     defaults = default_settings(config) | foreign_defaults(config)
-    for place in reversed(checkpoint.found(folder)):
+    for place in reversed(checkpoint.saved_in(folder)):
         try:
             checkpoint.check_files(place)
             trainer = _trainer(config, levels, place, processes, progress)
@@ -486,7 +486,7 @@ def _kept(error: ReflectkitError, folder: Path, trainer: Trainer) -> ReflectkitE
     path = folder / f"diverged-{trainer.step + 1}.jsonl"
     if trainer.processes.first:
         write_jsonl(path, _readable(error, trainer))
-    last = checkpoint.found(folder)
+    last = checkpoint.saved_in(folder)
     mend = f"go on with --resume-from {last[-1]} and a lower --learning-rate" if last else "lower --learning-rate"
     return DivergedError(f"{error}; {mend} (the rows are in {path})")
 

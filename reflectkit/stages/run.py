@@ -35,7 +35,7 @@ from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.runs import Report, open_run
-from reflectkit.stages import STAGES, comparing, plot
+from reflectkit.stages import STAGES, eval_tables, plot
 from reflectkit.stages.ablations import (
     LISTS,
     MAKERS,
@@ -162,7 +162,7 @@ def run(config: Config, progress: Progress) -> Report:
         if ablations:
             effects = {step: compared(ablations, parts) for step, parts in evaluations.items()}
             figures["ablations"] = [{"step": step} | one for step, entries in effects.items() for one in entries]
-            ablated = [comparing.ablations_table(entries, step) for step, entries in effects.items() if entries]
+            ablated = [eval_tables.ablations_table(entries, step) for step, entries in effects.items() if entries]
         if config.seeds == 1:
             current.tables += [*(table for report in finals for table in report.tables), *ablated]
             return current.finish(figures, [path for report in finals for path in report.outputs])
@@ -172,8 +172,8 @@ def run(config: Config, progress: Progress) -> Report:
             path = current.folder / (f"eval-{step}.json" if number else "eval.json")
             write_json(path, {"rows": rows})
             outputs.append(path)
-            current.tables.append(comparing.table(f"{config.recipe}, {step}, {config.seeds} seeds pooled", rows))
-            current.tables += comparing.figures_tables(rows)
+            current.tables.append(eval_tables.table(f"{config.recipe}, {step}, {config.seeds} seeds pooled", rows))
+            current.tables += eval_tables.figures_tables(rows)
         current.tables += ablated
         if drawn_from := _all_curves(jobs, reports):
             picture = current.folder / "curves.png"
@@ -201,7 +201,7 @@ def planned(config: Config) -> tuple[list[Job], dict[str, Ablation]]:
 def pool(evaluations: list[Report]) -> list[dict[str, Any]]:
     """Rows over several evaluations (seeds), from their episodes."""
     paths = [report.folder / "episodes.jsonl" for report in evaluations]
-    return comparing.pooled([[episode for _, episode in read_jsonl(path)] for path in paths])
+    return eval_tables.pooled([[episode for _, episode in read_jsonl(path)] for path in paths])
 
 
 def _packaged() -> Any:

@@ -160,10 +160,10 @@ def run(config: Config, progress: Progress) -> Report:
 
 def _player(config: Config, source: Path, rows: list[tuple[int, str, str]]) -> Player:
     """The model to train. Raises CheckpointError."""
-    from reflectkit.models.hush import hush
     from reflectkit.models.load import Player, load_player, pick_device, with_adapter
+    from reflectkit.models.silence import silence_libraries
 
-    hush()
+    silence_libraries()
     if config.model in TINY:
         from reflectkit.models.tiny import build_model, build_tokenizer
 

@@ -29,7 +29,7 @@ from reflectkit.rl.processes import Processes
 Tensors = dict[str, torch.Tensor]
 
 
-class Whole:
+class Replicated:
     """Every process has all of it; gradients are summed once a step.
 
     model: whose trainable weights learn. rate: AdamW's, full. max_norm: gradients are scaled down to it.
@@ -52,7 +52,7 @@ class Whole:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate * rate
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         """Drop the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -67,10 +67,10 @@ class Whole:
 
     def _clip_and_step(self) -> float:
         norm: Any = nn.utils.clip_grad_norm_(self.weights, self.max_norm)
-        found = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-        if math.isfinite(found):
+        value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        if math.isfinite(value):
             self.optimizer.step()
-        return found
+        return value
 
     def parts(self) -> list[torch.Tensor]:
         """What this process holds of the trained weights."""
@@ -93,7 +93,7 @@ class Whole:
         return None
 
 
-class Fsdp2(Whole):
+class Fsdp2(Replicated):
     """Every process has a part of everything, as DTensors."""
 
     def __init__(self, model: nn.Module, rate: float, max_norm: float, processes: Processes) -> None:
@@ -138,7 +138,7 @@ class Fsdp2(Whole):
         return {name: value for key, value in whole.items() if (name := key.removeprefix("model.")) in once}
 
 
-class Zero(Whole):
+class Zero(Replicated):
     """DeepSpeed's ZeRO: stage 2 parts gradients and Adam's state, stage 3 the weights too."""
 
     def __init__(self, model: nn.Module, rate: float, max_norm: float, processes: Processes) -> None:
@@ -171,7 +171,7 @@ class Zero(Whole):
         return list(three if three is not None else self.zero.single_partition_of_fp32_groups)
 
     @override
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         pass  # a step leaves none behind
 
     @override
@@ -200,9 +200,9 @@ class Zero(Whole):
         mine = {
             key.partition(".")[2]: value for key, value in tensors.items() if key.startswith(f"{self.processes.rank}.")
         }
-        found = nested(mine)
+        saved = nested(mine)
         same = [
-            found[number]["weights"].shape == part.shape for number, part in enumerate(self.parts()) if number in found
+            saved[number]["weights"].shape == part.shape for number, part in enumerate(self.parts()) if number in saved
         ]
         if len(ranks) != self.processes.count or len(same) != len(self.parts()) or not all(same):
             raise ReflectkitError(
@@ -210,7 +210,7 @@ class Zero(Whole):
                 " same configuration only; --resume-from starts anew from its weights"
             )
         for number, part in enumerate(self.parts()):
-            values = {name: value.to(part.device) for name, value in found[number].items()}
+            values = {name: value.to(part.device) for name, value in saved[number].items()}
             part.data.copy_(values.pop("weights"))
             self._state[part] = {name: value.cpu() if name == "step" else value for name, value in values.items()}
 
@@ -228,9 +228,9 @@ class Zero(Whole):
         return whole
 
 
-def shards_of(model: nn.Module, rate: float, max_norm: float, processes: Processes) -> Whole:
+def make_optimizer(model: nn.Module, rate: float, max_norm: float, processes: Processes) -> Replicated:
     """As the processes were started."""
-    kind = {"FSDP": Fsdp2, "DEEPSPEED": Zero}.get(processes.kind, Whole)
+    kind = {"FSDP": Fsdp2, "DEEPSPEED": Zero}.get(processes.kind, Replicated)
     return kind(model, rate, max_norm, processes)
 
 

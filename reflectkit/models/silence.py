@@ -6,7 +6,7 @@ import logging
 import warnings
 
 
-def hush() -> None:
+def silence_libraries() -> None:
     """Silence transformers, datasets, TRL and bitsandbytes below errors. Cheap to call again."""
     import datasets
     import transformers

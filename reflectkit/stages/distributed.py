@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from reflectkit.rl.processes import Processes
 
 
-def started_together(device: str, trackers: Sequence[str], results_dir: Path, threads: int = 1) -> Processes:
+def start_processes(device: str, trackers: Sequence[str], results_dir: Path, threads: int = 1) -> Processes:
     """The processes that were started together, or this one alone. Raises ConfigError where rlft cannot run so."""
     use_threads(threads)
     import torch
     from accelerate import Accelerator
     from accelerate.utils import DistributedType
 
-    from reflectkit.models.hush import hush
+    from reflectkit.models.silence import silence_libraries
     from reflectkit.rl.processes import Processes
 
-    hush()
+    silence_libraries()
     for name in trackers:
         _need_tracker(name)
     accelerator = Accelerator(
@@ -52,7 +52,7 @@ def _need_tracker(name: str) -> None:
 
 
 @contextlib.contextmanager
-def together(stage: str, config: StageConfig, inputs: list[Path], processes: Processes) -> Iterator[Run]:
+def shared_run(stage: str, config: StageConfig, inputs: list[Path], processes: Processes) -> Iterator[Run]:
     """The run, opened and held by the first process; the others get to know it."""
     with contextlib.ExitStack() as stack:
         mine = stack.enter_context(open_run(stage, config, inputs)) if processes.first else None
