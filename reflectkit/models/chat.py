@@ -1,10 +1,9 @@
-"""A conversation with tools as a tokenizer's chat template writes it, and the exact tokens of a conversation that goes
-on.
+"""A conversation with tools as rendered by a tokenizer's chat template, and the exact tokens of a conversation so far.
 
 Contents are data. Whatever a template or a vocabulary reads as a mark (`<|im_end|>`, `[INST]`, `</tool_call>`, …) gets
-a zero-width space behind its first character where it stands in a message or a tool's description: it looks the same,
-and is no mark. Templates trim, split and JSON-escape contents, so this is done before them. What the assistant wrote
-keeps the marks of calls and thoughts only, and is put as it was written, whatever the template would make of calls.
+a zero-width space after its first character in messages and tool descriptions: it looks the same but is not a mark.
+Templates trim, split and JSON-escape contents, so this is done first. The assistant's text keeps only the marks of
+calls and thoughts, and is rendered as it was written, whatever the template would do with calls.
 """
 
 from __future__ import annotations
@@ -31,24 +30,22 @@ from reflectkit.core.tools import (
 from reflectkit.core.types import Message, Observation, ToolSpec, ToolUse
 from reflectkit.models.tokens import encodable, prompt_ids
 
-MEMO_LIMIT = 4096  # conversations; the oldest go first
+MEMO_LIMIT = 4096  # conversations; the oldest are dropped first
 UNSEEN = "\u200b"  # zero-width space
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
 THOUGHT = ("<think>", "</think>")
 LITERAL_MARK = re.compile(r"<[^<>\s'\"{}]{1,40}>|\[/?[A-Z_]{2,40}\]")
 PROBE = ToolSpec("probe_tool", "Probes.", {"type": "object", "properties": {}})
-DATE = "26 Jul 2024"  # Llama 3 writes today's date otherwise; this is its own default
+DATE = "26 Jul 2024"  # Llama 3's default; its template would insert today's date
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
 class Dialogue:
-    """How observations are put to `tokenizer`. plain: its chat template is left alone, for a model that was fine-tuned
-    without.
+    """Renders observations for `tokenizer`. plain: do not use its chat template, for a model fine-tuned without it.
 
-    form: of the calls, see `core/tools.py`: what the template teaches; "plain" where it knows no tools, or another
-    form.
+    form: the form of calls (see `core/tools.py`) that the template teaches; "plain" if it has no tools or another form.
     stop_ids: an answer ends with any of these.
     """
 
@@ -65,14 +62,14 @@ class Dialogue:
         self.form: Form = self._find_form() if self.template else PLAIN
         self._takes_system = self.template and self._shows([{"role": "system", "content": PROBE.name}, _user("-")])
         self._texts: OrderedDict[tuple[int, ...], str] = OrderedDict()
-        self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._sampled: OrderedDict[str, tuple[int, ...]] = OrderedDict()
 
     def text(self, observation: Observation, comment: str | None = None) -> str:
-        """What the model reads; `comment` closes the last message that is not its own.
+        """The prompt; `comment` is added to the last message that is not the model's own.
 
         Raises
         ------
-        CheckpointError: the template refuses the messages.
+        CheckpointError: the template rejects the messages.
         """
         if not self.template:
             return self.harmless(policy_prompt(observation, comment))
@@ -93,63 +90,57 @@ class Dialogue:
         return self._render(self._two_sided(messages), [])
 
     def harmless(self, text: str) -> str:
-        """`text` as it is read without a template: its marks are none."""
+        """`text` for use without a template, with its marks neutralised."""
         return _neutral(text, self._marks)
 
     def ids(self, observation: Observation, comment: str | None = None) -> tuple[int, ...]:
-        """The tokens of `text`. What was remembered of its beginning is taken as it was sampled; the rest is
-        tokenised.
-        """
+        """The tokens of `text`: the remembered beginning as it was sampled, the rest tokenised."""
         text = self.text(observation, comment)
-        begun = max((known for known in self._known if text.startswith(known)), key=len, default="")
-        if begun:
-            ids = (*self._known[begun], *self._tokenise(text[len(begun) :]))
+        beginning = max((one for one in self._sampled if text.startswith(one)), key=len, default="")
+        if beginning:
+            ids = (*self._sampled[beginning], *self._tokenise(text[len(beginning) :]))
         else:
             ids = self._tokenise(text) if self.template else tuple(prompt_ids(self.tokenizer, text))
         _keep(self._texts, ids, text)
         return ids
 
     def remember(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
-        """That `token_ids` were sampled behind a prompt that `ids` gave: a prompt that goes on from there
-        keeps them.
-        """
+        """Remember that `token_ids` were sampled after a prompt from `ids`, so that a longer prompt keeps them."""
         text = self._texts.get(tuple(prompt_ids))
         if text is not None and token_ids:
             cut = len(token_ids) - (token_ids[-1] in self.stop_ids)
-            said = _neutral(self.words(token_ids[:cut]), self._foreign_marks)
-            _keep(self._known, text + said + self.words(token_ids[cut:]), (*prompt_ids, *token_ids))
+            answer = _neutral(self.words(token_ids[:cut]), self._foreign_marks)
+            _keep(self._sampled, text + answer + self.words(token_ids[cut:]), (*prompt_ids, *token_ids))
 
     def words(self, token_ids: Sequence[int]) -> str:
-        """What was written with `token_ids`, special tokens too: some templates mark calls with them."""
+        """The text of `token_ids` including special tokens, with which some templates mark calls."""
         return str(
             self.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         )
 
     def completion(self, action: int | str | ToolUse) -> str:
-        """What the model is trained to write behind `text`: the calls in its form, or the words where there
-        are none.
-        """
+        """What the model is trained to write after `text`: the calls in its form, or the words if there are none."""
         if not isinstance(action, ToolUse):
-            said = action_completion(action)
+            answer = action_completion(action)
         else:
             words = form_text((), PLAIN) if self.form == PLAIN else _neutral(action.text.strip(), self._foreign_marks)
-            said = " " + (form_text(action.calls, self.form) if action.calls else words)
-        return said.removeprefix(" ") if self.template else said
+            answer = " " + (form_text(action.calls, self.form) if action.calls else words)
+        return answer.removeprefix(" ") if self.template else answer
 
     def _message(self, message: Message) -> dict[str, str]:
-        """The message as templates take it. An assistant's calls stand in its text, or are written there."""
+        """The message as templates expect it. An assistant's calls are part of its text, or are added to it."""
         if message.role != "assistant":
             named = {"name": message.name} if message.name else {}
             return {"role": message.role, "content": _neutral(message.content, self._marks), **named}
-        said = message.content or (form_text(message.calls, self.form) if message.calls else "")
-        return {"role": "assistant", "content": _neutral(said, self._foreign_marks)}
+        content = message.content or (form_text(message.calls, self.form) if message.calls else "")
+        return {"role": "assistant", "content": _neutral(content, self._foreign_marks)}
 
     def _tool(self, tool: ToolSpec) -> dict[str, Any]:
         function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
         return {"type": "function", "function": _neutral_json(function, self._marks)}
 
     def _two_sided(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
-        """`messages` for templates without tools: results come from the user, and no side speaks twice in a row."""
+        """`messages` for templates without tools: results come from the user, and the roles alternate."""
         sided: list[dict[str, str]] = []
         for message in messages:
             role, content = message["role"], message["content"]
@@ -164,7 +155,7 @@ class Dialogue:
         return sided
 
     def _find_form(self) -> Form:
-        """What the template asks for when it is given a tool."""
+        """The form of calls that the template asks for when it is given a tool."""
         try:
             shown = self._render([_user("-")], [self._tool(PROBE)])
         except CheckpointError:
@@ -191,7 +182,7 @@ class Dialogue:
         except (TemplateError, TypeError, ValueError) as error:
             reason = one_line(str(error))[:200]
             raise CheckpointError(
-                f"the model's chat template refuses this conversation ({reason}); take another model"
+                f"the model's chat template rejects this conversation ({reason}); use another model"
             ) from None
 
     def _tokenise(self, text: str) -> tuple[int, ...]:
@@ -203,17 +194,17 @@ def _user(content: str) -> dict[str, str]:
 
 
 def _pattern(marks: Iterable[str]) -> re.Pattern[str]:
-    """The first character of each of `marks`, wherever one stands, also inside another."""
+    """Matches the first character of each of `marks` wherever it occurs, even inside another."""
     longer = sorted(mark for mark in marks if len(mark) > 1 and mark.strip())
     return re.compile(f"(?=(?:{'|'.join(map(re.escape, longer))}))(.)", re.DOTALL)
 
 
 def _neutral(text: str, marks: re.Pattern[str]) -> str:
-    return marks.sub(lambda found: found.group(1) + UNSEEN, text)
+    return marks.sub(lambda match: match.group(1) + UNSEEN, text)
 
 
 def _neutral_json(value: Any, marks: re.Pattern[str]) -> Any:
-    """A JSON value, its strings and keys made neutral."""
+    """A JSON value with its strings and keys neutralised."""
     if isinstance(value, str):
         return _neutral(value, marks)
     if isinstance(value, dict):
@@ -222,7 +213,7 @@ def _neutral_json(value: Any, marks: re.Pattern[str]) -> Any:
 
 
 def _keep(memo: OrderedDict[Key, Value], key: Key, value: Value) -> None:
-    """Put it into `memo`, which stays bounded."""
+    """Put an entry into `memo`, which stays bounded."""
     memo[key] = value
     memo.move_to_end(key)
     if len(memo) > MEMO_LIMIT:

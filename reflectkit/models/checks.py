@@ -1,4 +1,4 @@
-"""Whether weights are still numbers."""
+"""Checks of weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @torch.no_grad()
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether no value in `tensors` is NaN or infinite; integer tensors, as of quantised weights, always are finite."""
+    """Whether no value in `tensors` is NaN or infinite. Integer tensors, e.g. quantised weights, are skipped."""
     floats = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     return math.isfinite(
         torch.nn.utils.get_total_norm(floats, norm_type=math.inf)

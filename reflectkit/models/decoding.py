@@ -1,9 +1,8 @@
-"""Writing free text, token by token, with a key-value cache: how the reflector comments, and a policy answers without
-choices.
+"""Decoding of free text with a key-value cache: the reflector's comments, and a policy's answers without choices.
 
-Greedy by default, so that a comment is a function of its prompt. Sampling draws from each row's own seed, so that what
-a row samples does not depend on its neighbours. Rows come and go: who is done is dropped from the cache, and the next
-prompt is read and joined to those still being written, after Orca's iteration-level scheduling (Yu et al., OSDI 2022).
+Greedy by default, so that a comment is a function of its prompt. Sampling uses each row's own seed, so that a row does
+not depend on its neighbours. Finished rows are dropped from the cache, and waiting prompts join the rows that are still
+open: Orca's iteration-level scheduling (Yu et al., OSDI 2022).
 """
 
 from __future__ import annotations
@@ -23,19 +22,15 @@ from reflectkit.core.seeding import uniform
 from reflectkit.models.padding import left_pad
 from reflectkit.models.scoring import forward_arguments, read_prefix
 
-CLEAR_AT = (
-    4  # rows that are done are dropped when they are one in so many: each time copies the cache, or reads new prompts
-)
-BLOCK = 256  # probabilities that are summed before any of them is looked at
+CLEAR_AT = 4  # finished rows are dropped once they are one in 4, since dropping copies the cache and reads new prompts
+BLOCK = 256  # probabilities per block when sampling
 
 
 @dataclass
 class Written:
-    """What was written behind one prompt. token_ids: with the stop token, where one came, and whole where a stop string
-    did.
-    logprobs: of each token, natural-log, under the distribution it was drawn from (temperature 1 for greedy rows).
-    stopped: by itself, with a stop token or a stop string, and not at its limit. stop_token: the last token is one of
-    the stop ids.
+    """The text written after one prompt. token_ids: including the stop token or stop string, if any. logprobs: natural
+    log-probability of each token under the distribution it was drawn from (temperature 1 for greedy rows). stopped:
+    ended by a stop token or stop string rather than at its limit. stop_token: the last token is one of the stop ids.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -45,7 +40,7 @@ class Written:
 
     @property
     def text_ids(self) -> list[int]:
-        """The tokens without the stop token; what completes a stop string is text, and stays."""
+        """The tokens without the stop token; a stop string is text and stays."""
         return self.token_ids[:-1] if self.stop_token else self.token_ids
 
 
@@ -63,14 +58,14 @@ def decode(
     stop_strings: Sequence[str] = (),
     tokenizer: Any = None,
 ) -> list[Written]:
-    """What is written after each prompt, whoever is written beside it.
+    """The text written after each prompt; it does not depend on the other prompts.
 
     Parameters
     ----------
-    stop_ids: a row ends with any of these. max_new_tokens: at most so many a row, or a limit for each; 0 costs nothing.
-    temperature: 0 is greedy. seeds: one a row, needed where temperature > 0. width: rows written side by side; the
-    others wait. stop_strings: a row ends with the token that completes any of these in its text, special tokens
-    included; they need the tokenizer.
+    stop_ids: a row ends with any of these. max_new_tokens: one limit for all rows or one per row; 0 costs nothing.
+    temperature: 0 is greedy. seeds: one per row, required if temperature > 0. width: rows decoded at once; the others
+    wait. stop_strings: a row ends with the token that completes one of these in its text, special tokens included;
+    they require the tokenizer.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     written = [Written() for _ in prompts]
@@ -96,27 +91,29 @@ def decode(
 
 @dataclass
 class _Rows:
-    """B rows that are written side by side, as columns: the prefix that all share, then padding, then each row's own
-    tokens.
-
-    places: of the prompts that they belong to. open: the rows that go on, a row's number each. cache: of all columns
-    but the last token's, which is still to be read: last_B1, at position positions_B1. mask_BT: 1 where a row has a
-    token.
-    prefix: columns that all prompts begin with. movable: whether rows can be dropped from the cache and joined to it.
-    """
+    """B rows decoded at once. Their columns: the shared prefix, then padding, then each row's own tokens."""
 
     places: list[int]
+    """The index of each row's prompt."""
     open: list[int]
+    """The numbers of the unfinished rows."""
     cache: Any
+    """Of all columns but the last token's, which is still to be read."""
     last_B1: torch.Tensor
+    """The last token of each row."""
     positions_B1: torch.Tensor
+    """The position of the last token."""
     mask_BT: torch.Tensor
+    """1 where a row has a token."""
     prefix: int
+    """Columns of the prefix that all prompts share."""
     movable: bool
+    """Whether rows can be dropped from the cache and joined to it."""
     is_open_B1: torch.Tensor
+    """1 for unfinished rows, else 0."""
 
     def drop_closed(self) -> None:
-        """Only the open rows stay, and no column that is padding in all of them."""
+        """Drop finished rows, and columns that are padding in all the others."""
         if not self.open:
             return
         rows_B = torch.tensor(self.open, device=self.mask_BT.device)
@@ -130,7 +127,7 @@ class _Rows:
         self.open = list(range(len(self.places)))
 
     def joined_by(self, others: _Rows) -> _Rows:
-        """These rows and the others below them."""
+        """These rows with `others` appended."""
         count, columns = len(self.places), max(self.mask_BT.shape[1], others.mask_BT.shape[1])
         masks = [_widened(rows.mask_BT, self.prefix, columns - rows.mask_BT.shape[1], dim=1) for rows in (self, others)]
         _join(self.cache, others.cache, self.prefix)
@@ -148,7 +145,7 @@ class _Rows:
 
 
 class _Reader:
-    """Runs the model: over new prompts, what all of them begin with once, and over one more token of each row."""
+    """Runs the model: over new prompts (their common prefix once), and over one more token of each row."""
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> None:
         self.model, self.pad_id = model, pad_id
@@ -161,7 +158,7 @@ class _Reader:
             self.cache, self.prefix = read_prefix(model, prompts)
 
     def read(self, places: list[int], prompts: Sequence[Sequence[int]]) -> tuple[_Rows, torch.Tensor]:
-        """(rows without a token of their own yet; logits_BV of the first)."""
+        """(rows without a new token yet, logits_BV of their first)."""
         input_ids, own_mask_BT = left_pad([prompt[self.prefix :] for prompt in prompts], self.pad_id, self.device)
         mask_BT = torch.cat([own_mask_BT.new_ones(len(prompts), self.prefix), own_mask_BT], dim=1)
         arguments = forward_arguments(self.model, mask_BT)
@@ -186,7 +183,7 @@ class _Reader:
         return rows, output.logits[:, -1]
 
     def step(self, rows: _Rows) -> torch.Tensor:
-        """logits_BV behind each row's last token, which is now in the cache."""
+        """logits_BV after each row's last token, which is added to the cache."""
         rows.mask_BT = pad(rows.mask_BT, (0, 1), value=1)
         arguments = {"attention_mask": rows.mask_BT}
         if self.takes_positions:
@@ -200,17 +197,23 @@ class _Reader:
 
 @dataclass
 class _Pen:
-    """Picks the next token of each row, and writes it down with its log-probability."""
+    """Picks the next token of each row and records it with its log-probability."""
 
     written: list[Written]
+    """The result of each prompt."""
     limits: list[int]
+    """The most tokens after each prompt."""
     stop_ids: frozenset[int]
+    """Tokens that end a row."""
     stop_strings: _StopStrings
+    """Strings that end a row."""
     temperature: float
+    """0 is greedy."""
     seeds: Sequence[int]
+    """One per prompt, if the temperature is above 0."""
 
     def write(self, rows: _Rows, logits_BV: torch.Tensor) -> None:
-        """One more token of each open row; those that end with it are open no more, and stay at their position."""
+        """Add a token to each open row and close those that it ends; closed rows keep their position."""
         logprobs_BV = torch.log_softmax(logits_BV.float() / (self.temperature or 1.0), dim=-1)
         if self.temperature > 0:
             draws = [0.0] * len(rows.places)
@@ -242,29 +245,27 @@ class _Pen:
 
 
 class _StopStrings:
-    """Whether a row's text has come to one of the strings, by as much of its end as can hold one."""
+    """Finds stop strings at the end of a row's text."""
 
     def __init__(self, strings: Sequence[str], tokenizer: Any) -> None:
         if strings and tokenizer is None:
-            raise ValueError("stop strings are found in text, and need the tokenizer")
+            raise ValueError("stop strings are searched in the text, which requires the tokenizer")
         self.strings, self.tokenizer = [string for string in strings if string], tokenizer
         self.tail = (
             max((len(string.encode()) for string in self.strings), default=0) + 2
-        )  # tokens; each is a byte or more
+        )  # tokens; each is at least a byte
         self.last = {string[-1] for string in self.strings}
         self._may_end: dict[int, bool] = {}
 
     def end(self, token_ids: list[int]) -> bool:
-        """Whether the last token completes a string."""
+        """Whether the last token completes one of the strings."""
         if not self.strings or not self._may_complete(token_ids[-1]):
             return False
         text = self._text(token_ids[-self.tail :])
         return any(string in text for string in self.strings)
 
     def _may_complete(self, token: int) -> bool:
-        """False for a token that is whole characters, none of them a string's last; spaces may show only
-        beside others.
-        """
+        """False for a token of whole characters, none of which ends a string. Spaces may appear only next to others."""
         if token not in self._may_end:
             text = self._text([token])
             plain = text and "\N{REPLACEMENT CHARACTER}" not in text and not any(last.isspace() for last in self.last)
@@ -277,10 +278,10 @@ class _StopStrings:
 
 
 def sample_tokens(logprobs_BV: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
-    """One token a row by inverting the cumulative distribution at the row's own draw: that of blocks, then that within
+    """One token per row, by inverting the cumulative distribution at the row's draw: first over blocks, then within
     one.
 
-    A large vocabulary's cumulative sum, which must be in float64, would cost more than its softmax.
+    The cumulative sum over a large vocabulary, which must be in float64, would cost more than the softmax.
     """
     probs_BNK = pad(logprobs_BV.exp(), (0, -logprobs_BV.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     blocks_BN = probs_BNK.sum(dim=-1).double()
@@ -296,8 +297,8 @@ def sample_tokens(logprobs_BV: torch.Tensor, draws: Sequence[float]) -> torch.Te
 
 
 def _is_movable(cache: Any) -> bool:
-    """Whether all layers keep keys and values of all columns, or convolution and recurrent states that have no
-    columns.
+    """Whether every layer caches either keys and values of all columns, or states without columns (convolutional,
+    recurrent).
     """
     return isinstance(cache, DynamicCache) and all(
         type(layer) is LinearAttentionLayer or (type(layer) is DynamicLayer and layer.is_initialized)
@@ -306,7 +307,7 @@ def _is_movable(cache: Any) -> bool:
 
 
 def _select(cache: Any, rows_B: torch.Tensor, prefix: int, dead: int) -> None:
-    """Keeps rows_B in the cache, without `dead` columns behind the first `prefix`."""
+    """Keep rows_B of the cache, without the `dead` columns after the first `prefix`."""
     for layer in cache.layers:
         if isinstance(layer, LinearAttentionLayer):
             for states in (layer.conv_states, layer.recurrent_states):
@@ -317,7 +318,7 @@ def _select(cache: Any, rows_B: torch.Tensor, prefix: int, dead: int) -> None:
 
 
 def _join(cache: Any, other: Any, prefix: int) -> None:
-    """Puts the rows of `other` below those of `cache`; who has fewer columns gets padding behind the first `prefix`."""
+    """Append the rows of `other` to `cache`; the one with fewer columns is padded after the first `prefix`."""
     for layer, new in zip(cache.layers, other.layers, strict=True):
         if isinstance(layer, LinearAttentionLayer):
             for states, more in ((layer.conv_states, new.conv_states), (layer.recurrent_states, new.recurrent_states)):
@@ -339,7 +340,7 @@ def _without(states_BHTD: torch.Tensor, rows_B: torch.Tensor, prefix: int, dead:
 
 
 def _widened(tensor: torch.Tensor, prefix: int, more: int, dim: int) -> torch.Tensor:
-    """With `more` columns of zeros behind the first `prefix` along `dim`."""
+    """`tensor` with `more` columns of zeros after the first `prefix` along `dim`."""
     if more == 0:
         return tensor
     shape = list(tensor.shape)

@@ -1,4 +1,4 @@
-"""A checkpoint as a plain Hugging Face folder: adapter merged, nothing of the training left, a model card beside it."""
+"""A checkpoint as a plain Hugging Face folder: adapter merged, no training state, with a model card."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reflectkit.models.load import ROLE_FILE, Player, load_player, save_player
 def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str, Any]) -> Player:
     """Write the model of checkpoint `source` to `target`, its adapter merged into unquantised weights of `dtype`.
 
-    card: text of the model card. facts: kept beside the role. Raises CheckpointError; see `load_player`.
+    card: text of the model card. facts: saved with the role. Raises CheckpointError; see `load_player`.
     """
     player = load_player(source, device="cpu", dtype=dtype, quantize="none")
     model = player.model
@@ -25,10 +25,10 @@ def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str
     return whole
 
 
-def told_by(source: Path) -> dict[str, Any]:
-    """What a model folder says of itself: role, env, reflector, …; empty where it says nothing that can be read."""
+def model_facts(source: Path) -> dict[str, Any]:
+    """The facts saved with a model: role, env, reflector, …; empty if there are none that can be read."""
     try:
-        found = read_json(source / ROLE_FILE)
+        facts = read_json(source / ROLE_FILE)
     except DataError:
         return {}
-    return dict(found) if isinstance(found, dict) else {}
+    return dict(facts) if isinstance(facts, dict) else {}

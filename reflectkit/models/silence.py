@@ -1,4 +1,4 @@
-"""Keep the libraries' own bars and notices off the terminal, where they would tear our own bars apart."""
+"""Keep the libraries' progress bars and notices off the terminal, where they would break up ours."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 
 
 def silence_libraries() -> None:
-    """Silence transformers, datasets, TRL and bitsandbytes below errors. Cheap to call again."""
+    """Silence transformers, datasets, TRL and bitsandbytes except for errors. Cheap to call again."""
     import datasets
     import transformers
 

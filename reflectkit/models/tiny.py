@@ -1,8 +1,7 @@
-"""The embedded models: a GPT-2 or an LFM2 of about 1 M parameters, and a byte-level BPE tokenizer, made from a stage's
-own rows.
+"""The built-in models: a GPT-2 or an LFM2 of about 1 M parameters, with a byte-level BPE tokenizer trained on the rows.
 
-No hub and no download: the classes are the standard ones, so `AutoModelForCausalLM` and `AutoTokenizer` load what is
-saved. Learned absolute positions suit it: a map printed behind a constant text has each cell at a constant position.
+They need no hub and no download. Their classes are the standard ones, so `AutoModelForCausalLM` and `AutoTokenizer`
+load them. Learned absolute positions suit small envs: a map after a constant text has each cell at a constant position.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from reflectkit.models.checks import all_finite
 
 END, PAD = "<|end|>", "<|pad|>"
 WIDTH = 128
-VOCABULARY = 640  # 256 bytes, 2 specials, and merges enough for the few words of a small env
+VOCABULARY = 640  # 256 bytes, 2 special tokens, and enough merges for the few words of a small env
 
 
 def build_tokenizer(
@@ -29,7 +28,7 @@ def build_tokenizer(
     """A byte-level BPE tokenizer of `vocabulary` entries trained on `texts`; each of `labels` (with its leading space)
     is one token.
 
-    Words are cut before merging as in GPT-2, so cells that stand apart by spaces stay apart.
+    Text is split into words before merging, as in GPT-2, so cells separated by spaces stay separate tokens.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -41,7 +40,7 @@ def build_tokenizer(
         show_progress=False,
     )
     corpus = list(texts)
-    often = max(2, len(corpus)) * 2  # so that a label's merge is among the first
+    often = max(2, len(corpus)) * 2  # so that the merges of labels come first
     tokenizer.train_from_iterator([*corpus, *(text for text in labels for _ in range(often))], trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -57,10 +56,10 @@ def build_model(
 ) -> PreTrainedModel:
     """A fresh model for `tokenizer` that reads up to `context` tokens: 4 layers, 4 heads, tied embeddings.
 
-    init_range: standard deviation of the fresh weights. GPT-2's 0.02 is for widths from 768; at width 128 a model that
-    learns from one token a row needs several times the steps with it. hybrid: an LFM2 whose layers are short
-    convolutions and attention by turns, instead of a GPT-2: it learns sooner to find a word again that stands elsewhere
-    in its prompt.
+    init_range: standard deviation of the initial weights. GPT-2's 0.02 is meant for widths from 768; at width 128 a
+    model that learns from one token per row needs several times as many steps with it. hybrid: an LFM2 of alternating
+    short convolutions and attention layers instead of a GPT-2, which learns sooner to find a word elsewhere in its
+    prompt.
     """
     if hybrid:
         return _hybrid(tokenizer, context, seed, init_range)
@@ -114,11 +113,11 @@ COPY_RATE = 3e-3
 def teach_copying(
     model: PreTrainedModel, steps: int, seed: int, advance: Callable[[float], None] = lambda loss: None
 ) -> None:
-    """Train a fresh `model` in place to go on with a passage of random tokens that comes again: 16 rows a step.
+    """Train a fresh `model` in place to continue a repeated passage of random tokens, with 16 rows per step.
 
-    From it come the heads that find a word again and copy what followed (induction heads, Olsson et al. 2022), which
-    few rows of a task do not bring about. Each row's passage has a length of its own, so that no fixed distance helps.
-    advance: told of each step's loss, in nats a token.
+    It gives rise to heads that find a word again and copy what followed (induction heads, Olsson et al. 2022), which a
+    task's few rows do not. The passages have different lengths, so that no fixed distance helps. advance: called with
+    each step's loss in nats per token.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Text to tokens, one way for training and for inference, and the check that labels are single tokens."""
+"""Text to tokens, the same way in training and inference, and the check that labels are single tokens."""
 
 from __future__ import annotations
 
@@ -10,22 +10,18 @@ from reflectkit.core.prompts import label
 
 
 def encodable(text: str) -> str:
-    """`text` with a question mark for each half of a surrogate pair, which an env may show and no tokenizer
-    can read.
-    """
+    """`text` with a question mark for each lone surrogate, which an env may show but no tokenizer can read."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def prompt_ids(tokenizer: Any, text: str) -> list[int]:
-    """The ids that a model reads for `text`, with the special tokens that its tokenizer puts in front."""
+    """The ids of the prompt `text`, with the special tokens that the tokenizer puts in front."""
     ids: list[int] = tokenizer(encodable(text))["input_ids"]
     return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
 
 
 def completion_ids(tokenizer: Any, text: str) -> list[int]:
-    """The ids of `text` behind a prompt. A label that is one token only without its leading space is taken
-    without it.
-    """
+    """The ids of `text` after a prompt. A label that is a single token only without its leading space loses it."""
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) > 1 and text.startswith(" "):
         bare: list[int] = tokenizer(text[1:], add_special_tokens=False)["input_ids"]
@@ -43,13 +39,14 @@ def label_ids(tokenizer: Any, count: int) -> tuple[int, ...]:
     """
     ids = []
     for index in range(count):
-        found = completion_ids(tokenizer, label(index))
-        if len(found) != 1:
+        token = completion_ids(tokenizer, label(index))
+        if len(token) != 1:
             raise CheckpointError(
-                f"the label {label(index)!r} is {len(found)} tokens of this model's tokenizer, but a choice must be"
-                " one; train on rows with as many choices, or take a model whose tokenizer has it"
+                f"the label {label(index)!r} is {len(token)} tokens of this model's tokenizer, but a choice "
+                "must be one;"
+                " train on rows with as many choices, or use a model whose tokenizer has it"
             )
-        ids.append(found[0])
+        ids.append(token[0])
     if len(set(ids)) < len(ids):
-        raise CheckpointError("two labels are the same token of this model's tokenizer; take another model")
+        raise CheckpointError("two labels are the same token of this model's tokenizer; use another model")
     return tuple(ids)

@@ -1,7 +1,7 @@
 """Advantage estimators: how much better than expected each decision was, from rewards and the critic's values.
 
-Plain numbers, no tensors. Every process computes them over the whole batch, so baselines and deviations do not depend
-on how many processes there are.
+Plain numbers, no tensors. Every process computes them over the whole batch, so baselines and standard deviations do not
+depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Rollouts:
     """The episodes of one update. `Numbers` about them are in the order of `fresh` and then `replayed`."""
 
     fresh: Sequence[Trajectory]
-    """Episodes that today's policy played."""
+    """Episodes that the current policy played."""
     replayed: Sequence[Trajectory] = ()
     """Episodes from the replay buffer. They were selected for success, so baselines and deviations leave them out."""
     values: Sequence[Sequence[float]] = ()
@@ -49,7 +49,7 @@ class Rollouts:
         return [trajectory.group for trajectory in self.fresh]
 
     def scaled(self, advantages: Numbers) -> Numbers:
-        """`advantages` in standard deviations of the fresh episodes' ones; unchanged without `normalize`."""
+        """`advantages` divided by the standard deviation over the fresh episodes; unchanged without `normalize`."""
         if not self.normalize:
             return advantages
         spread = deviation([value for row in advantages[: len(self.fresh)] for value in row])
@@ -58,13 +58,13 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Estimates:
-    """What an algorithm makes of `Rollouts`."""
+    """What an algorithm computes from `Rollouts`."""
 
     advantages: Numbers
     returns: Numbers
-    """The critic's targets; recorded, but not used, without a critic."""
+    """The critic's targets; recorded but unused without a critic."""
     dropped: frozenset[Hashable] | None = None
-    """Groups whose episodes are not trained on, as they have no spread; None where the algorithm never drops any."""
+    """Groups that are not trained on, since their episodes are all alike; None if the algorithm never drops any."""
 
 
 def _batch_mean(rollouts: Rollouts) -> Numbers:
@@ -78,18 +78,16 @@ BASELINES: dict[str, Callable[[Rollouts], Numbers]] = {
     "batch": _batch_mean,
     "leave-one-out": lambda rollouts: leave_one_out(rollouts.returns, rollouts.groups),
 }
-"""Returns less a baseline, by the baseline's name."""
+"""Returns minus a baseline, by the name of the baseline."""
 
 
 def with_baseline(rollouts: Rollouts, baseline: str) -> Estimates:
-    """Returns less one of BASELINES (REINFORCE)."""
+    """Returns minus one of BASELINES (REINFORCE)."""
     return Estimates(rollouts.scaled(BASELINES[baseline](rollouts)), rollouts.returns)
 
 
 def with_critic(rollouts: Rollouts, lam: float) -> Estimates:
-    """Generalised advantages against the critic's values (PPO). The targets are the unscaled advantages plus the
-    values.
-    """
+    """Generalised advantages (PPO). The critic's targets are the unscaled advantages plus its values."""
     pairs = zip(rollouts.rewards, rollouts.values, strict=True)
     advantages = [generalised_advantages(rewards, values, rollouts.gamma, lam) for rewards, values in pairs]
     targets = [
@@ -107,7 +105,7 @@ def _whole_episodes(rollouts: Rollouts) -> tuple[Numbers, frozenset[Hashable]]:
 
 
 def _steps(rollouts: Rollouts, scores: Numbers) -> tuple[Numbers, frozenset[Hashable]]:
-    """Each step's score against the scores of all steps of its group's episodes."""
+    """Each step's score relative to those of all steps in its group."""
     owners = [group for group, row in zip(rollouts.groups, scores, strict=True) for _ in row]
     relative, dropped = group_relative([value for row in scores for value in row], owners, rollouts.normalize)
     return _by_episode(relative, scores), dropped
@@ -118,13 +116,13 @@ GROUPINGS: dict[str, Callable[[Rollouts], tuple[Numbers, frozenset[Hashable]]]] 
     "step": lambda rollouts: _steps(rollouts, rollouts.returns),
     "own": lambda rollouts: _steps(rollouts, [_own_rewards(trajectory) for trajectory in rollouts.fresh]),
 }
-"""What is compared within a group: whole episodes' returns, steps' returns-to-go, or steps' own rewards (Mem-α)."""
+"""What is compared within a group: the episodes' returns, the steps' returns-to-go or their own rewards (Mem-α)."""
 
 
 def within_groups(rollouts: Rollouts, grouping: str, state_weight: float) -> Estimates:
-    """Group-relative advantages (GRPO), by one of GROUPINGS. There are no replayed episodes.
+    """Group-relative advantages (GRPO) by one of GROUPINGS, for rollouts without replayed episodes.
 
-    state_weight: weight of a second comparison, among the group's steps taken from the same state; 0 makes none.
+    state_weight: weight of a second comparison, among the group's steps from the same state; 0: none.
     """
     assert not rollouts.replayed
     advantages, dropped = GROUPINGS[grouping](rollouts)
@@ -144,16 +142,14 @@ def within_groups(rollouts: Rollouts, grouping: str, state_weight: float) -> Est
 
 
 def _own_rewards(trajectory: Trajectory) -> list[float]:
-    """Each step's own reward plus what all steps of the episode share, which the last step's reward contains
-    already.
-    """
+    """Each step's own reward plus the reward that all steps share; the last step's reward includes it already."""
     shared = trajectory.turns[-1].info.get("shared_reward", 0.0) if trajectory.turns else 0.0
     last = len(trajectory.turns) - 1
     return [turn.reward + (0.0 if number == last else shared) for number, turn in enumerate(trajectory.turns)]
 
 
 def _by_episode(values: Sequence[float], like: Sequence[Sequence[float]]) -> Numbers:
-    """`values` cut into rows as long as those of `like`."""
+    """`values` split into rows as long as those of `like`."""
     rows, start = [], 0
     for row in like:
         rows.append(list(values[start : start + len(row)]))

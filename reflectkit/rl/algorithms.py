@@ -1,8 +1,7 @@
-"""The RL algorithms, one row each: its settings, its advantages, its loss.
+"""The RL algorithms, one row each: settings, advantages and loss.
 
 An algorithm of your own needs no registration: write an `Algorithm` in a module and pass its dotted path,
-`rlft --algo package.module:NAME`. This file does not import torch, so the command line can list the algorithms without
-it.
+`rlft --algo package.module:NAME`. This file does not import torch, so the command line can list the algorithms quickly.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Algorithm(Generic[Own]):
     """The loss of each trained token, in the shape of `logprob_N`; the learner averages, and adds entropy bonus and KL.
     """
     compares_groups: Callable[[Own], bool] = lambda settings: False
-    """Whether episodes of the same problem are compared with each other, which excludes replayed ones."""
+    """Whether episodes of the same problem are compared with each other; replayed episodes are then not allowed."""
     group_size: int = 1
     """Episodes of each problem unless --group-size is given."""
     summary: str = ""
@@ -57,7 +56,7 @@ class Algorithm(Generic[Own]):
 
     @property
     def needs_critic(self) -> bool:
-        """Whether a critic is trained, whose values `Rollouts` then has."""
+        """Whether a critic is trained; `Rollouts` then contains its values."""
         return issubclass(self.settings, CriticSettings)
 
 
@@ -80,7 +79,7 @@ class Objective(Generic[Own]):
     ) -> Estimates:
         """Advantages and critic targets of the decisions of `fresh` and then `replayed`, none of them ABORTED.
 
-        values: the critic's, of each decision; empty without a critic.
+        values: the critic's value of each decision; empty without a critic.
 
         Raises
         ------
@@ -88,11 +87,13 @@ class Objective(Generic[Own]):
         """
         played = [*fresh, *replayed]
         assert all(trajectory.status is not Status.ABORTED for trajectory in played)
-        found = self.algorithm.estimate(Rollouts(fresh, replayed, values, self.gamma, self.normalize), self.settings)
+        estimates = self.algorithm.estimate(
+            Rollouts(fresh, replayed, values, self.gamma, self.normalize), self.settings
+        )
         return dataclasses.replace(
-            found,
-            advantages=_one_each(found.advantages, "advantages", played),
-            returns=_one_each(found.returns, "returns", played),
+            estimates,
+            advantages=_one_each(estimates.advantages, "advantages", played),
+            returns=_one_each(estimates.returns, "returns", played),
         )
 
     def loss(self, tokens: TrainedTokens) -> torch.Tensor:
@@ -105,16 +106,16 @@ class Objective(Generic[Own]):
 
 
 def _one_each(numbers: Numbers, name: str, played: Sequence[Trajectory]) -> Numbers:
-    """`numbers` as floats. Raises ReflectkitError unless there is one for each decision of `played`."""
+    """`numbers` as floats. Raises ReflectkitError unless returned is one for each decision of `played`."""
     try:
         rows = [[float(value) for value in row] for row in numbers]
     except (TypeError, ValueError) as error:
         raise ReflectkitError(f"the algorithm's {name} must be a list of numbers per episode ({error})") from None
-    needed, there = [len(trajectory.turns) for trajectory in played], [len(row) for row in rows]
-    if needed != there:
+    needed, returned = [len(trajectory.turns) for trajectory in played], [len(row) for row in rows]
+    if needed != returned:
         raise ReflectkitError(
             f"the algorithm's {name} must be one number per decision: {sum(needed)} in {len(needed)} episodes,"
-            f" not {sum(there)} in {len(there)}"
+            f" not {sum(returned)} in {len(returned)}"
         )
     return rows
 
@@ -123,7 +124,9 @@ def _one_each(numbers: Numbers, name: str, played: Sequence[Trajectory]) -> Numb
 class ReinforceSettings:
     """REINFORCE's own settings."""
 
-    baseline: str = option("batch", help="Baseline of the returns: none, batch (mean) or leave-one-out.")
+    baseline: str = option(
+        "batch", help="Baseline subtracted from the returns: none, batch (their mean) or leave-one-out."
+    )
 
     def __post_init__(self) -> None:
         one_of("baseline", self.baseline, BASELINES)
@@ -134,12 +137,15 @@ class CriticSettings:
     """Settings of an algorithm with a critic."""
 
     LIMITS: ClassVar = {"critic_rate": (0, 1000), "value_clip": (0, 10**6)}
-    critic: str = option("auto", help="The critic's head: linear or mlp; auto is linear.")
+    critic: str = option("auto", help="Critic head: linear or mlp; auto means linear.")
     critic_trunk: str = option(
-        "detached", help="The trunk below it: the policy's (detached or shared) or a separate one."
+        "detached",
+        help="Critic trunk: the policy's without training it (detached) or with (shared), or a separate copy.",
     )
-    critic_rate: float = option(5e-3, help="Adam's learning rate for the critic.")
-    value_clip: float = option(0.0, help="How far a value may move from its value at sampling; 0: no limit.")
+    critic_rate: float = option(5e-3, help="Learning rate of the critic.")
+    value_clip: float = option(
+        0.0, help="Clip range of the critic's values around those at sampling time; 0: no clipping."
+    )
 
     def __post_init__(self) -> None:
         one_of("critic", self.critic, ("auto", "none", *CRITIC_HEADS))
@@ -158,7 +164,7 @@ class CriticSettings:
 class PpoSettings(CriticSettings):
     """PPO's own settings."""
 
-    gae_lambda: float = option(1.0, help="1 compares whole returns with the critic, 0 looks one step ahead.")
+    gae_lambda: float = option(1.0, help="GAE's λ: 1 uses full returns, 0 one-step TD errors.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,10 +178,10 @@ class GrpoSettings:
     LIMITS: ClassVar = {"step_groups": (0, 10**6)}
     advantages: str = option(
         "episode",
-        help="One advantage per episode; one per step, by its return-to-go; or own: per step, by its own reward.",
+        help="What is compared in a group: episode (returns), step (returns-to-go) or own (each step's own reward).",
     )
     step_groups: float = option(
-        0.0, help="Weight of a second comparison, among a group's steps from the same state (GiGPO); 0: none."
+        0.0, help="Weight of a second comparison, among a group's steps from the same state (GiGPO); 0: off."
     )
 
     def __post_init__(self) -> None:
@@ -190,13 +196,13 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         lambda rollouts, settings: with_baseline(rollouts, settings.baseline),
         lambda tokens, settings: weighted_loss(tokens),
         compares_groups=lambda settings: settings.baseline == "leave-one-out",
-        summary="returns less a baseline",
+        summary="returns minus a baseline",
     ),
     "ppo": Algorithm(
         PpoSettings,
         lambda rollouts, settings: with_critic(rollouts, settings.gae_lambda),
         lambda tokens, settings: clipped_loss(tokens),
-        summary="a critic and a clipped ratio",
+        summary="critic and clipped ratio",
     ),
     "grpo": Algorithm(
         GrpoSettings,
@@ -204,7 +210,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
         lambda tokens, settings: clipped_loss(tokens),
         compares_groups=lambda settings: True,
         group_size=8,
-        summary="groups of episodes of one problem and a clipped ratio",
+        summary="groups of episodes of the same problem and clipped ratio",
     ),
 }
 
@@ -214,17 +220,17 @@ def algorithm(name: str) -> Algorithm[Any]:
 
     Raises
     ------
-    UnknownNameError: there is none. ConfigError: what is there is no usable Algorithm.
+    UnknownNameError: there is none. ConfigError: it is not a usable Algorithm.
     """
-    found = resolve("algorithm", name, ALGORITHMS)
-    if not isinstance(found, Algorithm):
+    chosen = resolve("algorithm", name, ALGORITHMS)
+    if not isinstance(chosen, Algorithm):
         raise ConfigError(f"{name} is not an Algorithm; see reflectkit.rl.algorithms.Algorithm")
-    own = found.settings
+    own = chosen.settings
     if not (isinstance(own, type) and dataclasses.is_dataclass(own)):
         raise ConfigError(f"{name}: settings must be a dataclass, not {own!r}")
     if required := [item.name for item in dataclasses.fields(own) if item.default is dataclasses.MISSING]:
         raise ConfigError(f"{name}: setting '{required[0]}' needs a default")
-    return found
+    return chosen
 
 
 def objective(name: str, *, gamma: float = 1.0, normalize: bool = True, **settings: Any) -> Objective[Any]:

@@ -1,7 +1,7 @@
-"""Trajectories to training rows, by the tokens that were sampled; nothing is decoded and tokenised again.
+"""Trajectories to training rows, from the tokens that were sampled; nothing is decoded and tokenised again.
 
-A choice is a row of its own. Text goes by one rule: while a turn's prompt extends the tokens held so far it is appended
-to the row, the env's tokens masked; where the prompt is rebuilt, a new row begins. ABORTED episodes give no rows.
+A choice is a row of its own. For text, a turn whose prompt extends the row's tokens is appended to it, with the env's
+tokens masked; a prompt that was rebuilt starts a new row. ABORTED episodes give no rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from reflectkit.core.types import Sample, Status, Trajectory, Turn
 
 
 def trainable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Those that may be learnt from: not ABORTED, and with at least one decision."""
+    """The trajectories to train on: not ABORTED, and with at least one decision."""
     return [trajectory for trajectory in trajectories if trajectory.status is not Status.ABORTED and trajectory.turns]
 
 
@@ -24,29 +24,29 @@ def rows(
     values: Sequence[Sequence[float]] | None = None,
     replayed: bool = False,
 ) -> list[Sample]:
-    """The rows of `trajectories`, whose decisions have these advantages, returns and, with a critic, values.
+    """The rows of `trajectories`, given the advantages, returns and, with a critic, values of their decisions.
 
-    labels_of: ids of the first K labels, by K.
+    labels_of: token ids of the first K labels, by K.
     """
     samples: list[Sample] = []
     for number, trajectory in enumerate(trajectories):
         if trajectory.status is Status.ABORTED:
             continue
-        held: _Row | None = None
+        row: _Row | None = None
         for step, turn in enumerate(trajectory.turns):
-            if held is None or turn.observation.choices or not held.goes_on(turn):
-                if held is not None:
-                    samples.append(held.sample(trajectory.group, replayed))
-                held = _Row(labels_of[len(turn.observation.choices)] if turn.observation.choices else ())
+            if row is None or turn.observation.choices or not row.is_extended_by(turn):
+                if row is not None:
+                    samples.append(row.sample(trajectory.group, replayed))
+                row = _Row(labels_of[len(turn.observation.choices)] if turn.observation.choices else ())
             value = None if values is None else values[number][step]
-            held.add(turn, advantages[number][step], returns[number][step], value)
-        if held is not None:
-            samples.append(held.sample(trajectory.group, replayed))
+            row.add(turn, advantages[number][step], returns[number][step], value)
+        if row is not None:
+            samples.append(row.sample(trajectory.group, replayed))
     return samples
 
 
 class _Row:
-    """A row in the making."""
+    """A row under construction."""
 
     def __init__(self, choices: tuple[int, ...]) -> None:
         self.choices = choices
@@ -57,12 +57,12 @@ class _Row:
         self.columns: tuple[list[float], ...] = ([], [], [], [])  # logprobs, advantages, returns, values
         self.valued = True
 
-    def goes_on(self, turn: Turn) -> bool:
-        """Whether `turn`'s prompt begins with the tokens held so far."""
+    def is_extended_by(self, turn: Turn) -> bool:
+        """Whether `turn`'s prompt starts with the row's tokens so far."""
         return not self.choices and list(turn.decision.prompt_ids[: len(self.tokens)]) == self.tokens
 
     def add(self, turn: Turn, advantage: float, target: float, value: float | None) -> None:
-        """Append what is new of the prompt, masked, and the decision's tokens."""
+        """Append the new part of the prompt, masked, and the decision's tokens."""
         decision = turn.decision
         new = decision.prompt_ids[len(self.tokens) :]
         written = len(decision.token_ids)

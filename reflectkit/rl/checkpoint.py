@@ -1,7 +1,8 @@
-"""A training checkpoint: the policy as a model folder, and beside it what training needs to go on as if never stopped.
+"""A training checkpoint: the policy as a model folder, plus the state that training needs to resume exactly.
 
-Chance needs no saving: every stream is derived from the seed and the step, and dropout is off. Written to a temporary
-folder and renamed, with a checksum of every file; only JSON and safetensors, so that opening one runs no code.
+Random states need no saving: every stream is derived from the seed and the step, and dropout is off. A checkpoint is
+written to a temporary folder and renamed, with a checksum of every file. It has only JSON and safetensors files, so
+opening one runs no code.
 """
 
 from __future__ import annotations
@@ -35,15 +36,14 @@ KEPT = 2
 
 
 class OtherSettingsError(CheckpointError):
-    """A checkpoint of a run with other settings."""
+    """The checkpoint belongs to a run with other settings."""
 
 
 def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
-    """Write `folder/checkpoint-<step>` whole, and remove all but the last two. Returns its path. All processes call;
-    one writes.
+    """Write `folder/checkpoint-<step>` atomically, remove all but the last two, and return its path. All processes must
+    call this; the first one writes.
 
-    settings: what the run was told; a checkpoint is only taken up under the same. facts: JSON values kept beside the
-    role.
+    settings: the run's settings; only a run with the same ones resumes from it. facts: JSON values saved with the role.
     """
     learner, curriculum = trainer.learner, trainer.curriculum
     state = {
@@ -59,7 +59,7 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
     if not trainer.processes.first:
         return target
 
-    def beside(staging: Path) -> None:
+    def write_state(staging: Path) -> None:
         tensors: dict[str, torch.Tensor] = {}
         if learner.critic is not None:
             tensors |= {f"critic.{name}": value for name, value in learner.critic.state_dict().items()}
@@ -70,19 +70,17 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         write_json(staging / STATE, state)
         seal(staging)
 
-    save_player(target, learner.player, {**facts, "step": trainer.step}, beside, weights)
-    behind = [
-        path for path in saved_in(folder) if _step_of(path) <= trainer.step
-    ]  # later ones are damaged: this run began below
-    for old in behind[:-KEPT]:
+    save_player(target, learner.player, {**facts, "step": trainer.step}, write_state, weights)
+    up_to_now = [path for path in saved_in(folder) if _step_of(path) <= trainer.step]  # later ones are damaged
+    for old in up_to_now[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
 
 def check_files(checkpoint: Path) -> None:
-    """Raises CheckpointError, naming the file, unless all files of `checkpoint` are as they were written."""
-    if not (checkpoint / CHECKSUMS).exists() and isinstance(known := _state(checkpoint).get("files"), dict):
-        compare(checkpoint, known, STATE)  # where earlier versions kept them
+    """Raises CheckpointError, naming the file, if a file of `checkpoint` has changed since it was written."""
+    if not (checkpoint / CHECKSUMS).exists() and isinstance(checksums := _state(checkpoint).get("files"), dict):
+        compare(checkpoint, checksums, STATE)  # where earlier versions kept them
     else:
         verify(checkpoint)
 
@@ -96,13 +94,13 @@ def _state(checkpoint: Path) -> dict[str, Any]:
 
 
 def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Bring `trainer`, whose policy was loaded from `checkpoint`, to where it stood. Call `check_files` first.
+    """Restore the state of `trainer`, whose policy was loaded from `checkpoint`. Call `check_files` first.
 
     defaults: see `check_settings`.
 
     Raises
     ------
-    CheckpointError: the state is of other shapes. OtherSettingsError: it is of a run with other settings.
+    CheckpointError: the state does not fit. OtherSettingsError: it belongs to a run with other settings.
     """
     try:
         state = read_json(checkpoint / STATE)
@@ -135,9 +133,9 @@ def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any], def
 
 
 def saved_critic(checkpoint: Path, player: Player) -> Critic | None:
-    """The critic that was trained with `player`, whose checkpoint this is; None where there was none.
+    """The critic that was trained with `player`, the policy of this checkpoint; None if there was none.
 
-    Raises CheckpointError where it is damaged.
+    Raises CheckpointError if it is damaged.
     """
     if not (checkpoint / TENSORS).is_file():
         return None
@@ -149,14 +147,14 @@ def saved_critic(checkpoint: Path, player: Player) -> Critic | None:
         critic = Critic(player, "linear" if "head.weight" in weights else "mlp", trunk)
         critic.load_state_dict(weights)
     except (SafetensorError, OSError, RuntimeError) as error:
-        raise CheckpointError(f"{checkpoint}: the critic is damaged ({error}); take another checkpoint") from None
+        raise CheckpointError(f"{checkpoint}: the critic is damaged ({error}); use another checkpoint") from None
     return critic
 
 
 def check_settings(
     checkpoint: Path, there: Mapping[str, Any], here: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> None:
-    """Raises OtherSettingsError, naming what differs, where the two are not the same.
+    """Raises OtherSettingsError, naming the differences, if the two are not the same.
 
     defaults: stand in for the settings that the version which made the checkpoint did not know. Those that it knew and
     this one does not may be at them.
@@ -177,13 +175,13 @@ def check_settings(
 
 
 def saved_in(folder: Path) -> list[Path]:
-    """The checkpoints in `folder`, by step. What is there was whole when written: writes are renames."""
-    there = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    return sorted(there, key=_step_of)
+    """The checkpoints in `folder`, by step. Each was complete when it was renamed into place."""
+    checkpoints = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return sorted(checkpoints, key=_step_of)
 
 
 def _json(value: object) -> str:
-    """In ASCII, so that half a surrogate pair that an env showed comes back as it was."""
+    """ASCII JSON, so that a lone surrogate that an env showed survives the round trip."""
     return json.dumps(value, allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""The critic: what the policy's position is worth, read off its hidden state or by a trunk of the critic's own."""
+"""The critic: the value of a state, from the policy's hidden state or from a trunk of its own."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from reflectkit.models.scoring import trunk_of
 
 
 class Critic(nn.Module):
-    """A value for each decision. Starts by expecting nothing: its last layer is 0.
+    """Predicts a value for each decision. Its last layer starts at 0, so the first values are 0.
 
-    head: "linear", or "mlp" (one hidden layer). trunk: "detached" reads the policy's last hidden state and leaves the
-    policy alone; "shared" lets its errors change the policy's trunk too; "separate" trains a copy of the trunk. seed:
-    of an mlp's first layer.
+    head: "linear", or "mlp" (one hidden layer). trunk: "detached" reads the policy's last hidden state without training
+    the policy; "shared" trains the policy's trunk too; "separate" trains a copy of the trunk. seed: for the weights of
+    an mlp's first layer.
     """
 
     def __init__(self, player: Player, head: str = "linear", trunk: str = "detached", seed: int = 0) -> None:
@@ -28,7 +28,7 @@ class Critic(nn.Module):
         width = player.model.config.get_text_config().hidden_size
         if trunk == "separate" and (hasattr(player.model, "peft_config") or player.quantize != "none"):
             raise ConfigError(
-                "--critic-trunk separate trains a whole copy of the trunk, but the policy is an adapter; take detached"
+                "--critic-trunk separate trains a full copy of the trunk, but the policy is an adapter; use detached"
             )
         self.trunk = trunk
         self.pad_id = player.pad_id
@@ -42,7 +42,7 @@ class Critic(nn.Module):
         self.to(next(player.model.parameters()).device)
 
     def forward(self, hidden_ND: torch.Tensor, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """values_N, in the env's unit, at the ends of N prompts whose last hidden states are hidden_ND."""
+        """values_N, in units of reward, for N prompts whose last hidden states are hidden_ND."""
         if self.own_trunk is not None:
             hidden_ND = self._read(self.own_trunk, prompts)
         elif self.trunk == "detached":

@@ -1,4 +1,4 @@
-"""Which problems an RL step trains on: levels in order, and every problem as often as the others."""
+"""Which problems an RL step trains on: levels in order, and every problem equally often."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from reflectkit.core.seeding import generator
 from reflectkit.core.types import Task
 
-WINDOW = 3  # updates whose mean success rate decides whether to move on
+WINDOW = 3  # updates over which the success rate is averaged to decide whether to advance
 
 
 def level_at(step: int, steps: int, levels: int) -> int:
-    """The number of the level of `step` (0 … steps-1) where each of `levels` gets an equal share of the steps, in
-    order.
+    """The index of the level of `step` (0 … steps-1) if each of `levels` gets an equal share of the steps, in order.
 
     >>> [level_at(step, 6, 3) for step in range(6)]
     [0, 0, 1, 1, 2, 2]
@@ -23,21 +22,20 @@ def level_at(step: int, steps: int, levels: int) -> int:
 
 @dataclass
 class Curriculum:
-    """Where training stands in `levels` levels.
-
-    steps: updates in all. threshold: None gives each level equal steps; otherwise a level ends when the mean success
-    rate of its last WINDOW updates is at least that, and the last one takes what is left. level: the present one, from
-    0. rates: success rates of this level's updates so far.
-    """
+    """Progress through `levels` levels."""
 
     levels: int
     steps: int
+    """Updates in total."""
     threshold: float | None = None
+    """A level ends once the mean success rate of its last WINDOW updates reaches this; None: equal steps per level."""
     level: int = 0
+    """The current level, from 0."""
     rates: list[float] = field(default_factory=list)
+    """Success rates of this level's latest updates."""
 
     def begin(self, step: int) -> bool:
-        """Called before each update; True where a new level begins with it (not for the very first)."""
+        """To be called before each update; True if it starts a new level (other than the first)."""
         due = self.level
         if self.threshold is None:
             due = level_at(step, self.steps, self.levels)
@@ -49,12 +47,12 @@ class Curriculum:
         return True
 
     def end(self, success_rate: float) -> None:
-        """Called after each update, with the success rate of its episodes, 0 … 1."""
+        """To be called after each update with the success rate of its episodes, 0 … 1."""
         self.rates = [*self.rates, success_rate][-WINDOW:]
 
 
 def draw(tasks: Sequence[Task], step: int, count: int, seed: int) -> list[Task]:
-    """The problems of `step`: `count` of them, going round a freshly shuffled deck each time all have been used."""
+    """The `count` problems of `step`, dealt from a deck that is reshuffled whenever it is used up."""
     chosen: list[Task] = []
     position = step * count
     while len(chosen) < count:

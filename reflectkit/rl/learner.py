@@ -1,7 +1,8 @@
-"""One update of the policy from rows whose advantages are known: minibatches, losses, gradients, the step.
+"""One update of the policy from rows with advantages: minibatches, losses, gradients, optimizer steps.
 
-Dropout stays off, so that the first pass repeats the sampler's numbers and the ratio starts at exactly 1. Every process
-holds all rows and scores its share; gradients are added up, so the step is the same however many processes there are.
+Dropout stays off, so that the first pass reproduces the sampler's log-probs and the ratio starts at exactly 1. Every
+process holds all rows and scores its share; gradients are summed, so the step does not depend on the number of
+processes.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ class Settings:
     loss: Callable[[losses.TrainedTokens], torch.Tensor] = losses.clipped_loss
     """The policy loss of each trained token."""
     clip: float = 0.2
-    """How far the ratio to the sampling policy may count."""
+    """PPO's clip range."""
     entropy: float = 0.01
     """Weight of the entropy bonus."""
     kl: float = 0.0
     """Weight of the KL divergence from the starting policy."""
     max_grad_norm: float = 0.3
-    """Gradients are scaled down to this norm."""
+    """Maximum gradient norm."""
     epochs: int = 1
     """Passes over each batch."""
     minibatch: int = 512
     """Rows per gradient step, over all processes."""
     target_kl: float = 0.0
-    """An update ends before the first step whose minibatch is further than this from its sampler; 0: never."""
+    """An update stops before a step once its minibatch's KL from the sampling policy exceeds this; 0: never."""
     critic_rate: float = 5e-3
     """Adam's learning rate for the critic."""
     value_clip: float = 0.0
@@ -68,7 +69,7 @@ class Learner:
     """Holds the policy, its optimizer, the critic (None without one) and the starting policy (None where it is not
     needed).
 
-    processes: who works together. notify: told a line of text where something had to be changed.
+    processes: those that train together. notify: called with a line of text when a setting had to be changed.
     """
 
     def __init__(
@@ -96,12 +97,11 @@ class Learner:
         """Learn from `samples`; `generator` shuffles them into minibatches. Returns the mean of each figure over the
         steps.
 
-        rate: what the learning rates are multiplied with at this point of the schedule, 0 … 1.
+        rate: the schedule's factor for the learning rates, 0 … 1.
 
         Raises
         ------
-        DivergedError: a loss or gradient is NaN or infinite, and the weights are as before the step that found it; or
-        the step made a weight so.
+        DivergedError: a loss or gradient is NaN or infinite (the step was not made), or a weight is after the step.
         """
         if not samples:
             return {}
@@ -129,10 +129,10 @@ class Learner:
 
     @torch.no_grad()
     def values(self, prompts: Sequence[Sequence[int]]) -> list[float]:
-        """What the critic expects behind each prompt, in the env's unit."""
+        """The critic's value of each prompt, in units of reward."""
         assert self.critic is not None
         self.player.activate()
-        found: dict[int, float] = {}
+        value_of: dict[int, float] = {}
         for micro in packed([Unit(tuple(prompt), (), (row,)) for row, prompt in enumerate(prompts)], self.max_tokens):
             tokens = [unit.tokens for unit in micro]
             device = next(self.player.model.parameters()).device
@@ -142,8 +142,8 @@ class Learner:
                 len(micro), 1, dtype=torch.long, device=device
             )  # no label matters: the hidden state is all
             hidden_ND, _ = self.scorer(right_pad(tokens, self.player.pad_id, device), rows, ends, label)
-            found |= zip([unit.rows[0] for unit in micro], self.critic(hidden_ND, tokens).tolist(), strict=True)
-        return [found[row] for row in range(len(prompts))]
+            value_of |= zip([unit.rows[0] for unit in micro], self.critic(hidden_ND, tokens).tolist(), strict=True)
+        return [value_of[row] for row in range(len(prompts))]
 
     def observe(self, hidden_BD: torch.Tensor, prompts: Sequence[tuple[int, ...]]) -> None:
         """Value prompts that a sampler has just read with the current weights, so that nobody has to read them again.
@@ -178,13 +178,13 @@ class Learner:
         ]
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
-        """Both optimizers' tensors, as `<policy or critic>.<key>`. To be called by all processes."""
+        """Both optimizers' tensors as `<policy or critic>.<key>`. All processes must call this."""
         state = {f"policy.{key}": value for key, value in self.optimizer.tensors().items()}
         critic = self.critic_optimizer.state_dict()["state"] if self.critic is not None else {}
         return state | {f"critic.{key}": value for key, value in flat(critic).items()}
 
     def load_optimizer_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take up what `optimizer_state` gave. Raises KeyError or ValueError for tensors of another model."""
+        """Restore what `optimizer_state` returned. Raises KeyError or ValueError for tensors of another model."""
         mine = {key.removeprefix("policy."): value for key, value in tensors.items() if key.startswith("policy.")}
         critic = {key.removeprefix("critic."): value for key, value in tensors.items() if key.startswith("critic.")}
         if self.critic is not None:
@@ -192,18 +192,18 @@ class Learner:
         self.optimizer.load(mine)
 
     def _step(self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool) -> dict[str, float] | None:
-        """One gradient step on a minibatch; None, and no step, where the policy has moved too far."""
+        """One gradient step on a minibatch; None, without a step, if the policy has moved too far."""
         parts = sorted(minibatch, key=lambda unit: -len(unit.tokens))
         numbers = [row for unit in minibatch for row in unit.rows]
         while True:
             self._zero_grad()
             figures = self._accumulate(samples, self._micro_batches(parts), numbers)
             everyone = self.processes.gather(figures)
-            if all(found is not None for found in everyone):
+            if all(theirs is not None for theirs in everyone):
                 break
             self._halve(parts)
-        merged = {name: sum(found[name] for found in everyone) for name in everyone[0]}
-        merged["ratio_deviation"] = max(found["ratio_deviation"] for found in everyone)
+        merged = {name: sum(theirs[name] for theirs in everyone) for name in everyone[0]}
+        merged["ratio_deviation"] = max(theirs["ratio_deviation"] for theirs in everyone)
         here = [samples[number] for number in numbers]
         _check_finite(merged, here)
         if may_stop and 0 < self.settings.target_kl < merged["kl"]:
@@ -222,10 +222,9 @@ class Learner:
         self.critic_optimizer.zero_grad(set_to_none=True)
 
     def _micro_batches(self, parts: Sequence[Unit]) -> list[tuple[list[Unit], float]]:
-        """This process' micro-batches of `parts`, and how much each counts.
+        """This process's micro-batches of `parts`, each with its weight.
 
-        Where the policy is sharded, all processes must make as many passes: one that has fewer makes up with some that
-        count for nothing.
+        If the policy is sharded, all processes must make equally many passes: one with fewer adds some of weight 0.
         """
         mine = packed(self.processes.share(parts), self.max_tokens)
         if not self.processes.sharded:
@@ -238,7 +237,9 @@ class Learner:
     def _accumulate(
         self, samples: Sequence[Sample], micros: Sequence[tuple[list[Unit], float]], numbers: Sequence[int]
     ) -> dict[str, float] | None:
-        """Gradients of `micros`, of the minibatch of the samples with these `numbers`; None where memory ran out."""
+        """Accumulate the gradients of `micros`, which make up the minibatch of samples `numbers`; None if memory ran
+        out.
+        """
         trained = {number: sum(samples[number].loss_mask) for number in numbers}
         tokens = sum(trained.values())
         fresh = sum(count for number, count in trained.items() if not samples[number].replayed)
@@ -247,10 +248,10 @@ class Learner:
             for number, (micro, counts) in enumerate(micros):
                 scored = score(self.scorer, samples, micro, self.player.pad_id, self.settings.temperature)
                 reference_N = self._reference(samples, micro) if self.reference is not None else None
-                loss, found = self._loss(samples, scored, reference_N, len(numbers), tokens, fresh)
+                loss, part_figures = self._loss(samples, scored, reference_N, len(numbers), tokens, fresh)
                 self.optimizer.backward(loss * counts * self.optimizer.loss_scale, last=number == len(micros) - 1)
-                figures = {name: value + counts * found[name] for name, value in figures.items()} | {
-                    "ratio_deviation": max(figures["ratio_deviation"], found["ratio_deviation"])
+                figures = {name: value + counts * part_figures[name] for name, value in figures.items()} | {
+                    "ratio_deviation": max(figures["ratio_deviation"], part_figures["ratio_deviation"])
                 }
             for weight in self.critic_weights:
                 if weight.grad is not None:
@@ -258,7 +259,7 @@ class Learner:
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
-            if self.processes.sharded:  # the others wait inside a pass, and cannot be told
+            if self.processes.sharded:  # the others are inside a pass and cannot be told
                 raise ReflectkitError(
                     "out of memory; run the same command again with a lower --max-tokens-per-batch"
                 ) from None
@@ -274,9 +275,7 @@ class Learner:
         tokens: int,
         fresh_tokens: int,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """The micro-batch's part of the loss, and of the figures, of a minibatch of `rows` rows and `tokens` trained
-        tokens.
-        """
+        """A micro-batch's part of the loss and figures of a minibatch of `rows` rows and `tokens` trained tokens."""
         settings, device = self.settings, scored.logprob_N.device
         places = list(zip(scored.row_N, scored.place_N, strict=True))
 
@@ -308,7 +307,9 @@ class Learner:
         }
         if reference_N is not None:
             distance_N = losses.kl_estimate(scored.logprob_N, old_N, reference_N)
-            distance = (distance_N * share_N).masked_fill(replayed_N, 0.0).sum()  # an expectation over today's policy
+            distance = (
+                (distance_N * share_N).masked_fill(replayed_N, 0.0).sum()
+            )  # an expectation over the current policy
             loss = loss + settings.kl * distance
             figures["kl_to_start"] = float(distance.detach())
         if self.critic is not None:
@@ -326,44 +327,44 @@ class Learner:
             moved_N = change_N[~replayed_N]
             figures["kl"] = float((torch.exp(moved_N) - 1 - moved_N).sum()) / max(
                 1, fresh_tokens
-            )  # of the sampler from the policy
+            )  # of the policy from the sampler
             figures["ratio_deviation"] = float(moved_N.abs().max()) if len(moved_N) else 0.0
         return loss, figures
 
     @torch.no_grad()
     def _reference(self, samples: Sequence[Sample], micro: Sequence[Unit]) -> torch.Tensor:
-        """Log-probs of a micro-batch's trained tokens under the starting policy (N)."""
+        """Log-probs of a micro-batch's N trained tokens under the starting policy."""
         assert self.reference is not None
         with self.reference.model() as start:
             model = self.scorer if start is self.player.model else start
             return score(model, samples, micro, self.player.pad_id, self.settings.temperature).logprob_N
 
     def _halve(self, parts: Sequence[Unit]) -> None:
-        """Take half as much at once from now on. Raises ReflectkitError where a single unit is too much."""
+        """Halve the micro-batches from now on. Raises ReflectkitError if a single unit is too large."""
         self._zero_grad()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         widest = max(len(unit.tokens) for unit in parts)
         if self.max_tokens <= widest:
             raise ReflectkitError(
-                f"out of memory with a single row of {widest} tokens; use --gradient-checkpointing, --lora-r, a"
+                f"out of memory with a single row of {widest} tokens; use --gradient-checkpointing, --lora-r or a"
                 " smaller model"
             )
         before, self.max_tokens = self.max_tokens, max(widest, self.max_tokens // 2)
         self.notify(
-            f"out of memory: micro-batches have {self.max_tokens} tokens from here on, not {before}; the update is"
-            " repeated (--max-tokens-per-batch)"
+            f"out of memory: repeating the update with micro-batches of {self.max_tokens} tokens instead of {before}"
+            " (--max-tokens-per-batch)"
         )
 
 
 def _check_finite(figures: Mapping[str, float], samples: Sequence[Sample]) -> None:
     if not all(math.isfinite(value) for value in figures.values()):
-        told = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-        raise DivergedError(f"the update diverged ({told})", samples)
+        values = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        raise DivergedError(f"the update diverged ({values})", samples)
 
 
 def _decisions(samples: Sequence[Sample], places: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    """(index of each decision's first token, number of the decision of each token) for tokens at `places`, in order."""
+    """(index of each decision's first token, number of each token's decision) for tokens at `places`, in order."""
     starts: list[int] = []
     numbers: list[int] = []
     previous: tuple[int, int] | None = None

@@ -1,6 +1,6 @@
-"""Rows to micro-batches, and micro-batches to log-probs of their trained tokens, with gradients.
+"""Rows to micro-batches, and micro-batches to the log-probs of their trained tokens, with gradients.
 
-Choices with the same prompt share one forward pass: an exact saving, since a prompt's distribution is one and the same.
+Choices with the same prompt share one forward pass. This is exact, since they share the distribution.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from reflectkit.rl.losses import entropy
 
 @dataclass(frozen=True)
 class Unit:
-    """What is read once: the tokens of a text row, or a prompt that several choices share. rows: the numbers of its
+    """One input sequence: the tokens of a text row, or a prompt that several choices share. rows: indices of its
     samples.
     """
 
@@ -29,8 +29,8 @@ class Unit:
 
 @dataclass(frozen=True)
 class Scored:
-    """Of N trained tokens: row_N, which sample each is of; place_N, where in it; logprob_N and entropy_N, with
-    gradients; hidden_ND, the state before each.
+    """N trained tokens: row_N, the sample of each; place_N, its position there; logprob_N and entropy_N, with
+    gradients; hidden_ND, the hidden state that predicts it.
     """
 
     row_N: list[int]
@@ -41,7 +41,7 @@ class Scored:
 
 
 def units(samples: Sequence[Sample]) -> list[Unit]:
-    """The units of `samples`, in order of first appearance."""
+    """The units of `samples`, in order of first occurrence."""
     members: dict[tuple[Any, ...], list[int]] = {}
     for number, sample in enumerate(samples):
         key = (sample.tokens[:-1], sample.choices) if sample.choices else (sample.tokens, (), number)
@@ -50,9 +50,9 @@ def units(samples: Sequence[Sample]) -> list[Unit]:
 
 
 def minibatches(parts: Sequence[Unit], count: int) -> list[list[Unit]]:
-    """`parts` cut into `count` minibatches of equally many rows, give or take one, in order.
+    """`parts` split in order into `count` minibatches whose numbers of rows differ by at most one.
 
-    A unit whose rows fall into two minibatches is cut in two.
+    A unit whose rows belong to two minibatches is split.
     """
     total = sum(len(unit.rows) for unit in parts)
     ends = [(index + 1) * total // count for index in range(count)]
@@ -70,8 +70,8 @@ def minibatches(parts: Sequence[Unit], count: int) -> list[list[Unit]]:
 
 
 def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
-    """`parts` in micro-batches of alike lengths and at most `max_tokens` tokens, padding counted; a longer unit stands
-    alone.
+    """`parts` in micro-batches of similar lengths and at most `max_tokens` tokens, padding included; a longer unit gets
+    a micro-batch of its own.
     """
     batches: list[list[Unit]] = []
     for unit in sorted(parts, key=lambda unit: -len(unit.tokens)):
@@ -85,7 +85,7 @@ def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
 
 
 def score(model: Any, samples: Sequence[Sample], micro: Sequence[Unit], pad_id: int, temperature: float) -> Scored:
-    """Score the trained tokens of a micro-batch, all of it choices or all of it text. model: a model or its Scorer."""
+    """Score the trained tokens of a micro-batch of only choices or only text. model: a model or its Scorer."""
     if micro[0].choices:
         logprobs_UK, hidden_UD = choice_logprobs(
             model,

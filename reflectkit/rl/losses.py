@@ -1,8 +1,8 @@
 """REINFORCE's, PPO's and GRPO's losses as pure functions of tensors. N trained tokens, D decisions, B rows, K choices.
 
 Each returns one number per token or row; the learner averages. Departs from the Reflect-RL code: log-probs are over the
-legal actions only, and rows that an earlier policy sampled are weighted, never treated as fresh. Tensors bring their
-own methods, so this file can be imported without torch.
+legal actions only, and rows sampled by an earlier policy are importance-weighted, never treated as fresh. Only methods
+of tensors are used, so this file can be imported without torch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class TrainedTokens:
     """The N trained tokens of a micro-batch."""
 
     logprob_N: torch.Tensor
-    """Log-probabilities under today's policy, with gradients."""
+    """Log-probabilities under the current policy, with gradients."""
     old_logprob_N: torch.Tensor
-    """Log-probabilities when the tokens were sampled."""
+    """Log-probabilities at sampling time."""
     advantage_N: torch.Tensor
     """Advantages of the tokens' decisions."""
     decision_N: torch.Tensor
@@ -31,7 +31,7 @@ class TrainedTokens:
     replayed_N: torch.Tensor
     """Whether an earlier policy sampled the token (bool)."""
     clip: float
-    """--clip: how far the ratio to the sampling policy may count."""
+    """--clip: PPO's clip range."""
 
     def decision_sum(self, value_N: torch.Tensor) -> torch.Tensor:
         """For each token, the sum of `value_N` over the tokens of its decision (N)."""
@@ -53,10 +53,9 @@ def clipped_loss(tokens: TrainedTokens) -> torch.Tensor:
 def reinforce(
     logprob_N: torch.Tensor, advantage_N: torch.Tensor, log_ratio_N: torch.Tensor, cap: float
 ) -> torch.Tensor:
-    """-w A log π (Williams 1992, eq. 4), where w is the decision's importance weight, at most `cap` and without
-    gradient.
+    """-w A log π (Williams 1992, eq. 4), where w is the decision's importance weight, at most `cap`, without gradient.
 
-    log_ratio_N: log π now less log π at sampling, summed over the decision's tokens; 0 for a fresh row, whose w is 1.
+    log_ratio_N: log π now minus log π at sampling, summed over the decision's tokens; 0 for a fresh row.
     """
     weight_N = log_ratio_N.detach().exp().clamp(max=cap)  # truncated importance sampling, Ionides 2008
     return -weight_N * advantage_N * logprob_N
@@ -72,8 +71,8 @@ def clipped_surrogate(
     """PPO's and GRPO's loss (arXiv 1707.06347, eq. 7): the ratio is clipped to 1 ± clip where that lowers the
     objective.
 
-    Where the ratio is 1 the gradient is REINFORCE's. replayed_N: whether an earlier policy sampled the token. Its ratio
-    is at most 1 + clip whatever the advantage's sign, since eq. 7 bounds it on one side only.
+    Where the ratio is 1, the gradient is REINFORCE's. replayed_N: whether an earlier policy sampled the token; its
+    ratio is at most 1 + clip whatever the sign of the advantage, since eq. 7 bounds it on one side only.
     """
     ratio_N = (logprob_N - old_logprob_N).exp()  # 1 at the first pass over fresh rows
     if replayed_N is not None:
@@ -86,8 +85,8 @@ def kl_estimate(logprob_N: torch.Tensor, old_logprob_N: torch.Tensor, reference_
     """w (r - 1 - log r) with r = reference / π (GRPO, eq. 4): never negative, and its mean over samples is KL(π,
     reference).
 
-    The weight w = π / sampler makes the gradient that of the KL as well (DeepSeek-V3.2, arXiv 2512.02556), also where w
-    is 1.
+    The weight w = π / sampler makes the gradient that of the KL too (DeepSeek-V3.2, arXiv 2512.02556), even where w is
+    1.
     """
     difference_N = reference_N - logprob_N
     return (logprob_N - old_logprob_N).exp() * (difference_N.exp() - difference_N - 1)
@@ -100,11 +99,11 @@ def entropy(logprobs_BK: torch.Tensor) -> torch.Tensor:
 
 
 def value_loss(value_B: torch.Tensor, return_B: torch.Tensor, old_value_B: torch.Tensor, clip: float) -> torch.Tensor:
-    """Half the critic's squared error. With `clip` > 0, the larger of that and of the error of the value clipped to
-    within `clip` of its value at sampling, in the env's unit (as in OpenAI Baselines' PPO).
+    """Half the critic's squared error. With `clip` > 0, the larger of it and the error of the value clipped to within
+    `clip` of its value at sampling, in units of reward (as in OpenAI Baselines' PPO).
     """
     error_B = (value_B - return_B).pow(2)
     if clip > 0:
-        held_B = old_value_B + (value_B - old_value_B).clamp(-clip, clip)
-        error_B = error_B.maximum((held_B - return_B).pow(2))
+        clipped_B = old_value_B + (value_B - old_value_B).clamp(-clip, clip)
+        error_B = error_B.maximum((clipped_B - return_B).pow(2))
     return 0.5 * error_B

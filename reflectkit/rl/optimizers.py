@@ -1,9 +1,8 @@
-"""Where the policy's weights, gradients and Adam's state lie: whole in every process, or in parts (FSDP2, DeepSpeed's
-ZeRO).
+"""The policy's optimizer: weights, gradients and Adam's state are replicated in every process or sharded (FSDP2, ZeRO).
 
-One face for the learner: it runs the scorer, gives losses to `backward`, and asks for a `step`. Loading what `tensors`
-gave continues exactly. ZeRO: Rajbhandari et al. 2020; the optimizer's parts are kept as they lie, without DeepSpeed's
-pickles.
+All three have one interface for the learner: it runs the scorer, passes losses to `backward` and calls `step`. Loading
+what `tensors` returned continues training exactly. ZeRO: Rajbhandari et al. 2020; its shards are saved as tensors, not
+as DeepSpeed's pickles.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Replicated:
-    """Every process has all of it; gradients are summed once a step.
+    """Every process holds everything; gradients are summed once per step.
 
-    model: whose trainable weights learn. rate: AdamW's, full. max_norm: gradients are scaled down to it.
+    model: its trainable weights are optimised. rate: AdamW's peak learning rate. max_norm: maximum gradient norm.
     """
 
     def __init__(self, model: nn.Module, rate: float, max_norm: float, processes: Processes) -> None:
@@ -44,24 +43,26 @@ class Replicated:
 
     @property
     def loss_scale(self) -> int:
-        """What a loss must be multiplied with, so that the processes' gradients add up."""
+        """Factor for the loss, so that the gradients of all processes add up."""
         return 1
 
     def schedule(self, rate: float) -> None:
-        """Set the learning rate to `rate` of its full value."""
+        """Set the learning rate to the fraction `rate` of its peak."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate * rate
 
     def zero_grad(self) -> None:
-        """Drop the gradients."""
+        """Clear the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Add `loss`' gradients; last: whether a step follows."""
+        """Accumulate the gradients of `loss`; last: a step follows."""
         loss.backward()
 
     def step(self) -> float:
-        """Learn; returns the gradient's norm before it was scaled. Where that is not finite, nothing was learnt."""
+        """Update the weights and return the gradient norm before clipping. If it is not finite, the weights are
+        unchanged.
+        """
         self.processes.add_gradients(self.weights)
         return self._clip_and_step()
 
@@ -73,28 +74,26 @@ class Replicated:
         return value
 
     def parts(self) -> list[torch.Tensor]:
-        """What this process holds of the trained weights."""
+        """The trained weights, or this process's shards of them."""
         return list(self.weights)
 
     def tensors(self) -> Tensors:
-        """The optimizer's, as `<number of the weight>.<name>`. Called by all processes; what the first one
-        gets counts.
+        """The optimizer's state as `<number of the weight>.<name>`. All processes must call this; the first one's
+        result is the complete one.
         """
         return flat(self.optimizer.state_dict()["state"])
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take up what `tensors` gave. Raises KeyError or ValueError for another model's."""
+        """Restore what `tensors` returned. Raises KeyError or ValueError if it belongs to another model."""
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": nested(tensors)})
 
     def model_state(self) -> Tensors | None:
-        """The policy's weights, whole, where no process holds them; None where the model does. Called by all
-        processes.
-        """
+        """The policy's full weights if they are sharded; None if the model holds them. All processes must call this."""
         return None
 
 
 class Fsdp2(Replicated):
-    """Every process has a part of everything, as DTensors."""
+    """Every process holds a shard of everything, as DTensors."""
 
     def __init__(self, model: nn.Module, rate: float, max_norm: float, processes: Processes) -> None:
         super().__init__(model, rate, max_norm, processes)
@@ -120,7 +119,7 @@ class Fsdp2(Replicated):
     def tensors(self) -> Tensors:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         named: Any = get_optimizer_state_dict(self.scorer, self.optimizer.optimizer, options=options)
-        named = named.get("state", {})  # empty but in the first process, which writes
+        named = named.get("state", {})  # empty in all processes but the first, which writes
         return flat({number: named.get(f"model.{name}", {}) for number, name in enumerate(self.names)})
 
     @override
@@ -134,12 +133,12 @@ class Fsdp2(Replicated):
     def model_state(self) -> Tensors | None:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         whole: Any = get_model_state_dict(self.scorer, options=options)
-        once = {name for name, _ in self.model.named_parameters()}  # tied weights have two names in a state
+        once = {name for name, _ in self.model.named_parameters()}  # tied weights have two names in a state dict
         return {name: value for key, value in whole.items() if (name := key.removeprefix("model.")) in once}
 
 
 class Zero(Replicated):
-    """DeepSpeed's ZeRO: stage 2 parts gradients and Adam's state, stage 3 the weights too."""
+    """DeepSpeed's ZeRO: stage 2 shards the gradients and Adam's state, stage 3 the weights too."""
 
     def __init__(self, model: nn.Module, rate: float, max_norm: float, processes: Processes) -> None:
         super().__init__(model, rate, max_norm, processes)
@@ -152,7 +151,7 @@ class Zero(Replicated):
         settings["bf16"] = {"enabled": self.weights[0].dtype is torch.bfloat16}
         self.scorer, self.optimizer = processes.accelerator.prepare(self.scorer, self.optimizer)
         self.zero = self.optimizer.optimizer
-        self._state.clear()  # stage 3 makes one empty step, which would count
+        self._state.clear()  # stage 3 makes one empty step, which would be counted
 
     @property
     @override
@@ -166,13 +165,13 @@ class Zero(Replicated):
 
     @override
     def parts(self) -> list[torch.Tensor]:
-        """This process' flat parts, in 32 bits: what Adam sees."""
+        """This process's flat shards in 32 bits, as Adam sees them."""
         three = getattr(self.zero, "fp32_partitioned_groups_flat", None)
         return list(three if three is not None else self.zero.single_partition_of_fp32_groups)
 
     @override
     def zero_grad(self) -> None:
-        pass  # a step leaves none behind
+        pass  # a step clears them
 
     @override
     def backward(self, loss: torch.Tensor, last: bool) -> None:
@@ -186,7 +185,7 @@ class Zero(Replicated):
 
     @override
     def tensors(self) -> Tensors:
-        """Of all processes' parts, as `<process>.<part>.<name>`: they fit the same number of processes only."""
+        """The shards of all processes as `<process>.<shard>.<name>`; they fit the same number of processes only."""
         mine = {
             f"{self.processes.rank}.{number}.{name}": value.detach().cpu()
             for number, part in enumerate(self.parts())
@@ -206,8 +205,9 @@ class Zero(Replicated):
         ]
         if len(ranks) != self.processes.count or len(same) != len(self.parts()) or not all(same):
             raise ReflectkitError(
-                f"the checkpoint was made by {len(ranks)} processes under ZeRO, and continues with as many and the"
-                " same configuration only; --resume-from starts anew from its weights"
+                f"the checkpoint was made by {len(ranks)} processes under ZeRO and resumes only with as many and "
+                "the same"
+                " configuration; --load-dir starts a new run from its weights"
             )
         for number, part in enumerate(self.parts()):
             values = {name: value.to(part.device) for name, value in saved[number].items()}
@@ -229,7 +229,7 @@ class Zero(Replicated):
 
 
 def make_optimizer(model: nn.Module, rate: float, max_norm: float, processes: Processes) -> Replicated:
-    """As the processes were started."""
+    """The optimizer for the way in which the processes were started."""
     kind = {"FSDP": Fsdp2, "DEEPSPEED": Zero}.get(processes.kind, Replicated)
     return kind(model, rate, max_norm, processes)
 
@@ -240,7 +240,7 @@ def flat(state: Mapping[int, Mapping[str, torch.Tensor]]) -> Tensors:
 
 
 def nested(tensors: Mapping[str, torch.Tensor]) -> dict[int, Tensors]:
-    """The opposite of `flat`."""
+    """The inverse of `flat`."""
     state: dict[int, Tensors] = {}
     for key, value in tensors.items():
         number, _, name = key.partition(".")

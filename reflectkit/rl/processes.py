@@ -1,8 +1,7 @@
-"""The processes that train together, each with a whole copy of the policy or with a part: who I am, and what all of us
-know.
+"""The processes of a distributed run, each with a full copy of the policy or a shard of it.
 
-Started by torchrun or `accelerate launch`; alone otherwise. Every process holds the whole batch and takes its share of
-the work, so that what is learnt does not depend on how many there are.
+They are started by torchrun or `accelerate launch`; otherwise there is one. Every process holds the whole batch and
+does its share of the work, so the result does not depend on how many there are.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 
 
 class Processes:
-    """This process among `count` of them; `rank` counts from 0. accelerator: accelerate's Accelerator; None: alone."""
+    """This process, number `rank` of `count`. accelerator: accelerate's Accelerator; None: a single process."""
 
     def __init__(self, accelerator: Any = None) -> None:
         self.accelerator = accelerator
@@ -24,23 +23,21 @@ class Processes:
 
     @property
     def kind(self) -> str:
-        """accelerate's name of how they work together, as "MULTI_GPU"."""
+        """accelerate's name for the distributed type, e.g. "MULTI_GPU"."""
         return str(self.accelerator.distributed_type).rpartition(".")[2] if self.accelerator else "NO"
 
     @property
     def sharded(self) -> bool:
-        """Whether each process holds a part of the policy (FSDP, ZeRO), so that every forward pass needs all
-        of them.
-        """
+        """Whether each process holds a shard of the policy (FSDP, ZeRO), so that a forward pass needs all processes."""
         return self.kind in ("FSDP", "DEEPSPEED")
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes files and speaks."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
-        """`value` of every process, by rank; any picklable value."""
+        """`value` of every process, by rank; any picklable value will do."""
         if self.count == 1:
             return [value]
         gathered: list[Any] = [None] * self.count
@@ -48,11 +45,11 @@ class Processes:
         return gathered
 
     def share(self, items: Sequence[Any]) -> list[Any]:
-        """This process' part of `items`, every `count`-th."""
+        """This process's share of `items`: every `count`-th."""
         return list(items[self.rank :: self.count])
 
     def together(self, mine: Sequence[Any]) -> list[Any]:
-        """The whole of what `share` cut, in its order."""
+        """The items that `share` distributed, from all processes and in their order."""
         parts = self.gather(list(mine))
         whole: list[Any] = [None] * sum(map(len, parts))
         for rank, part in enumerate(parts):
@@ -60,15 +57,15 @@ class Processes:
         return whole
 
     def add_gradients(self, weights: Iterable[torch.nn.Parameter]) -> None:
-        """Every gradient becomes the sum over all processes, in one message a dtype."""
+        """Sum every gradient over all processes, in one message per dtype."""
         if self.count == 1:
             return
-        held = list(weights)
-        for weight in held:
+        every = list(weights)
+        for weight in every:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-        for dtype in dict.fromkeys(weight.dtype for weight in held):  # in the same order everywhere
-            gradients = [weight.grad for weight in held if weight.dtype is dtype and weight.grad is not None]
+        for dtype in dict.fromkeys(weight.dtype for weight in every):  # in the same order in all processes
+            gradients = [weight.grad for weight in every if weight.dtype is dtype and weight.grad is not None]
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             torch.distributed.all_reduce(flat)
             for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
@@ -76,7 +73,7 @@ class Processes:
 
     @contextlib.contextmanager
     def first_then_rest(self) -> Iterator[None]:
-        """The first process goes through the block alone, then the others: what it makes, they find."""
+        """The first process runs the block alone, then the others, which find what it made."""
         if not self.first:
             self.wait()
         try:
@@ -86,6 +83,6 @@ class Processes:
                 self.wait()
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Wait for all processes."""
         if self.count > 1:
             torch.distributed.barrier()

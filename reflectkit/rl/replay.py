@@ -1,4 +1,4 @@
-"""The last successful episodes, to learn from again. What an earlier policy sampled stays marked as such."""
+"""A buffer of the last successful episodes, to learn from again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Replay:
         )
 
     def clear(self) -> None:
-        """Forget all, as at the beginning of a level."""
+        """Remove all episodes, as at the start of a level."""
         self._episodes.clear()
 
     def __iter__(self) -> Iterator[Trajectory]:

@@ -1,8 +1,8 @@
 """Returns, baselines and advantages as pure functions of plain numbers.
 
-Departs from the Reflect-RL code: a group without spread, from which nothing can be learnt, is found and counted instead
-of divided by zero; the end of an episode, also by the horizon, is worth nothing more, since the horizon is part of the
-task.
+Departs from the Reflect-RL code: groups without spread, from which nothing can be learnt, are dropped and counted
+instead of divided by zero; nothing is bootstrapped at the end of an episode, even at the horizon, since the horizon is
+part of the task.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
-SPREAD = 1e-8  # below it numbers count as equal
+SPREAD = 1e-8  # standard deviations up to this count as 0
 
 
 def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
@@ -32,8 +32,7 @@ def generalised_advantages(rewards: Sequence[float], values: Sequence[float], ga
     """A_t = delta_t + gamma * lam * A_{t+1}, with delta_t = r_t + gamma * V_{t+1} - V_t (GAE, arXiv 1506.02438, eq.
     16).
 
-    values: what the critic expected at each step of one episode. lam: 1 compares the return with the value, 0 looks one
-    step ahead.
+    values: the critic's value at each step of one episode. lam: 1 uses full returns, 0 one-step TD errors.
 
     >>> generalised_advantages([1.0, 2.0], [0.5, 1.0], 1.0, 0.0)
     [1.5, 1.0]
@@ -48,10 +47,10 @@ def generalised_advantages(rewards: Sequence[float], values: Sequence[float], ga
 
 
 def leave_one_out(returns: Sequence[Sequence[float]], groups: Sequence[Hashable]) -> list[list[float]]:
-    """Each return-to-go less the mean of the group's *other* episodes at the same step, where ended episodes stand at
+    """Each return-to-go minus the mean of the group's *other* episodes at the same step; episodes that have ended count
     0.
 
-    At the first step that is RLOO (arXiv 2402.14740, eq. 6). An episode alone in its group is compared with 0.
+    At the first step that is RLOO (arXiv 2402.14740, eq. 6). The baseline of an episode alone in its group is 0.
 
     >>> leave_one_out([[1.0, 1.0], [2.0], [6.0, 5.0]], ["a", "a", "a"])
     [[-3.0, -1.5], [-1.5], [4.5, 4.5]]
@@ -69,11 +68,11 @@ def leave_one_out(returns: Sequence[Sequence[float]], groups: Sequence[Hashable]
 def group_relative(
     scores: Sequence[float], groups: Sequence[Hashable], scale: bool
 ) -> tuple[list[float], frozenset[Hashable]]:
-    """Each score less its group's mean, in its group's standard deviations with `scale` (GRPO, arXiv 2402.03300,
-    section 4.1).
+    """Each score minus its group's mean, divided by the group's standard deviation with `scale` (GRPO, arXiv
+    2402.03300, section 4.1).
 
-    Without `scale` as in Dr. GRPO (arXiv 2503.20783). Deviations are of the sample (n - 1). Returns the advantages, all
-    0 in a group without spread, and which groups those are; a group of one is one of them.
+    Without `scale` it is Dr. GRPO's (arXiv 2503.20783). Uses the sample standard deviation (n - 1). Returns the
+    advantages, all 0 in a group without spread, and the set of those groups; groups of one are among them.
 
     >>> group_relative([1.0, 3.0, 5.0, 5.0], ["a", "a", "b", "b"], scale=False)
     ([-1.0, 1.0, 0.0, 0.0], frozenset({'b'}))
@@ -93,10 +92,10 @@ def group_relative(
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The standard deviation of `values` (all of them, n); 1 where they are all equal, or there are none."""
+    """The population standard deviation of `values` (n); 1 if they are all equal or there are none."""
     mean = math.fsum(values) / max(1, len(values))
-    found = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(1, len(values)))
-    return found if found > SPREAD else 1.0
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(1, len(values)))
+    return spread if spread > SPREAD else 1.0
 
 
 def _members(groups: Sequence[Hashable]) -> dict[Hashable, list[int]]:

@@ -51,20 +51,20 @@ class Config(StageConfig):
 
 def run(config: Config, progress: Progress) -> Report:
     """Write the folder. Raises CheckpointError, and ConfigError where something else lies in its place."""
-    from reflectkit.models.export import export, told_by
+    from reflectkit.models.export import export, model_facts
     from reflectkit.models.load import base_of
 
     with open_run("export", config, [config.load_dir]) as current:
         if current.done:
             return current.done
         target = config.out_dir
-        earlier = told_by(target).get("exported_from")
+        earlier = model_facts(target).get("exported_from")
         if target.exists() and earlier is None:
             raise ConfigError(f"{target} is there already, and is no export; name another --out-dir")
         if earlier not in (None, str(config.load_dir)) and not config.force:
             raise ConfigError(f"{target} is there already, from {earlier}; name another --out-dir (or --force)")
         with progress.bar(f"export {config.load_dir}", 1) as bar:
-            told = told_by(config.load_dir)
+            told = model_facts(config.load_dir)
             base = base_of(config.load_dir)
             facts = {name: told[name] for name in ("env", "step", "reflector", "model") if told.get(name) is not None}
             facts |= {"base": base, "exported_from": str(config.load_dir)}

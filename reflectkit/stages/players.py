@@ -72,9 +72,9 @@ def mismatch(name: str, policy: Path | None, reflector: Path | None) -> str:
     """
     if policy is None:
         return ""
-    from reflectkit.models.export import told_by
+    from reflectkit.models.export import model_facts
 
-    facts = told_by(policy)
+    facts = model_facts(policy)
     role = facts.get("role")
     commented = bool(facts["reflector"]) if "reflector" in facts else {"policy": True, "plain": False}.get(str(role))
     if commented is None or commented == (reflector is not None):

@@ -65,7 +65,7 @@ def test_two_adapters_on_one_base_do_as_two_models(corridor_folder: Path, tmp_pa
 
 
 def test_a_base_cannot_be_shared_by_whole_models_or_other_bases(corridor_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is no LoRA adapter"):
+    with pytest.raises(CheckpointError, match="is not a LoRA adapter"):
         train(corridor_folder, tmp_path, reflect_load_dir=corridor_folder / "reflection", share_base=True)
     shutil.copytree(corridor_folder / "reflection-adapter", tmp_path / "other")
     facts = read_json(tmp_path / "other/adapter_config.json") | {
