@@ -1,4 +1,4 @@
-"""Rows of tokens as tensors, filled up on the left or on the right."""
+"""Rows of tokens as tensors, padded on the left or on the right."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import torch
 
 
 def right_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> torch.Tensor:
-    """`rows` as one tensor (B, T), filled on the right."""
+    """`rows` as one tensor (B, T), padded on the right."""
     width = max(map(len, rows))
     return torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows], device=device)
 
 
 def left_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(input_ids_BT, attention_mask_BT) of `rows`, filled on the left, so that every row's last token is in the last
-    column.
-    """
+    """(input_ids_BT, attention_mask_BT) of `rows`, padded on the left: every row's last token is in the last column."""
     width = max(map(len, rows))
     input_ids_BT = torch.full((len(rows), width), pad_id, dtype=torch.long)
     attention_mask_BT = torch.zeros((len(rows), width), dtype=torch.long)
@@ -27,7 +25,5 @@ def left_pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -
 
 
 def position_ids(attention_mask_BT: torch.Tensor) -> torch.Tensor:
-    """Each token's place in its own row, from 0; padding stands at 0. Without it left padding shifts learned
-    positions.
-    """
+    """Each token's position in its row, from 0; padding is at 0. Without it, left padding would shift positions."""
     return (attention_mask_BT.cumsum(dim=1) - 1).clamp(min=0)

@@ -1,6 +1,4 @@
-"""Ablations of a recipe: what is trained once more with an ingredient changed, to stand beside the arm it
-departs from.
-"""
+"""Ablations of a recipe: steps that are repeated with an ingredient changed, for comparison with the original arm."""
 
 from __future__ import annotations
 
@@ -15,9 +13,9 @@ from reflectkit.core.runs import Report
 from reflectkit.stages import eval_tables
 
 MAKERS = ("gen-sft", "sft", "rlft")
-"""Stages whose steps an ablation may change; the data before them is shared by all arms."""
+"""Stages whose steps an ablation may change; all arms share the data made before them."""
 LISTS = ("policy", "runs")
-"""Settings of evaluate and plot in which an arm has an entry, `NAME=…`."""
+"""Settings of evaluate and plot in which each arm has an entry, `NAME=…`."""
 MARK = "@"
 
 Step = dict[str, Any]
@@ -25,8 +23,8 @@ Step = dict[str, Any]
 
 @dataclass(frozen=True)
 class Ablation:
-    """of: the evaluated arm that it departs from. arm: what stands beside it; without `steps` one that the recipe has
-    anyway, else a new one, by default "OF without NAME". steps: the settings that differ, by step. description: one
+    """of: the evaluated arm to compare with. arm: the arm with the change; without `steps` one that the recipe already
+    has, otherwise a new one, by default "OF without NAME". steps: the settings that differ, by step. description: one
     line.
     """
 
@@ -37,13 +35,13 @@ class Ablation:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def named(self, name: str) -> Ablation:
-        """With its arm's name."""
+        """This ablation with its arm's name filled in."""
         return self if self.arm else replace(self, arm=f"{self.of} without {name}")
 
 
 def with_copies(steps: Sequence[Step], ablations: Mapping[str, Ablation]) -> list[Step]:
-    """`steps`, and behind each its copies `step@ablation`: where the ablation changes it, or where it stands between a
-    changed step and the arm.
+    """`steps`, each followed by its copies `step@ablation`: an ablation copies the steps that it changes and those
+    between them and its arm.
     """
     renamed = {name: names(steps, name, ablation) for name, ablation in ablations.items()}
     return [
@@ -54,7 +52,7 @@ def with_copies(steps: Sequence[Step], ablations: Mapping[str, Ablation]) -> lis
 
 
 def names(steps: Sequence[Step], name: str, ablation: Ablation) -> dict[str, str]:
-    """The copy's name of each step that ablation `name` copies."""
+    """The name of the copy of each step that ablation `name` copies."""
     read = {step["name"]: references(step | ablation.steps.get(step["name"], {})) for step in steps}
     changed: set[str] = set()
     for step in steps:
@@ -69,7 +67,7 @@ def names(steps: Sequence[Step], name: str, ablation: Ablation) -> dict[str, str
 
 
 def with_arms(entries: Sequence[str], ablations: Mapping[str, Ablation], steps: Sequence[Step]) -> list[str]:
-    """`entries` of a list of players, and for each that an ablation departs from the ablation's own."""
+    """`entries` of a list of players, plus an entry for each ablation of one of them."""
     more = [
         f"{ablation.arm}={follow(entry.partition('=')[2], names(steps, name, ablation))}"
         for name, ablation in ablations.items()
@@ -80,7 +78,7 @@ def with_arms(entries: Sequence[str], ablations: Mapping[str, Ablation], steps: 
 
 
 def follow(value: Any, new: Mapping[str, str]) -> Any:
-    """`value` with the steps in braces by their new names."""
+    """`value` with the steps in braces replaced by their new names."""
     if isinstance(value, str):
         for old, name in new.items():
             value = value.replace(f"{{{old}}}", f"{{{name}}}")
@@ -94,24 +92,22 @@ def references(value: Any) -> set[str]:
         try:
             parsed = [part for part in string.Formatter().parse(value) if part[1] is not None]
         except ValueError as error:
-            raise ConfigError(f"recipe: {value!r}: {error}; braces hold a step's name") from None
+            raise ConfigError(f"recipe: {value!r}: {error}; write a step's name in the braces") from None
         if any(form or conversion for _, _, form, conversion in parsed):
-            raise ConfigError(f"recipe: {value!r}: braces hold a step's name alone, without ':' or '!'")
+            raise ConfigError(f"recipe: {value!r}: write only a step's name in the braces, without ':' or '!'")
         return {str(name) for _, name, _, _ in parsed} - {"data", "results"}
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return {name for part in parts for name in references(part)}
 
 
 def compared(ablations: Mapping[str, Ablation], evaluations: Sequence[Report]) -> list[dict[str, Any]]:
-    """Paired differences, arm that is departed from less ablation, over the episodes of `evaluations` (seeds)
-    together.
-    """
+    """Paired differences, original arm minus ablation, over the pooled episodes of `evaluations` (seeds)."""
     played = [dict(episode) for report in evaluations for _, episode in read_jsonl(report.folder / "episodes.jsonl")]
-    found = []
+    effects = []
     for name, ablation in ablations.items():
         pair = [episode for arm in (ablation.of, ablation.arm) for episode in played if episode["name"] == arm]
-        found += [{"ablation": name} | one for one in eval_tables.differences(pair)]
-    return found
+        effects += [{"ablation": name} | one for one in eval_tables.differences(pair)]
+    return effects
 
 
 def _is_of(entry: Any, ablation: Ablation) -> bool:

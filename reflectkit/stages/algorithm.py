@@ -1,4 +1,4 @@
-"""The settings of rlft's algorithms. Contradictions are refused before anything is loaded."""
+"""The settings of rlft's algorithms. Contradictory settings are refused before anything is loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALGORITHM_LIMITS = {
     "epochs": (1, 10**4),
     "minibatch": (1, 2**30),
 }
-"""The least and the most that these settings may be."""
+"""The range of each of these settings."""
 _SUMMARIES = ", ".join(f"{name} ({row.summary})" for name, row in ALGORITHMS.items())
 _GROUP_SIZES = ", ".join(f"{row.group_size} for {name}" for name, row in ALGORITHMS.items() if row.group_size > 1)
 
@@ -47,27 +47,25 @@ class AlgorithmConfig(PlayConfig):
     """The algorithm whose own settings the class has, after `chosen`, besides those in the table."""
 
     algo: str = option("reinforce", help=f"{_SUMMARIES}; or your own as package.module:NAME.")
-    gamma: float = option(1.0, help="Discount factor of the return-to-go; the paper uses 1.")
+    gamma: float = option(1.0, help="Discount factor; the paper uses 1.")
     normalize: bool = option(True, help="Divide advantages by their standard deviation over the batch or the group.")
     group_size: int = option(0, help=f"Episodes of each drawn problem; 0: {_GROUP_SIZES}, otherwise 1.")
-    clip: float = option(0.2, help="PPO's clip range; the importance weights of reinforce are at most 1 + this.")
+    clip: float = option(0.2, help="PPO clip range; reinforce caps its importance weights at 1 + this.")
     epochs: int = option(1, help="Passes over each batch.")
     target_kl: float = option(
-        0.0, help="Stop an update's epochs beyond this KL divergence from the sampling policy; 0: never."
+        0.0, help="Stop an update early at this KL divergence from the sampling policy; 0: never."
     )
     minibatch: int = option(512, help="Rows per gradient step, over all processes.")
     loss_mean: str = option(
-        "token", help="Average over all trained tokens (token), or over each row and then rows (row)."
+        "token", help="Average the loss over all tokens (token), or over each row and then over rows (row)."
     )
     entropy: float = option(0.02, help="Weight of the entropy bonus, over the legal actions.")
     kl: float = option(0.0, help="Weight of the KL divergence from the starting policy.")
-    replay_size: int = option(
-        0, help="Successful episodes kept to learn from again, importance-weighted; the paper uses 50."
-    )
-    curriculum: tuple[str, ...] = option((), help="Levels in order (repeat the flag); default: the last.")
+    replay_size: int = option(0, help="Successful episodes kept for replay, importance-weighted; the paper uses 50.")
+    curriculum: tuple[str, ...] = option((), help="Levels to train on, in order (repeat the flag); default: the last.")
     merge_first_two: bool = option(False, help="Merge the curriculum's first two levels into one.")
     advance_at: float = option(
-        0.0, help="Adaptive curriculum: move on at this success rate (mean of 3 updates); 0: equal steps per level."
+        0.0, help="Adaptive curriculum: success rate (mean of 3 updates) that ends a level; 0: equal steps per level."
     )
 
     def __post_init__(self) -> None:
@@ -124,13 +122,12 @@ class AlgorithmConfig(PlayConfig):
             for name in self.departed(name for name in _names(another) if name not in _names(row)):
                 if getattr(self, name) != "none":
                     raise ConfigError(
-                        f"{flag(name)} is {other}'s, and --algo is {self.algo}; leave it out, or --algo {other}"
+                        f"{flag(name)} is a setting of {other}, but --algo is {self.algo}; omit it, or use "
+                        f"--algo {other}"
                     )
         without = " or ".join(name for name, one in ALGORITHMS.items() if not one.needs_critic)
         if self.critic_settings is not None and self.critic_settings.critic == "none":
-            raise ConfigError(
-                f"--algo {self.algo} needs a critic: --critic linear or mlp; without one: --algo {without}"
-            )
+            raise ConfigError(f"--algo {self.algo} needs a critic: use --critic linear or mlp, or --algo {without}")
         if row.compares_groups(self._own(row)):
             given = [f"{flag(name)} {getattr(self, name)}" for name in self.departed(self._there(row))]
             who = " ".join([f"--algo {self.algo}", *given])
@@ -140,13 +137,14 @@ class AlgorithmConfig(PlayConfig):
                 )
             if self.replay_size:
                 raise ConfigError(
-                    f"--replay-size: {who} compares episodes of a group, and a replayed episode has no group of"
-                    " today's; leave it out, or take an algorithm that compares no groups"
+                    f"--replay-size: {who} compares episodes within a group, and replayed episodes are in no "
+                    "current group;"
+                    " omit it, or use an algorithm that does not compare groups"
                 )
         if self.merge_first_two and len(self.curriculum) < 2:
             raise ConfigError("--merge-first-two needs a --curriculum of at least two levels")
         if self.advance_at and len(self.curriculum) - self.merge_first_two < 2:
-            raise ConfigError("--advance-at needs a --curriculum of at least two levels to go through")
+            raise ConfigError("--advance-at needs a --curriculum of at least two levels to advance through")
 
 
 def _names(row: Algorithm[Any]) -> list[str]:
@@ -162,5 +160,5 @@ def _with_own(kind: type[Any], name: str) -> Any:
     inherited = {item.name for base in ours & set(row.settings.__mro__) for item in dataclasses.fields(base)}
     there = {item.name for item in dataclasses.fields(kind)}
     if taken := sorted(there & set(_names(row)) - inherited):
-        raise ConfigError(f"--algo {name}: its setting '{taken[0]}' is one of rlft's already; rename it")
+        raise ConfigError(f"--algo {name}: its setting '{taken[0]}' is already a setting of rlft; rename it")
     return with_settings(kind, row.settings, f"--algo {name}", ALGO=name)

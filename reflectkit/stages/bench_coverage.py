@@ -1,8 +1,9 @@
-"""bench coverage: how often the intervals of `evaluate` hold the truth, and how wide they are beside other methods.
+"""bench coverage: how often the intervals of `evaluate` contain the true value, and their widths, against other
+methods.
 
-Each cell draws data sets of clustered tasks whose true rate, or difference, is known. At intraclass correlation 0.5 the
-clusters' rates have a beta distribution (Dirichlet, for pairs), or, harder, half of the clusters are all alike and the
-tasks of the others independent.
+Each cell draws data sets of clustered tasks with a known true rate or difference. At intraclass correlation 0.5, the
+clusters' rates follow a beta distribution (Dirichlet for pairs); in a harder variant, the tasks in half of the clusters
+are all alike and the others are independent.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RATES = (0.02, 0.05, 0.5, 0.95, 0.98)
 PAIRS = ((0.05, 0.02), (0.05, 0.05), (0.5, 0.5), (0.95, 0.5), (0.95, 0.95), (0.98, 0.95), (1.0, 0.95))
 REPEATS = (1, 2, 4, 8, 16, 64)
 REPEATED_TASKS = 40
-DRAWS = 400  # of bootstraps, and sign patterns
+DRAWS = 400  # bootstrap resamples and sign patterns
 WANTED = 0.93
 OURS = "evaluate's"
 RATE, DIFFERENCE = "rate", "paired difference"
@@ -44,19 +45,26 @@ Ends = tuple[Array, Array]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What was drawn, and what came of it. coverage, width: by method; of widths the mean."""
+    """One kind of data, and how the methods did on it."""
 
     kind: str
+    """RATE or DIFFERENCE."""
     clusters: int
+    """The number of clusters."""
     size: str
+    """Tasks per cluster, one of SIZES."""
     correlation: str
+    """Within clusters, one of CORRELATIONS."""
     truth: str
+    """The true rate, or the two rates."""
     coverage: dict[str, float]
+    """How often the interval contained the truth, by method."""
     width: dict[str, float]
+    """The mean width of the interval, by method."""
 
 
 def cells(kind: str) -> list[tuple[int, str, str, tuple[float, ...]]]:
-    """(clusters, size, correlation, rates) of every cell; clusters of one task have no correlation."""
+    """(clusters, size, correlation, rates) of every cell; single-task clusters have no correlation."""
     truths: Sequence[tuple[float, ...]] = [(rate,) for rate in RATES] if kind == RATE else PAIRS
     return [
         (clusters, size, correlation, truth)
@@ -69,7 +77,7 @@ def cells(kind: str) -> list[tuple[int, str, str, tuple[float, ...]]]:
 
 
 def measure(simulations: int, seed: int, bar: Bar) -> Iterator[Cell]:
-    """Every cell, from `simulations` data sets each."""
+    """Every cell, each from `simulations` data sets."""
     for kind in (RATE, DIFFERENCE):
         for clusters, size, correlation, truth in cells(kind):
             chance = np.random.default_rng(
@@ -99,7 +107,7 @@ def _covered(methods: Mapping[str, Ends], truth: float) -> tuple[dict[str, float
 
 
 def draw_rates(chance: np.random.Generator, simulations: int, sizes_C: Array, rate: float, correlation: str) -> Array:
-    """How many tasks of each cluster succeed."""
+    """The number of tasks in each cluster that succeed."""
     shape = simulations, len(sizes_C)
     alike_NC = (chance.random(shape) < rate).astype(float)
     draw: Mapping[str, Callable[[], Array]] = {
@@ -115,7 +123,7 @@ def draw_rates(chance: np.random.Generator, simulations: int, sizes_C: Array, ra
 def draw_pairs(
     chance: np.random.Generator, simulations: int, sizes_C: Array, first: float, second: float, correlation: str
 ) -> tuple[Array, Array]:
-    """How many tasks of each cluster the first player alone solves, and the second alone. The players are
+    """The number of tasks in each cluster that only the first player solves, and only the second. The players are
     independent.
     """
     shape = simulations, len(sizes_C)
@@ -133,7 +141,7 @@ def draw_pairs(
 
 
 def _dirichlet(chance: np.random.Generator, shares_K: Array, shape: tuple[int, int]) -> Array:
-    """By breaking a stick, since a share may be 0."""
+    """By stick breaking, since a share may be 0."""
     first, second, third = shares_K
     broken_NC = chance.beta(max(first, 1e-12), max(1 - first, 1e-12), shape)
     rest_NC = chance.beta(max(second, 1e-12), max(third, 1e-12), shape) * (1 - broken_NC)
@@ -168,14 +176,14 @@ def _of_a_difference(won_NC: Array, lost_NC: Array, sizes_C: Array) -> dict[str,
 
 
 def _tested(low: float, high: float, totals_C: Array, sizes_C: Array) -> tuple[float, float]:
-    """As `stats.paired` has it, with fewer sign patterns."""
+    """As in `stats.paired`, with fewer sign patterns."""
     signs_DC, every = flips(totals_C, DRAWS)
     p = float(sign_flip_p(totals_C[None], signs_DC, every)[0])
     return agree_with_test(low, high, p, totals_C, sizes_C, signs_DC, every)
 
 
 def _korn_graubard(counts_NC: Array, sizes_C: Array) -> Ends:
-    """Clopper and Pearson's interval with the effective number of tasks; of equal outcomes that is the number of
+    """Clopper and Pearson's interval with the effective number of tasks, which for equal outcomes is the number of
     clusters.
     """
     from scipy.special import betaincinv, stdtrit
@@ -194,7 +202,7 @@ def _korn_graubard(counts_NC: Array, sizes_C: Array) -> Ends:
 
 
 def _bootstrap(totals_NC: Array, sizes_C: Array) -> Ends:
-    """Percentiles over resamples of clusters, the same resamples for each data set."""
+    """Percentiles over resampled clusters, with the same resamples for each data set."""
     count = len(sizes_C)
     times_DC = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), DRAWS)
     means_ND = (totals_NC @ times_DC.T) / (times_DC @ sizes_C)
@@ -217,7 +225,7 @@ def _student(totals_NC: Array, sizes_C: Array) -> Ends:
 
 
 def repeats(simulations: int, seed: int) -> Table:
-    """What repeating each task does to the interval, in three worlds with a true rate of 0.5."""
+    """The effect of repeating each task on the interval, in three worlds with a true rate of 0.5."""
     worlds: dict[str, Callable[[np.random.Generator], Array]] = {
         "tasks alike": lambda chance: np.full((simulations, REPEATED_TASKS), 0.5),
         "tasks differ": lambda chance: chance.beta(1, 1, (simulations, REPEATED_TASKS)),
@@ -226,15 +234,15 @@ def repeats(simulations: int, seed: int) -> Table:
     sizes_C = np.ones(REPEATED_TASKS)
     rows = []
     for times in REPEATS:
-        told = []
+        shown = []
         for name, draw in worlds.items():
             chance = np.random.default_rng(derive(seed, "repeats", name, times))
             rates_NC: Array = draw(chance)
             means_NC: Array = np.asarray(chance.binomial(times, rates_NC)) / times
             ends = rate_intervals(means_NC, (means_NC**2).sum(axis=1), sizes_C, float(times * REPEATED_TASKS))
             coverage, width = _covered({OURS: ends}, 0.5)
-            told.append(f"{width[OURS]:.3f} ({100 * coverage[OURS]:.1f} %)")
-        rows.append((str(times), *told))
+            shown.append(f"{width[OURS]:.3f} ({100 * coverage[OURS]:.1f} %)")
+        rows.append((str(times), *shown))
     title = f"Repeats of {REPEATED_TASKS} tasks at a rate of 0.5: mean width (coverage)"
     return Table(title, ("repeats", *worlds), tuple(rows))
 
@@ -243,14 +251,12 @@ def repeats(simulations: int, seed: int) -> Table:
 # tables
 
 
-def tables(found: Sequence[Cell]) -> list[Table]:
-    """What the cells come to, method by method; the least coverage by rate and number of clusters; the cells
-    that miss.
-    """
+def tables(measured: Sequence[Cell]) -> list[Table]:
+    """A summary by method, the least coverage by rate and number of clusters, and the cells that miss."""
     summary, least = [], []
-    counts = dict.fromkeys(cell.clusters for cell in found)
+    counts = dict.fromkeys(cell.clusters for cell in measured)
     for kind in (RATE, DIFFERENCE):
-        some = [cell for cell in found if cell.kind == kind]
+        some = [cell for cell in measured if cell.kind == kind]
         for method in some[0].coverage:
             covered = [cell.coverage[method] for cell in some]
             ratios = [cell.width[method] / cell.width[OURS] for cell in some]
@@ -274,7 +280,7 @@ def tables(found: Sequence[Cell]) -> list[Table]:
             least.append((kind, truth, *lowest))
     low = tuple(
         (cell.kind, str(cell.clusters), cell.size, cell.correlation, cell.truth, f"{100 * cell.coverage[OURS]:.1f} %")
-        for cell in missed(found)
+        for cell in missed(measured)
     )
     limit = f"{100 * WANTED:.0f} %"
     columns = ("of", "method", "mean coverage", "least", f"cells below {limit}", "mean width", "mean ratio of widths")
@@ -290,16 +296,16 @@ def tables(found: Sequence[Cell]) -> list[Table]:
     ]
 
 
-def missed(found: Sequence[Cell]) -> list[Cell]:
-    """The cells in which evaluate's interval holds the truth less often than is wanted."""
-    return [cell for cell in found if cell.coverage[OURS] < WANTED]
+def missed(measured: Sequence[Cell]) -> list[Cell]:
+    """The cells in which evaluate's interval contains the truth too rarely."""
+    return [cell for cell in measured if cell.coverage[OURS] < WANTED]
 
 
-def csv_rows(found: Sequence[Cell]) -> list[dict[str, Any]]:
-    """A flat row for each cell and method."""
+def csv_rows(measured: Sequence[Cell]) -> list[dict[str, Any]]:
+    """One flat row per cell and method."""
     return [
         {name: value for name, value in asdict(cell).items() if name not in ("coverage", "width")}
         | {"method": method, "coverage": cell.coverage[method], "width": cell.width[method]}
-        for cell in found
+        for cell in measured
         for method in cell.coverage
     ]

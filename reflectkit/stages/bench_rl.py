@@ -1,7 +1,6 @@
-"""What `bench rl` measures: how far rollouts and updates are from the bare passes of the model over the same tokens.
+"""`bench rl`: the overhead of rollouts and updates over the model's bare passes on the same tokens.
 
-Each round plays, learns, and then makes the bare passes in the same process, so that the ratios hold on a busy machine
-too.
+Each round plays, learns and makes the bare passes in the same process, so that the ratios hold on a busy machine too.
 """
 
 from __future__ import annotations
@@ -43,19 +42,19 @@ SIZES = ("tiny", "gpt2-small")
 
 @dataclass
 class Clock:
-    """Seconds by name, a value a round."""
+    """Seconds by name, one value per round."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Adds one value to `name`."""
+        """Add the duration of the block to `name`."""
         started = time.perf_counter()
         yield
         self.seconds.setdefault(name, []).append(time.perf_counter() - started)
 
     def ratio(self, part: str, whole: str) -> float:
-        """Median over the rounds of `part` divided by `whole`."""
+        """Median over rounds of `part` divided by `whole`."""
         return statistics.median(
             one / other for one, other in zip(self.seconds[part], self.seconds[whole], strict=True)
         )
@@ -64,9 +63,7 @@ class Clock:
 def measure(
     size: str, tasks: Sequence[Task], make: Callable[[], Env], episodes: int, rounds: int, seed: int, bar: Bar
 ) -> dict[str, float]:
-    """The figures for a model of `size` (one of SIZES) with random weights: rates, shares and ratios to the bare
-    passes.
-    """
+    """The figures for a model of `size` (one of SIZES) with random weights: rates, and ratios to the bare passes."""
     policy = player(size, tasks, make, seed)
     reflector = player(size, tasks, make, seed + 1)
     clock, counts = Clock(), {"episodes": 0, "read": 0, "commented": 0, "rows": 0}
@@ -103,8 +100,8 @@ def measure(
 def decoding_ratio(
     writer: Player, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int = BATCH, rounds: int = 5
 ) -> float:
-    """How fast `decode` samples limits tokens behind each prompt, as a share of `decoding_floor`: median of pairs by
-    turns.
+    """The speed of `decode` when sampling `limits` tokens after each prompt, as a fraction of `decoding_floor`: the
+    median over alternating pairs.
     """
     clock = Clock()
     for number in range(rounds + 1):  # the first one warms up
@@ -118,10 +115,10 @@ def decoding_ratio(
 def decoding_floor(
     writer: Player, prompts: Sequence[Sequence[int]], lines: Sequence[Sequence[int]], width: int = BATCH
 ) -> None:
-    """The model's own cached passes over the prompts, and then over each line behind its prompt, a token at a time.
+    """The model's own cached passes over the prompts and then over each line after its prompt, one token at a time.
 
-    Batches of `width` in the order given, each as many passes as its longest line has tokens; nothing is chosen or
-    kept.
+    Batches of `width` in the given order, each with as many passes as its longest line has tokens; nothing is sampled
+    or kept.
     """
     device = next(writer.model.parameters()).device
     for start in range(0, len(prompts), width):
@@ -139,7 +136,7 @@ def decoding_floor(
             )
             cache, step_ids = output.past_key_values, tokens_BT[:, step : step + 1]
             mask = torch.cat([mask, torch.ones_like(step_ids)], dim=1)
-            positions = (positions[:, -1:] + 1).clamp(max=writer.context - 1)  # of rows that have ended, too
+            positions = (positions[:, -1:] + 1).clamp(max=writer.context - 1)  # including rows that have ended
 
 
 def player(size: str, tasks: Sequence[Task], make: Callable[[], Env], seed: int) -> Player:
@@ -160,7 +157,7 @@ def player(size: str, tasks: Sequence[Task], make: Callable[[], Env], seed: int)
 def _round(
     policy: Player, reflector: Player, learner: Learner, plays: list[Episode], make: Callable[[], Env], clock: Clock
 ) -> tuple[list[Sample], int, int]:
-    """One round of every measurement; (rows, tokens that the rollout read, the same with comments)."""
+    """One round of every measurement; returns (rows, tokens of the rollout, tokens of the rollout with comments)."""
     agent = TwoPlayerAgent(LocalSampler(policy, batch=BATCH))
     with _model_time(policy.model) as inside, clock.measure("rollout"):
         played = rollout(plays, make, agent, width=BATCH)
@@ -179,9 +176,9 @@ def _round(
         _bare_play(policy, commented)
         decoding_floor(reflector, asked_ids, [[reflector.pad_id] * COMMENT_TOKENS] * len(asked_ids))
 
-    said = _said(played)
-    if said:
-        _decoding_pair(policy, [prompt for prompt, _ in said], [len(line) for _, line in said], BATCH, clock)
+    texts = _texts(played)
+    if texts:
+        _decoding_pair(policy, [prompt for prompt, _ in texts], [len(line) for _, line in texts], BATCH, clock)
     else:
         _decoding_pair(reflector, asked_ids[: 2 * BATCH], [COMMENT_TOKENS] * len(asked_ids[: 2 * BATCH]), BATCH, clock)
 
@@ -200,9 +197,9 @@ def _round(
         contexts = [Context(index, make()) for index in range(len(observations))]
         with clock.measure("act"):
             wait_for(_decide_all(fresh, observations, contexts))
-        chosen = [tuple(prompt_ids(policy.tokenizer, policy_prompt(observation))) for observation in observations]
+        prompts = [tuple(prompt_ids(policy.tokenizer, policy_prompt(observation))) for observation in observations]
         with clock.measure("one_forward"):
-            _bare_forward(policy, chosen)
+            _bare_forward(policy, prompts)
     return samples, agent.policy.tokens, reflecting.policy.tokens + commenting.tokens + sum(map(len, asked_ids))
 
 
@@ -214,7 +211,7 @@ async def _decide_all(
 
 @contextmanager
 def _model_time(model: Any) -> Iterator[list[float]]:
-    """Seconds of each forward pass of the model's trunk, while the context is open."""
+    """Seconds of each forward pass of the model's trunk while the context is open."""
     spent: list[float] = []
     trunk = getattr(model, model.base_model_prefix)
     hooks = [
@@ -231,7 +228,7 @@ def _model_time(model: Any) -> Iterator[list[float]]:
 def _decoding_pair(
     writer: Player, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int, clock: Clock
 ) -> None:
-    """Samples limits tokens behind each prompt, and then makes the bare passes over what was written."""
+    """Sample `limits` tokens after each prompt, then make the bare passes over them."""
     with clock.measure("decoding"):
         written = decode(
             writer.model,
@@ -247,18 +244,18 @@ def _decoding_pair(
         decoding_floor(writer, prompts, [line.token_ids for line in written], width)
 
 
-def _said(played: Sequence[Trajectory]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(prompt, tokens written behind it) of each decision without choices."""
+def _texts(played: Sequence[Trajectory]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(prompt, tokens written after it) of each decision without choices."""
     turns = [turn for trajectory in played for turn in trajectory.turns if not turn.observation.choices]
     return [(turn.decision.prompt_ids, turn.decision.token_ids) for turn in turns if turn.decision.token_ids]
 
 
 def _bare_play(reader: Player, played: Sequence[Trajectory]) -> None:
-    """One forward over each distinct prompt that was answered by a choice, and cached decoding of what was written."""
+    """One forward over each distinct prompt that was answered with a choice, and cached decoding of the texts."""
     turns = [turn for trajectory in played for turn in trajectory.turns if turn.observation.choices]
     _bare_forward(reader, list(dict.fromkeys(turn.decision.prompt_ids for turn in turns)))
-    said = _said(played)
-    decoding_floor(reader, [prompt for prompt, _ in said], [line for _, line in said])
+    texts = _texts(played)
+    decoding_floor(reader, [prompt for prompt, _ in texts], [line for _, line in texts])
 
 
 def _batches(rows: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
@@ -268,7 +265,7 @@ def _batches(rows: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]
 
 @torch.no_grad()
 def _bare_forward(reader: Player, prompts: Sequence[Sequence[int]]) -> None:
-    """The model's own forward over the prompts, logits of the last position alone."""
+    """The model's own forward over the prompts, with logits of the last position only."""
     for rows in _batches(prompts):
         input_ids, mask = left_pad(rows, reader.pad_id, torch.device("cpu"))
         reader.model(
@@ -277,9 +274,7 @@ def _bare_forward(reader: Player, prompts: Sequence[Sequence[int]]) -> None:
 
 
 def _bare_backward(learner: Learner, samples: Sequence[Sample]) -> None:
-    """The model's own forward and backward over the same rows, each distinct prompt once, in batches of the
-    same size.
-    """
+    """The model's own forward and backward over the same rows, each distinct prompt once, in equal batches."""
     parts = units(samples)
     for micro in packed(parts, BATCH * max(len(unit.tokens) for unit in parts)):
         for rows in _batches([unit.tokens for unit in micro]):

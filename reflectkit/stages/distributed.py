@@ -1,4 +1,4 @@
-"""rlft in several processes: what was started, whether it can be worked with, and one run that all of them share."""
+"""rlft in several processes: how they were started, whether rlft supports it, and the run that they share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def start_processes(device: str, trackers: Sequence[str], results_dir: Path, threads: int = 1) -> Processes:
-    """The processes that were started together, or this one alone. Raises ConfigError where rlft cannot run so."""
+    """The processes of this launch, or this one alone. Raises ConfigError if rlft does not support the launch."""
     use_threads(threads)
     import torch
     from accelerate import Accelerator
@@ -28,21 +28,21 @@ def start_processes(device: str, trackers: Sequence[str], results_dir: Path, thr
 
     silence_libraries()
     for name in trackers:
-        _need_tracker(name)
+        _check_tracker(name)
     accelerator = Accelerator(
         cpu=device == "cpu" or not torch.cuda.is_available(),
         log_with=list(trackers) or None,
         project_dir=str(results_dir),
     )
-    known = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED")
-    if accelerator.distributed_type not in map(DistributedType, known):
-        raise ConfigError(f"rlft cannot run under {accelerator.distributed_type}; see configs/ for what it can")
+    supported = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED")
+    if accelerator.distributed_type not in map(DistributedType, supported):
+        raise ConfigError(f"rlft does not support {accelerator.distributed_type}; configs/ has what it supports")
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
-        raise ConfigError("rlft shards with FSDP2 only: set fsdp_version: 2, as in configs/fsdp2.yaml")
+        raise ConfigError("rlft supports FSDP2 only: set fsdp_version: 2, as in configs/fsdp2.yaml")
     return Processes(accelerator)
 
 
-def _need_tracker(name: str) -> None:
+def _check_tracker(name: str) -> None:
     import importlib.util
 
     if importlib.util.find_spec("torch.utils.tensorboard" if name == "tensorboard" else name) is None or (
@@ -53,7 +53,7 @@ def _need_tracker(name: str) -> None:
 
 @contextlib.contextmanager
 def shared_run(stage: str, config: StageConfig, inputs: list[Path], processes: Processes) -> Iterator[Run]:
-    """The run, opened and held by the first process; the others get to know it."""
+    """The run, which the first process opens and locks; the others get its folder."""
     with contextlib.ExitStack() as stack:
         mine = stack.enter_context(open_run(stage, config, inputs)) if processes.first else None
         folder, done = processes.gather((mine.folder, mine.done) if mine else None)[0]

@@ -1,6 +1,4 @@
-"""What evaluated episodes come to: rows of figures with intervals, paired differences between players, and files of
-them.
-"""
+"""The results of evaluated episodes: figures with intervals, paired differences between players, and their tables."""
 
 from __future__ import annotations
 
@@ -18,30 +16,28 @@ from reflectkit.core.types import Task
 from reflectkit.envs import ENVS, cluster_of
 
 COLUMNS = ("policy", "level", "success", "95 % interval", "tasks", "clusters", "episodes", "return", "steps")
-MANY = 6  # players beyond which the table compares each with the first alone
+MANY = 6  # with more players than this, the table compares each with the first only
 MORE = (
     ("by seed", "by_seed"),
     ("no readable answer", "unreadable_share"),
     ("illegal", "illegal_share"),
     ("US dollars", "price_usd"),
 )
-"""Columns of the table that are there where there is something to show, and the figures in them."""
+"""Columns of the table that are left out if they are all 0, with their figures."""
 LADDER = (1, 2, 4, 8, 16, 32)  # the k of pass@k
 
 Json = Mapping[str, Any]
 
 
 def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, Any]:
-    """One row of eval.json, from lines of episodes.jsonl. Shares are of 1; ABORTED episodes are counted and left out.
+    """One row of eval.json, from lines of episodes.jsonl. Shares are from 0 to 1. ABORTED episodes are only counted.
 
-    success, with low and high: the mean over distinct tasks and its 95 % interval, by clusters of tasks. pass_at,
-    pass_all: by k, where problems were played several times, each with _low and _high. illegal_share: of turns in which
-    an answer named no legal action, or the env refused it or some of its calls (in taxi a wall, or a pickup or drop-off
-    that cannot be: fatal).
-    unreadable_share: of turns in which an answer was not in the form asked for, so that no action could be read in it.
-    price_usd: what the player's requests cost, or would without the journal; 0 for local players, None for an unknown
-    price.
-    reflection_words: of a comment. tokens: written by the policy in an episode.
+    success, low, high: the mean over distinct tasks and its 95 % interval by clusters of tasks. pass_at, pass_all: by
+    k, if problems were played several times, each with _low and _high. illegal_share: turns whose answer named no legal
+    action, or whose action or calls the env refused (in taxi: a wall, or an impossible pickup or drop-off, which is
+    fatal). unreadable_share: turns whose answer was not in the required form, so that no action could be read.
+    price_usd: the cost of the player's requests, including those answered from the journal; 0 for local players, None
+    if a price is unknown. reflection_words: per comment. tokens: written by the policy per episode.
     """
     counted = [episode for episode in played if episode["status"] != "aborted"]
     rates = by_task((episode["task"], float(episode["success"])) for episode in counted)
@@ -53,7 +49,7 @@ def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, An
     tried = [*turns, *(episode for episode in counted if episode.get("unfit"))]
     prices = [episode.get("price_usd", 0.0) for episode in played]
     count = max(1, len(counted))
-    found = {
+    figures = {
         "name": name,
         "env": env,
         "level": level,
@@ -73,24 +69,23 @@ def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, An
         "tokens": sum(turn.get("tokens", 0) for turn in turns) / count,
         "figures": figures_of(((episode["task"], episode.get("figures", {})) for episode in counted), cluster),
     }
-    return found | _passes(counted, cluster)
+    return figures | _passes(counted, cluster)
 
 
 def clusters_of(episodes: Iterable[Json]) -> dict[str, str]:
     """The cluster of each task, from lines of episodes.jsonl.
 
-    Lines of earlier versions name none: it is then asked of our envs, and a task of another env is a cluster of its
-    own.
+    Lines of earlier versions have none. It is then computed for our envs; for others, each task is a cluster.
     """
-    found = {}
+    task_clusters = {}
     for episode in episodes:
         if (cluster := episode.get("cluster")) is None and episode.get("env") in ENVS:
             task = Task(
                 episode["task"], episode["env"], episode["level"], episode.get("group", ""), episode.get("data", {})
             )
             cluster = cluster_of(task.env, task)
-        found[episode["task"]] = episode["task"] if cluster is None else str(cluster)
-    return found
+        task_clusters[episode["task"]] = episode["task"] if cluster is None else str(cluster)
+    return task_clusters
 
 
 def _illegal(turn: Json) -> bool:
@@ -105,7 +100,7 @@ def _passes(counted: Sequence[Json], cluster: Mapping[str, str]) -> dict[str, di
     tries = min(map(len, outcomes.values()), default=0)
     if tries < 2:
         return {}
-    found: dict[str, dict[str, float]] = {}
+    passes: dict[str, dict[str, float]] = {}
     for kind, chance in (("pass_at", pass_at), ("pass_all", pass_all)):
         for k in LADDER:
             if k <= tries:
@@ -116,25 +111,25 @@ def _passes(counted: Sequence[Json], cluster: Mapping[str, str]) -> dict[str, di
                     (f"{kind}_low", low),
                     (f"{kind}_high", high),
                 ):
-                    found.setdefault(name, {})[str(k)] = value
-    return found
+                    passes.setdefault(name, {})[str(k)] = value
+    return passes
 
 
 def figures_of(
     played: Iterable[tuple[str, Mapping[str, float]]], cluster: Mapping[str, str] | None = None
 ) -> dict[str, dict[str, float | None]]:
-    """What the env reports of its episodes, (task id, figures) each, with the 95 % interval by `cluster` of the tasks.
+    """The mean of each of the env's own figures with its 95 % interval by `cluster` of the tasks; played: (task id,
+    figures) of each episode.
 
-    A figure of which all values lie in [0, 1] is taken for a share, and has a rate's interval; another one a t
-    interval, which is None where there are fewer than two clusters. An episode that was cut off before it reported a
-    figure counts 0.
+    A figure with all values in [0, 1] is treated as a share and has a rate's interval; any other has a t interval,
+    which is None with fewer than two clusters. An episode that was cut off before it reported a figure counts 0.
     """
-    found = {}
+    means = {}
     for name, values in _rates(played).items():
         clusters = by_cluster(values, cluster or {})
         low, high = rate_interval(clusters) if _shares(values.values()) else mean_interval(clusters)
-        found[name] = {"mean": sum(values.values()) / len(values), "low": _finite(low), "high": _finite(high)}
-    return found
+        means[name] = {"mean": sum(values.values()) / len(values), "low": _finite(low), "high": _finite(high)}
+    return means
 
 
 def _shares(values: Iterable[float]) -> bool:
@@ -142,31 +137,31 @@ def _shares(values: Iterable[float]) -> bool:
 
 
 def _finite(value: float) -> float | None:
-    """`value`, or None for an end that is nowhere: JSON has no infinity."""
+    """`value`, or None if it is infinite: JSON has no infinity."""
     return value if math.isfinite(value) else None
 
 
 def _rates(played: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, Mapping[str, float]]:
-    """Of each figure its mean by task; 0 counts where an episode has none."""
+    """The mean by task of each figure; an episode without it counts 0."""
     episodes = list(played)
     names = dict.fromkeys(name for _, figures in episodes for name in figures)
     return {name: by_task((task, figures.get(name, 0.0)) for task, figures in episodes) for name in names}
 
 
 def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
-    """Paired differences in success, and in the env's figures, between any two players on one level, task by task.
+    """Paired differences, task by task, in success and the env's figures between any two players on the same level.
 
-    `{figure, level, first, second, difference, low, high, p, tasks, clusters}`: first less second. p is of the single
-    comparison. Players of whom no task ended for both are not compared.
+    Each is `{figure, level, first, second, difference, low, high, p, tasks, clusters}`: first minus second. p is for
+    the single comparison. Players without a common finished task are not compared.
     """
     counted = [episode for episode in episodes if episode["status"] != "aborted"]
-    told: dict[str, dict[str, list[tuple[str, dict[str, float]]]]] = {}
+    by_level: dict[str, dict[str, list[tuple[str, dict[str, float]]]]] = {}
     for episode in counted:
         values = dict(episode.get("figures", {})) | {"success": float(episode["success"])}
-        told.setdefault(episode["level"], {}).setdefault(episode["name"], []).append((episode["task"], values))
+        by_level.setdefault(episode["level"], {}).setdefault(episode["name"], []).append((episode["task"], values))
     cluster = clusters_of(counted)
-    found = []
-    for level, players in told.items():
+    compared = []
+    for level, players in by_level.items():
         means = {name: _rates(played) for name, played in players.items()}
         for figure in dict.fromkeys(["success", *(name for one in means.values() for name in one)]):
             having = [name for name in means if figure in means[name]]
@@ -176,18 +171,18 @@ def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
                 result = paired(means[first][figure], means[second][figure], cluster, shares=shares, trials=trials)
                 if result.tasks:
                     ends = {"low": _finite(result.low), "high": _finite(result.high)}
-                    found.append(
+                    compared.append(
                         {"figure": figure, "level": level, "first": first, "second": second} | asdict(result) | ends
                     )
-    return found
+    return compared
 
 
 def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
-    """Rows over several evaluations (seeds), from the lines of each one's episodes.jsonl.
+    """Rows over several evaluations (seeds), from the lines of their episodes.jsonl.
 
-    Success is the mean over distinct tasks of each task's mean over seeds; the interval is by clusters of tasks; a task
-    belongs to the same one in every seed. pass@k is left out: the same task played by models of several seeds is not
-    one model's several tries.
+    Success is the mean over distinct tasks of each task's mean over seeds. The interval is by clusters of tasks; a task
+    is in the same cluster in every seed. pass@k is omitted: a task played by models of several seeds is not several
+    attempts of one model.
     """
     played: dict[tuple[str, str], list[list[Json]]] = {}
     for part in parts:
@@ -203,13 +198,13 @@ def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
         if len(parts) == 1:
             rows.append(all_of_it)
             continue
-        told = {key: value for key, value in all_of_it.items() if not key.startswith(("pass_at", "pass_all"))}
-        rows.append(told | {"by_seed": [row(name, env, level, episodes)["success"] for episodes in by_part]})
+        without_passes = {k: value for k, value in all_of_it.items() if not k.startswith(("pass_at", "pass_all"))}
+        rows.append(without_passes | {"by_seed": [row(name, env, level, episodes)["success"] for episodes in by_part]})
     return rows
 
 
 def table(title: str, rows: Sequence[Json]) -> Table:
-    """Rows of eval.json for a person; the last columns are left out where there is nothing to tell."""
+    """Rows of eval.json as a table; the last columns are omitted if they have nothing to show."""
     more = [column for column, name in MORE if any(row.get(name, 0) != 0 for row in rows)]
     return Table(title, (*COLUMNS, *more), tuple(_cells(row, more) for row in rows))
 
@@ -237,35 +232,33 @@ def _cells(row: Json, more: Sequence[str]) -> tuple[str, ...]:
 
 
 def figures_tables(rows: Sequence[Json]) -> list[Table]:
-    """The env's own figures for a person, a table each: what they are on average, and their intervals."""
+    """One table for each of the env's own figures: means and their intervals."""
     tables = []
     for name in dict.fromkeys(name for row in rows for name in row.get("figures", {})):
-        told = [(row, row["figures"][name]) for row in rows if name in row.get("figures", {})]
+        values = [(row, row["figures"][name]) for row in rows if name in row.get("figures", {})]
         cells = tuple(
             (row["name"], row["level"], f"{one['mean']:.3g}", _ends(one, 1, ".3g"), str(row["clusters"]))
-            for row, one in told
+            for row, one in values
         )
         tables.append(Table(name.replace("_", " "), ("policy", "level", "mean", "95 % interval", "clusters"), cells))
     return tables
 
 
-def differences_table(found: Sequence[Json], figure: str) -> Table:
-    """Paired differences in one figure for a person, in points of a hundred."""
-    players = list(dict.fromkeys(name for one in found for name in (one["first"], one["second"])))
-    told = [one for one in found if len(players) <= MANY or players[0] in (one["first"], one["second"])]
+def differences_table(compared: Sequence[Json], figure: str) -> Table:
+    """Paired differences in one figure as a table, in percentage points."""
+    players = list(dict.fromkeys(name for one in compared for name in (one["first"], one["second"])))
+    shown = [one for one in compared if len(players) <= MANY or players[0] in (one["first"], one["second"])]
     title = f"Paired differences in {figure}, in points (p by sign flips of clusters)"
-    return _paired_table(title, "first − second", told, figure)
+    return _paired_table(title, "first − second", shown, figure)
 
 
-def ablations_table(found: Sequence[Json], step: str) -> Table:
-    """Differences in success between arms and their ablations in evaluation `step`, for a person; each names its
-    `ablation`.
-    """
-    title = f"Ablations, {step}: the arm departed from, less the ablation, in points (p by sign flips of clusters)"
-    return _paired_table(title, "ablation", found, "success")
+def ablations_table(effects: Sequence[Json], step: str) -> Table:
+    """Differences in success between arms and their ablations in evaluation `step`; each names its `ablation`."""
+    title = f"Ablations, {step}: original arm minus ablation, in points (p by sign flips of clusters)"
+    return _paired_table(title, "ablation", effects, "success")
 
 
-def _paired_table(title: str, heading: str, found: Sequence[Json], figure: str) -> Table:
+def _paired_table(title: str, heading: str, compared: Sequence[Json], figure: str) -> Table:
     cells = tuple(
         (
             one.get("ablation", f"{one['first']} − {one['second']}"),
@@ -276,7 +269,7 @@ def _paired_table(title: str, heading: str, found: Sequence[Json], figure: str) 
             str(one["tasks"]),
             str(one["clusters"]),
         )
-        for one in found
+        for one in compared
         if one["figure"] == figure
     )
     return Table(title, (heading, "level", "difference", "95 % interval", "p", "tasks", "clusters"), cells)
@@ -287,7 +280,7 @@ def _ends(one: Json, unit: float, form: str) -> str:
 
 
 def markdown(tables: Sequence[Table]) -> str:
-    """The tables as a Markdown text."""
+    """The tables as Markdown."""
     parts = []
     for one in tables:
         rows = [one.columns, tuple("---" for _ in one.columns), *one.rows]
@@ -299,8 +292,8 @@ def markdown(tables: Sequence[Table]) -> str:
 
 
 def csv_text(rows: Sequence[Json]) -> str:
-    """Rows of eval.json as CSV, the env's figures as columns (env_NAME beside one of ours). What a spreadsheet would
-    run is quoted.
+    """Rows of eval.json as CSV, with the env's figures as columns (env_NAME if the name is taken). Text that a
+    spreadsheet would execute is quoted.
     """
     flat = []
     for row in rows:

@@ -58,9 +58,9 @@ EXAMPLES = (
 )
 SFT = "sft"
 HELD_OUT = "test.json"
-Known = dict[tuple[int, int, str, int], tuple[Task, dict[str, Any]]]
-"""Tasks and their lines of episodes.jsonl by player, horizon, task's id and seed."""
-ANSWER = 90  # tokens that a chat model writes a step, about
+Played = dict[tuple[int, int, str, int], tuple[Task, dict[str, Any]]]
+"""Tasks and their lines of episodes.jsonl, by player, horizon, task id and seed."""
+ANSWER = 90  # tokens that a chat model writes per step, roughly
 
 
 @dataclass(frozen=True)
@@ -69,24 +69,27 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
 
     policy: tuple[str, ...] = option(
         (),
-        help="NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, oracle, random, sft (what `sft --role plain` made of the rows"
-        " that gen-sft wrote last), a baseline of the env, or a chat model as openai:MODEL, azure:DEPLOYMENT,"
-        " local:MODEL, or two of them, ACTOR+REFLECTOR (repeat the flag).",
+        help="NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, oracle, random, sft (the result of `sft --role plain` on the"
+        " current rows of gen-sft), a baseline of the env, or a chat model (openai:MODEL, azure:DEPLOYMENT, "
+        "local:MODEL)"
+        " or two of them as ACTOR+REFLECTOR (repeat the flag).",
     )
     task_file: Path | None = option(
         None,
         help="Held-out problems; default: test.json in the env's data folder, or before a"
-        " split the env's own list, where it has one.",
+        " split the env's own list, if it has one.",
     )
-    level: tuple[str, ...] = option((), help="Curriculum levels to play (repeat the flag); default: the last.")
-    eval_reps: int = option(1, help="Episodes a problem; more narrow the interval where play is random.")
+    level: tuple[str, ...] = option((), help="Levels to play (repeat the flag); default: the last.")
+    eval_reps: int = option(1, help="Episodes per problem; more of them narrow the interval if play is random.")
     episodes: tuple[Path, ...] = option(
         (),
-        help="Play nothing; recompute the tables from these folders of evaluate, or episodes.jsonl files (repeat the"
-        " flag; several are pooled, as seeds are).",
+        help="Play nothing, but recompute the tables from these evaluation runs or episodes.jsonl files (repeat the"
+        " flag; several are pooled like seeds).",
     )
-    temperature: float = option(0.0, help="Of the policy's sampling; 0 takes the likeliest action.")
-    max_new_tokens: int = option(128, help="Tokens of an answer, in an environment without enumerated actions.")
+    temperature: float = option(0.0, help="Sampling temperature of the policy; 0 takes the most likely action.")
+    max_new_tokens: int = option(
+        128, help="Maximum length of an answer in tokens, in environments without enumerated actions."
+    )
     device: str = option("auto", help="auto, cpu, cuda, …")
     history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP)
 
@@ -100,7 +103,7 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
         within("history_tokens", self.history_tokens, 0, MOST_TOKENS)
         if self.episodes:
             if self.policy or self.task_file or self.level or self.dry_run:
-                raise ConfigError("--episodes plays nothing: leave out --policy, --task-file, --level and --dry-run")
+                raise ConfigError("--episodes plays nothing: omit --policy, --task-file, --level and --dry-run")
             return
         if not self.policy:
             raise ConfigError("evaluate needs at least one --policy NAME=CHECKPOINT")
@@ -115,47 +118,46 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """Those with a name of their own: the env's, and SFT."""
+        """The players with a name of their own: those of the env, and SFT."""
         return (SFT, *self.kind.baselines)
 
 
 def entrant(config: Config, text: str) -> tuple[str, Path | None, Path | None]:
-    """What `parse_policy` makes of a --policy; "sft" with its checkpoint. Raises ConfigError."""
+    """(name, policy, reflector) of a --policy, with the checkpoint of "sft" filled in. Raises ConfigError."""
     return (SFT, plain_sft(config), None) if text == SFT else parse_policy(text, config.baselines)
 
 
 def plain_sft(config: Config) -> Path:
-    """The checkpoint of the one finished SFT without reflections on the rows that lie in the env's folder.
+    """The checkpoint of the only finished SFT without reflections on the current rows in the env's folder.
 
     Raises
     ------
-    ConfigError: there is none, or more than one. DataError: there are no rows.
+    ConfigError: there is none, or more than one. DataError: the rows are missing.
     """
     rows = config.folder / FILE_OF_ROLE["plain"]
-    made = [
+    checkpoints = [
         str(output)
         for report in finished(config.results_dir, "sft", {"role": "plain"}, digest(rows))
         for output in report.outputs
     ]
-    if len(made) == 1:
-        return Path(made[0])
-    if made:
-        raise ConfigError(f"--policy sft may be any of {', '.join(made)}; write --policy sft=CHECKPOINT")
+    if len(checkpoints) == 1:
+        return Path(checkpoints[0])
+    if checkpoints:
+        raise ConfigError(f"--policy sft could be any of {', '.join(checkpoints)}; write --policy sft=CHECKPOINT")
     raise ConfigError(
         f"--policy sft: {config.results_dir} has no finished SFT on {rows};"
         f" make it with `reflectkit sft --env {config.env} --role plain`, or write --policy sft=CHECKPOINT"
     )
 
 
-@memory_explained("lower --width, or take a smaller model")
+@memory_explained("lower --width, or use a smaller model")
 def run(config: Config, progress: Progress) -> Report:
-    """Write `eval.json`, `eval.md` and `eval.csv` (a row a policy and level), and `episodes.jsonl`.
+    """Write `eval.json`, `eval.md` and `eval.csv` (a row per policy and level), and `episodes.jsonl`.
 
-    Episodes are kept as they end: killed and started again, those are not played again. Raises CheckpointError,
-    DataError.
+    Episodes are saved as they end and are not played again by a restarted run. Raises CheckpointError, DataError.
     """
     if config.episodes:
-        return _again(config)
+        return _recompute(config)
     levels = tuple(dict.fromkeys(config.level)) or (config.kind.levels[-1],)
     source, problems = _problems(config, levels)
     entrants = [entrant(config, text) for text in config.policy]
@@ -166,7 +168,7 @@ def run(config: Config, progress: Progress) -> Report:
         for level in levels
     ]
     if config.dry_run:
-        return _foreseen(config, matches, progress)
+        return _estimate(config, matches, progress)
     if source is None:
         progress.news(
             f"there is no {config.folder / HELD_OUT}: playing all problems that env '{config.env}' lists, none held"
@@ -188,15 +190,15 @@ def run(config: Config, progress: Progress) -> Report:
         kept = current.folder / "episodes"
         rows: list[dict[str, Any]] = []
         episodes: list[dict[str, Any]] = []
-        known: Known = {}
+        already: Played = {}
         for match in matches:
-            played = play_match(config, match, kept, players, progress, known)
+            played = play_match(config, match, kept, players, progress, already)
             rows.append(row(match.name, config.env_name, match.level, played))
             episodes += played
         players.report_damage(progress)
         write_episodes(current.folder / "episodes.jsonl", episodes)
         title = f"Held-out problems of {source}" if source else f"All problems that {config.env} lists, none held out"
-        made = _told(current, title, rows, episodes, {"asked": players.usage})
+        made = _write_tables(current, title, rows, episodes, {"asked": players.usage})
         made.append(current.folder / "episodes.jsonl")
         more: dict[str, Any] = {"asked": players.usage} if players.usage else {}
         more |= {"warnings": warnings} if warnings else {}
@@ -206,7 +208,7 @@ def run(config: Config, progress: Progress) -> Report:
 
 
 def _problems(config: Config, levels: Sequence[str]) -> tuple[Path | None, dict[str, tuple[Task, ...]]]:
-    """(the file of held-out problems, problems by level). No file where none was given or made, and the env lists its
+    """(file of held-out problems, problems by level). There is no file if none was given or made and the env lists its
     own.
     """
     source = config.task_file or config.folder / HELD_OUT
@@ -216,10 +218,10 @@ def _problems(config: Config, levels: Sequence[str]) -> tuple[Path | None, dict[
     return source, {level: tuple(at_level(config.env, tasks, level, source)) for level in levels}
 
 
-def _told(
+def _write_tables(
     current: Run, title: str, rows: list[dict[str, Any]], episodes: Sequence[dict[str, Any]], more: dict[str, Any]
 ) -> list[Path]:
-    """The tables, and the files that hold them."""
+    """Make the tables and write their files, whose paths are returned."""
     compared = differences(episodes)
     write_json(current.folder / "eval.json", {"rows": rows, "differences": compared} | more)
     current.tables.append(table(title, rows))
@@ -231,57 +233,63 @@ def _told(
     return [current.folder / name for name in ("eval.json", "eval.md", "eval.csv")]
 
 
-def _again(config: Config) -> Report:
-    """The tables of kept episodes, worked out as this version does. Raises DataError."""
+def _recompute(config: Config) -> Report:
+    """The tables of saved episodes, computed by this version. Raises DataError."""
     parts = [read_compared(path) for path in config.episodes]
     for path, part in zip(config.episodes, parts, strict=True):
         if others := {episode["env"] for episode in part if "env" in episode} - {config.env_name}:
             raise DataError(
-                path, f"holds episodes of env '{min(others)}', not of '{config.env_name}'; choose it with --env"
+                path, f"has episodes of env '{min(others)}', not of '{config.env_name}'; choose it with --env"
             )
     with open_run("evaluate", config, config.episodes, again=True) as current:
         rows = pooled(parts)
         title = f"Episodes of {' and '.join(map(str, config.episodes))}"
-        made = _told(current, title, rows, [episode for part in parts for episode in part], {})
+        made = _write_tables(current, title, rows, [episode for part in parts for episode in part], {})
         return current.finish({"rows": rows}, made)
 
 
 @dataclass(frozen=True)
 class Match:
-    """One player on one level. number: of the player."""
+    """One player on one level."""
 
     number: int
+    """Number of the player, from 0."""
     name: str
+    """Name of the player."""
     policy: Path | None
+    """Its checkpoint; None for a player without one."""
     reflector: Path | None
+    """Its reflector's checkpoint, if any."""
     level: str
+    """The level to play."""
     tasks: tuple[Task, ...]
+    """The problems of that level."""
 
 
-def _foreseen(config: Config, matches: Sequence[Match], progress: Progress) -> Report:
-    """What the chat models would be asked: every episode to its horizon.
+def _estimate(config: Config, matches: Sequence[Match], progress: Progress) -> Report:
+    """Estimated requests of the chat models and their cost, with every episode played to its horizon.
 
-    As expected, each state is as long as the first; at most, as long as the longest that random play meets in the same
-    problem.
+    The expectation takes each state to be as long as the first; the upper bound takes the longest that random play
+    meets in the same problem.
     """
     from reflectkit.agents.client import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, written_limit
 
     rows, most = [], 0
-    met: dict[str, list[Trajectory]] = {}
+    random_play: dict[str, list[Trajectory]] = {}
     for match in matches:
         endpoints = [endpoint_of(config, part) for part in chat_parts(match.name)]
-        if endpoints and match.level not in met:
-            met[match.level] = _met(config, match, progress)
+        if endpoints and match.level not in random_play:
+            random_play[match.level] = _random_play(config, match, progress)
         env: Any = config.maker(match.level)() if endpoints else None
         prices = [config.prices_at(endpoint) for endpoint in endpoints]
         calls = tokens = 0
         usd = bound = 0.0
-        for trajectory in met[match.level] if endpoints else ():
+        for trajectory in random_play[match.level] if endpoints else ():
             steps = min(env.steps, config.kind.episode_steps(trajectory.task) or env.steps)
-            usual = _asked(env, trajectory.turns[:1], len(endpoints), ANSWER)
-            longest = _asked(env, trajectory.turns, len(endpoints), ANSWER_TOKENS)
+            usual = _longest_requests(env, trajectory.turns[:1], len(endpoints), ANSWER)
+            longest = _longest_requests(env, trajectory.turns, len(endpoints), ANSWER_TOKENS)
             in_a_turn = (
-                0  # tokens that the models before this one, and it, write at most; a reflector sees what the player did
+                0  # the most tokens that this model and those before it write; a reflector sees the player's actions
             )
             for endpoint, price, one, other in zip(endpoints, prices, usual, longest, strict=True):
                 in_a_turn += other.max_tokens
@@ -302,14 +310,14 @@ def _foreseen(config: Config, matches: Sequence[Match], progress: Progress) -> R
         rows.append((match.name, match.level, str(calls), str(tokens), *dollars))
     columns = ("policy", "level", "calls", "prompt tokens", "US dollars", "at most")
     title = (
-        "What it would take, about, if every episode went to its horizon; at most: each call three times, at full"
-        " length, on states as long as the longest of random play"
+        "Estimate if every episode runs to its horizon; at most: each call three times, at full length, on states as"
+        " long as the longest of random play"
     )
     return Report("evaluate", config.env_folder, {"calls": most}, (), (Table(title, columns, tuple(rows)),))
 
 
-def _met(config: Config, match: Match, progress: Progress) -> list[Trajectory]:
-    """Random play of each problem; without those whose engine fails at once, of whom nothing will be asked."""
+def _random_play(config: Config, match: Match, progress: Progress) -> list[Trajectory]:
+    """Random play of each problem, except those whose engine fails at once, which cause no requests."""
     episodes = [Episode(task, derive(config.seed, "evaluate", task.id, 0)) for task in match.tasks]
     with progress.bar(f"random play ({match.level})", len(episodes)) as bar:
         played = rollout(
@@ -318,18 +326,16 @@ def _met(config: Config, match: Match, progress: Progress) -> list[Trajectory]:
     return [trajectory for trajectory in played if trajectory.turns]
 
 
-def _asked(env: Any, turns: Sequence[Turn], clients: int, comment_tokens: int) -> list[Request]:
-    """The longest requests that `turns` lead to, without earlier turns: of the player, and of the reflector if there is
-    one.
-    """
+def _longest_requests(env: Any, turns: Sequence[Turn], clients: int, comment_tokens: int) -> list[Request]:
+    """The longest requests caused by `turns`, without earlier turns: the player's, and the reflector's if any."""
     context = Context(0, env)
     comment = " ".join(["x"] * comment_tokens) if clients > 1 else None
     seen = [turn.observation for turn in turns]
-    asked = [
+    requests = [
         [playing_request(one, context, comment) for one in seen],
         [reflecting_request(one, context) for one in seen],
     ]
-    return [max(requests, key=lambda request: request.prompt_tokens) for requests in asked[:clients]]
+    return [max(of_one, key=lambda request: request.prompt_tokens) for of_one in requests[:clients]]
 
 
 def play_match(
@@ -338,12 +344,13 @@ def play_match(
     folder: Path,
     players: Players,
     progress: Progress,
-    known: Known,
+    already: Played,
 ) -> list[dict[str, Any]]:
-    """An episode of each problem and repeat, as lines of episodes.jsonl; those kept in `folder` are not played again,
-    nor those that are `known` from another level where the task and the horizon are the same; it learns the new ones.
+    """An episode of each problem and repeat, as lines of episodes.jsonl.
 
-    Raises EnvironmentFailure where all are aborted, BudgetSpentError where the budget ends them.
+    Episodes saved in `folder` are not played again, nor those that were `already` played at another level with the same
+    task and horizon; new ones are added to `already`. Raises EnvironmentFailure if all are aborted, BudgetSpentError if
+    the budget runs out.
     """
     path = folder / f"{match.number}-{match.level}.jsonl"
     episodes = [
@@ -354,7 +361,7 @@ def play_match(
     same = match.number, config.horizon_at(match.level)
     done = {}
     for episode in episodes:
-        task, line = known.get((*same, episode.task.id, episode.seed), (None, {}))
+        task, line = already.get((*same, episode.task.id, episode.seed), (None, {}))
         if task == episode.task:
             done[episode.task.id, episode.seed] = line | {"level": match.level}
     done |= _kept(path, progress)
@@ -368,7 +375,7 @@ def play_match(
                     cluster = cluster_of(config.env, trajectory.task)
                     line = episode_to_json(match.name, trajectory, cluster=cluster) | {"level": match.level}
                     done[trajectory.task.id, trajectory.seed] = line
-                    if trajectory.status is not Status.ABORTED:  # which is played again by the same command
+                    if trajectory.status is not Status.ABORTED:  # the same command plays aborted ones again
                         file.write(episode_line(line))
                         file.flush()
                     bar.advance()
@@ -381,7 +388,7 @@ def play_match(
         raise EnvironmentFailure(f"all {len(played)} episodes of {match.name} were aborted: {played[0].get('reason')}")
     for episode, line in zip(episodes, played, strict=True):
         if line["status"] != "aborted":
-            known[*same, episode.task.id, episode.seed] = episode.task, line
+            already[*same, episode.task.id, episode.seed] = episode.task, line
     return played
 
 
@@ -389,10 +396,12 @@ KEPT_FIELDS = {"task": str, "seed": int, "status": str, "success": bool, "return
 
 
 def _kept(path: Path, progress: Progress) -> dict[tuple[str, int], dict[str, Any]]:
-    """The whole lines that a killed run left, by task and seed; damaged ones, as a half-written last, are removed."""
+    """The intact lines that a killed run left, by task and seed; damaged ones, e.g. an incomplete last one, are
+    removed.
+    """
     rows, damaged = salvage(path, KEPT_FIELDS)
     if damaged:
         progress.news(f"{path}: damaged lines dropped: {damaged}; their episodes will be played again")
-    if path.is_file():  # also where only the last line's end is missing: more lines follow
+    if path.is_file():  # even if only the last newline is missing, since more lines follow
         write_episodes(path, rows)
     return {(row["task"], row["seed"]): row for row in rows}

@@ -1,6 +1,4 @@
-"""Pictures of curves and bars: colour-blind safe, readable in a README, PNG or SVG, the same bytes for the
-same data.
-"""
+"""Figures of curves and bars: colour-blind safe, readable in a README, PNG or SVG, the same bytes for the same data."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ Curve = tuple[Sequence[float], Sequence[float]]
 
 
 def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: str, smoothed: int, out: Path) -> None:
-    """A panel for each figure: of each name's curves (x, y) their median, and their range where there are several."""
+    """One panel per figure: the median of each name's curves (x, y), with their range if there are several."""
     import numpy as np
 
     pyplot = _pyplot()
@@ -57,13 +55,13 @@ def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, f
     picture, axes = pyplot.subplots(figsize=(max(7, 0.45 * len(bars) * len(levels) + 3), 4), dpi=150)
     panel: Any = axes
     wide = 0.8 / max(1, len(bars))
-    for index, (name, found) in enumerate(bars.items()):
-        told = [(place, found[level]) for place, level in enumerate(levels) if level in found]
-        places = [place - 0.4 + wide * (index + 0.5) for place, _ in told]
-        means = [mean for _, (mean, _, _) in told]
+    for index, (name, by_level) in enumerate(bars.items()):
+        shown = [(place, by_level[level]) for place, level in enumerate(levels) if level in by_level]
+        places = [place - 0.4 + wide * (index + 0.5) for place, _ in shown]
+        means = [mean for _, (mean, _, _) in shown]
         errors = [  # rounding may put an end on the wrong side of the mean
-            [max(0.0, mean - low) for _, (mean, low, _) in told],
-            [max(0.0, high - mean) for _, (mean, _, high) in told],
+            [max(0.0, mean - low) for _, (mean, low, _) in shown],
+            [max(0.0, high - mean) for _, (mean, _, high) in shown],
         ]
         hatch = HATCHES[index // len(COLOURS) % len(HATCHES)]
         colour = COLOURS[index % len(COLOURS)]
@@ -79,7 +77,7 @@ def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, f
 
 
 def _pyplot() -> Any:
-    """Draws into files; a dollar is a dollar, and SVG's ids are the same each time."""
+    """matplotlib for files: dollars are not math, and SVG ids are deterministic."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -90,7 +88,7 @@ def _pyplot() -> Any:
 
 
 def _shown(name: str) -> str:
-    """`name` on one line; matplotlib leaves out of the legend what begins with an underscore."""
+    """`name` on one line; matplotlib omits labels that start with an underscore from the legend."""
     text = visible(one_line(name))
     return f" {text}" if text.startswith("_") else text
 

@@ -1,6 +1,6 @@
-"""plot: learning curves of RL runs, and bars of evaluations. Runs of one name (seeds) become a median and a band.
+"""plot: learning curves of RL runs, or bars of evaluations. Runs of the same name (seeds) give a median and a band.
 
-A run that went on from another's checkpoint (`--resume-from`) is one curve with it. `--live` follows a run in the
+A run that resumed from another one's checkpoint (`--resume-from`) continues its curve. `--live` follows a run in the
 terminal.
 """
 
@@ -34,11 +34,11 @@ EXAMPLES = (
 )
 AGAINST = ("episodes", "step", "tokens", "seconds")
 SUMMED = {"tokens": ("tokens",), "seconds": ("rollout_seconds", "update_seconds")}
-"""What metrics.jsonl tells of each update by itself."""
+"""The figures of metrics.jsonl that are per update, and are summed along this axis."""
 FOLLOWED = ("success_rate", "return", "loss")
-LONGEST_CHAIN = 100  # runs, one gone on from the other
-LOOK_S = 1.0  # seconds between looks at a run that is followed
-VAIN_LOOKS = 30  # at a run that nobody works on; more may come of it where it is copied here from another machine
+LONGEST_CHAIN = 100  # runs, each resumed from the one before
+POLL_S = 1.0  # seconds between looks at a run that is followed
+IDLE_POLLS = 30  # of a run that no process works on; it may be copied here from another machine
 
 
 @dataclass(frozen=True)
@@ -46,37 +46,37 @@ class Config(StageConfig):
     """Settings of plot."""
 
     runs: tuple[str, ...] = option(
-        (), help="NAME=RUN, a folder with metrics.jsonl (repeat the flag; one name, several seeds)."
+        (), help="NAME=RUN, a folder with metrics.jsonl (repeat the flag; seeds share a name)."
     )
-    evals: tuple[Path, ...] = option((), help="Folders of evaluate: bars by level instead of curves (repeat the flag).")
+    evals: tuple[Path, ...] = option((), help="Evaluation runs, for bars by level instead of curves (repeat the flag).")
     figure: tuple[str, ...] = option(
-        (), help="Figures of metrics.jsonl, a panel each, or of eval.json (repeat the flag)."
+        (), help="Figures of metrics.jsonl (one panel each) or of eval.json (repeat the flag)."
     )
-    against: str = option("episodes", help="What the horizontal axis counts: episodes, step, tokens or seconds.")
-    smooth: int = option(10, help="Updates that a point averages.")
-    out: Path | None = option(None, help="Picture to write, .png or .svg; default: curves.png in the run's folder.")
-    live: bool = option(False, help="Follow the first run in the terminal until it ends, and draw nothing.")
+    against: str = option("episodes", help="Horizontal axis: episodes, step, tokens or seconds.")
+    smooth: int = option(10, help="Size of the moving average, in updates.")
+    out: Path | None = option(
+        None, help="File to write, .png or .svg; default: curves.png or bars.png in the run's folder."
+    )
+    live: bool = option(False, help="Follow the first run in the terminal until it ends, without drawing.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         within("smooth", self.smooth, 1, 1_000_000)
         one_of("against", self.against, AGAINST)
         if bool(self.runs) == bool(self.evals):
-            raise ConfigError(
-                "plot takes curves, --runs NAME=FOLDER, or bars, --evals FOLDER: one of them, and not both"
-            )
+            raise ConfigError("plot needs either --runs NAME=FOLDER (curves) or --evals FOLDER (bars)")
         if self.live and not self.runs:
-            raise ConfigError("--live follows a run: give --runs NAME=FOLDER")
+            raise ConfigError("--live needs --runs NAME=FOLDER")
         if self.out is not None and self.out.suffix not in (".png", ".svg"):
-            raise ConfigError(f"--out {self.out}: write a .png or .svg")
+            raise ConfigError(f"--out {self.out}: must end in .png or .svg")
         if self.out is not None and self.out.is_dir():
-            raise ConfigError(f"--out {self.out}: is a folder; name another")
+            raise ConfigError(f"--out {self.out}: is a folder; choose another name")
         for text in self.runs:
             parse_run(text)
 
 
 def parse_run(text: str) -> tuple[str, Path]:
-    """(name, metrics file) of a --runs; a checkpoint's path stands for its run. Raises ConfigError."""
+    """(name, metrics file) of a value of --runs; a checkpoint's path means its run. Raises ConfigError."""
     name, equals, folder = text.partition("=")
     if not (name and equals and folder):
         raise ConfigError(f"--runs {text!r}: write NAME=FOLDER")
@@ -85,7 +85,7 @@ def parse_run(text: str) -> tuple[str, Path]:
 
 
 def run(config: Config, progress: Progress) -> Report:
-    """Draw. Raises DataError where a run or an evaluation has no such figure."""
+    """Draw. Raises DataError if a run or an evaluation does not have the figure."""
     if config.live:
         return _follow(config, progress)
     named = [parse_run(text) for text in config.runs]
@@ -96,9 +96,9 @@ def run(config: Config, progress: Progress) -> Report:
         out = config.out or current.folder / ("curves.png" if named else "bars.png")
         if config.evals:
             figures = _bars(config, out)
-            told = tuple((name, level, f"{value:.3f}") for (name, level), value in figures.items())
+            cells = tuple((name, level, f"{value:.3f}") for (name, level), value in figures.items())
             current.tables.append(
-                Table(f"Bars in {out}", ("policy", "level", (config.figure or ("success",))[0]), told)
+                Table(f"Bars in {out}", ("policy", "level", (config.figure or ("success",))[0]), cells)
             )
             return current.finish({f"{name} {level}": value for (name, level), value in figures.items()}, [out])
         panels: dict[str, dict[str, list[Curve]]] = {}
@@ -117,19 +117,21 @@ def run(config: Config, progress: Progress) -> Report:
 
 
 def chained(path: Path) -> list[Path]:
-    """The metrics of `path` and of the runs that it went on from, the first one first.
+    """The metrics of `path` and of the runs that it resumed from, the first one first.
 
-    Raises DataError where they go in a circle.
+    Raises DataError if they form a cycle.
     """
     chain = [path]
-    while (before := _went_on_from(chain[0])) is not None:
+    while (before := _resumed_from(chain[0])) is not None:
         if before in chain or len(chain) >= LONGEST_CHAIN:
-            raise DataError(path, f"goes on from {before}, and that from it; one of their config.json is not its own")
+            raise DataError(
+                path, f"resumed from {before}, and that one from it; one of their config.json files is wrong"
+            )
         chain.insert(0, before)
     return chain
 
 
-def _went_on_from(path: Path) -> Path | None:
+def _resumed_from(path: Path) -> Path | None:
     try:
         settings = read_json(path.with_name("config.json"))["settings"]
         start = settings.get("resume_from")
@@ -137,27 +139,27 @@ def _went_on_from(path: Path) -> Path | None:
         return None
     if not isinstance(start, str) or not start:
         return None
-    bases = (*path.absolute().parents, Path())  # it was written where the run was begun, which is above the run
+    bases = (*path.absolute().parents, Path())  # it is relative to where the run was started, which is above the run
     places = (base / Path(start).parent / "metrics.jsonl" for base in bases)
     return next((place for place in places if place.is_file()), None)
 
 
 def read_curve(path: Path, figure: str, config: Config) -> Curve:
-    """Where, and what: the figure's values along the axis, smoothed; of chained runs each update once."""
+    """(positions on the axis, smoothed values of the figure); chained runs give each update once."""
     rows: dict[int, tuple[Path, int, dict[str, Any]]] = {}
     for part in chained(path):
-        found = [(part, line, dict(row)) for line, row in read_jsonl(part)]
-        first = min((_number(part, line, row, "step") for part, line, row in found), default=0)
+        entries = [(part, line, dict(row)) for line, row in read_jsonl(part)]
+        first = min((_number(part, line, row, "step") for part, line, row in entries), default=0)
         rows = {step: entry for step, entry in rows.items() if step < first}
-        rows |= {int(_number(part, line, row, "step")): (part, line, row) for part, line, row in found}
-    some = any(figure in row for _, _, row in rows.values())  # not every update has a validation, or something to learn
+        rows |= {int(_number(part, line, row, "step")): (part, line, row) for part, line, row in entries}
+    in_some = any(figure in row for _, _, row in rows.values())  # not every update is validated or has rows to learn
     places: list[float] = []
     values: list[float] = []
     total = 0.0
     for _, (part, line, row) in sorted(rows.items()):
         if config.against in SUMMED:
             total += sum(_number(part, line, row, name) for name in SUMMED[config.against])
-        if figure in row or not some:
+        if figure in row or not in_some:
             values.append(float(_number(part, line, row, figure)))
             places.append(total if config.against in SUMMED else float(_number(part, line, row, config.against)))
     if not values:
@@ -166,12 +168,12 @@ def read_curve(path: Path, figure: str, config: Config) -> Curve:
 
 
 def _number(path: Path, line: int, row: Mapping[str, Any], name: str) -> Any:
-    """A figure of a row. Raises DataError where it is no number."""
+    """A figure of a row. Raises DataError if it is not a number."""
     value = row.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
         numeric = [key for key, other in row.items() if isinstance(other, int | float)]
-        more = "; --validate-steps makes such figures" if name.startswith("validation_") else ""
-        raise DataError(path, f"no number here; this run has {', '.join(numeric)}{more}", line=line, field=name)
+        more = "; --validate-steps adds such figures" if name.startswith("validation_") else ""
+        raise DataError(path, f"is not a number here; this run has {', '.join(numeric)}{more}", line=line, field=name)
     return value
 
 
@@ -182,32 +184,32 @@ def _end(seeds: Sequence[Curve]) -> float:
 
 
 def _bars(config: Config, out: Path) -> dict[tuple[str, str], float]:
-    """Draw the bars; returns the means by (player, level)."""
+    """Draw the bars and return the means by (player, level)."""
     if len(config.figure) > 1:
-        raise ConfigError("--evals draws one --figure")
+        raise ConfigError("--evals takes a single --figure")
     figure = (config.figure or ("success",))[0]
     bars: dict[str, dict[str, tuple[float, float, float]]] = {}
-    for folder, known_as in zip(config.evals, told_apart(config.evals), strict=True):
+    for folder, label in zip(config.evals, told_apart(config.evals), strict=True):
         path = folder / "eval.json"
         value = read_json(path)
         rows = value.get("rows") if isinstance(value, dict) else None
         if not isinstance(rows, list) or not rows:
-            raise DataError(path, "is no result of evaluate: it has no rows")
+            raise DataError(path, "is not a result of evaluate: it has no rows")
         for row in rows:
             try:
                 if figure == "success":
-                    told = (row["success"], row["low"], row["high"])
+                    interval = (row["success"], row["low"], row["high"])
                 else:
                     mean, *ends = (row["figures"][figure][part] for part in ("mean", "low", "high"))
-                    told = (mean, *(mean if end is None else end for end in ends))  # unknown ends have no whisker
-                name = row["name"] if len(config.evals) == 1 else f"{row['name']} ({known_as})"
-                mean, low, high = (_finite(value) for value in told)
+                    interval = (mean, *(mean if end is None else end for end in ends))  # unknown ends: no whisker
+                name = row["name"] if len(config.evals) == 1 else f"{row['name']} ({label})"
+                mean, low, high = (_finite(value) for value in interval)
                 bars.setdefault(name, {})[row["level"]] = (mean, low, high)
             except (KeyError, TypeError, ValueError, OverflowError):
-                known = ", ".join(["success", *(row.get("figures", {}) if isinstance(row, dict) else {})])
-                raise DataError(path, f"a row has no '{figure}'; there are {known}", field=figure) from None
+                available = ", ".join(["success", *(row.get("figures", {}) if isinstance(row, dict) else {})])
+                raise DataError(path, f"a row has no '{figure}'; available: {available}", field=figure) from None
     draw_bars(figure, bars, out)
-    return {(name, level): mean for name, found in bars.items() for level, (mean, _, _) in found.items()}
+    return {(name, level): mean for name, by_level in bars.items() for level, (mean, _, _) in by_level.items()}
 
 
 def _finite(value: Any) -> float:
@@ -217,17 +219,15 @@ def _finite(value: Any) -> float:
 
 
 def _follow(config: Config, progress: Progress) -> Report:
-    """Show a run's newest figures until its report is there, or nobody works on it. Raises DataError: there
-    is no run.
-    """
+    """Show a run's latest figures until it ends or no process works on it. Raises DataError if there is no run."""
     name, path = parse_run(config.runs[0])
     if not path.with_name("config.json").is_file():
-        raise DataError(path.parent, "no such run; name the folder that rlft writes into")
+        raise DataError(path.parent, "no such run; give the folder that rlft writes to")
     try:
         total = int(read_json(path.with_name("config.json"))["settings"]["max_steps"])
     except (DataError, KeyError, TypeError, ValueError):
         total = 0
-    seen = vain = 0
+    seen = idle = 0
     newest: dict[str, float] = {}
     with progress.bar(name, total) as bar:
         while True:
@@ -235,14 +235,14 @@ def _follow(config: Config, progress: Progress) -> Report:
             rows = rows_so_far(path)
             step = int(_number(path, len(rows), rows[-1], "step")) if rows else 0
             if rows and step != seen:
-                nowhere = [figure for figure in config.figure if not any(figure in row for row in rows)]
-                told = [*nowhere, *(figure for figure in config.figure or FOLLOWED if figure in rows[-1])]
-                newest = {figure: float(_number(path, len(rows), rows[-1], figure)) for figure in told}
+                missing = [figure for figure in config.figure if not any(figure in row for row in rows)]
+                shown = [*missing, *(figure for figure in config.figure or FOLLOWED if figure in rows[-1])]
+                newest = {figure: float(_number(path, len(rows), rows[-1], figure)) for figure in shown}
                 bar.advance(step - seen, **newest)
-                seen, vain = step, 0
-            vain += not ended and not worked_on(path.parent)
-            if vain > VAIN_LOOKS:
-                progress.news(f"nobody works on {path.parent} any more; the command that began it goes on with it")
-            if ended or vain > VAIN_LOOKS:
+                seen, idle = step, 0
+            idle += not ended and not worked_on(path.parent)
+            if idle > IDLE_POLLS:
+                progress.news(f"no process is working on {path.parent}; the command that started it resumes it")
+            if ended or idle > IDLE_POLLS:
                 return Report("plot", path.parent, {"updates": seen} | newest)
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)

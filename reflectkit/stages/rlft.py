@@ -1,7 +1,7 @@
-"""rlft: online RL, in which a frozen reflector comments on each step before the policy acts: REINFORCE, PPO or GRPO.
+"""rlft: online RL with REINFORCE, PPO or GRPO, where a frozen reflector comments on each state before the policy acts.
 
-Without a reflector it is the "SFT + RL" arm. Killed and started again, it goes on from its last checkpoint. Started by
-torchrun or `accelerate launch`, its processes play and learn together, to the same result.
+Without a reflector it is the "SFT + RL" arm. If killed and started again, it resumes from its last checkpoint. Under
+torchrun or `accelerate launch`, the processes play and learn together, with the same result.
 """
 
 from __future__ import annotations
@@ -60,52 +60,60 @@ LIMITS = {
     "validate_steps": (0, 10**9),
     "keep_episodes": (0, 2**20),
 }
-"""The least and the most that these settings may be."""
-LOOKED_AT = 8  # problems of each level whose prompts are tried before anything is loaded
+"""The range of each of these settings."""
+CHECKED = 8  # problems of each level whose prompts are checked before any weights are loaded
 MAY_DIFFER = (
     "resume_from", "learning_rate", "save_steps", "keep_episodes", "device", "report_to", "gradient_checkpointing",
     "data_dir",
 )  # fmt: skip
-"""Settings that a run may change when it goes on from another's checkpoint."""
+"""Settings that may differ from those of the checkpoint that a run resumes from."""
 
 
 @dataclass(frozen=True)
 class Config(SamplerConfig, AlgorithmConfig):
     """Settings of rlft."""
 
-    load_dir: Path | None = option(None, help="Checkpoint of the policy to train; or --model.")
+    load_dir: Path | None = option(None, help="Checkpoint of the policy to train; alternatively --model.")
     model: str = option(
-        "", help="A model that was not fine-tuned: smollm2-135m, a folder, a Hugging Face id; instead of --load-dir."
+        "", help="Instead of --load-dir, a model without SFT: smollm2-135m, a folder or a Hugging Face id."
     )
-    reflect_load_dir: Path | None = option(None, help="Checkpoint of the frozen reflector; none: the SFT + RL arm.")
-    share_base: bool = option(False, help="Policy and reflector are LoRA adapters on one base, which is loaded once.")
+    reflect_load_dir: Path | None = option(
+        None, help="Checkpoint of the frozen reflector; without one it is the SFT + RL arm."
+    )
+    share_base: bool = option(
+        False, help="Load the base once for a policy and a reflector that are LoRA adapters on it."
+    )
     resume_from: Path | None = option(
-        None, help="Checkpoint of another rlft run to go on from, its settings otherwise the same."
+        None, help="Checkpoint of another rlft run to resume from; the other settings must match."
     )
     task_file: Path | None = option(None, help="Problems to train on; default: train.json in the env's data folder.")
     max_steps: int = option(60, help="Updates.")
-    episodes: int = option(128, help="Episodes played for each update, by all processes together.")
-    learning_rate: float = option(2.5e-4, help="Adam's rate, at its highest.")
-    schedule: str = option("linear", help="Of the rate: linear (falls to 0 at the last update) or constant.")
-    max_grad_norm: float = option(0.3, help="Gradients are scaled down to this norm.")
-    temperature: float = option(1.0, help="Of the policy's sampling, in play and in the loss.")
-    reflect_prob: float = option(1.0, help="Share of the steps that see their comment.")
-    reflect_temperature: float = option(0.0, help="Of the comments; 0 decodes greedily and memoises.")
-    max_new_tokens: int = option(128, help="Tokens of an answer, in an environment without enumerated actions.")
-    lora_r: int = option(0, help="Rank of a fresh LoRA adapter; 0 trains all weights, or the adapter that is there.")
+    episodes: int = option(128, help="Episodes per update, over all processes.")
+    learning_rate: float = option(2.5e-4, help="Peak learning rate of Adam.")
+    schedule: str = option(
+        "linear", help="Learning-rate schedule: linear (decays to 0 at the last update) or constant."
+    )
+    max_grad_norm: float = option(0.3, help="Gradients are clipped to this norm.")
+    temperature: float = option(1.0, help="Sampling temperature of the policy, in rollouts and in the loss.")
+    reflect_prob: float = option(1.0, help="Probability that the policy sees the comment at a step.")
+    reflect_temperature: float = option(
+        0.0, help="Sampling temperature of the comments; 0 is greedy, and comments are cached."
+    )
+    max_new_tokens: int = option(
+        128, help="Maximum length of an answer in tokens, in environments without enumerated actions."
+    )
+    lora_r: int = option(0, help="Rank of a new LoRA adapter; 0 trains all weights, or the existing adapter.")
     lora_alpha: int = option(16, help="Scale of the LoRA adapter.")
-    dtype: str = option("", help="float32, bfloat16 or float16; default: as the checkpoint was saved, or float32.")
-    quantize: str = option(
-        "", help="Weights below the adapter in 8bit or 4bit, or none; default: as the checkpoint says."
-    )
-    gradient_checkpointing: bool = option(False, help="Less memory for about a third more time.")
+    dtype: str = option("", help="float32, bfloat16 or float16; default: that of the checkpoint, or float32.")
+    quantize: str = option("", help="Quantise the base weights: 8bit, 4bit or none; default: as in the checkpoint.")
+    gradient_checkpointing: bool = option(False, help="Save memory by recomputing activations; about a third slower.")
     max_tokens_per_batch: int = option(
-        16384, help="Tokens of a forward pass, padding counted; halved where memory runs out."
+        16384, help="Tokens per forward pass, padding included; halved if memory runs out."
     )
-    save_steps: int = option(20, help="Updates between checkpoints; the last two are kept.")
-    keep_episodes: int = option(0, help="Episodes of each update with a checkpoint that are kept, for `view`; 0: none.")
+    save_steps: int = option(20, help="Updates between checkpoints; the latest two are kept.")
+    keep_episodes: int = option(0, help="Episodes to keep for `view` at each checkpoint; 0: none.")
     validate_steps: int = option(
-        0, help="Updates between validations, greedy, on validate.json beside the problems; 0: none."
+        0, help="Updates between greedy validations on validate.json, next to the problems; 0: none."
     )
     report_to: tuple[str, ...] = option((), help="Also log to tensorboard, wandb or trackio (repeat the flag).")
     device: str = option("auto", help="auto, cpu, cuda, …")
@@ -125,19 +133,22 @@ class Config(SamplerConfig, AlgorithmConfig):
         for name in self.report_to:
             one_of("report_to", name, TRACKERS)
         if bool(self.load_dir) == bool(self.model):
-            raise ConfigError("give the policy to train: --load-dir CHECKPOINT, or --model FOLDER_OR_ID, and not both")
+            raise ConfigError(
+                "give the policy to train with either --load-dir CHECKPOINT or --model FOLDER_OR_ID, not both"
+            )
         if self.model in TINY:
             raise ConfigError(
-                f"--model {self.model} has no weights yet; make them with `reflectkit sft --model {self.model}`"
+                f"--model {self.model} has no weights yet; train it with `reflectkit sft --model {self.model}`"
             )
         if self.episodes % self.repeats:
             near = max(1, round(self.episodes / self.repeats)) * self.repeats
             raise ConfigError(
-                f"--episodes {self.episodes} is no multiple of the group size {self.repeats}; take {near}"
+                f"--episodes {self.episodes} is not a multiple of the group size {self.repeats}; use {near}"
             )
         if self.share_base and (self.reflect_load_dir is None or self.load_dir is None or self.lora_r):
             raise ConfigError(
-                "--share-base needs --load-dir and --reflect-load-dir, two LoRA adapters of one base, and no --lora-r"
+                "--share-base needs --load-dir and --reflect-load-dir, two LoRA adapters on the same base, and no "
+                "--lora-r"
             )
         critic = self.critic_settings
         if (
@@ -146,11 +157,11 @@ class Config(SamplerConfig, AlgorithmConfig):
             and (self.lora_r or self.quantize not in ("", "none"))
         ):
             raise ConfigError(
-                "--critic-trunk separate trains a whole copy of the trunk, but --lora-r an adapter; take detached"
+                "--critic-trunk separate trains a full copy of the trunk, but --lora-r an adapter; use detached"
             )
         if self.reflect_prob != 1 and self.reflect_load_dir is None:
             raise ConfigError(
-                f"--reflect-prob {self.reflect_prob} needs a reflector; give --reflect-load-dir, or leave it out"
+                f"--reflect-prob {self.reflect_prob} needs a reflector; give --reflect-load-dir or omit --reflect-prob"
             )
 
     @property
@@ -160,16 +171,16 @@ class Config(SamplerConfig, AlgorithmConfig):
 
     @property
     def stages(self) -> list[tuple[str, ...]]:
-        """The curriculum: the levels of each of its stages."""
+        """The levels of each stage of the curriculum."""
         levels: list[tuple[str, ...]] = [(level,) for level in self.curriculum] or [(self.kind.levels[-1],)]
         return [levels[0] + levels[1], *levels[2:]] if self.merge_first_two else levels
 
 
-@memory_explained("lower --width or --max-tokens-per-batch, or take --lora-r, --quantize or a smaller model")
+@memory_explained("lower --width or --max-tokens-per-batch, or use --lora-r, --quantize or a smaller model")
 def run(config: Config, progress: Progress) -> Report:
     """Train and write `metrics.jsonl` and `checkpoint-<step>/`.
 
-    Raises CheckpointError, DataError, DivergedError, and ConfigError where the model cannot read the prompts.
+    Raises CheckpointError, DataError, DivergedError, and ConfigError if the model cannot read the prompts.
     """
     source = config.task_file or config.folder / "train.json"
     tasks = [record.task for record in read_records(source, config.env_name)]
@@ -177,30 +188,28 @@ def run(config: Config, progress: Progress) -> Report:
     processes = start_processes(config.device, config.report_to, config.results_dir, config.threads)
     if processes.sharded and config.share_base:
         raise ConfigError(
-            "--share-base needs the base whole in each process; leave it out, or use configs/multi_gpu.yaml"
+            "--share-base needs an unsharded base in each process; omit it, or use configs/multi_gpu.yaml"
         )
     if processes.kind == "DEEPSPEED" and config.target_kl:
-        raise ConfigError(
-            "--target-kl cannot take back gradients that DeepSpeed holds; leave it out, or use configs/fsdp2.yaml"
-        )
+        raise ConfigError("--target-kl cannot discard gradients under DeepSpeed; omit it, or use configs/fsdp2.yaml")
     progress = progress if processes.first else Quiet()
     with processes.first_then_rest():
         config = replace(config, model=model_source(config.model, config.data_dir, progress))
     models = [path for path in (config.load_dir, config.reflect_load_dir, config.resume_from) if path]
     if Path(config.model).is_dir() and config.model:
         models.append(Path(config.model))
-    _try_prompts(config, levels)
+    _check_prompts(config, levels)
     held_out = [source.with_name("validate.json")] if config.validate_steps else []
     with shared_run("rlft", config, [source, *held_out, *models, *config.input_files(tasks)], processes) as current:
         if current.done:
             return current.done
-        told = plain_settings(config) | {"problems": digest(source)}
-        trainer = _resumed(config, levels, current.folder, told, processes, progress)
+        settings = plain_settings(config) | {"problems": digest(source)}
+        trainer = _resumed(config, levels, current.folder, settings, processes, progress)
         progress.news(f"rlft ({config.algo}): {len(tasks)} problems of {source} → {current.folder}")
         try:
-            target = _loop(config, trainer, _validation(config, source), current.folder, told, progress)
+            target = _loop(config, trainer, _validation(config, source), current.folder, settings, progress)
         except ReflectkitError as error:
-            raise _kept(error, current.folder, trainer) from None
+            raise _with_rows(error, current.folder, trainer) from None
         history = _history(current.folder / "metrics.jsonl", trainer.step, Quiet())
         last = history[-max(1, len(history) // 10) :]
         figures = {
@@ -226,10 +235,10 @@ def _levels(config: Config, tasks: list[Task], source: Path) -> list[Level]:
     return levels
 
 
-def _try_prompts(config: Config, levels: list[Level]) -> None:
-    """Raises ConfigError or CheckpointError where the policy's tokenizer or context does not do for these problems.
+def _check_prompts(config: Config, levels: list[Level]) -> None:
+    """Raises ConfigError or CheckpointError if the policy's tokenizer or context does not fit these problems.
 
-    Only its tokenizer and its config are opened, no weights.
+    Only its tokenizer and config are loaded, not its weights.
     """
     from reflectkit.models.load import context_of, load_tokenizer
     from reflectkit.models.tokens import label_ids, prompt_ids
@@ -237,7 +246,7 @@ def _try_prompts(config: Config, levels: list[Level]) -> None:
     tokenizer, context = load_tokenizer(config.start), context_of(config.start)
     for level in levels:
         env = level.make()
-        for task in level.tasks[:LOOKED_AT]:
+        for task in level.tasks[:CHECKED]:
             observation = result_of(env.reset(task, config.seed))
             if observation.choices:
                 label_ids(tokenizer, len(observation.choices))
@@ -245,16 +254,19 @@ def _try_prompts(config: Config, levels: list[Level]) -> None:
             if context is not None and tokens > context:
                 raise ConfigError(
                     f"the first prompt of task '{task.id}' is {tokens} tokens, and {config.start} reads {context};"
-                    " take a model that reads more, or train one with a larger --max-length"
+                    " use a model with a longer context, or train one with a larger --max-length"
                 )
 
 
 def _resumed(
-    config: Config, levels: list[Level], folder: Path, told: Mapping[str, Any], processes: Processes, progress: Progress
+    config: Config,
+    levels: list[Level],
+    folder: Path,
+    settings: Mapping[str, Any],
+    processes: Processes,
+    progress: Progress,
 ) -> Trainer:
-    """Training as an earlier, killed process left it, or at its beginning. A damaged checkpoint gives way to the one
-    before.
-    """
+    """The trainer: resumed from the latest undamaged checkpoint in `folder`, from --resume-from, or at its start."""
     from reflectkit.rl import checkpoint
 
     defaults = default_settings(config) | foreign_defaults(config)
@@ -262,7 +274,7 @@ def _resumed(
         try:
             checkpoint.check_files(place)
             trainer = _trainer(config, levels, place, processes, progress)
-            checkpoint.restore(place, trainer, told, defaults)
+            checkpoint.restore(place, trainer, settings, defaults)
             return trainer
         except checkpoint.OtherSettingsError:
             raise
@@ -277,16 +289,14 @@ def _resumed(
         checkpoint.check_settings(
             config.resume_from,
             {name: value for name, value in state.items() if name not in free},
-            {name: value for name, value in told.items() if name not in free},
+            {name: value for name, value in settings.items() if name not in free},
             defaults,
         )
         checkpoint.check_files(config.resume_from)
         trainer = _trainer(config, levels, config.resume_from, processes, progress)
         checkpoint.restore(config.resume_from, trainer, state, defaults)
         if trainer.step >= config.max_steps:
-            raise ConfigError(
-                f"{config.resume_from} has {trainer.step} updates behind it; raise --max-steps above that"
-            )
+            raise ConfigError(f"{config.resume_from} is after {trainer.step} updates; raise --max-steps above that")
         return trainer
     return _trainer(config, levels, None, processes, progress)
 
@@ -297,7 +307,7 @@ def _state_of(place: Path) -> dict[str, Any]:
 
     if not (place / checkpoint.STATE).is_file():
         raise CheckpointError(
-            f"{place} is no checkpoint of rlft; name one, e.g. results/taxi-tiny/reflect-rl/checkpoint-36"
+            f"{place} is not a checkpoint of rlft; name one, e.g. results/taxi-tiny/reflect-rl/checkpoint-36"
         )
     try:
         return dict(read_json(place / checkpoint.STATE)["settings"])
@@ -308,7 +318,7 @@ def _state_of(place: Path) -> dict[str, Any]:
 def _trainer(
     config: Config, levels: list[Level], place: Path | None, processes: Processes, progress: Progress
 ) -> Trainer:
-    """Players, learner and plan; the policy is that of the checkpoint `place`, or the one to start from."""
+    """A trainer whose policy is that of checkpoint `place`, or else the one to start from."""
     from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
     from reflectkit.models.load import load_pair, load_player, starting_policy, with_adapter
     from reflectkit.models.local import LocalSampler
@@ -317,9 +327,9 @@ def _trainer(
     from reflectkit.rl.loop import Plan, Trainer
 
     device = str(processes.accelerator.device) if config.device == "auto" or processes.count > 1 else config.device
-    reflecting: Player | None = None
+    reflector: Player | None = None
     if config.share_base and config.reflect_load_dir is not None:
-        policy, reflecting = load_pair(
+        policy, reflector = load_pair(
             place or config.start,
             config.reflect_load_dir,
             device=device,
@@ -333,9 +343,11 @@ def _trainer(
         if config.lora_r and place is None:
             policy = with_adapter(policy, config.lora_r, config.lora_alpha, config.seed)
         if config.reflect_load_dir is not None:
-            reflecting = load_player(config.reflect_load_dir, "reflection", device=device)
+            reflector = load_player(config.reflect_load_dir, "reflection", device=device)
     if policy.quantize != "none" and not hasattr(policy.model, "peft_config"):
-        raise ConfigError(f"the policy's weights are in {policy.quantize}, which cannot be trained; add --lora-r 16")
+        raise ConfigError(
+            f"the policy's weights are quantised to {policy.quantize} and cannot be trained; add --lora-r 16"
+        )
     objective, own = config.objective, config.critic_settings
     settings = Settings(
         learning_rate=config.learning_rate,
@@ -369,12 +381,12 @@ def _trainer(
             watch=learner.observe,
         )
     )
-    reflector = None
-    if reflecting:
-        reflector = Reflector(LocalSampler(reflecting, frozen=True, rank=0), temperature=config.reflect_temperature)
+    comments = None
+    if reflector:
+        comments = Reflector(LocalSampler(reflector, frozen=True, rank=0), temperature=config.reflect_temperature)
     agent = TwoPlayerAgent(
         sampler,
-        reflector,
+        comments,
         temperature=config.temperature,
         reflect_prob=config.reflect_prob,
         max_new_tokens=config.max_new_tokens,
@@ -395,15 +407,15 @@ def _trainer(
 
 
 def _validation(config: Config, source: Path) -> Level | None:
-    """What is validated on, at the curriculum's last level; None where nothing is."""
+    """The validation problems at the curriculum's last level; None without validation."""
     from reflectkit.rl.loop import Level
 
     if not config.validate_steps:
         return None
-    beside = source.with_name("validate.json")
-    tasks = [record.task for record in read_records(beside, config.env_name)]
+    path = source.with_name("validate.json")
+    tasks = [record.task for record in read_records(path, config.env_name)]
     name = config.stages[-1][-1]
-    return Level(name, at_level(config.env, tasks, name, beside), config.maker(name))
+    return Level(name, at_level(config.env, tasks, name, path), config.maker(name))
 
 
 def _loop(
@@ -411,10 +423,10 @@ def _loop(
     trainer: Trainer,
     validation: Level | None,
     folder: Path,
-    told: Mapping[str, Any],
+    settings: Mapping[str, Any],
     progress: Progress,
 ) -> Path:
-    """The updates that are left; metrics and checkpoints are written as they come. Returns the last checkpoint."""
+    """Make the remaining updates, writing metrics and checkpoints. Returns the last checkpoint."""
     from reflectkit.rl import checkpoint
 
     processes, metrics = trainer.processes, folder / "metrics.jsonl"
@@ -425,7 +437,7 @@ def _loop(
     target = folder / f"checkpoint-{trainer.step}"
     title = "Reflect-RL" if config.reflect_load_dir else "SFT + RL"
     if config.report_to:
-        shown = {name: value for name, value in told.items() if isinstance(value, str | int | float)}
+        shown = {name: value for name, value in settings.items() if isinstance(value, str | int | float)}
         processes.accelerator.project_configuration.logging_dir = str(folder)
         processes.accelerator.init_trackers("reflectkit", config=shown)
     with progress.bar(title, config.max_steps, trainer.step) as bar:
@@ -440,23 +452,23 @@ def _loop(
             if due and config.keep_episodes and processes.first:
                 _keep_episodes(config, trainer, folder / "episodes.jsonl", progress)
             if due:
-                target = checkpoint.save(folder, trainer, told, facts)
+                target = checkpoint.save(folder, trainer, settings, facts)
                 processes.wait()
             if config.report_to:
                 numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
                 processes.accelerator.log(numbers, step=trainer.step)
             recent = [row["success_rate"] for row in history[-10:]]
-            beside = {"success": sum(recent) / len(recent)}
-            if isinstance(entropy := figures.get("entropy"), float):  # none where there was nothing to learn
-                beside["entropy"] = entropy
-            bar.advance(1, **beside)
+            shown_figures = {"success": sum(recent) / len(recent)}
+            if isinstance(entropy := figures.get("entropy"), float):  # missing if there was nothing to learn
+                shown_figures["entropy"] = entropy
+            bar.advance(1, **shown_figures)
     if config.report_to:
         processes.accelerator.end_training()
     return target
 
 
 def _history(path: Path, step: int, progress: Progress) -> list[dict[str, Any]]:
-    """The figures of the updates up to `step`, as far as `path` still has them."""
+    """The figures in `path` of the updates up to `step`."""
     rows, damaged = salvage(path, {"step": int, "success_rate": int | float, "return": int | float})
     if damaged:
         progress.news(f"{path}: damaged lines dropped: {damaged}; training itself is not affected")
@@ -464,21 +476,21 @@ def _history(path: Path, step: int, progress: Progress) -> list[dict[str, Any]]:
 
 
 def _keep_episodes(config: Config, trainer: Trainer, path: Path, progress: Progress) -> None:
-    """Put this update's first episodes behind the earlier ones; those of updates that were lost go."""
+    """Append this update's first episodes to those of earlier updates, dropping those of lost updates."""
     rows, damaged = salvage(path, {"step": int})
     if damaged:
         progress.news(f"{path}: damaged lines dropped: {damaged}")
-    known = [row for row in rows if row["step"] < trainer.step]
+    earlier = [row for row in rows if row["step"] < trainer.step]
     new = [
         episode_to_json(f"update {trainer.step}", trajectory, advantages, cluster_of(config.env, trajectory.task))
         | {"step": trainer.step}
         for trajectory, advantages in trainer.latest[: config.keep_episodes]
     ]
-    write_episodes(path, [*known, *new])
+    write_episodes(path, [*earlier, *new])
 
 
-def _kept(error: ReflectkitError, folder: Path, trainer: Trainer) -> ReflectkitError:
-    """`error`; where an update diverged, its rows are written to a file first, which the error then names."""
+def _with_rows(error: ReflectkitError, folder: Path, trainer: Trainer) -> ReflectkitError:
+    """`error`; if an update diverged, its rows are written to a file that the error names."""
     from reflectkit.rl import checkpoint
 
     if not isinstance(error, DivergedError):
@@ -487,12 +499,12 @@ def _kept(error: ReflectkitError, folder: Path, trainer: Trainer) -> ReflectkitE
     if trainer.processes.first:
         write_jsonl(path, _readable(error, trainer))
     last = checkpoint.saved_in(folder)
-    mend = f"go on with --resume-from {last[-1]} and a lower --learning-rate" if last else "lower --learning-rate"
-    return DivergedError(f"{error}; {mend} (the rows are in {path})")
+    fix = f"resume with --resume-from {last[-1]} and a lower --learning-rate" if last else "lower --learning-rate"
+    return DivergedError(f"{error}; {fix} (the rows are in {path})")
 
 
 def _readable(error: DivergedError, trainer: Trainer) -> Iterator[dict[str, Any]]:
-    """The rows with their text; what is no number is written as text, since JSON has no word for it."""
+    """The rows with their text; NaN and infinity become text, since JSON does not have them."""
     for sample in error.samples:
         row = to_json(sample) | {"text": trainer.agent.policy.tokenizer.decode(sample.tokens)}
         yield {

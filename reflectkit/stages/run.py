@@ -1,12 +1,11 @@
-"""run: a whole pipeline from a recipe, each step a stage of its own; finished steps are skipped, killed ones go on.
+"""run: a whole pipeline from a recipe. Each step is a stage; finished steps are skipped and killed ones resume.
 
-Each step is a run in the recipe's folder, as results/taxi-tiny/reflect-rl; `--name` is another folder than the
-recipe's. A step whose settings were changed since then does not replace the earlier run: it is made beside it, as
-reflect-rl.2.
+Each step is a run in the recipe's folder, e.g. results/taxi-tiny/reflect-rl; `--name` chooses another folder. A step
+whose settings have changed does not replace the earlier run but is made next to it, as reflect-rl.2.
 
-Steps that do not wait for each other run side by side, each in its own process. With `--seeds N` the pipeline runs N
-times into folders of their own, and the evaluations and curves are put together. With `--ablate` steps are run once
-more with an ingredient changed, as the recipe says, and the evaluation has a row more for each.
+Independent steps run in parallel, each in its own process. With `--seeds N` the pipeline runs N times in separate
+folders, and the evaluations and curves are pooled. With `--ablate`, steps are repeated with an ingredient changed, as
+the recipe says, and the evaluation has an additional row for each ablation.
 """
 
 from __future__ import annotations
@@ -59,9 +58,9 @@ EXAMPLES = (
 )
 DATA_STAGES = ("filter-repo", "gen-task", "filter-task", "gen-trajectory", "split", "gen-sft")
 NAME = re.compile(r"[a-z0-9_-]+")
-DEFAULTS = "defaults"  # for every step that has the setting
+DEFAULTS = "defaults"  # apply to every step that has the setting
 WHOLE_RUN = frozenset({"data_dir", "results_dir", "name", "seed", "threads", "force", "keep"})
-RECORD = "run"  # the folder, beside those of the steps, with what they came to together
+RECORD = "run"  # the folder, next to those of the steps, with the overall results
 RESERVED = ("data", "results", DEFAULTS, RECORD)
 
 
@@ -70,19 +69,17 @@ class Config(StageConfig):
     """Settings of run."""
 
     recipe: str = dataclasses.field(
-        metadata={"help": "A packaged recipe's name, or a YAML file.", "argument": True}, kw_only=True
+        metadata={"help": "Name of a packaged recipe, or a YAML file.", "argument": True}, kw_only=True
     )
     set: tuple[str, ...] = option(
-        (), help="STEP.SETTING=VALUE, over the recipe (repeat the flag); STEP may be a stage's name, or defaults."
+        (), help="STEP.SETTING=VALUE overrides the recipe (repeat the flag); STEP may also be a stage or defaults."
     )
     ablate: tuple[str, ...] = option(
-        (), help="Ablations of the recipe to run beside it, apart by commas (or repeat the flag)."
+        (), help="Ablations of the recipe to run as well, separated by commas (or repeat the flag)."
     )
-    seeds: int = option(
-        1, help="How many seeds to run, counting from --seed; more than one use folders seed0, seed1, …"
-    )
-    jobs: int = option(2, help="Steps side by side.")
-    fast: bool = option(False, help="The recipe's short variant, which shows that everything runs, not how well.")
+    seeds: int = option(1, help="Number of seeds to run, starting at --seed; several use folders seed0, seed1, …")
+    jobs: int = option(2, help="Steps to run in parallel.")
+    fast: bool = option(False, help="Short variant of the recipe, to check that everything runs rather than how well.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,9 +93,7 @@ class Config(StageConfig):
 
     @property
     def folder(self) -> str:
-        """The folder of all steps below --results-dir: --name, or else the recipe's name, and -fast behind it with
-        --fast.
-        """
+        """The folder of all steps in --results-dir: --name, or the recipe's name, with -fast appended for --fast."""
         own = re.sub(r"[^A-Za-z0-9_.@-]+", "-", Path(self.recipe).stem).lstrip(".@-")[:90] or "recipe"
         return self.name or (f"{own}-fast" if self.fast else own)
 
@@ -106,7 +101,7 @@ class Config(StageConfig):
 @dataclass(frozen=True)
 class Recipe:
     """A pipeline. description: one line. defaults: settings for every stage that has them. steps: `name`, `stage` and
-    the stage's settings; `{name}` in a value is that step's checkpoint or run. fast: settings by step for `--fast`.
+    the stage's settings; `{name}` in a value means that step's checkpoint or run. fast: settings by step for `--fast`.
     ablations: by name, for `--ablate`.
     """
 
@@ -123,11 +118,11 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name: str) -> Recipe:
-    """The recipe that `name` (a packaged one, or a YAML file) holds.
+    """The packaged recipe called `name`, or the recipe in YAML file `name`.
 
     Raises
     ------
-    UnknownNameError: no such recipe. DataError: not YAML, or of the wrong shape, with the line or field.
+    UnknownNameError: no such recipe. DataError: it is malformed; names the line or field.
     """
     if name in recipe_names():
         path, text = Path(name), (_packaged() / f"{name}.yaml").read_text(encoding="utf-8")
@@ -185,14 +180,14 @@ def run(config: Config, progress: Progress) -> Report:
 
 
 def planned(config: Config) -> tuple[list[Job], dict[str, Ablation]]:
-    """(every job, seed by seed in the order of the recipe; the ablations in --ablate by name).
+    """(every job, seed by seed in the recipe's order; the ablations in --ablate by name).
 
     Raises
     ------
     ConfigError, DataError: the recipe or a setting is wrong; see `load_recipe`.
     """
     recipe = load_recipe(config.recipe)
-    ablations = _asked(config, recipe)
+    ablations = _chosen_ablations(config, recipe)
     overrides = _overrides(config, recipe, ablations)
     seeds = range(config.seed, config.seed + config.seeds)
     return [job for seed in seeds for job in _jobs(config, recipe, ablations, overrides, seed)], ablations
@@ -232,7 +227,7 @@ def _checked(value: Any, path: Path) -> Recipe:
         if not NAME.fullmatch(step["name"]) or step["name"] in RESERVED:
             raise DataError(
                 path,
-                f"{step['name']!r} can't name a step; use small letters, and none of {', '.join(RESERVED)}",
+                f"{step['name']!r} can't name a step; use lower-case letters, and none of {', '.join(RESERVED)}",
                 field=f"steps.{index}.name",
             )
         if step["name"] in stages:
@@ -250,7 +245,7 @@ def _checked(value: Any, path: Path) -> Recipe:
             raise unknown_name(f"step of recipe {path}", name, stages)
     for name, ablation in recipe.ablations.items():
         if not NAME.fullmatch(name):
-            raise DataError(path, f"{name!r} can't name an ablation; use small letters", field="ablations")
+            raise DataError(path, f"{name!r} can't name an ablation; use lower-case letters", field="ablations")
         for changed in ablation.steps:
             if stages[changed] not in MAKERS:
                 raise DataError(
@@ -262,7 +257,7 @@ def _checked(value: Any, path: Path) -> Recipe:
 
 
 def _settings(recipe: Recipe) -> set[str]:
-    """What may be set in the stages of `recipe`."""
+    """The settings of the stages of `recipe`."""
     return {name for step in recipe.steps for name in _fields(_chosen(step["stage"], recipe.defaults | step))}
 
 
@@ -280,56 +275,54 @@ def _config_class(stage: str) -> Any:
     return importlib.import_module(STAGES[stage]).Config
 
 
-def _asked(config: Config, recipe: Recipe) -> dict[str, Ablation]:
+def _chosen_ablations(config: Config, recipe: Recipe) -> dict[str, Ablation]:
     """The ablations in --ablate, by name. Raises ConfigError."""
     if config.ablate and not config.ablated:
         raise ConfigError("--ablate names no ablation; `reflectkit list` shows those of each recipe")
     if config.ablate and not recipe.ablations:
-        raise ConfigError(f"--ablate: recipe '{config.recipe}' has no ablations; write some into it")
+        raise ConfigError(f"--ablate: recipe '{config.recipe}' has no ablations; add some to it")
     for name in config.ablated:
         if name not in recipe.ablations:
             raise unknown_name(f"ablation of recipe '{config.recipe}'", name, recipe.ablations)
     return {name: recipe.ablations[name].named(name) for name in config.ablated}
 
 
-def _overrides(config: Config, recipe: Recipe, asked: Mapping[str, Ablation]) -> list[tuple[str, str, Any]]:
-    """(step or stage, setting, value) of `--fast`, `--set` and the ablations; what goes for one ablation's step goes
-    last.
-    """
-    found = [
+def _overrides(config: Config, recipe: Recipe, ablations: Mapping[str, Ablation]) -> list[tuple[str, str, Any]]:
+    """(step or stage, setting, value) of `--fast`, `--set` and the ablations; the ablations' steps come last."""
+    overrides = [
         (f"{step}{MARK}{name}", key, value)
-        for name, ablation in asked.items()
+        for name, ablation in ablations.items()
         for step, settings in ablation.steps.items()
         for key, value in settings.items()
     ]
-    found += (
+    overrides += (
         [(name, key, value) for name, values in recipe.fast.items() for key, value in values.items()]
         if config.fast
         else []
     )
-    steps = with_copies(recipe.steps, asked)
-    known = {step["name"] for step in steps} | {step["stage"] for step in steps}
+    steps = with_copies(recipe.steps, ablations)
+    targets = {step["name"] for step in steps} | {step["stage"] for step in steps}
     for text in config.set:
         target, equals, raw = text.partition("=")
         name, dot, key = target.rpartition(".")
         if not (equals and dot and name and key):
             raise ConfigError(f"--set {text!r}: write STEP.SETTING=VALUE")
-        if name not in known | {DEFAULTS}:
-            raise unknown_name(f"step of recipe '{config.recipe}'", name, known)
+        if name not in targets | {DEFAULTS}:
+            raise unknown_name(f"step of recipe '{config.recipe}'", name, targets)
         if name == DEFAULTS and key.replace("-", "_") not in (possible := _settings(recipe)):
             raise unknown_name(f"setting of recipe '{config.recipe}'", key, possible)
-        found.append((name, key.replace("-", "_"), parse_yaml(raw, f"--set {target}")))
-    return sorted(found, key=lambda entry: MARK in entry[0])
+        overrides.append((name, key.replace("-", "_"), parse_yaml(raw, f"--set {target}")))
+    return sorted(overrides, key=lambda entry: MARK in entry[0])
 
 
 def _jobs(
-    config: Config, recipe: Recipe, asked: Mapping[str, Ablation], overrides: list[tuple[str, str, Any]], seed: int
+    config: Config, recipe: Recipe, ablations: Mapping[str, Ablation], overrides: list[tuple[str, str, Any]], seed: int
 ) -> list[Job]:
     prefix = f"seed{seed}/" if config.seeds > 1 else ""
     data, results = (folder / prefix if prefix else folder for folder in (config.data_dir, config.results_dir))
     jobs: list[Job] = []
     defaults = recipe.defaults | {key: value for name, key, value in overrides if name == DEFAULTS}
-    for step in with_copies(recipe.steps, asked):
+    for step in with_copies(recipe.steps, ablations):
         base, _, ablation = step["name"].partition(MARK)
         values: dict[str, Any] = {key: value for key, value in step.items() if key not in ("name", "stage")}
         values |= {key: value for name, key, value in overrides if name in (step["name"], base, step["stage"])}
@@ -338,19 +331,23 @@ def _jobs(
         values = as_lists(kind, values)
         if shared := sorted(WHOLE_RUN & values.keys()):
             raise ConfigError(
-                f"step '{step['name']}': {shared[0]} is one for the whole run; set it with {flag(shared[0])}"
+                f"step '{step['name']}': {shared[0]} applies to the whole run; set it with {flag(shared[0])}"
             )
         if ablation:
-            renamed = names(recipe.steps, ablation, asked[ablation])
+            renamed = names(recipe.steps, ablation, ablations[ablation])
             values = {key: follow(value, renamed) for key, value in values.items()}
             if step["stage"] == "gen-sft" and values.get("out_dir") in [
                 None,
                 *(job.values.get("out_dir") for job in jobs),
             ]:
-                raise ConfigError(f"step '{step['name']}' writes where another does; give it an out_dir of its own")
+                raise ConfigError(
+                    f"step '{step['name']}' writes to the same folder as another; give it its own out_dir"
+                )
         else:
             values |= {
-                key: with_arms(values[key], asked, recipe.steps) for key in LISTS if isinstance(values.get(key), list)
+                key: with_arms(values[key], ablations, recipe.steps)
+                for key in LISTS
+                if isinstance(values.get(key), list)
             }
         values |= {"data_dir": data, "results_dir": results, "name": f"{config.folder}/{step['name']}", "keep": True}
         values |= {"seed": seed, "threads": config.threads, "force": config.force}
@@ -368,7 +365,7 @@ def _jobs(
     played = [
         {entry.partition("=")[0] for entry in job.values.get("policy", ())} for job in jobs if job.stage == "evaluate"
     ]
-    for name, one in asked.items():
+    for name, one in ablations.items():
         if not any({one.of, one.arm} <= arms for arms in played):
             missing = next((arm for arm in (one.of, one.arm) if not any(arm in arms for arms in played)), one.arm)
             raise ConfigError(f"--ablate {name}: no evaluation in recipe '{config.recipe}' plays {missing!r}")
@@ -376,10 +373,10 @@ def _jobs(
 
 
 def _all_curves(jobs: list[Job], reports: Mapping[str, Report]) -> dict[str, Any]:
-    """Settings of a plot of every curve in every seed's plot steps, as the first of them says; empty without one."""
-    told = [read_json(reports[job.name].folder / "config.json")["settings"] for job in jobs if job.stage == "plot"]
-    told = [settings for settings in told if settings["runs"]]
-    if not told:
+    """Settings of a plot of all curves in the plot steps of all seeds, in the form of the first; empty without one."""
+    plots = [read_json(reports[job.name].folder / "config.json")["settings"] for job in jobs if job.stage == "plot"]
+    plots = [settings for settings in plots if settings["runs"]]
+    if not plots:
         return {}
-    first = {name: told[0][name] for name in ("figure", "against", "smooth")}
-    return first | {"runs": [text for settings in told for text in settings["runs"]]}
+    first = {name: plots[0][name] for name in ("figure", "against", "smooth")}
+    return first | {"runs": [text for settings in plots for text in settings["runs"]]}

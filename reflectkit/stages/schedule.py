@@ -1,6 +1,6 @@
-"""Runs jobs in processes of their own, each as soon as what it waits for is done; bars and news come through a queue.
+"""Runs jobs in their own processes as soon as their dependencies are done; progress comes back through a queue.
 
-A worker whose parent is gone ends itself, so a killed `run` leaves nobody behind who writes into its folders.
+A worker whose parent is gone exits, so a killed `run` leaves no process that writes into its folders.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from reflectkit.stages import STAGES
 PRELOADED = "reflectkit.stages.preload"
 TRAINING = frozenset({"sft", "rlft"})
 READ_ONCE = (*VARIABLES, "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TORCH", "PYTORCH_")
-"""Beginnings of the variables that libraries read when they are imported."""
-_served: dict[str, str] | None = None  # those variables, as the server that forks the steps has them
+"""Prefixes of the environment variables that libraries read when they are imported."""
+_served: dict[str, str] | None = None  # these variables in the server that forks the steps
 
 
 @dataclass(frozen=True)
 class Job:
-    """One step. values: its settings, in which `{step}` stands for that step's first output. after: names it waits for.
-
-    prefix: put before a name in braces, where several seeds run side by side.
+    """One step. values: its settings, in which `{step}` stands for that step's first output. after: the names of the
+    jobs it waits for. prefix: put before a name in braces if several seeds run at once.
     """
 
     name: str
@@ -48,7 +47,7 @@ class Job:
 
 
 def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[str, Report]:
-    """Run every job; reports by name, in the order of `jobs`. The first error stops the others and is raised."""
+    """Run every job; returns reports by name in the order of `jobs`. The first error stops the others and is raised."""
     context = _context(jobs)
     events: Any = context.Queue()
     reports: dict[str, Report] = {}
@@ -62,7 +61,7 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
                 values = {key: resolved(value, job, reports) for key, value in job.values.items()}
                 work = (job.name, job.stage, values, events, os.getpid(), dict(os.environ))
                 worker = context.Process(target=_work, args=work, daemon=True)
-                with _ctrl_c_later():  # or it would be a worker that nobody knows of
+                with _ctrl_c_later():  # otherwise a worker could start without being registered
                     worker.start()
                     workers[job.name] = worker
 
@@ -104,18 +103,16 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
 
 
 def check_script() -> None:
-    """Raises ConfigError in a step's process that is importing the script which has started it, and so would run it
-    again.
-    """
+    """Raises ConfigError in a step's process if it is importing the script that started it and would run it again."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(
-            "the script runs its steps in processes that import it; call run below `if __name__ == '__main__':`"
+            "run starts its steps in processes that import this script; call it under `if __name__ == '__main__':`"
         )
 
 
 def _context(jobs: Sequence[Job]) -> Any:
-    """Processes forked from a server that has imported once what training needs; fresh interpreters where forks are not
-    safe (macOS) or there are none, or where the libraries would read other variables than the server's did.
+    """Processes forked from a server that has imported the training libraries; fresh interpreters if forking is unsafe
+    (macOS) or unavailable, or if the libraries would read other variables than in the server.
     """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
@@ -127,14 +124,14 @@ def _context(jobs: Sequence[Job]) -> Any:
 
 
 def _start_server(context: Any) -> None:
-    """Start the server, unless it runs. It finds modules where this process does, rather than in the working directory,
-    and leaves Ctrl-C to this process, as do the steps.
+    """Start the server unless it is running. It finds modules where this process does, not in the working directory,
+    and leaves Ctrl-C to this process, as the steps do.
     """
     from multiprocessing import forkserver, resource_tracker
 
     global _served
     before, served = dict(os.environ), _read_once()
-    resource_tracker.ensure_running()  # it would unblock the signal
+    resource_tracker.ensure_running()  # starting it would unblock the signal
     try:
         os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         with _ctrl_c_later():
@@ -145,14 +142,14 @@ def _start_server(context: Any) -> None:
         os.environ |= before
     if _served is None:
         _served = served
-        first = context.Process(target=os.getpid)  # when it is done, the server has imported everything
+        first = context.Process(target=os.getpid)  # once it is done, the server has imported everything
         first.start()
         first.join()
 
 
 @contextlib.contextmanager
 def _ctrl_c_later() -> Iterator[None]:
-    """Ctrl-C comes when the context ends; processes that are started in it never get it."""
+    """Delay Ctrl-C until the context ends; processes that are started in it never receive it."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -176,11 +173,11 @@ def _check_alive(workers: Mapping[str, BaseProcess], events: Any) -> None:
                 if code < 0
                 else f"ended with exit code {code}; see above"
             )
-            raise ReflectkitError(f"step '{name}' {how}; run the same command again to go on")
+            raise ReflectkitError(f"step '{name}' {how}; run the same command again to resume")
 
 
 def resolved(value: Any, job: Job, reports: Mapping[str, Report]) -> Any:
-    """`value` with `{step}` replaced by that step's first output (or its folder, where it has none)."""
+    """`value` with `{step}` replaced by that step's first output, or by its folder if it has none."""
     if isinstance(value, str):
         names = {
             name.removeprefix(job.prefix): report for name, report in reports.items() if name.startswith(job.prefix)
@@ -191,7 +188,7 @@ def resolved(value: Any, job: Job, reports: Mapping[str, Report]) -> Any:
 
 
 class _Wire:
-    """A Progress whose bars and news travel to the parent."""
+    """A Progress that sends its bars and news to the parent."""
 
     def __init__(self, name: str, events: Any) -> None:
         self.name, self.events, self.opened = name, events, 0
@@ -213,11 +210,11 @@ class _Wire:
     attended = False
 
     def ask(self, question: str) -> str | None:
-        return None  # a person has one keyboard, and many steps may run
+        return None  # many steps may be running, and there is one keyboard
 
 
 class _WireBar:
-    """Sends its advances at most five times a second."""
+    """Sends its progress at most five times a second."""
 
     def __init__(self, wire: _Wire, number: int) -> None:
         self.wire, self.number, self.pending, self.sent = wire, number, 0, 0.0
@@ -237,10 +234,10 @@ class _WireBar:
 def _work(
     name: str, stage: str, values: Mapping[str, Any], events: Any, parent: int, environment: Mapping[str, str]
 ) -> None:
-    """The worker's whole life. environment: of the process that waits for it; the server may have an older one."""
+    """Run a job in a worker. environment: that of the process that waits for it; the server may have an older one."""
     os.environ.clear()
     os.environ.update(environment)
-    threading.Thread(target=_leave_with, args=(parent, os.getppid()), daemon=True).start()
+    threading.Thread(target=_exit_with, args=(parent, os.getppid()), daemon=True).start()
     try:
         module = importlib.import_module(STAGES[stage])
         config = from_mapping(module.Config, values, f"step '{name}'")
@@ -257,7 +254,7 @@ def _work(
         events.put((name, "error", RuntimeError(f"step '{name}': {type(error).__name__}: {error}\n{note}")))
 
 
-def _leave_with(scheduler: int, server: int) -> None:
+def _exit_with(scheduler: int, server: int) -> None:
     """End this process once `scheduler`, which waits for it, or `server`, which forked it, is gone."""
     while os.getppid() == server and _alive(scheduler):
         time.sleep(0.2)

@@ -1,8 +1,7 @@
-"""sft: supervised fine-tuning of one player with TRL's SFTTrainer, loss on the completion alone.
+"""sft: supervised fine-tuning of one player with TRL's SFTTrainer, with the loss on the completions only.
 
-Rows are tokenised by the same functions as prompts at inference; a row that would be cut off is an error, not a silent
-loss. A killed run resumes from its last trainer checkpoint whose files all have the checksums that they were written
-with.
+Rows are tokenised by the same functions as prompts at inference; a row that is too long is an error rather than cut
+off. A killed run resumes from its last trainer checkpoint with valid checksums.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ EXAMPLES = (
     "reflectkit sft --env taxi --role plain --model smollm2-135m --lora-r 16 --learning-rate 5e-4 --max-length 512",
     "reflectkit sft --env taxi --role policy --model gpt2-xl --lora-r 16 --learning-rate 2e-4 --dtype bfloat16",
 )
-EXPLODED = 10  # times the loss of guessing, which no training that works comes near
+EXPLODED = 10  # times the loss of guessing; no working training comes near it
 PICKLED = (".pt", ".pth", ".bin")
-WHOLE = "whole"  # marks a trainer checkpoint of earlier versions, which kept no checksums
+WHOLE = "whole"  # marks a complete trainer checkpoint of an earlier version, which has no checksums
 NEEDED = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
 ARGUMENTS = (
-    "training_args.bin"  # the one pickle of a trainer checkpoint that holds more than tensors; resuming ignores it
+    "training_args.bin"  # the one pickle of a trainer checkpoint with more than tensors; it is not needed to resume
 )
 LIMITS = {
     "max_steps": (1, 10**9),
@@ -55,7 +54,7 @@ LIMITS = {
     "lora_r": (0, 2**16),
     "lora_alpha": (1, 2**16),
 }
-"""The least and the most that these settings may be."""
+"""The range of each of these settings."""
 
 
 @dataclass(frozen=True)
@@ -64,31 +63,27 @@ class Config(EnvConfig):
 
     role: str = option(help="Which player: reflection, policy (acts on comments), or plain (acts without).")
     task_file: Path | None = option(
-        None, help="JSONL rows with prompt and completion; default: the role's file of gen-sft."
+        None, help="JSONL rows with prompt and completion; default: the role's file from gen-sft."
     )
     model: str = option(
-        "tiny", help="tiny or tiny-hybrid (from nothing), smollm2-135m, a model folder, or a Hugging Face id."
+        "tiny", help="tiny or tiny-hybrid (from scratch), smollm2-135m, a model folder, or a Hugging Face id."
     )
     max_steps: int = option(1500, help="Gradient steps.")
-    batch_size: int = option(16, help="Rows a gradient step.")
-    learning_rate: float = option(2e-3, help="Peak rate; 5 % warm-up, then linear decay to 0.")
-    max_length: int = option(256, help="Tokens a row may have; also what the tiny model can read.")
-    prompt_loss: bool = option(False, help="Learn the prompts' words too: for a model that starts from nothing.")
-    group_by_length: bool = option(
-        False, help="Batches of rows of about one length: less padding where lengths differ."
-    )
-    vocabulary: int = option(640, help="Entries of the tiny model's tokenizer, 256 bytes among them.")
-    copy_steps: int = option(
-        0, help="Steps in which a tiny model first learns to copy passages, to find a word again later."
-    )
-    init_range: float = option(0.04, help="Standard deviation of the tiny model's fresh weights.")
+    batch_size: int = option(16, help="Rows per gradient step.")
+    learning_rate: float = option(2e-3, help="Peak learning rate; 5 % warm-up, then linear decay to 0.")
+    max_length: int = option(256, help="Maximum tokens per row; also the context length of a tiny model.")
+    prompt_loss: bool = option(False, help="Train on the prompts too, for a model that starts from scratch.")
+    group_by_length: bool = option(False, help="Batch rows of similar lengths, for less padding.")
+    vocabulary: int = option(640, help="Vocabulary size of a tiny model's tokenizer, including 256 bytes.")
+    copy_steps: int = option(0, help="Steps in which a tiny model first learns to copy passages.")
+    init_range: float = option(0.04, help="Standard deviation of a tiny model's initial weights.")
     lora_r: int = option(0, help="Rank of a LoRA adapter; 0 trains all weights.")
     lora_alpha: int = option(16, help="Scale of the LoRA adapter.")
-    save_steps: int = option(250, help="Steps between the checkpoints that a killed run goes on from.")
+    save_steps: int = option(250, help="Steps between the checkpoints from which a killed run resumes.")
     device: str = option("auto", help="auto, cpu, cuda, …")
     dtype: str = option("float32", help="float32, bfloat16 or float16.")
     quantize: str = option(
-        "none", help="Load the model's weights in 8bit or 4bit, to train a LoRA adapter on them; or none."
+        "none", help="Quantise the base weights to 8bit or 4bit, for training a LoRA adapter; or none."
     )
 
     def __post_init__(self) -> None:
@@ -97,25 +92,21 @@ class Config(EnvConfig):
         one_of("dtype", self.dtype, DTYPES)
         one_of("quantize", self.quantize, QUANTIZE)
         if self.quantize != "none" and not self.lora_r:
-            raise ConfigError(
-                f"--quantize {self.quantize} needs --lora-r: quantised weights cannot be trained themselves"
-            )
+            raise ConfigError(f"--quantize {self.quantize} needs --lora-r: quantised weights cannot be trained")
         for name, (low, high) in LIMITS.items():
             within(name, getattr(self, name), low, high)
         above("learning_rate", self.learning_rate, 0)
         above("init_range", self.init_range, 0)
         if self.copy_steps and self.model not in TINY:
             raise ConfigError(
-                f"--copy-steps is for a model that starts from nothing (tiny, tiny-hybrid), not {self.model}"
+                f"--copy-steps is for a model that starts from scratch (tiny, tiny-hybrid), not {self.model}"
             )
         if self.copy_steps and self.max_length < PASSAGE:
             raise ConfigError(
-                f"--copy-steps trains on passages of {PASSAGE} tokens; --max-length must be at least that"
+                f"--copy-steps trains on passages of {PASSAGE} tokens; --max-length must be at least as large"
             )
         if self.lora_r and self.model in TINY:
-            raise ConfigError(
-                f"--lora-r needs a model that has learnt something; --model {self.model} starts from nothing"
-            )
+            raise ConfigError(f"--lora-r needs a pretrained model; --model {self.model} starts from scratch")
 
 
 def run(config: Config, progress: Progress) -> Report:
@@ -123,7 +114,7 @@ def run(config: Config, progress: Progress) -> Report:
 
     Raises
     ------
-    DataError: a row does not fit. CheckpointError: the model cannot be loaded. DivergedError: a loss or a weight became
+    DataError: a row is too long. CheckpointError: the model cannot be loaded. DivergedError: a loss or a weight became
     NaN or infinite. ReflectkitError: out of memory.
     """
     source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
@@ -136,7 +127,7 @@ def run(config: Config, progress: Progress) -> Report:
         from reflectkit.models.load import save_player
 
         resume = _last_whole(current.folder / "trainer", progress)
-        smaller = "--max-length" if config.model in TINY else "take --lora-r, --quantize or a smaller model"
+        smaller = "--max-length" if config.model in TINY else "use --lora-r, --quantize or a smaller model"
         with memory_explained(f"lower --batch-size, which is {config.batch_size}, or {smaller}"):
             player = _player(config, source, rows)
             if config.copy_steps and not resume:
@@ -168,8 +159,8 @@ def _player(config: Config, source: Path, rows: list[tuple[int, str, str]]) -> P
         from reflectkit.models.tiny import build_model, build_tokenizer
 
         texts = [prompt + completion for _, prompt, completion in rows]
-        for beside in _inputs(config, source)[1:]:
-            texts += [prompt + completion for _, prompt, completion in read_rows(beside)]
+        for other in _inputs(config, source)[1:]:
+            texts += [prompt + completion for _, prompt, completion in read_rows(other)]
         tokenizer = build_tokenizer(texts, _labels(texts, {completion for _, _, completion in rows}), config.vocabulary)
         model = build_model(
             tokenizer, config.max_length, config.seed, config.init_range, hybrid=config.model == "tiny-hybrid"
@@ -189,9 +180,9 @@ def _teach_copying(config: Config, player: Player, progress: Progress) -> None:
 
 
 def _labels(texts: list[str], used: set[str]) -> list[str]:
-    """The labels that are to be single tokens: all that the rows list or answer with.
+    """The labels that must be single tokens: all that the rows list or answer with.
 
-    Where rows list different numbers of actions, other states may list more, so twice as many labels are taken.
+    If rows list different numbers of actions, other states may list more, so twice as many labels are used.
     """
     listed = "\n".join(set(texts))
     labels = [f" {label}" for label in LABELS if f" {label}" in used or f"\n {label} " in listed]
@@ -200,26 +191,26 @@ def _labels(texts: list[str], used: set[str]) -> list[str]:
 
 
 def _inputs(config: Config, source: Path) -> list[Path]:
-    """The rows, and the model folder to start from; for a tiny reflector also the policy's rows beside its own, if any.
+    """The rows and the model folder to start from; for a tiny reflector also the policy's rows next to its own, if any.
 
     With their words in its tokenizer, a tiny policy can start from its weights (`--model REFLECTOR`).
     """
-    beside = source.with_name(FILE_OF_ROLE["policy"])
+    policy_rows = source.with_name(FILE_OF_ROLE["policy"])
     if config.model in TINY:
-        return [source, beside] if config.role == "reflection" and beside.is_file() else [source]
+        return [source, policy_rows] if config.role == "reflection" and policy_rows.is_file() else [source]
     return [source, Path(config.model)] if Path(config.model).is_dir() else [source]
 
 
 def _in_words(prompt: str) -> bool:
-    """Whether a policy's `prompt` is answered with calls, or in words: it lists no actions."""
+    """Whether a policy answers `prompt` with calls or in words, since it lists no actions."""
     return prompt.endswith(CALLS_MARKER) or (prompt.endswith(ACTION_MARKER) and "\nActions:\n" not in prompt)
 
 
 def _encode(
     config: Config, source: Path, rows: list[tuple[int, str, str]], player: Player
 ) -> list[dict[str, list[int]]]:
-    """input_ids and labels of each row; the prompt is -100, unless it is learnt too. What is written ends with the end
-    token; a label is all there is.
+    """input_ids and labels of each row; the prompt's labels are -100 unless it is trained on too. Text ends with the
+    end token, a label does not.
     """
     from reflectkit.models.chat import Dialogue
     from reflectkit.models.tokens import completion_ids, prompt_ids
@@ -242,8 +233,8 @@ def _encode(
         if len(before) + len(after) > limit:
             raise DataError(
                 source,
-                f"the row has {len(before) + len(after)} tokens, {limit} fit, so its completion would be cut off;"
-                f" raise --max-length{' and take a model that reads more' if limit == player.context else ''}",
+                f"the row has {len(before) + len(after)} tokens and {limit} fit; raise --max-length"
+                f"{' and use a model with a longer context' if limit == player.context else ''}",
                 line=line,
             )
         unseen = before if config.prompt_loss else [-100] * len(before)
@@ -259,10 +250,10 @@ def _train(
     encoded: list[dict[str, list[int]]],
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """Train `player.model` in place, from the trainer checkpoint `resume` if any; returns the log, a record each 20
-    steps.
+    """Train `player.model` in place, resuming from trainer checkpoint `resume` if any; returns the log, a record every
+    20 steps.
 
-    folder: of the trainer checkpoints. Raises DivergedError; a checkpoint that was only begun is removed.
+    folder: for trainer checkpoints. Raises DivergedError; incomplete checkpoints are removed.
     """
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
@@ -312,26 +303,26 @@ def _train(
                 shutil.rmtree(unfinished, ignore_errors=True)  # or a full disk would stay full
             if isinstance(error, DivergedError) and (good := _checkpoints(folder)):
                 raise DivergedError(f"{error}; its last checkpoint is {good[-1]}") from None
-            if full and isinstance(error, RuntimeError):  # torch does not say why it could not write
+            if full and isinstance(error, RuntimeError):  # torch does not say why it failed to write
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
             raise
     return [
         {
             name: value if math.isfinite(value) else None for name, value in record.items()
-        }  # a norm that 16 bits cannot hold
+        }  # a norm that overflows 16 bits
         for record in trainer.state.log_history
         if "loss" in record
     ]
 
 
 def _callback(bar: Bar, guessing: float) -> Any:
-    """guessing: the loss of a model to which all tokens are equally likely, in nats a token."""
+    """guessing: the loss of the uniform distribution over tokens, in nats per token."""
     from transformers import TrainerCallback
 
     from reflectkit.models.checks import all_finite
 
     class Show(TrainerCallback):  # type: ignore[misc]
-        """Moves the bar, stops where training diverges, and seals a checkpoint once it is written to its end."""
+        """Advances the bar, stops if training diverges, and seals each checkpoint once it is complete."""
 
         def __init__(self) -> None:
             self.figures: dict[str, float] = {}
@@ -340,7 +331,7 @@ def _callback(bar: Bar, guessing: float) -> Any:
             if logs and "loss" in logs:
                 self.figures["loss"] = logs["loss"]
                 if not logs["loss"] <= EXPLODED * guessing:  # NaN too
-                    what = f"the loss is {logs['loss']:.4g} nats a token, where guessing has {guessing:.2g}"
+                    what = f"the loss is {logs['loss']:.4g} nats per token, and that of guessing {guessing:.2g}"
                     raise _diverged(what, args, state)
 
         def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
@@ -371,14 +362,12 @@ def _diverged(what: str, args: Any, state: Any) -> DivergedError:
 
 def _checkpoints(folder: Path) -> list[Path]:
     """The trainer checkpoints in `folder`, by step."""
-    found = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
+    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
+    return sorted(checkpoints, key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
 def _last_whole(folder: Path, progress: Progress) -> Path | None:
-    """The newest trainer checkpoint that is as it was written; removes the newer ones, which a kill or the disk
-    damaged.
-    """
+    """The latest undamaged trainer checkpoint; damaged ones after it are removed."""
     for checkpoint in reversed(_checkpoints(folder)):
         earlier = (checkpoint / WHOLE).is_file() and not (checkpoint / CHECKSUMS).exists()
         try:
@@ -395,7 +384,7 @@ def _last_whole(folder: Path, progress: Progress) -> Path | None:
 
 
 def _seal_earlier(checkpoint: Path, progress: Progress) -> None:
-    """Give a trainer checkpoint of an earlier version checksums. Raises CheckpointError where a file is missing or cut
+    """Add checksums to a trainer checkpoint of an earlier version. Raises CheckpointError if a file is missing or cut
     off.
     """
     from safetensors import SafetensorError, safe_open
@@ -415,13 +404,13 @@ def _seal_earlier(checkpoint: Path, progress: Progress) -> None:
         raise CheckpointError(f"{checkpoint} is damaged ({error})") from None
     (checkpoint / WHOLE).unlink()
     seal(checkpoint)
-    progress.news(f"{checkpoint} is of an earlier version, without checksums; resuming from it as it is")
+    progress.news(f"{checkpoint} is from an earlier version and has no checksums; resuming from it as it is")
 
 
 def _open_pickles(checkpoint: Path) -> None:
-    """Raises CheckpointError where a file of pickles holds anything but tensors and plain values, as it might run code.
+    """Raises CheckpointError if a pickle contains anything but tensors and plain values, since it might run code.
 
-    The trainer reads them with weights_only too; this makes sure of it, before anything is trained.
+    The trainer reads them with weights_only too; this makes sure of it before training starts.
     """
     import torch
     from transformers.trainer_pt_utils import safe_globals

@@ -27,7 +27,7 @@ from tests.commands import error_of
         (["sft", "--env", "taxi", "--role", "reflexion"], "did you mean 'reflection'"),
         (["sft", "--env", "taxi", "--role", "policy"], "no such file"),
         (["sft", "--env", "taxi", "--role", "policy", "--max-steps", "0"], "--max-steps must lie between 1 and"),
-        (["sft", "--env", "taxi", "--role", "policy", "--lora-r", "8"], "--lora-r needs a model"),
+        (["sft", "--env", "taxi", "--role", "policy", "--lora-r", "8"], "--lora-r needs a pretrained model"),
         (["gen-sft", "--env", "taxi", "--comments", "both"], "needs --reflect-load-dir"),
         (["gen-sft", "--env", "taxi", "--comments", "boths"], "did you mean 'both'"),
         (["rlft", "--env", "taxi", "--load-dir", "nowhere"], "no such file"),

@@ -76,7 +76,7 @@ LINE = {"name": "a", "env": "corridor", "level": "long", "task": "t", "status": 
         ({"turns": [{"tokens": 10**400}]}, "field 'turns[0].tokens'"),
         ({"turns": [{"info": 3}]}, "field 'turns'"),
         ({"turns": 3}, "is not an episode"),
-        ({"env": "taxi"}, "holds episodes of env 'taxi', not of 'corridor'"),
+        ({"env": "taxi"}, "has episodes of env 'taxi', not of 'corridor'"),
     ],
 )
 def test_damaged_lines_are_one_line(

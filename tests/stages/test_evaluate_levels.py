@@ -17,17 +17,17 @@ from reflectkit.stages.players import Players
 def test_what_another_level_played_is_not_played_again(tmp_path: Path) -> None:
     config = Config(env="corridor", policy=("random",), horizon=5)
     tasks = tuple(Corridor.tasks("long"))
-    known: dict[Any, Any] = {}
+    already: dict[Any, Any] = {}
 
     def play(number: int, folder: str, horizon: int = 5, tasks: tuple[Task, ...] = tasks) -> list[dict[str, Any]]:
         match = Match(number, "random", None, None, "long", tasks)
         settled = Config(env="corridor", policy=("random",), horizon=horizon)
         with contextlib.closing(Players(config)) as players:
-            return play_match(settled, match, tmp_path / folder, players, Quiet(), known)
+            return play_match(settled, match, tmp_path / folder, players, Quiet(), already)
 
     first = play(0, "first")
-    assert len(known) == len(first) == len(tasks)
-    for _, line in known.values():
+    assert len(already) == len(first) == len(tasks)
+    for _, line in already.values():
         line["level"], line["mark"] = "elsewhere", True
     assert [(line["level"], line["mark"]) for line in play(0, "second")] == [("long", True)] * len(tasks)
     assert not any("mark" in line for line in play(1, "third")), "another player's"

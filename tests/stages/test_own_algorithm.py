@@ -138,9 +138,9 @@ CRITIC = Algorithm(WithCritic, lambda rollouts, settings: ALGORITHMS["ppo"].esti
         ("NUMBER", "", "is not an Algorithm; see reflectkit.rl.algorithms.Algorithm"),
         ("PLAIN", "", "settings must be a dataclass, not <class 'dict'>"),
         ("REQUIRED", "", "setting 'strength' needs a default"),
-        ("TAKEN", "", "its setting 'seed' is one of rlft's already"),
-        ("REINFORCE", "--gae-lambda 0.9", "--gae-lambda is ppo's, and --algo is "),
-        ("CRITIC", "--critic none", "needs a critic: --critic linear or mlp"),
+        ("TAKEN", "", "its setting 'seed' is already a setting of rlft"),
+        ("REINFORCE", "--gae-lambda 0.9", "--gae-lambda is a setting of ppo, but --algo is "),
+        ("CRITIC", "--critic none", "needs a critic: use --critic linear or mlp"),
         (
             "GROUPS",
             "--baseline none",

@@ -65,7 +65,7 @@ def test_a_chain_is_found_from_elsewhere(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_circle_of_runs_is_told(tmp_path: Path) -> None:
     first = made(tmp_path / "1_rlft", range(1, 3), tmp_path / "2_rlft" / "checkpoint-1")
     made(tmp_path / "2_rlft", range(1, 3), first / "checkpoint-1")
-    with pytest.raises(DataError, match="goes on from"):
+    with pytest.raises(DataError, match="resumed from"):
         chained(first / "metrics.jsonl")
 
 
@@ -132,7 +132,7 @@ def test_bad_numbers_and_places_are_one_line(
     for number in ("NaN", "1e999", f"1{'0' * 400}"):
         (run / "metrics.jsonl").write_text(f'{{"step": 1, "episodes": 8, "success_rate": {number}}}\n')
         assert main(["plot", "--runs", f"a={run}"]) == 2
-        assert "metrics.jsonl:1: field 'success_rate': no number here" in capsys.readouterr().err
+        assert "metrics.jsonl:1: field 'success_rate': is not a number here" in capsys.readouterr().err
         (run / "eval.json").write_text(
             f'{{"rows": [{{"name": "a", "level": "x", "success": {number}, "low": 0, "high": 1, "figures": {{}}}}]}}'
         )
@@ -179,7 +179,7 @@ def test_bars_of_an_evaluation(
     assert read_json(report)["figures"]["oracle short"] == 1.0
     capsys.readouterr()
     assert main(["plot", "--evals", str(run), "--figure", "acuracy"]) == 2
-    assert "there are success, tool_success" in capsys.readouterr().err
+    assert "available: success, tool_success" in capsys.readouterr().err
     assert main(["plot", "--evals", str(run), "--runs", "a=b"]) == 2
     assert main(["plot"]) == 2
     assert main(["plot", "--evals", "nowhere"]) == 2
@@ -200,7 +200,7 @@ def test_live_leaves_a_run_that_nobody_works_on(
     work.__enter__()
     assert main(["plot", "--runs", f"now={run}", "--live"]) == 0
     assert len(looks) == 50 + 30
-    assert f"nobody works on {run} any more" in capsys.readouterr().out
+    assert f"no process is working on {run};" in capsys.readouterr().out
 
 
 def test_live_follows_to_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

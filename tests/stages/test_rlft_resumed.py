@@ -75,7 +75,7 @@ def test_a_checkpoint_of_other_settings_is_refused_with_the_difference(corridor_
     write_json(other, read_json(corridor_folder / "train.json")[4:])
     with pytest.raises(CheckpointError, match="problems is"):
         train(corridor_folder, tmp_path, algo="ppo", resume_from=made, task_file=other)
-    with pytest.raises(CheckpointError, match="no checkpoint of rlft"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint of rlft"):
         train(corridor_folder, tmp_path, algo="ppo", resume_from=corridor_folder / "policy")
     with pytest.raises(ConfigError, match="raise --max-steps"):
         train(corridor_folder, tmp_path, algo="ppo", resume_from=made)

@@ -135,7 +135,9 @@ def test_a_script_that_would_start_itself_again_is_told_the_guard(tmp_path: Path
     (tmp_path / "recipe.yaml").write_text(f"description: one step\nsteps: {steps}\n")
     code, _, errors = run_step(tmp_path, text=UNGUARDED)
     assert code == 1
-    assert "ConfigError: the script runs its steps in processes that import it; call run below `if __name__" in errors
+    assert (
+        "ConfigError: run starts its steps in processes that import this script; call it under `if __name__" in errors
+    )
     assert errors.rstrip().endswith(
         "step 'rows' ended with exit code 1; see above; run the same command again to go on"
     )

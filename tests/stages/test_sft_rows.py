@@ -60,6 +60,8 @@ def test_sft_by_name_is_the_one_made_of_these_rows(
     (made,) = tmp_path.glob("results/*_evaluate/eval.json")
     assert [row["name"] for row in read_json(made)["rows"]] == ["random", "sft"]
     assert main([*training, "3"]) == 0
-    assert "may be any of results/6_sft/checkpoint-3, results/4_sft/checkpoint-2; write" in error_of(evaluating, capsys)
+    assert "could be any of results/6_sft/checkpoint-3, results/4_sft/checkpoint-2; write" in error_of(
+        evaluating, capsys
+    )
     (tmp_path / "data" / "corridor" / "sft.jsonl").open("a").write("\n")
     assert "no finished SFT on data/corridor/sft.jsonl" in error_of(evaluating, capsys)
