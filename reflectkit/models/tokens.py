@@ -42,9 +42,8 @@ def label_ids(tokenizer: Any, count: int) -> tuple[int, ...]:
         token = completion_ids(tokenizer, label(index))
         if len(token) != 1:
             raise CheckpointError(
-                f"the label {label(index)!r} is {len(token)} tokens of this model's tokenizer, but a choice "
-                "must be one;"
-                " train on rows with as many choices, or use a model whose tokenizer has it"
+                f"the label {label(index)!r} is {len(token)} tokens of this model's tokenizer, but a choice must be"
+                " one; train on rows with as many choices, or use a model whose tokenizer has it"
             )
         ids.append(token[0])
     if len(set(ids)) < len(ids):

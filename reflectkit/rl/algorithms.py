@@ -114,8 +114,8 @@ def _one_each(numbers: Numbers, name: str, played: Sequence[Trajectory]) -> Numb
     needed, returned = [len(trajectory.turns) for trajectory in played], [len(row) for row in rows]
     if needed != returned:
         raise ReflectkitError(
-            f"the algorithm's {name} must be one number per decision: {sum(needed)} in {len(needed)} episodes,"
-            f" not {sum(returned)} in {len(returned)}"
+            f"the algorithm's {name} must be one number per decision: {sum(needed)} in {len(needed)} episodes, not"
+            f" {sum(returned)} in {len(returned)}"
         )
     return rows
 

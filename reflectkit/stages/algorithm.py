@@ -122,8 +122,8 @@ class AlgorithmConfig(PlayConfig):
             for name in self.departed(name for name in _names(another) if name not in _names(row)):
                 if getattr(self, name) != "none":
                     raise ConfigError(
-                        f"{flag(name)} is a setting of {other}, but --algo is {self.algo}; omit it, or use "
-                        f"--algo {other}"
+                        f"{flag(name)} is a setting of {other}, but --algo is {self.algo}; omit it, or use --algo"
+                        f" {other}"
                     )
         without = " or ".join(name for name, one in ALGORITHMS.items() if not one.needs_critic)
         if self.critic_settings is not None and self.critic_settings.critic == "none":
@@ -137,9 +137,8 @@ class AlgorithmConfig(PlayConfig):
                 )
             if self.replay_size:
                 raise ConfigError(
-                    f"--replay-size: {who} compares episodes within a group, and replayed episodes are in no "
-                    "current group;"
-                    " omit it, or use an algorithm that does not compare groups"
+                    f"--replay-size: {who} compares episodes within a group, and replayed episodes are in no current"
+                    " group; omit it, or use an algorithm that does not compare groups"
                 )
         if self.merge_first_two and len(self.curriculum) < 2:
             raise ConfigError("--merge-first-two needs a --curriculum of at least two levels")

@@ -70,9 +70,8 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
     policy: tuple[str, ...] = option(
         (),
         help="NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, oracle, random, sft (the result of `sft --role plain` on the"
-        " current rows of gen-sft), a baseline of the env, or a chat model (openai:MODEL, azure:DEPLOYMENT, "
-        "local:MODEL)"
-        " or two of them as ACTOR+REFLECTOR (repeat the flag).",
+        " current rows of gen-sft), a baseline of the env, or a chat model (openai:MODEL, azure:DEPLOYMENT,"
+        " local:MODEL) or two of them as ACTOR+REFLECTOR (repeat the flag).",
     )
     task_file: Path | None = option(
         None,
@@ -145,8 +144,8 @@ def plain_sft(config: Config) -> Path:
     if checkpoints:
         raise ConfigError(f"--policy sft could be any of {', '.join(checkpoints)}; write --policy sft=CHECKPOINT")
     raise ConfigError(
-        f"--policy sft: {config.results_dir} has no finished SFT on {rows};"
-        f" make it with `reflectkit sft --env {config.env} --role plain`, or write --policy sft=CHECKPOINT"
+        f"--policy sft: {config.results_dir} has no finished SFT on {rows}; make it with `reflectkit sft --env"
+        f" {config.env} --role plain`, or write --policy sft=CHECKPOINT"
     )
 
 
@@ -171,8 +170,8 @@ def run(config: Config, progress: Progress) -> Report:
         return _estimate(config, matches, progress)
     if source is None:
         progress.news(
-            f"there is no {config.folder / HELD_OUT}: playing all problems that env '{config.env}' lists, none held"
-            " out from training; `reflectkit gen-trajectory` and `reflectkit split` make one"
+            f"there is no {config.folder / HELD_OUT}: playing all problems that env '{config.env}' lists, none held out"
+            " from training; `reflectkit gen-trajectory` and `reflectkit split` make one"
         )
     for text in config.policy:
         for part in chat_parts(text):

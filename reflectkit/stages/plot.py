@@ -27,8 +27,8 @@ EXAMPLES = (
     "reflectkit plot --runs Reflect-RL=results/taxi-tiny/reflect-rl --runs 'SFT + RL=results/taxi-tiny/sft-rl'",
     "reflectkit plot --runs ours=results/seed0/taxi-tiny/reflect-rl --runs ours=results/seed1/taxi-tiny/reflect-rl"
     " --figure return --against tokens",
-    "reflectkit plot --runs GRPO=results/memory-tiny/reflect-grpo --figure accuracy --figure tool_success"
-    " --figure compression --out parts.svg",
+    "reflectkit plot --runs GRPO=results/memory-tiny/reflect-grpo --figure accuracy --figure tool_success --figure"
+    " compression --out parts.svg",
     "reflectkit plot --evals results/taxi-tiny/evaluation --figure success",
     "reflectkit plot --runs now=results/taxi-tiny/sft-rl --live",
 )

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from reflectkit.rl.processes import Processes
 
 EXAMPLES = (
-    "reflectkit rlft --env taxi --load-dir results/taxi-tiny/policy/checkpoint-250"
-    " --reflect-load-dir results/taxi-tiny/reflector/checkpoint-700",
+    "reflectkit rlft --env taxi --load-dir results/taxi-tiny/policy/checkpoint-250 --reflect-load-dir"
+    " results/taxi-tiny/reflector/checkpoint-700",
     "reflectkit rlft --env taxi --load-dir results/taxi-tiny/plain/checkpoint-600 --algo ppo --curriculum pickup"
     " --curriculum full",
     "reflectkit rlft --env auto_explore --model gpt2-xl --lora-r 16 --quantize 8bit --algo grpo --group-size 8",
@@ -253,8 +253,8 @@ def _check_prompts(config: Config, levels: list[Level]) -> None:
             tokens = len(prompt_ids(tokenizer, policy_prompt(observation)))
             if context is not None and tokens > context:
                 raise ConfigError(
-                    f"the first prompt of task '{task.id}' is {tokens} tokens, and {config.start} reads {context};"
-                    " use a model with a longer context, or train one with a larger --max-length"
+                    f"the first prompt of task '{task.id}' is {tokens} tokens, and {config.start} reads {context}; use"
+                    " a model with a longer context, or train one with a larger --max-length"
                 )
 
 

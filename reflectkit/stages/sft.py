@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "reflectkit sft --env taxi --role reflection --max-steps 700",
-    "reflectkit sft --env taxi --role policy --model results/taxi-tiny/reflector/checkpoint-700"
-    " --task-file data/taxi/both/sft_policy.jsonl",
+    "reflectkit sft --env taxi --role policy --model results/taxi-tiny/reflector/checkpoint-700 --task-file"
+    " data/taxi/both/sft_policy.jsonl",
     "reflectkit sft --env taxi --role plain --model smollm2-135m --lora-r 16 --learning-rate 5e-4 --max-length 512",
     "reflectkit sft --env taxi --role policy --model gpt2-xl --lora-r 16 --learning-rate 2e-4 --dtype bfloat16",
 )

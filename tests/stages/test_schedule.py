@@ -118,12 +118,8 @@ def test_nothing_that_looks_for_gpus_is_imported_before_the_fork(tmp_path: Path)
 
 def test_nothing_is_forked_for_a_run_that_was_killed_meanwhile(tmp_path: Path) -> None:
     (tmp_path / "datasets.py").write_text(
-        "import os, signal\n"
-        "parent = os.getppid()\n"
-        "os.kill(parent, signal.SIGKILL)\n"
-        "while os.getppid() == parent:\n"
-        "    pass\n"
-        "raise RuntimeError\n"
+        "import os, signal\nparent = os.getppid()\nos.kill(parent, signal.SIGKILL)\nwhile os.getppid() == parent:\n   "
+        " pass\nraise RuntimeError\n"
     )
     code, _, errors = run_step(tmp_path, "reflectkit.stages.preload", tmp_path)
     assert code == -signal.SIGKILL
@@ -139,5 +135,5 @@ def test_a_script_that_would_start_itself_again_is_told_the_guard(tmp_path: Path
         "ConfigError: run starts its steps in processes that import this script; call it under `if __name__" in errors
     )
     assert errors.rstrip().endswith(
-        "step 'rows' ended with exit code 1; see above; run the same command again to go on"
+        "step 'rows' ended with exit code 1; see above; run the same command again to resume"
     )
