@@ -7,14 +7,12 @@ import errno
 import os
 import shutil
 import sys
-import sysconfig
 import traceback
-from pathlib import Path
 
 import typer
 
 from reflectkit.cli.screen import print_error, say
-from reflectkit.core.errors import NO_ROOM, ReflectkitError
+from reflectkit.core.errors import NO_ROOM, ReflectkitError, user_code_line
 
 FULL_DISK_BYTES = 4 * 2**20
 FULL = "the disk is full; free some space and run the same command again to resume"
@@ -47,7 +45,7 @@ def explain(error: BaseException, *, with_traceback: bool = False) -> int:
     if isinstance(error, MemoryError):
         return print_error("out of memory; close other programs or use smaller settings", 2)
     summary = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
-    if line := _user_code_line(error):
+    if line := user_code_line(error):
         return print_error(f"{line}: {summary} (`reflectkit --traceback …` shows the traceback)", 2)
     return print_error(f"{summary} (internal error; `reflectkit --traceback …` shows the traceback)", 1)
 
@@ -64,16 +62,6 @@ def _disk_is_full() -> bool:
     with contextlib.suppress(OSError):
         return shutil.disk_usage(os.getcwd()).free < FULL_DISK_BYTES
     return False
-
-
-def _user_code_line(error: BaseException) -> str:
-    """The file and line of the user's own code that raised `error`; empty if there is none."""
-    other_folders = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<")
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        file = frame.f_code.co_filename
-        if not file.startswith(other_folders) and not {"site-packages", "dist-packages"} & set(Path(file).parts):
-            return f"{file}, line {line}"
-    return ""
 
 
 def _other_command(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
@@ -199,12 +200,27 @@ def _with_settings(kind: Any, own: Any, panel: str, marks: tuple[tuple[str, str]
 
 
 def check_own_settings(own: Any, whose: str) -> None:
-    """Raises ConfigError unless `own` is a dataclass whose fields have simple defaults. whose: begins the message."""
+    """Raises ConfigError unless `own` is a dataclass of fields that can be flags, with defaults; `whose` begins the
+    message.
+    """
     if not (isinstance(own, type) and dataclasses.is_dataclass(own)):
         raise ConfigError(f"{whose}: its settings must be a dataclass, not {own!r:.80}")
+    try:
+        hints = get_type_hints(own)
+    except Exception as error:  # a user's type hints may be anything
+        raise ConfigError(f"{whose}: a type of its settings cannot be read ({error}); import what it names") from None
     for item in dataclasses.fields(own):
         if item.default is dataclasses.MISSING:
             raise ConfigError(f"{whose}: its setting '{item.name}' needs a default; write option(default, help=…)")
+        hint = hints[item.name]
+        alternatives = (
+            [part for part in get_args(hint) if part is not NoneType] if isinstance(hint, UnionType) else [hint]
+        )
+        if len(alternatives) != 1 or alternatives[0] not in (str, int, float, bool, Path, tuple[str, ...]):
+            raise ConfigError(
+                f"{whose}: its setting '{item.name}' has the type {hint}; use str, int, float, bool, Path or "
+                "tuple[str, ...]"
+            )
 
 
 def is_path(hint: Any) -> bool:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import difflib
 import errno
+import sysconfig
+import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,16 @@ class IllegalActionError(ReflectkitError, ValueError):
 
 class EnvironmentFailure(ReflectkitError):
     """The engine behind an environment failed. The episode is ABORTED: counted, and never trained on."""
+
+
+def user_code_line(error: BaseException) -> str:
+    """The file and line of the user's own code that raised `error`; empty if there is none."""
+    other_folders = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<")
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file = frame.f_code.co_filename
+        if not file.startswith(other_folders) and not {"site-packages", "dist-packages"} & set(Path(file).parts):
+            return f"{file}, line {line}"
+    return ""
 
 
 def unknown_name(kind: str, name: str, names: Iterable[str], hint: str = "") -> UnknownNameError:

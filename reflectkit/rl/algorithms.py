@@ -6,13 +6,16 @@ An algorithm of your own needs no registration: write an `Algorithm` in a module
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from reflectkit.core.config import above, fraction, one_of, option, within
-from reflectkit.core.errors import ConfigError, ReflectkitError
+from reflectkit.core.config import above, check_own_settings, fraction, one_of, option, within
+from reflectkit.core.errors import ConfigError, ReflectkitError, user_code_line
+from reflectkit.core.memory import out_of_memory
 from reflectkit.core.registry import resolve
 from reflectkit.core.types import Status, Trajectory
 from reflectkit.rl.advantages import (
@@ -83,13 +86,19 @@ class Objective(Generic[Own]):
 
         Raises
         ------
-        ReflectkitError: the algorithm did not return one number for each decision.
+        ReflectkitError: the algorithm did not return one finite number per decision.
         """
         played = [*fresh, *replayed]
         assert all(trajectory.status is not Status.ABORTED for trajectory in played)
-        estimates = self.algorithm.estimate(
-            Rollouts(fresh, replayed, values, self.gamma, self.normalize), self.settings
-        )
+        rollouts = Rollouts(fresh, replayed, values, self.gamma, self.normalize)
+        with self._errors_explained("estimate(rollouts, settings)"):
+            estimates = self.algorithm.estimate(rollouts, self.settings)
+        if not isinstance(estimates, Estimates):
+            raise ReflectkitError(f"the algorithm's estimate must return Estimates, not {type(estimates).__name__}")
+        if not isinstance(estimates.dropped, frozenset | set | None):
+            raise ReflectkitError(
+                f"the algorithm's dropped must be a set of groups or None, not {estimates.dropped!r:.80}"
+            )
         return dataclasses.replace(
             estimates,
             advantages=_one_each(estimates.advantages, "advantages", played),
@@ -97,20 +106,55 @@ class Objective(Generic[Own]):
         )
 
     def loss(self, tokens: TrainedTokens) -> torch.Tensor:
-        """The loss of each token. Raises ReflectkitError where the algorithm returned another shape."""
-        loss_N = self.algorithm.loss(tokens, self.settings)
+        """The loss of each token.
+
+        Raises
+        ------
+        ReflectkitError: the algorithm returned another shape, or a loss from which no gradient reaches the policy.
+        """
+        import torch
+
+        with self._errors_explained("loss(tokens, settings)"):
+            loss_N = self.algorithm.loss(tokens, self.settings)
+        if not isinstance(loss_N, torch.Tensor):
+            raise ReflectkitError(f"the algorithm's loss must be a tensor, not {type(loss_N).__name__}")
         if loss_N.shape != tokens.logprob_N.shape:
             shapes = f"{tuple(tokens.logprob_N.shape)}, not {tuple(loss_N.shape)}"
             raise ReflectkitError(f"the algorithm's loss must be one number per trained token, of shape {shapes}")
+        if tokens.logprob_N.requires_grad and not loss_N.requires_grad:
+            raise ReflectkitError(
+                "the algorithm's loss has no gradient; compute it from tokens.logprob_N, without detach or no_grad"
+            )
         return loss_N
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether episodes of the same problem are compared with each other."""
+        with self._errors_explained("compares_groups(settings)"):
+            return self.algorithm.compares_groups(self.settings)
+
+    @contextlib.contextmanager
+    def _errors_explained(self, call: str) -> Iterator[None]:
+        """Raises ReflectkitError for an error in calling a user's function; one inside it names its own line."""
+        try:
+            yield
+        except (ReflectkitError, MemoryError):
+            raise
+        except Exception as error:
+            built_in = any(self.algorithm is row for row in ALGORITHMS.values())
+            if built_in or out_of_memory(error) or user_code_line(error):
+                raise
+            raise ReflectkitError(f"the algorithm's {call} failed: {type(error).__name__}: {error}") from error
 
 
 def _one_each(numbers: Numbers, name: str, played: Sequence[Trajectory]) -> Numbers:
-    """`numbers` as floats. Raises ReflectkitError unless returned is one for each decision of `played`."""
+    """`numbers` as floats. Raises ReflectkitError unless there is a finite one for each decision of `played`."""
     try:
         rows = [[float(value) for value in row] for row in numbers]
     except (TypeError, ValueError) as error:
         raise ReflectkitError(f"the algorithm's {name} must be a list of numbers per episode ({error})") from None
+    if unusable := [value for row in rows for value in row if not math.isfinite(value)]:
+        raise ReflectkitError(f"the algorithm's {name} must be finite numbers, not {unusable[0]}")
     needed, returned = [len(trajectory.turns) for trajectory in played], [len(row) for row in rows]
     if needed != returned:
         raise ReflectkitError(
@@ -225,11 +269,12 @@ def algorithm(name: str) -> Algorithm[Any]:
     chosen = resolve("algorithm", name, ALGORITHMS)
     if not isinstance(chosen, Algorithm):
         raise ConfigError(f"{name} is not an Algorithm; see reflectkit.rl.algorithms.Algorithm")
-    own = chosen.settings
-    if not (isinstance(own, type) and dataclasses.is_dataclass(own)):
-        raise ConfigError(f"{name}: settings must be a dataclass, not {own!r}")
-    if required := [item.name for item in dataclasses.fields(own) if item.default is dataclasses.MISSING]:
-        raise ConfigError(f"{name}: setting '{required[0]}' needs a default")
+    check_own_settings(chosen.settings, name)
+    for function in ("estimate", "loss", "compares_groups"):
+        if not callable(getattr(chosen, function)):
+            raise ConfigError(f"{name}: {function} must be a function, not {getattr(chosen, function)!r:.80}")
+    if not isinstance(chosen.group_size, int) or chosen.group_size < 1:
+        raise ConfigError(f"{name}: group_size must be a whole number from 1, not {chosen.group_size!r:.80}")
     return chosen
 
 

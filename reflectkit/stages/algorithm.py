@@ -128,7 +128,7 @@ class AlgorithmConfig(PlayConfig):
         without = " or ".join(name for name, one in ALGORITHMS.items() if not one.needs_critic)
         if self.critic_settings is not None and self.critic_settings.critic == "none":
             raise ConfigError(f"--algo {self.algo} needs a critic: use --critic linear or mlp, or --algo {without}")
-        if row.compares_groups(self._own(row)):
+        if self.objective.compares_groups:
             given = [f"{flag(name)} {getattr(self, name)}" for name in self.departed(self._there(row))]
             who = " ".join([f"--algo {self.algo}", *given])
             if self.repeats < 2:

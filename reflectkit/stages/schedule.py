@@ -21,7 +21,7 @@ from typing import Any
 
 from reflectkit.core.config import from_mapping
 from reflectkit.core.console import Bar, Progress
-from reflectkit.core.errors import ConfigError, ReflectkitError
+from reflectkit.core.errors import ConfigError, ReflectkitError, user_code_line
 from reflectkit.core.runs import Report
 from reflectkit.core.threads import VARIABLES
 from reflectkit.stages import STAGES
@@ -250,8 +250,12 @@ def _work(
     except Exception as error:
         import traceback
 
+        message = f"{type(error).__name__}: {error}"
+        if line := user_code_line(error):
+            events.put((name, "error", ReflectkitError(f"step '{name}': {line}: {message}")))
+            return
         note = "".join(traceback.format_exception(error))
-        events.put((name, "error", RuntimeError(f"step '{name}': {type(error).__name__}: {error}\n{note}")))
+        events.put((name, "error", RuntimeError(f"step '{name}': {message}\n{note}")))
 
 
 def _exit_with(scheduler: int, server: int) -> None:

@@ -91,7 +91,7 @@ def trainer_of(
     known = levels or [Level("long", Corridor.tasks("long"), lambda: make("corridor", 16))]
     options = {"learning_rate": 1e-3, "entropy": 0.003, "max_grad_norm": 1.0, "loss": objective.loss}
     learner = Learner(player, Settings(**{**options, **settings}), critic)
-    repeats = 4 if objective.algorithm.compares_groups(objective.settings) else 1
+    repeats = 4 if objective.compares_groups else 1
     plan = Plan(known, steps, episodes, objective, seed=0, width=12, repeats=repeats)
     return Trainer(plan, agent_of(player, watch=learner.observe), learner, replay_size=replay, threshold=threshold)
 

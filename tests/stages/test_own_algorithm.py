@@ -119,11 +119,52 @@ class Required:
 class WithCritic(CriticSettings):
     critic_rate: float = 1e-2
 
+@dataclass(frozen=True)
+class Unsupported:
+    table: dict = None
+
+@dataclass(frozen=True)
+class Unresolved:
+    device: "Device" = None
+
+@dataclass(frozen=True)
+class WithoutBaseline:
+    strength: float = 1.0
+
+def changed(**columns):
+    # an estimate whose columns are made from the rollouts
+    def estimate(rollouts, settings):
+        estimates = REINFORCE.estimate(rollouts, settings)
+        return replace(estimates, **{name: value(rollouts) for name, value in columns.items()})
+    return replace(REINFORCE, estimate=estimate)
+
+def everywhere(value):
+    return lambda rollouts: [[value] * len(trajectory.turns) for trajectory in rollouts.fresh]
+
+def raises(rollouts, settings):
+    raise ValueError("no luck")
+
 TAKEN = replace(REINFORCE, settings=Taken)
 REQUIRED = replace(REINFORCE, settings=Required)
 PLAIN = replace(REINFORCE, settings=dict)
-FEWER = replace(REINFORCE, estimate=lambda *both: replace(REINFORCE.estimate(*both), advantages=[[1.0]]))
-WORDS = replace(REINFORCE, estimate=lambda *both: replace(REINFORCE.estimate(*both), returns=["a"]))
+INSTANCE = replace(REINFORCE, settings=WithoutBaseline())
+UNSUPPORTED = replace(REINFORCE, settings=Unsupported)
+UNRESOLVED = replace(REINFORCE, settings=Unresolved)
+FOREIGN = replace(REINFORCE, settings=WithoutBaseline)
+NO_ESTIMATE = replace(REINFORCE, estimate=None)
+NO_GROUP = replace(REINFORCE, group_size=0)
+FEWER = changed(advantages=lambda rollouts: [[1.0]])
+SHORTER = changed(advantages=lambda rollouts: [[1.0]] * len(rollouts.fresh))
+WORDS = changed(returns=lambda rollouts: ["a"])
+NAN = changed(advantages=everywhere(float("nan")))
+INFINITE = changed(returns=everywhere(float("-inf")))
+DROPPED = changed(dropped=lambda rollouts: 3)
+NOTHING = replace(REINFORCE, estimate=lambda rollouts, settings: None)
+TUPLE = replace(REINFORCE, estimate=lambda rollouts, settings: ([], []))
+ONE_ARGUMENT = replace(REINFORCE, estimate=lambda rollouts: rollouts)
+RAISING = replace(REINFORCE, estimate=raises)
+NUMBER_LOSS = replace(REINFORCE, loss=lambda tokens, settings: 3.0)
+CONSTANT = replace(REINFORCE, loss=lambda *both: REINFORCE.loss(*both).detach())
 SCALAR = replace(REINFORCE, loss=lambda *both: REINFORCE.loss(*both).sum())
 RAISES = replace(REINFORCE, loss=lambda tokens, settings: tokens.missing)
 GROUPS = replace(REINFORCE, compares_groups=lambda settings: True)
@@ -137,7 +178,13 @@ CRITIC = Algorithm(WithCritic, lambda rollouts, settings: ALGORITHMS["ppo"].esti
         ("NONE", "", "cannot import algorithm"),
         ("NUMBER", "", "is not an Algorithm; see reflectkit.rl.algorithms.Algorithm"),
         ("PLAIN", "", "settings must be a dataclass, not <class 'dict'>"),
+        ("INSTANCE", "", "settings must be a dataclass, not WithoutBaseline(strength=1.0)"),
         ("REQUIRED", "", "setting 'strength' needs a default"),
+        ("UNSUPPORTED", "", "setting 'table' has the type <class 'dict'>; use str, int, float, bool, Path or"),
+        ("UNRESOLVED", "", "a type of its settings cannot be read (name 'Device' is not defined); import"),
+        ("FOREIGN", "", "compares_groups(settings) failed: AttributeError: 'WithoutBaseline' object has no attribute"),
+        ("NO_ESTIMATE", "", "estimate must be a function, not None"),
+        ("NO_GROUP", "", "group_size must be a whole number from 1, not 0"),
         ("TAKEN", "", "its setting 'seed' is already a setting of rlft"),
         ("REINFORCE", "--gae-lambda 0.9", "--gae-lambda is a setting of ppo, but --algo is "),
         ("CRITIC", "--critic none", "needs a critic: use --critic linear or mlp"),
@@ -147,9 +194,19 @@ CRITIC = Algorithm(WithCritic, lambda rollouts, settings: ALGORITHMS["ppo"].esti
             ":GROUPS --baseline none compares episodes of one problem: --group-size must be at least 2",
         ),
         ("FEWER", "", "the algorithm's advantages must be one number per decision: "),
+        ("SHORTER", "", "the algorithm's advantages must be one number per decision: "),
         ("WORDS", "", "the algorithm's returns must be a list of numbers per episode"),
+        ("NAN", "", "the algorithm's advantages must be finite numbers, not nan"),
+        ("INFINITE", "", "the algorithm's returns must be finite numbers, not -inf"),
+        ("DROPPED", "", "the algorithm's dropped must be a set of groups or None, not 3"),
+        ("NOTHING", "", "the algorithm's estimate must return Estimates, not NoneType"),
+        ("TUPLE", "", "the algorithm's estimate must return Estimates, not tuple"),
+        ("ONE_ARGUMENT", "", "the algorithm's estimate(rollouts, settings) failed: TypeError: <lambda>() takes 1"),
+        ("RAISING", "", "line 43: ValueError: no luck"),
+        ("NUMBER_LOSS", "", "the algorithm's loss must be a tensor, not float"),
+        ("CONSTANT", "", "the algorithm's loss has no gradient; compute it from tokens.logprob_N"),
         ("SCALAR", "", "the algorithm's loss must be one number per trained token, of shape ("),
-        ("RAISES", "", "line 26: AttributeError: 'TrainedTokens' object has no attribute 'missing'"),
+        ("RAISES", "", "line 67: AttributeError: 'TrainedTokens' object has no attribute 'missing'"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -157,9 +214,23 @@ def test_mistakes_are_one_line(
 ) -> None:
     Path(f"{module}.py").write_text(CODE, encoding="utf-8")
     assert train(ground, f"{module}:{name}", "--max-steps", "1", *more.split()) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_mistake_in_a_recipes_step_names_its_line(
+    ground: Path, module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    Path(f"{module}.py").write_text(CODE, encoding="utf-8")
+    step = {"name": "rl", "stage": "rlft", "env": "corridor", "task_file": str(ground / "train.json"), "max_steps": 1,
+            "load_dir": str(ground / "policy"), "episodes": 4, "algo": f"{module}:RAISING"}  # fmt: skip
+    write_json(Path("mine.yaml"), {"description": "", "steps": [step]})
+    assert main(["run", "mine.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert f"step 'rl': {Path.cwd() / module}.py, line 43: ValueError: no luck" in error
+    assert error.count("\n") == 1
 
 
 def test_an_algorithm_with_critic_settings_trains_a_critic(ground: Path, module: str) -> None:

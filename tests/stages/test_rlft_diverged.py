@@ -17,13 +17,18 @@ from dataclasses import replace
 from pathlib import Path
 from reflectkit.rl.algorithms import ALGORITHMS
 
-def estimate(rollouts, settings):
-    found = ALGORITHMS["reinforce"].estimate(rollouts, settings)
-    if rollouts.groups[0].startswith("2/") and Path("diverge").exists():  # the third update
-        found.advantages[0][0] = float("nan")
-    return found
+third_update = False
 
-ALGORITHM = replace(ALGORITHMS["reinforce"], estimate=estimate)
+def estimate(rollouts, settings):
+    global third_update
+    third_update = rollouts.groups[0].startswith("2/")
+    return ALGORITHMS["reinforce"].estimate(rollouts, settings)
+
+def loss(tokens, settings):
+    factor = float("nan") if third_update and Path("diverge").exists() else 1.0
+    return ALGORITHMS["reinforce"].loss(tokens, settings) * factor
+
+ALGORITHM = replace(ALGORITHMS["reinforce"], estimate=estimate, loss=loss)
 """
 
 
@@ -41,7 +46,6 @@ def test_a_diverged_update_leaves_its_rows_and_a_good_checkpoint(
     assert "diverged-3.jsonl" in said
     (run,) = (tmp_path / "results").glob("*_rlft")
     rows = [row for _, row in read_jsonl(run / "diverged-3.jsonl")]
-    assert any("nan" in row["advantages"] for row in rows)
     assert "Actions:" in rows[0]["text"]
     (tmp_path / "diverge").unlink()
     assert main(command(corridor_folder, *settings)) == 0  # goes on from update 2
