@@ -26,8 +26,8 @@ from rich.table import Table
 from rich.text import Text
 
 from reflectkit.core.console import Bar
-from reflectkit.core.runs import Report
-from reflectkit.core.runs import Table as Rows
+from reflectkit.core.reports import Report
+from reflectkit.core.reports import Table as Rows
 from reflectkit.core.text import visible
 
 WIDEST_NAME = 40  # characters of a table's first column, so that the figures have room

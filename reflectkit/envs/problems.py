@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from reflectkit.core.console import Progress
-from reflectkit.core.runs import Table
+from reflectkit.core.reports import Table
 from reflectkit.core.types import Task
 
 

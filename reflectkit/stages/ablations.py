@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import read_jsonl
-from reflectkit.core.runs import Report
+from reflectkit.core.reports import Report
 from reflectkit.stages import eval_tables
 
 MAKERS = ("gen-sft", "sft", "rlft")

@@ -30,8 +30,9 @@ from reflectkit.core.console import Progress
 from reflectkit.core.eventloop import result_of
 from reflectkit.core.jsonl import write_text
 from reflectkit.core.protocols import Env
+from reflectkit.core.reports import Report, Table, figures_table
 from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.runs import Report, Table, figures_table, open_run
+from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import read_records

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from reflectkit.core.console import Bar
-from reflectkit.core.runs import Table
+from reflectkit.core.reports import Table
 from reflectkit.core.seeding import derive
 from reflectkit.core.stats import (
     Z95,

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
-from reflectkit.core.runs import Table
+from reflectkit.core.reports import Table
 from reflectkit.core.stats import by_cluster, by_task, mean_interval, paired, pass_all, pass_at, rate_interval
 from reflectkit.core.types import Task
 from reflectkit.envs import ENVS, cluster_of

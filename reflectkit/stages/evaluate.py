@@ -25,11 +25,13 @@ from reflectkit.agents.scripted import RandomAgent
 from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
+from reflectkit.core.identity import digest
 from reflectkit.core.jsonl import salvage, write_json, write_text
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.protocols import Context
+from reflectkit.core.reports import Report, Table
 from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.runs import Report, Run, Table, digest, finished, open_run
+from reflectkit.core.runs import Run, finished, open_run
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Status, Task, Trajectory, Turn
 from reflectkit.data.episodes import episode_line, episode_to_json, read_compared, write_episodes

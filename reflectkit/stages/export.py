@@ -15,7 +15,8 @@ from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import read_json
 from reflectkit.core.prompts import ACTION_MARKER, REFLECTION_MARKER
-from reflectkit.core.runs import Report, figures_table, open_run
+from reflectkit.core.reports import Report, figures_table
+from reflectkit.core.runs import open_run
 from reflectkit.version import VERSION
 
 EXAMPLES = (

@@ -15,7 +15,9 @@ from pathlib import Path
 from reflectkit.core.config import above, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import DataError
-from reflectkit.core.runs import Report, Table, open_run, write_permission
+from reflectkit.core.folders import write_permission
+from reflectkit.core.reports import Report, Table
+from reflectkit.core.runs import open_run
 from reflectkit.data.repos import Filtered, filter_repository, name_fault, readable, repositories, repository_name
 from reflectkit.stages.common import EnvConfig, explorer
 

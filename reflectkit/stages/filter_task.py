@@ -14,8 +14,10 @@ from typing import Any
 from reflectkit.core.config import option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import DataError
+from reflectkit.core.folders import write_permission
 from reflectkit.core.jsonl import read_json_list, write_json
-from reflectkit.core.runs import Report, Table, open_run, write_permission
+from reflectkit.core.reports import Report, Table
+from reflectkit.core.runs import open_run
 from reflectkit.data.questions import Question, normal_path, read_question, to_json
 from reflectkit.envs.base import Explorer
 from reflectkit.stages.common import EnvConfig, explorer

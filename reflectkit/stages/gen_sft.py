@@ -13,10 +13,12 @@ from reflectkit.core.config import fraction, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.eventloop import wait_for
+from reflectkit.core.folders import write_permission
 from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.memory import memory_explained
+from reflectkit.core.reports import Report, Table
 from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.runs import Report, Table, open_run, write_permission
+from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Status, Trajectory
 from reflectkit.data.sft import FILES, Lesson, lessons, mismatched, plain_row, policy_row, reflection_row

@@ -19,9 +19,11 @@ from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.eventloop import wait_for
+from reflectkit.core.folders import write_permission
 from reflectkit.core.jsonl import write_json
 from reflectkit.core.registry import resolve
-from reflectkit.core.runs import Report, Table, open_run, write_permission
+from reflectkit.core.reports import Report, Table
+from reflectkit.core.runs import open_run
 from reflectkit.core.text import count_tokens, shorten
 from reflectkit.data.oracle import ask
 from reflectkit.data.question_prompts import parse_questions, question_messages

@@ -22,10 +22,12 @@ from reflectkit.agents.scripted import Demonstrator, Marker, require_oracle
 from reflectkit.core.config import fraction, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
+from reflectkit.core.folders import write_permission
 from reflectkit.core.jsonl import write_json
 from reflectkit.core.protocols import Agent
+from reflectkit.core.reports import Report, Table, figures_table
 from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.runs import Report, Table, figures_table, open_run, write_permission
+from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.trajectories import Demonstration, Record, from_trajectory, read_records, record_to_json

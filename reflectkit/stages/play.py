@@ -19,8 +19,9 @@ from reflectkit.core.errors import ConfigError, unknown_name
 from reflectkit.core.eventloop import followed
 from reflectkit.core.prompts import one_line
 from reflectkit.core.protocols import Agent, Context, Env, StepResult
+from reflectkit.core.reports import Report, Table
 from reflectkit.core.rollout import Episode, rollout
-from reflectkit.core.runs import Report, Table, open_run
+from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Decision, Message, Observation, Status, Task, ToolUse, Trajectory
 from reflectkit.data.episodes import episode_line, episode_to_json

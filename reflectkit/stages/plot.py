@@ -18,7 +18,9 @@ from reflectkit.core.config import StageConfig, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import read_json, read_jsonl, rows_so_far
-from reflectkit.core.runs import Report, Table, open_run, worked_on
+from reflectkit.core.locks import worked_on
+from reflectkit.core.reports import Report, Table
+from reflectkit.core.runs import open_run
 from reflectkit.core.stats import smooth
 from reflectkit.stages.common import told_apart
 from reflectkit.stages.figures import Curve, draw_bars, draw_curves

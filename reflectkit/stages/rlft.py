@@ -17,10 +17,11 @@ from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, fraction, one_
 from reflectkit.core.console import Progress, Quiet
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError, ReflectkitError
 from reflectkit.core.eventloop import result_of
+from reflectkit.core.identity import default_settings, digest, foreign_defaults, plain_settings
 from reflectkit.core.jsonl import read_json, salvage, write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.prompts import policy_prompt
-from reflectkit.core.runs import Report, default_settings, digest, figures_table, foreign_defaults, plain_settings
+from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.types import Task, to_json
 from reflectkit.data.episodes import episode_to_json, write_episodes
 from reflectkit.data.trajectories import read_records

@@ -33,7 +33,8 @@ from reflectkit.core.config import (
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
-from reflectkit.core.runs import Report, open_run
+from reflectkit.core.reports import Report
+from reflectkit.core.runs import open_run
 from reflectkit.stages import STAGES, eval_tables, plot
 from reflectkit.stages.ablations import (
     LISTS,

@@ -22,7 +22,7 @@ from typing import Any
 from reflectkit.core.config import from_mapping
 from reflectkit.core.console import Bar, Progress
 from reflectkit.core.errors import ConfigError, ReflectkitError, user_code_line
-from reflectkit.core.runs import Report
+from reflectkit.core.reports import Report
 from reflectkit.core.threads import VARIABLES
 from reflectkit.stages import STAGES
 

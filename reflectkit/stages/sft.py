@@ -21,7 +21,8 @@ from reflectkit.core.errors import CheckpointError, ConfigError, DataError, Dive
 from reflectkit.core.jsonl import disk_full, read_json, write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.prompts import ACTION_MARKER, CALLS_MARKER, LABELS
-from reflectkit.core.runs import Report, figures_table, open_run
+from reflectkit.core.reports import Report, figures_table
+from reflectkit.core.runs import open_run
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
 from reflectkit.stages.common import EnvConfig, model_source
 

@@ -15,8 +15,10 @@ from pathlib import Path
 from reflectkit.core.config import fraction, one_of, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.folders import write_permission
 from reflectkit.core.jsonl import write_json
-from reflectkit.core.runs import Report, Table, open_run, write_permission
+from reflectkit.core.reports import Report, Table
+from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import generator
 from reflectkit.data.splits import NAMES, SHARES, split_groups, split_weighted
 from reflectkit.data.trajectories import read_records, record_to_json

@@ -27,7 +27,7 @@ from reflectkit.core.config import StageConfig, above, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.core.jsonl import write_jsonl
-from reflectkit.core.runs import Table
+from reflectkit.core.reports import Table
 
 ORACLE = "oracle"
 

@@ -18,7 +18,7 @@ from reflectkit.core.config import StageConfig, option
 from reflectkit.core.console import Bar, Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import read_json, replacing
-from reflectkit.core.runs import Report
+from reflectkit.core.reports import Report
 from reflectkit.core.tree import visible_files
 from reflectkit.data.episodes import Played, read_episodes
 from reflectkit.data.inspect_log import Log

@@ -50,13 +50,13 @@ def test_other_settings_are_refused_with_what_differs_and_what_to_do(tmp_path: P
     source.write_text("1")
     made = make(tmp_path, source, name="a")
     with pytest.raises(
-        ConfigError, match=r"--size 3 there, 4 here.*--force replaces it, --keep .* a\.2, or choose another"
+        ConfigError, match=r"--size 3 there, 4 here.*use --force to replace it or --keep .* a\.2, or choose another"
     ):
         make(tmp_path, source, name="a", size=4)
     source.write_text("2")
     with pytest.raises(ConfigError, match=f"{source} was different"):
         make(tmp_path, source, name="a")
-    with pytest.raises(ConfigError, match="holds a run of sft; choose another name"):
+    with pytest.raises(ConfigError, match="is a run of sft; choose another name"):
         make(tmp_path, name="a", stage="rlft", force=True)
     assert (made.folder / "checkpoint-3" / "weights").read_text() == "3"
 
@@ -81,14 +81,14 @@ def test_force_removes_neither_its_own_input_nor_what_is_no_run(tmp_path: Path) 
         make(tmp_path, made.folder / "checkpoint-3", name="a", size=4, force=True)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("dear")
-    with pytest.raises(ConfigError, match="is there already and is not a run"):
+    with pytest.raises(ConfigError, match="already exists and is not a run"):
         make(tmp_path, name="mine", force=True)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="is there already and is not a run"):
+    with pytest.raises(ConfigError, match="already exists and is not a run"):
         make(tmp_path, name="file", force=True)
-    with pytest.raises(ConfigError, match=r"cannot write in .*file"):
+    with pytest.raises(ConfigError, match=r"cannot write to .*file"):
         make(tmp_path, name="file/x")
-    with pytest.raises(ConfigError, match="a is a run itself"):
+    with pytest.raises(ConfigError, match="a is a run; choose a name outside it"):
         make(tmp_path, name="a/b", force=True)
     assert (made.folder / "report.json").is_file()
     assert (tmp_path / "mine" / "notes.txt").read_text() == "dear"
@@ -109,7 +109,7 @@ def test_keep_puts_a_run_beside_the_other_and_finds_each_again(tmp_path: Path) -
 
 def test_a_stage_that_always_runs_anew_does_not_replace_what_has_its_name(tmp_path: Path) -> None:
     make(tmp_path, name="a", stage="play", again=True)
-    with pytest.raises(ConfigError, match=r"holds a run already.*--force replaces it"):
+    with pytest.raises(ConfigError, match=r"is already a run.*use --force to replace it"):
         make(tmp_path, name="a", stage="play", again=True)
     assert not make(tmp_path, name="a", stage="play", again=True, force=True).skipped
     assert make(tmp_path, name="a", stage="play", again=True, keep=True).folder.name == "a.2"

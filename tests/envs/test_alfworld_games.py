@@ -22,7 +22,7 @@ from reflectkit.cli.main import main
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import read_json, write_json
-from reflectkit.core.runs import held
+from reflectkit.core.locks import held
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.alfworld import games

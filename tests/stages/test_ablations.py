@@ -8,7 +8,7 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, write_jsonl
-from reflectkit.core.runs import Report
+from reflectkit.core.reports import Report
 from reflectkit.stages.ablations import Ablation, compared
 from reflectkit.stages.run import Config, load_recipe, planned, recipe_names
 from reflectkit.stages.schedule import Job

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from reflectkit.core.console import Quiet
-from reflectkit.core.runs import digest
+from reflectkit.core.identity import digest
 from reflectkit.core.tree import visible_files
 from reflectkit.data.repos import filter_repository
 from reflectkit.stages import filter_repo, gen_task, view

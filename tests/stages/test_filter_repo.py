@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import DataError
-from reflectkit.core.runs import Report
+from reflectkit.core.reports import Report
 from reflectkit.data.repos import filter_repository, name_fault
 from reflectkit.stages import filter_repo
 

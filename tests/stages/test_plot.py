@@ -10,7 +10,7 @@ import pytest
 from reflectkit.cli.main import main
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import read_json, write_json, write_jsonl
-from reflectkit.core.runs import held
+from reflectkit.core.locks import held
 from reflectkit.stages.plot import Config, chained, read_curve
 
 

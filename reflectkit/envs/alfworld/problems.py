@@ -16,7 +16,8 @@ from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, sweep, write_text
-from reflectkit.core.runs import Table, held
+from reflectkit.core.locks import held
+from reflectkit.core.reports import Table
 from reflectkit.core.types import Task
 from reflectkit.envs.alfworld.engine import GAME, HANDCODED, PLANNER, RECORD
 from reflectkit.envs.alfworld.expert import TYPES

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.runs import figures_table
+from reflectkit.core.reports import figures_table
 from reflectkit.core.seeding import generator
 from reflectkit.core.types import Task
 from reflectkit.envs.memory.generate import LONG, SHORT, conversation

@@ -1,0 +1,215 @@
+"""The folders of runs: which there are, which one has an identity, and where a new run goes.
+
+- Without `--name` a run gets the next number, `8_rlft`. A run that fails before it has made anything gives its number
+back.
+- With `--name` it gets that folder. A run that is there with another identity is in the way: an error, unless `--force`
+  replaces it or `--keep` puts the new one next to it, as NAME.2. `run` names its steps so, with `--keep`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from reflectkit.core.config import NUMBERED, StageConfig
+from reflectkit.core.errors import NO_ROOM, ConfigError
+from reflectkit.core.identity import CHECKSUM, Identity, circumstances, intact_record, read_record, record_checksum
+from reflectkit.core.jsonl import TEMPORARY_PREFIX, sweep, write_json
+from reflectkit.core.locks import held
+
+STAGING_PREFIX = f"{TEMPORARY_PREFIX}run-"
+
+
+def latest_number(results_dir: Path) -> int:
+    """The highest number of a run in `results_dir`; 0 if there is none."""
+    return max((number for number, _, _ in numbered_runs(results_dir)), default=0)
+
+
+def numbered_runs(results_dir: Path) -> Iterator[tuple[int, str, Path]]:
+    """(number, stage, folder) of the runs without a name."""
+    if not results_dir.is_dir():
+        return
+    for folder in results_dir.iterdir():
+        if (match := NUMBERED.fullmatch(folder.name)) and folder.is_dir():
+            yield int(match[1]), match[2], folder
+
+
+def _named(results_dir: Path) -> Iterator[Path]:
+    """The named runs in `results_dir`, in order, without those of other results folders inside it (`results/seed0`)."""
+    stack = [results_dir]
+    while stack:
+        folder = stack.pop()
+        if folder != results_dir and (folder / "config.json").exists():
+            if read_record(folder).get("name") == folder.relative_to(results_dir).as_posix():
+                yield folder
+            continue
+        try:
+            names = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+        except OSError:  # missing, or not readable
+            continue
+        names = [name for name in names if not name.startswith(".") and not NUMBERED.fullmatch(name)]
+        stack += [folder / name for name in sorted(names, reverse=True)]
+
+
+def runs_of(results_dir: Path, stage: str) -> Iterator[Path]:
+    """The runs of `stage` in `results_dir`: numbered ones, newest first, then named ones."""
+    yield from (folder for _, name, folder in sorted(numbered_runs(results_dir), reverse=True) if name == stage)
+    yield from (folder for folder in _named(results_dir) if read_record(folder).get("stage") == stage)
+
+
+def find_run(config: StageConfig, identity: Identity) -> Path | None:
+    """The run with this identity: in any folder, or with `--name` in its folder and those that `--keep` put next to it.
+
+    A named run is also searched for among the numbered runs of versions that had no names.
+    """
+    results_dir = config.results_dir
+    if not config.name:
+        runs = list(runs_of(results_dir, identity.stage))
+        same = next((folder for folder in runs if identity.fits(read_record(folder))), None)
+        for folder in runs if same is None else ():
+            intact_record(folder)  # otherwise a damaged run would silently start again
+        return same
+    first = results_dir / config.name
+    for folder in [first, *_beside(first)] if config.keep else [first]:
+        if identity.fits(intact_record(folder)):
+            return folder
+    for _, stage, folder in sorted(numbered_runs(results_dir), reverse=True):
+        if stage == identity.stage and "name" not in (record := read_record(folder)) and identity.fits(record):
+            return folder
+    return None
+
+
+def new_folder(config: StageConfig, identity: Identity, again: bool) -> tuple[Path, Path | None]:
+    """(new folder, temporary place of the run that it replaces). It is renamed into place with its config.json."""
+    results_dir = config.results_dir
+    try:
+        results_dir.mkdir(parents=True, exist_ok=True)
+        _sweep_dead(results_dir)
+        while True:
+            folder = _place(config, identity, again) if config.name else _next_number(results_dir, identity.stage)
+            staging = results_dir / f"{STAGING_PREFIX}{os.getpid()}"
+            staging.mkdir(exist_ok=True)
+            name = folder.relative_to(results_dir).as_posix() if config.name else ""
+            record = identity.as_json() | {"name": name} | circumstances(config)
+            write_json(staging / "config.json", record | {CHECKSUM: record_checksum(record)})
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            replaced = None
+            if not _is_free(folder):
+                with held(folder):
+                    replaced = _put_aside(folder, results_dir)
+            try:
+                staging.rename(folder)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    if replaced:
+                        replaced.rename(folder)
+                    raise
+                if replaced:
+                    shutil.rmtree(replaced, ignore_errors=True)
+                continue  # another process took it first
+            return folder, replaced
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
+        raise ConfigError(
+            f"cannot write to {error.filename or results_dir} ({error.strerror}); choose another folder with"
+            " --results-dir"
+        ) from None
+
+
+def _next_number(results_dir: Path, stage: str) -> Path:
+    return results_dir / f"{latest_number(results_dir) + 1}_{stage}"
+
+
+def _place(config: StageConfig, identity: Identity, again: bool) -> Path:
+    """The folder of a new named run; what is there will be replaced. Raises ConfigError if it may not be."""
+    first = config.results_dir / config.name
+    for above in list(first.parents)[: config.name.count("/")]:
+        if (above / "config.json").exists():
+            raise ConfigError(f"--name {config.name}: {above} is a run; choose a name outside it")
+    if config.keep:
+        same = [folder for folder in [first, *_beside(first)] if config.force and identity.fits(intact_record(folder))]
+        if not same:
+            return next(folder for folder in _candidates(first) if _is_free(folder))
+        first = same[0]
+    if _is_free(first):
+        return first
+    if not (first / "config.json").is_file():
+        raise ConfigError(f"--name {config.name}: {first} already exists and is not a run; choose another name")
+    record = read_record(first)
+    if record.get("stage", identity.stage) != identity.stage:
+        raise ConfigError(f"--name {config.name}: {first} is a run of {record['stage']}; choose another name")
+    if not config.force:
+        what = "already a run" if again else f"a run with other settings or inputs ({identity.difference(record)})"
+        fixes = f"use --force to replace it or --keep to make {config.name}.2, or choose another name"
+        raise ConfigError(f"--name {config.name}: {first} is {what}; {fixes}")
+    if inside := [path for path in identity.inputs if Path(path).resolve().is_relative_to(first.resolve())]:
+        raise ConfigError(
+            f"--name {config.name}: --force would remove {inside[0]}, which this run reads; choose another name"
+        )
+    return first
+
+
+def _candidates(first: Path) -> Iterator[Path]:
+    """`first`, and the folders that runs with its name get if it is taken: NAME.2, NAME.3, …"""
+    yield first
+    yield from (first.with_name(f"{first.name}.{number}") for number in itertools.count(2))
+
+
+def _beside(first: Path) -> list[Path]:
+    """The existing folders among NAME.2, NAME.3, …"""
+    numbered = re.compile(re.escape(first.name) + r"\.(\d{1,9})")
+    matches = [(int(match[1]), path) for path in first.parent.glob("*") if (match := numbered.fullmatch(path.name))]
+    return [path for _, path in sorted(matches)]
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether `folder` does not exist or is empty."""
+    if folder.is_dir():
+        return not any(folder.iterdir())
+    return not folder.exists() and not folder.is_symlink()
+
+
+def _put_aside(folder: Path, results_dir: Path) -> Path:
+    """Rename `folder` out of the way; returns its temporary place, which lasts until this process ends."""
+    places = (results_dir / f"{STAGING_PREFIX}{os.getpid()}-{number}" for number in itertools.count())
+    return folder.rename(next(place for place in places if not place.exists()))
+
+
+def remove_if_empty(folder: Path, results_dir: Path, replaced: Path | None) -> None:
+    """Remove the folder of a run that failed before it made anything, and restore `replaced`."""
+    with contextlib.suppress(OSError):
+        sweep(folder)
+        if {path.name for path in folder.iterdir()} <= {"config.json", ".lock"}:
+            aside = _put_aside(folder, results_dir)
+            if replaced:
+                replaced.rename(folder)
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sweep_dead(results_dir: Path) -> None:
+    """Remove the staging folders of processes that have ended."""
+    for leftover in results_dir.glob(f"{STAGING_PREFIX}*"):
+        number = leftover.name.removeprefix(STAGING_PREFIX).partition("-")[0]
+        try:
+            os.kill(int(number), 0)
+        except (ProcessLookupError, ValueError):
+            shutil.rmtree(leftover, ignore_errors=True)
+        except PermissionError:
+            continue  # another user's, alive
+
+
+def write_permission(folder: Path) -> None:
+    """Raises ConfigError if files cannot be written to `folder`, which is created if it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot create {folder} ({error.strerror}); choose another with --data-dir") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"cannot write to {folder}; choose another folder with --data-dir")

@@ -1,0 +1,170 @@
+"""The identity of a run: its stage, its settings and the contents of its inputs, as its config.json records them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from reflectkit.core.config import StageConfig, as_plain, flag
+from reflectkit.core.errors import DataError
+from reflectkit.core.jsonl import dumps, read_json, sha256
+from reflectkit.core.tree import visible_files
+
+NOT_IDENTITY = frozenset(
+    {
+        "force", "results_dir", "width", "concurrency", "max_cost_usd", "price_in", "price_out", "dry_run", "timeout_s",
+        "max_tokens_per_batch", "name", "keep", "jobs",
+    }
+)  # fmt: skip
+"""Settings that do not change the results of a run, except for the order of floating-point sums."""
+
+RECORDED_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "gymnasium")
+CHECKSUM = "sha256"  # key of the checksum over the other entries of a config.json
+HASHED_WHOLE = 256 * 2**20  # bytes; a larger file is identified by its size and modification time
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What identifies a run. inputs: digests by path. config: the settings, whose class knows how earlier versions
+    recorded them.
+    """
+
+    stage: str
+    settings: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    config: StageConfig
+
+    def as_json(self) -> dict[str, Any]:
+        """The entries for config.json."""
+        return {"stage": self.stage, "settings": dict(self.settings), "inputs": dict(self.inputs)}
+
+    def fits(self, record: Mapping[str, Any]) -> bool:
+        """Whether `record`, the config.json of a run, has this identity."""
+        settings = record.get("settings")
+        return (
+            record.get("stage") == self.stage
+            and record.get("inputs") == self.inputs
+            and isinstance(settings, dict)
+            and as_recorded(self.config, settings) == self.settings
+        )
+
+    def difference(self, record: Mapping[str, Any]) -> str:
+        """The first setting, or else input, that differs in `record`."""
+        settings, inputs = record.get("settings"), record.get("inputs")
+        if not isinstance(settings, dict) or not isinstance(inputs, dict):
+            return "its config.json is damaged"
+        there = as_recorded(self.config, settings)
+        for name in sorted({*there, *self.settings}):
+            if there.get(name) != self.settings.get(name):
+                return f"{flag(name)} {_shown(there.get(name))} there, {_shown(self.settings.get(name))} here"
+        changed = [path for path in {**self.inputs, **inputs} if self.inputs.get(path) != inputs.get(path)]
+        return f"{changed[0]} was different" if changed else "another process made it just now"
+
+
+def digest(path: Path) -> str:
+    """A digest of the contents of `path`, a file or a folder of files.
+
+    Raises DataError if it is missing or cannot be read.
+    """
+    try:
+        if path.is_dir():
+            parts = [f"{file.relative_to(path)} {_digest_if_readable(file)}" for file in visible_files(path)]
+            return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
+        return _file_digest(path)
+    except FileNotFoundError:
+        raise DataError(path, "no such file or folder; run the stage that makes it, or name another") from None
+    except PermissionError:
+        raise DataError(path, "cannot be read; change its permissions") from None
+
+
+def _digest_if_readable(path: Path) -> str:
+    try:
+        return _file_digest(path)
+    except OSError:
+        return "unreadable"
+
+
+def _file_digest(path: Path) -> str:
+    facts = path.stat()
+    return sha256(path) if facts.st_size <= HASHED_WHOLE else f"{facts.st_size} bytes, {facts.st_mtime_ns} ns"
+
+
+def plain_settings(config: StageConfig) -> dict[str, Any]:
+    """The settings that belong to a run's identity, as JSON values."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    kept = {name: value for name, value in values.items() if name not in NOT_IDENTITY}
+    return {name: as_plain(value) for name, value in sorted(kept.items())}
+
+
+def default_settings(config: StageConfig) -> dict[str, Any]:
+    """The defaults of the settings of `config` that have one."""
+    fields = [item for item in dataclasses.fields(config) if item.name not in NOT_IDENTITY]
+    return {item.name: as_plain(item.default) for item in fields if item.default is not dataclasses.MISSING}
+
+
+def foreign_defaults(config: StageConfig) -> dict[str, Any]:
+    """The defaults of the settings that the stage has only with other choices (e.g. another env)."""
+    return {name: as_plain(other.default) for name, other in config.elsewhere().items()}
+
+
+def as_recorded(config: StageConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` of a config.json as this version would have recorded them.
+
+    Settings that an earlier version did not have are at their defaults. It also recorded the settings of other envs,
+    which are omitted if they are at their defaults.
+    """
+    recorded = {**default_settings(config), **settings}
+    foreign = recorded.keys() - {item.name for item in dataclasses.fields(config)}
+    defaults = foreign_defaults(config) if foreign else {}
+    return {name: value for name, value in recorded.items() if name not in foreign or defaults.get(name, ...) != value}
+
+
+def _shown(value: Any) -> str:
+    text = "not set" if value in (None, "", []) else str(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def circumstances(config: StageConfig) -> dict[str, Any]:
+    """The seed, package versions and commit of a run, for config.json."""
+    versions = {}
+    for package in ("reflectkit", *RECORDED_PACKAGES):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    commit = ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        here = Path(__file__).parent
+        command = ["git", "-C", str(here), "rev-parse", "HEAD"]
+        commit = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    return {"seed": config.seed, "versions": versions, "commit": commit}
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The content of `config.json` in `folder`; empty if it is missing or damaged."""
+    try:
+        record = read_json(folder / "config.json")
+    except (DataError, NotADirectoryError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def intact_record(folder: Path) -> dict[str, Any]:
+    """The content of `config.json` in `folder`; empty if it is missing. Raises DataError if it is damaged."""
+    record = read_record(folder)
+    whole = isinstance(record.get("settings"), dict) and record.get(CHECKSUM) in (None, record_checksum(record))
+    if not whole and (folder / "config.json").exists():
+        fixes = f"restore it to resume that run, or remove {folder}; --force starts a new run"
+        raise DataError(folder / "config.json", f"is damaged and may belong to this command; {fixes}")
+    return record
+
+
+def record_checksum(record: Mapping[str, Any]) -> str:
+    """SHA-256 of the other entries of a config.json."""
+    text = dumps({name: value for name, value in record.items() if name != CHECKSUM})
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
