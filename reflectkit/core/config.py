@@ -52,6 +52,18 @@ class StageConfig:
     """
 
     PANEL: ClassVar = "Every command"
+    WRITES_DATA: ClassVar[bool] = False
+    """Whether the stage writes into the data folder: a recipe's later steps wait for it."""
+    TRAINS: ClassVar[bool] = False
+    """Whether it trains a model."""
+    MAKES_ARM: ClassVar[bool] = False
+    """Whether what it makes belongs to one arm of a recipe, so that an ablation may change its settings."""
+    OUTPUT: ClassVar[str] = ""
+    """The setting that names where it writes, which two arms must not share."""
+    ARMS: ClassVar[tuple[str, ...]] = ()
+    """Settings that list one entry for each arm, as NAME=…"""
+    REPORTS: ClassVar[bool] = False
+    """Whether its tables are part of a recipe's own report."""
     CHOOSERS: ClassVar[tuple[str, ...]] = ()
     """Settings of this class whose value decides what further settings there are; see `chosen`."""
     data_dir: Path = option(Path("data"), help="Folder of the data files; each env has a folder in it.")

@@ -22,7 +22,7 @@ from reflectkit.core.registry import plugins
 from reflectkit.core.types import Observation
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import ENVS, PLUGINS, env_class, make
-from reflectkit.stages.common import DEFAULT_HORIZON, at_level
+from reflectkit.stages.shared.environments import DEFAULT_HORIZON, at_level
 
 LONGEST = 20_000  # characters of an observation
 PRINTABLE = "".join(map(chr, range(32, 127))) + "\n"

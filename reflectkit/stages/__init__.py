@@ -5,8 +5,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from importlib.abc import InspectLoader
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reflectkit.core.config import StageConfig
 
 STAGES = {
     "play": "reflectkit.stages.play",
@@ -25,6 +30,12 @@ STAGES = {
     "run": "reflectkit.stages.run",
     "bench": "reflectkit.stages.bench",
 }
+
+
+def config_class(name: str) -> type[StageConfig]:
+    """The config of stage `name`, whose class says what the stage reads and writes."""
+    kind: type[StageConfig] = importlib.import_module(STAGES[name]).Config
+    return kind
 
 
 def summary(name: str) -> str:

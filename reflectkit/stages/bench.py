@@ -37,8 +37,8 @@ from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import ENVS
-from reflectkit.stages.common import PlayConfig, at_level
-from reflectkit.stages.eval_tables import csv_text
+from reflectkit.stages.shared.environments import PlayConfig, at_level
+from reflectkit.stages.shared.eval_tables import csv_text
 
 EXAMPLES = (
     "reflectkit bench env --env auto_explore",
@@ -98,7 +98,7 @@ def run(config: Config, progress: Progress) -> Report:
 
 def _coverage(config: Config, progress: Progress) -> Report:
     """Simulated data sets; every cell is a row of coverage.csv."""
-    from reflectkit.stages import bench_coverage
+    from reflectkit.stages.benchmarks import coverage as bench_coverage
 
     total = sum(len(bench_coverage.cells(kind)) for kind in (bench_coverage.RATE, bench_coverage.DIFFERENCE))
     with open_run("bench", dataclasses.replace(config, force=True)) as current:
@@ -113,7 +113,7 @@ def _coverage(config: Config, progress: Progress) -> Report:
 def _learning(config: Config, progress: Progress) -> Report:
     """Rollouts and updates of models with random weights."""
     from reflectkit.models.silence import silence_libraries
-    from reflectkit.stages.bench_rl import measure
+    from reflectkit.stages.benchmarks.rl import measure
 
     silence_libraries()
     with open_run("bench", config, again=True) as current, _problems(config, progress) as (settled, tasks):

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from reflectkit.agents.client import Request
 from reflectkit.agents.endpoints import key_of
@@ -38,8 +38,9 @@ from reflectkit.data.episodes import episode_line, episode_to_json, read_compare
 from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of
-from reflectkit.stages.common import MOST_TOKENS, PlayConfig, at_level, check_level
-from reflectkit.stages.eval_tables import (
+from reflectkit.stages.shared.chat import ChatConfig
+from reflectkit.stages.shared.environments import MOST_TOKENS, PlayConfig, at_level, check_level
+from reflectkit.stages.shared.eval_tables import (
     csv_text,
     differences,
     differences_table,
@@ -49,9 +50,8 @@ from reflectkit.stages.eval_tables import (
     row,
     table,
 )
-from reflectkit.stages.players import Players, chat_parts, endpoint_of, mismatch, parse_policy
-from reflectkit.stages.sampling import SamplerConfig
-from reflectkit.stages.teaching import ChatConfig
+from reflectkit.stages.shared.players import Players, chat_parts, endpoint_of, mismatch, parse_policy
+from reflectkit.stages.shared.sampling import SamplerConfig
 
 EXAMPLES = (
     "reflectkit evaluate --env taxi --policy oracle --policy random",
@@ -69,6 +69,8 @@ ANSWER = 90  # tokens that a chat model writes per step, roughly
 class Config(SamplerConfig, ChatConfig, PlayConfig):
     """Settings of evaluate."""
 
+    REPORTS: ClassVar[bool] = True
+    ARMS: ClassVar[tuple[str, ...]] = ("policy",)
     policy: tuple[str, ...] = option(
         (),
         help="NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, oracle, random, sft (the result of `sft --role plain` on the"

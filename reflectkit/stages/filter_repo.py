@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from reflectkit.core.config import above, option, within
 from reflectkit.core.console import Progress
@@ -19,7 +20,7 @@ from reflectkit.core.folders import write_permission
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.data.repos import Filtered, filter_repository, name_fault, readable, repositories, repository_name
-from reflectkit.stages.common import EnvConfig, explorer
+from reflectkit.stages.shared.environments import EnvConfig, explorer
 
 EXAMPLES = (
     "reflectkit filter-repo --repo-dir data/auto_explore/repos",
@@ -31,6 +32,7 @@ EXAMPLES = (
 class Config(EnvConfig):
     """Settings of filter-repo."""
 
+    WRITES_DATA: ClassVar[bool] = True
     env: str = option("auto_explore", help="The environment that explores repositories.")
     repo_dir: Path = option(Path("data/auto_explore/repos"), help="Folder of the repositories: folders, .zip, .tar.gz.")
     max_file_mb: float = option(5.0, help="A larger file is dropped; in MiB.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from reflectkit.core.config import option
 from reflectkit.core.console import Progress
@@ -20,7 +20,7 @@ from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.data.questions import Question, normal_path, read_question, to_json
 from reflectkit.envs.base import Explorer
-from reflectkit.stages.common import EnvConfig, explorer
+from reflectkit.stages.shared.environments import EnvConfig, explorer
 
 EXAMPLES = (
     "reflectkit filter-task",
@@ -32,6 +32,7 @@ EXAMPLES = (
 class Config(EnvConfig):
     """Settings of filter-task."""
 
+    WRITES_DATA: ClassVar[bool] = True
     env: str = option("auto_explore", help="The environment that the questions are for.")
     task_file: Path | None = option(
         None, help="A JSON file, or a folder of them; default: tasks in the env's data folder."

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from reflectkit.agents.scripted import Replay
 from reflectkit.core.config import fraction, one_of, option, within
@@ -23,7 +24,7 @@ from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Status, Trajectory
 from reflectkit.data.sft import FILES, Lesson, lessons, mismatched, plain_row, policy_row, reflection_row
 from reflectkit.data.trajectories import Demonstration, Record, demonstration_steps, read_records
-from reflectkit.stages.common import WorldConfig
+from reflectkit.stages.shared.environments import WorldConfig
 
 EXAMPLES = (
     "reflectkit gen-sft --env taxi",
@@ -38,6 +39,9 @@ COMMENTS = ("teacher", "reflector", "both")
 class Config(WorldConfig):
     """Settings of gen-sft."""
 
+    WRITES_DATA: ClassVar[bool] = True
+    MAKES_ARM: ClassVar[bool] = True
+    OUTPUT: ClassVar[str] = "out_dir"
     task_file: Path | None = option(None, help="Records to learn from; default: train.json in the env's data folder.")
     out_dir: Path | None = option(None, help="Folder for the five files; default: the env's data folder.")
     comments: str = option(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
@@ -32,8 +32,8 @@ from reflectkit.data.repos import DEPTH, kind_of
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.base import BaseEnv, Explorer
 from reflectkit.envs.problems import ProblemGenerator
-from reflectkit.stages.common import EnvConfig, explorer
-from reflectkit.stages.teaching import ORACLE, TeacherConfig, call_figures, estimate, free, stop_if_spent
+from reflectkit.stages.shared.chat import ORACLE, TeacherConfig, call_figures, estimate, free, stop_if_spent
+from reflectkit.stages.shared.environments import EnvConfig, explorer
 
 EXAMPLES = (
     "reflectkit gen-task --teacher oracle",
@@ -76,6 +76,7 @@ class QuestionSettings:
 class Config(TeacherConfig, EnvConfig):
     """Settings of gen-task."""
 
+    WRITES_DATA: ClassVar[bool] = True
     env: str = option(
         "auto_explore", help="The environment that the problems are for; its own settings: --env NAME --help."
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from reflectkit.agents.chat import ChatTeacher, Recovery, Rehearsal
 from reflectkit.agents.client import ChatClient, Rejected
@@ -31,8 +31,8 @@ from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.trajectories import Demonstration, Record, from_trajectory, read_records, record_to_json
-from reflectkit.stages.common import MOST_TOKENS, RECORDS, PlayConfig, check_level
-from reflectkit.stages.teaching import ORACLE, TeacherConfig, call_figures, estimate, free, stop_if_spent
+from reflectkit.stages.shared.chat import ORACLE, TeacherConfig, call_figures, estimate, free, stop_if_spent
+from reflectkit.stages.shared.environments import MOST_TOKENS, RECORDS, PlayConfig, check_level
 
 DEMONSTRATIONS = 57  # of which a 7:2:1 split trains on 40
 EXAMPLES = (
@@ -50,6 +50,7 @@ ANALYSIS_TOKENS = 90  # that a teacher writes a step
 class Config(TeacherConfig, PlayConfig):
     """Settings of gen-trajectory."""
 
+    WRITES_DATA: ClassVar[bool] = True
     task_file: Path | None = option(
         None, help="Problems, for envs that do not list their own; default: data.json in its folder."
     )

@@ -29,9 +29,9 @@ from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of
 from reflectkit.envs.wrappers import Wrapper
 from reflectkit.models.sampler import Ask
-from reflectkit.stages.common import MOST_TOKENS, PlayConfig, at_level, check_level
-from reflectkit.stages.players import Players, chat_parts, mismatch, parse_policy
-from reflectkit.stages.sampling import SamplerConfig
+from reflectkit.stages.shared.environments import MOST_TOKENS, PlayConfig, at_level, check_level
+from reflectkit.stages.shared.players import Players, chat_parts, mismatch, parse_policy
+from reflectkit.stages.shared.sampling import SamplerConfig
 
 if TYPE_CHECKING:
     from reflectkit.agents.two_player import TwoPlayerAgent

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from reflectkit.core.config import StageConfig, one_of, option, within
 from reflectkit.core.console import Progress
@@ -22,8 +22,8 @@ from reflectkit.core.locks import worked_on
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.core.stats import smooth
-from reflectkit.stages.common import told_apart
-from reflectkit.stages.figures import Curve, draw_bars, draw_curves
+from reflectkit.stages.shared.environments import told_apart
+from reflectkit.stages.shared.figures import Curve, draw_bars, draw_curves
 
 EXAMPLES = (
     "reflectkit plot --runs Reflect-RL=results/taxi-tiny/reflect-rl --runs 'SFT + RL=results/taxi-tiny/sft-rl'",
@@ -47,6 +47,8 @@ IDLE_POLLS = 30  # of a run that no process works on; it may be copied here from
 class Config(StageConfig):
     """Settings of plot."""
 
+    REPORTS: ClassVar[bool] = True
+    ARMS: ClassVar[tuple[str, ...]] = ("runs",)
     runs: tuple[str, ...] = option(
         (), help="NAME=RUN, a folder with metrics.jsonl (repeat the flag; seeds share a name)."
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, fraction, one_of, option, within
 from reflectkit.core.console import Progress, Quiet
@@ -27,10 +27,10 @@ from reflectkit.data.episodes import episode_to_json, write_episodes
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of
 from reflectkit.models.sampler import Opening
-from reflectkit.stages.algorithm import AlgorithmConfig
-from reflectkit.stages.common import at_level, check_level, model_source
-from reflectkit.stages.distributed import shared_run, start_processes
-from reflectkit.stages.sampling import LOCAL, SamplerConfig
+from reflectkit.stages.shared.algorithm import AlgorithmConfig
+from reflectkit.stages.shared.distributed import shared_run, start_processes
+from reflectkit.stages.shared.environments import at_level, check_level, model_source
+from reflectkit.stages.shared.sampling import LOCAL, SamplerConfig
 
 if TYPE_CHECKING:
     from reflectkit.models.load import Player
@@ -74,6 +74,8 @@ MAY_DIFFER = (
 class Config(SamplerConfig, AlgorithmConfig):
     """Settings of rlft."""
 
+    TRAINS: ClassVar[bool] = True
+    MAKES_ARM: ClassVar[bool] = True
     load_dir: Path | None = option(None, help="Checkpoint of the policy to train; alternatively --model.")
     model: str = option(
         "", help="Instead of --load-dir, a model without SFT: smollm2-135m, a folder or a Hugging Face id."

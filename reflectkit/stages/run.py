@@ -11,7 +11,6 @@ the recipe says, and the evaluation has an additional row for each ablation.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,10 +34,8 @@ from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.reports import Report
 from reflectkit.core.runs import open_run
-from reflectkit.stages import STAGES, eval_tables, plot
-from reflectkit.stages.ablations import (
-    LISTS,
-    MAKERS,
+from reflectkit.stages import STAGES, config_class, plot
+from reflectkit.stages.recipes.ablations import (
     MARK,
     Ablation,
     compared,
@@ -48,7 +45,8 @@ from reflectkit.stages.ablations import (
     with_arms,
     with_copies,
 )
-from reflectkit.stages.schedule import Job, check_script, perform
+from reflectkit.stages.recipes.schedule import Job, check_script, perform
+from reflectkit.stages.shared import eval_tables
 
 EXAMPLES = (
     "reflectkit run taxi-tiny",
@@ -57,7 +55,6 @@ EXAMPLES = (
     "reflectkit run taxi-tiny --ablate reflection,negatives,curriculum",
     "reflectkit run my_recipe.yaml --fast",
 )
-DATA_STAGES = ("filter-repo", "gen-task", "filter-task", "gen-trajectory", "split", "gen-sft")
 NAME = re.compile(r"[a-z0-9_-]+")
 DEFAULTS = "defaults"  # apply to every step that has the setting
 WHOLE_RUN = frozenset({"data_dir", "results_dir", "name", "seed", "threads", "force", "keep"})
@@ -148,7 +145,7 @@ def run(config: Config, progress: Progress) -> Report:
     jobs, ablations = planned(config)
     with open_run("run", dataclasses.replace(config, name=f"{config.folder}/{RECORD}", keep=True)) as current:
         reports = perform(jobs, config.jobs, progress)
-        finals = [report for name, report in reports.items() if report.stage in ("evaluate", "plot")]
+        finals = [report for name, report in reports.items() if config_class(report.stage).REPORTS]
         figures: dict[str, Any] = {"steps": {name: str(report.folder) for name, report in reports.items()}}
         evaluations: dict[str, list[Report]] = {}  # by step, a report each seed
         for job in jobs:
@@ -248,10 +245,11 @@ def _checked(value: Any, path: Path) -> Recipe:
         if not NAME.fullmatch(name):
             raise DataError(path, f"{name!r} can't name an ablation; use lower-case letters", field="ablations")
         for changed in ablation.steps:
-            if stages[changed] not in MAKERS:
+            if not config_class(stages[changed]).MAKES_ARM:
+                makers = [stage for stage in STAGES if config_class(stage).MAKES_ARM]
                 raise DataError(
                     path,
-                    f"an ablation changes steps of {', '.join(MAKERS)}, not '{changed}'",
+                    f"an ablation changes steps of {', '.join(makers)}, not '{changed}'",
                     field=f"ablations.{name}.steps",
                 )
     return recipe
@@ -268,12 +266,8 @@ def _fields(kind: type[StageConfig]) -> set[str]:
 
 def _chosen(stage: str, values: Mapping[str, Any]) -> type[StageConfig]:
     """The settings' class of `stage`, with what those of `values` bring along that are its own."""
-    kind: type[StageConfig] = _config_class(stage)
+    kind = config_class(stage)
     return kind.chosen({key: value for key, value in values.items() if key in kind.choosers()})
-
-
-def _config_class(stage: str) -> Any:
-    return importlib.import_module(STAGES[stage]).Config
 
 
 def _chosen_ablations(config: Config, recipe: Recipe) -> dict[str, Ablation]:
@@ -337,17 +331,14 @@ def _jobs(
         if ablation:
             renamed = names(recipe.steps, ablation, ablations[ablation])
             values = {key: follow(value, renamed) for key, value in values.items()}
-            if step["stage"] == "gen-sft" and values.get("out_dir") in [
-                None,
-                *(job.values.get("out_dir") for job in jobs),
-            ]:
+            if kind.OUTPUT and values.get(kind.OUTPUT) in [None, *(job.values.get(kind.OUTPUT) for job in jobs)]:
                 raise ConfigError(
-                    f"step '{step['name']}' writes to the same folder as another; give it its own out_dir"
+                    f"step '{step['name']}' writes to the same folder as another; give it its own {kind.OUTPUT}"
                 )
         else:
             values |= {
                 key: with_arms(values[key], ablations, recipe.steps)
-                for key in LISTS
+                for key in kind.ARMS
                 if isinstance(values.get(key), list)
             }
         values |= {"data_dir": data, "results_dir": results, "name": f"{config.folder}/{step['name']}", "keep": True}
@@ -360,7 +351,7 @@ def _jobs(
             if reference not in earlier:
                 raise unknown_name(f"step before '{step['name']}'", reference, earlier)
         after = {prefix + name for name in references(values)} | {
-            job.name for job in before if job.stage in DATA_STAGES
+            job.name for job in before if config_class(job.stage).WRITES_DATA
         }
         jobs.append(Job(prefix + step["name"], step["stage"], values, frozenset(after), prefix))
     played = [

@@ -12,7 +12,7 @@ import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from reflectkit.core.checksums import CHECKSUMS, seal, verify
 from reflectkit.core.config import DTYPES, PASSAGE, QUANTIZE, TINY, above, one_of, option, within
@@ -24,7 +24,7 @@ from reflectkit.core.prompts import ACTION_MARKER, CALLS_MARKER, LABELS
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.runs import open_run
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
-from reflectkit.stages.common import EnvConfig, model_source
+from reflectkit.stages.shared.environments import EnvConfig, model_source
 
 if TYPE_CHECKING:
     from reflectkit.models.load import Player
@@ -62,6 +62,8 @@ LIMITS = {
 class Config(EnvConfig):
     """Settings of sft."""
 
+    TRAINS: ClassVar[bool] = True
+    MAKES_ARM: ClassVar[bool] = True
     role: str = option(help="Which player: reflection, policy (acts on comments), or plain (acts without).")
     task_file: Path | None = option(
         None, help="JSONL rows with prompt and completion; default: the role's file from gen-sft."

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from reflectkit.core.config import fraction, one_of, option
 from reflectkit.core.console import Progress
@@ -22,7 +23,7 @@ from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import generator
 from reflectkit.data.splits import NAMES, SHARES, split_groups, split_weighted
 from reflectkit.data.trajectories import read_records, record_to_json
-from reflectkit.stages.common import RECORDS, EnvConfig
+from reflectkit.stages.shared.environments import RECORDS, EnvConfig
 
 EXAMPLES = (
     "reflectkit split --env taxi",
@@ -39,6 +40,7 @@ UNBALANCED = 0.05  # share of all questions by which a split may miss its own be
 class Config(EnvConfig):
     """Settings of split."""
 
+    WRITES_DATA: ClassVar[bool] = True
     task_file: Path | None = option(None, help=f"Records to split; default: {RECORDS} in the env's data folder.")
     by: str = option(
         "", help="What is not torn apart: group (a start state), repo or question; default: the env's own."

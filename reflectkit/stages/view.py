@@ -23,7 +23,7 @@ from reflectkit.core.tree import visible_files
 from reflectkit.data.episodes import Played, read_episodes
 from reflectkit.data.inspect_log import Log
 from reflectkit.data.page import Source, write_page
-from reflectkit.stages.common import told_apart
+from reflectkit.stages.shared.environments import told_apart
 
 EXAMPLES = (
     "reflectkit view results/taxi-tiny/evaluation --open",

@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 
 from reflectkit.core.stats import by_cluster, flips, mean_interval, paired, pass_all, pass_at, rate_interval, wilson
-from reflectkit.stages.eval_tables import csv_text, differences, differences_table, figures_tables, pooled, row, table
+from reflectkit.stages.shared.eval_tables import (
+    csv_text,
+    differences,
+    differences_table,
+    figures_tables,
+    pooled,
+    row,
+    table,
+)
 
 
 def test_a_fair_players_interval_covers_the_truth_as_often_as_it_says() -> None:

@@ -9,9 +9,9 @@ import pytest
 from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, write_jsonl
 from reflectkit.core.reports import Report
-from reflectkit.stages.ablations import Ablation, compared
+from reflectkit.stages.recipes.ablations import Ablation, compared
+from reflectkit.stages.recipes.schedule import Job
 from reflectkit.stages.run import Config, load_recipe, planned, recipe_names
-from reflectkit.stages.schedule import Job
 
 RECIPE = """
 description: the toy env, for tests

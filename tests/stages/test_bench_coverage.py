@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.stages import bench_coverage
-from reflectkit.stages.bench_coverage import DIFFERENCE, OURS, RATE, Cell, cells, missed, tables
+from reflectkit.stages.benchmarks import coverage as bench_coverage
+from reflectkit.stages.benchmarks.coverage import DIFFERENCE, OURS, RATE, Cell, cells, missed, tables
 
 
 def test_the_cells_that_are_wanted() -> None:

@@ -12,7 +12,7 @@ from reflectkit.core.protocols import StepResult
 from reflectkit.core.types import Message, Observation, Task
 from reflectkit.models.load import Player
 from reflectkit.models.tokens import label_ids
-from reflectkit.stages import bench_rl
+from reflectkit.stages.benchmarks import rl as bench_rl
 
 
 class Echo:

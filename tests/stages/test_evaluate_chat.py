@@ -20,7 +20,7 @@ from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.memory.generate import conversation
 from reflectkit.envs.taxi import Taxi
-from reflectkit.stages.players import journals
+from reflectkit.stages.shared.players import journals
 from tests.explore import explore_task, write_repository
 from tests.server import Server, completion, serve
 

@@ -11,7 +11,7 @@ from reflectkit.core.console import Quiet
 from reflectkit.core.types import Task
 from reflectkit.envs.corridor import Corridor
 from reflectkit.stages.evaluate import Config, Match, play_match
-from reflectkit.stages.players import Players
+from reflectkit.stages.shared.players import Players
 
 
 def test_what_another_level_played_is_not_played_again(tmp_path: Path) -> None:

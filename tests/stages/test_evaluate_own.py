@@ -10,7 +10,7 @@ from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, write_json
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.taxi import Taxi
-from reflectkit.stages.players import mismatch
+from reflectkit.stages.shared.players import mismatch
 
 
 def test_an_env_that_lists_its_problems_needs_no_split(

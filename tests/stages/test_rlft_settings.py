@@ -13,7 +13,7 @@ from reflectkit.core.jsonl import read_json, write_json
 from reflectkit.models.tiny import build_tokenizer
 from reflectkit.rl.algorithms import CriticSettings, GrpoSettings
 from reflectkit.stages import rlft
-from reflectkit.stages.algorithm import ALGORITHM_LIMITS
+from reflectkit.stages.shared.algorithm import ALGORITHM_LIMITS
 from tests.rlft_runs import arguments, train
 
 LIMITS = rlft.LIMITS | ALGORITHM_LIMITS | CriticSettings.LIMITS | GrpoSettings.LIMITS

@@ -11,13 +11,13 @@ import pytest
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ReflectkitError
 from reflectkit.core.threads import use_threads
-from reflectkit.stages.schedule import Job, perform
+from reflectkit.stages.recipes.schedule import Job, perform
 
 RUN = """
 import sys
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ReflectkitError
-from reflectkit.stages import schedule
+from reflectkit.stages.recipes import schedule
 
 if __name__ == "__main__":
     schedule.PRELOADED = sys.argv[1]
@@ -96,7 +96,7 @@ def test_ctrl_c_while_libraries_are_imported_is_left_to_run(tmp_path: Path) -> N
 
 def test_a_library_that_cannot_be_imported_stops_only_the_steps_that_need_it(tmp_path: Path) -> None:
     (tmp_path / "datasets.py").write_text("raise RuntimeError('built for another CPU')")
-    code, output, errors = run_step(tmp_path, "reflectkit.stages.preload", tmp_path)
+    code, output, errors = run_step(tmp_path, "reflectkit.stages.recipes.preload", tmp_path)
     assert (code, errors) == (0, "")
     assert "no such file" in output
 
@@ -110,7 +110,7 @@ def test_nothing_that_looks_for_gpus_is_imported_before_the_fork(tmp_path: Path)
     )
     for library in ("datasets", "peft", "bitsandbytes"):
         (tmp_path / f"{library}.py").write_text("open('imported', 'w')\nraise RuntimeError\n")
-    code, output, errors = run_step(tmp_path, "reflectkit.stages.preload", tmp_path)
+    code, output, errors = run_step(tmp_path, "reflectkit.stages.recipes.preload", tmp_path)
     assert (code, errors) == (0, "")
     assert "no such file" in output
     assert not (tmp_path / "imported").exists()
@@ -121,7 +121,7 @@ def test_nothing_is_forked_for_a_run_that_was_killed_meanwhile(tmp_path: Path) -
         "import os, signal\nparent = os.getppid()\nos.kill(parent, signal.SIGKILL)\nwhile os.getppid() == parent:\n   "
         " pass\nraise RuntimeError\n"
     )
-    code, _, errors = run_step(tmp_path, "reflectkit.stages.preload", tmp_path)
+    code, _, errors = run_step(tmp_path, "reflectkit.stages.recipes.preload", tmp_path)
     assert code == -signal.SIGKILL
     assert "Traceback" not in errors
 

@@ -17,7 +17,7 @@ from reflectkit.core.errors import ConfigError
 from reflectkit.core.protocols import Agent
 from reflectkit.core.registry import plugins, resolve
 from reflectkit.models.sampler import Opening
-from reflectkit.stages.teaching import report_damage, stop_if_spent
+from reflectkit.stages.shared.chat import report_damage, stop_if_spent
 
 SCRIPTED = ("oracle", "random")
 LONGEST_NAME = 100  # characters of a model's name in a file's

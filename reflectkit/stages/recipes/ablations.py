@@ -10,12 +10,9 @@ from typing import Any, ClassVar
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import read_jsonl
 from reflectkit.core.reports import Report
-from reflectkit.stages import eval_tables
+from reflectkit.stages import config_class
+from reflectkit.stages.shared import eval_tables
 
-MAKERS = ("gen-sft", "sft", "rlft")
-"""Stages whose steps an ablation may change; all arms share the data made before them."""
-LISTS = ("policy", "runs")
-"""Settings of evaluate and plot in which each arm has an entry, `NAME=…`."""
 MARK = "@"
 
 Step = dict[str, Any]
@@ -56,9 +53,15 @@ def names(steps: Sequence[Step], name: str, ablation: Ablation) -> dict[str, str
     read = {step["name"]: references(step | ablation.steps.get(step["name"], {})) for step in steps}
     changed: set[str] = set()
     for step in steps:
-        if step["name"] in ablation.steps or (step["stage"] in MAKERS and read[step["name"]] & changed):
+        if step["name"] in ablation.steps or (config_class(step["stage"]).MAKES_ARM and read[step["name"]] & changed):
             changed.add(step["name"])
-    entries = [entry for step in steps for key in LISTS for entry in step.get(key, ()) if _is_of(entry, ablation)]
+    entries = [
+        entry
+        for step in steps
+        for key in config_class(step["stage"]).ARMS
+        for entry in step.get(key, ())
+        if _is_of(entry, ablation)
+    ]
     needed = set(ablation.steps) | references(entries)
     for step in reversed(steps):
         if step["name"] in needed & changed:

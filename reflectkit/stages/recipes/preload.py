@@ -21,7 +21,7 @@ with contextlib.suppress(Exception):  # the step that needs a library says what 
         import peft  # noqa: F401
         from trl import SFTTrainer  # noqa: F401
 
-    import reflectkit.stages.schedule  # noqa: F401
+    import reflectkit.stages.recipes.schedule  # noqa: F401
 
 if os.getppid() != _parent:
     os._exit(0)  # nobody waits for the steps any more

@@ -24,10 +24,9 @@ from reflectkit.core.console import Bar, Progress
 from reflectkit.core.errors import ConfigError, ReflectkitError, user_code_line
 from reflectkit.core.reports import Report
 from reflectkit.core.threads import VARIABLES
-from reflectkit.stages import STAGES
+from reflectkit.stages import STAGES, config_class
 
-PRELOADED = "reflectkit.stages.preload"
-TRAINING = frozenset({"sft", "rlft"})
+PRELOADED = "reflectkit.stages.recipes.preload"
 READ_ONCE = (*VARIABLES, "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TORCH", "PYTORCH_")
 """Prefixes of the environment variables that libraries read when they are imported."""
 _served: dict[str, str] | None = None  # these variables in the server that forks the steps
@@ -117,7 +116,7 @@ def _context(jobs: Sequence[Job]) -> Any:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    if TRAINING & {job.stage for job in jobs}:
+    if any(config_class(job.stage).TRAINS for job in jobs):
         context.set_forkserver_preload([PRELOADED])
     _start_server(context)
     return context if _served == _read_once() else multiprocessing.get_context("spawn")

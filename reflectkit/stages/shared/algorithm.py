@@ -12,7 +12,7 @@ from typing_extensions import override
 from reflectkit.core.config import above, flag, fraction, one_of, option, with_settings, within
 from reflectkit.core.errors import ConfigError
 from reflectkit.rl.algorithms import ALGORITHMS, Algorithm, CriticSettings, Objective, algorithm
-from reflectkit.stages.common import PlayConfig
+from reflectkit.stages.shared.environments import PlayConfig
 
 ALGORITHM_LIMITS = {
     "target_kl": (0, 10**6),

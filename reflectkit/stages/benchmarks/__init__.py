@@ -1,0 +1,1 @@
+"""What `bench` measures: rollouts and updates, and the coverage of the intervals."""

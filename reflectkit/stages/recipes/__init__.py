@@ -1,0 +1,1 @@
+"""What `run` is made of: recipes' ablations, and the schedule of their steps."""

@@ -1,0 +1,1 @@
+"""What several commands share: settings by topic, players, tables and figures."""
