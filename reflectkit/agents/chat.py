@@ -200,9 +200,7 @@ class Recovery:
         """A step on the way, or the teacher's correction; the slip is drawn with the turn's own seed."""
         env: Any = require_oracle(context.env)
         if not env.has("slips"):
-            raise ConfigError(
-                f"env '{env.name}' makes no negative examples (no slips()); use --noise, and --negatives 0"
-            )
+            raise ConfigError(f"env '{env.name}' has no negative examples (no slips()); use --noise, and --negatives 0")
         if env.note() == "mistake":
             return await self.teacher.decide(observation, context)
         chance = generator(context.seed, "slip")

@@ -107,7 +107,7 @@ def _function(name: str, module: Any, arguments: Sequence[str]) -> Callable[...,
             report = _run(module, settings, progress)
         show(console, report)
 
-    text = "YAML file of settings, by the names of these flags; a flag that is given goes before it."
+    text = "YAML file of settings, by the names of these flags; flags on the command line override it."
     file = Annotated[Path | None, typer.Option("--config", help=text, rich_help_panel=StageConfig.PANEL)]
     parameters.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=file))
     parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))

@@ -66,19 +66,13 @@ class StageConfig:
     """Whether its tables are part of a recipe's own report."""
     CHOOSERS: ClassVar[tuple[str, ...]] = ()
     """Settings of this class whose value decides what further settings there are; see `chosen`."""
-    data_dir: Path = option(Path("data"), help="Folder of the data files; each env has a folder in it.")
-    results_dir: Path = option(Path("results"), help="Folder of the runs.")
-    name: str = option(
-        "", help="Folder of the run below --results-dir, e.g. taxi/policy; default: numbered, as 8_rlft."
-    )
-    seed: int = option(0, help="Seed of everything random; the same seed gives the same result.")
-    threads: int = option(
-        1, help="CPU threads of a process; other numbers round floats otherwise, and so give other weights."
-    )
-    force: bool = option(
-        False, help="Run again although a finished run is there; with --name, replace what is in its folder."
-    )
-    keep: bool = option(False, help="Where --name has a run with other settings, leave it and use NAME.2, NAME.3, …")
+    data_dir: Path = option(Path("data"), help="Folder for data; each env has its own subfolder.")
+    results_dir: Path = option(Path("results"), help="Folder for runs.")
+    name: str = option("", help="Folder of the run in --results-dir, e.g. taxi/policy; default: numbered, e.g. 8_rlft.")
+    seed: int = option(0, help="Random seed; the same seed gives the same result.")
+    threads: int = option(1, help="CPU threads per process; other numbers change rounding and therefore the weights.")
+    force: bool = option(False, help="Run again even if a finished run exists; with --name, replace its folder.")
+    keep: bool = option(False, help="If --name has a run with other settings, keep it and use NAME.2, NAME.3, …")
 
     def __new__(cls, **values: Any) -> Self:
         """An instance of the class that has the settings which `values` call for."""
@@ -230,8 +224,8 @@ def check_own_settings(own: Any, whose: str) -> None:
         )
         if len(alternatives) != 1 or alternatives[0] not in (str, int, float, bool, Path, tuple[str, ...]):
             raise ConfigError(
-                f"{whose}: its setting '{item.name}' has the type {hint}; use str, int, float, bool, Path or "
-                "tuple[str, ...]"
+                f"{whose}: its setting '{item.name}' has the type {hint}; use str, int, float, bool, Path or"
+                " tuple[str, ...]"
             )
 
 

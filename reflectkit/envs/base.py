@@ -27,8 +27,8 @@ class NoSettings:
 class PromptSettings:
     """How much of a long output, and of a long prompt, an env shows."""
 
-    result_tokens: int = option(400, help="Tokens, about, that are shown of a command's output.")
-    prompt_tokens: int = option(800, help="Tokens, about, of a whole prompt; the oldest commands go first.")
+    result_tokens: int = option(400, help="Approximate number of tokens shown of a command's output.")
+    prompt_tokens: int = option(800, help="Approximate token limit of a prompt; the oldest commands are dropped first.")
 
     def __post_init__(self) -> None:
         within("result_tokens", self.result_tokens, 1, MOST_TOKENS)

@@ -1,4 +1,4 @@
-"""One file a command: a frozen config and `run(config, progress) → Report`. No printing, no math.
+"""One file per command: a frozen config and `run(config, progress) → Report`. No printing, no math.
 
 `STAGES` is the pipeline in order; the command line and `run` read it, and a module is imported when its stage is used.
 """

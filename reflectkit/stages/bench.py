@@ -1,11 +1,12 @@
-"""bench: how fast things are here, as figures that can be compared within one run, and how good the intervals are.
+"""bench: measure speed on this machine, with figures comparable within one run, and the coverage of the intervals.
 
-`bench env` measures an environment alone, in CPU time: of this process and of those that the environment has started,
-so that other work on the machine does not count. `bench rl` measures rollouts and updates, in wall time, beside bare
-passes of the same model over the same tokens. An environment without problems of its own is measured, without
-`--task-file`, on some that are made for it: auto_explore on a repository of `--files` files, alfworld on a game of each
-type. One that works in other processes is measured side by side too, in CPU time and in wall time. `bench coverage`
-measures no speed: it simulates how often the intervals of `evaluate` hold the truth, and takes no environment.
+`bench env` measures only the environment, in CPU time of this process and of the processes that the environment
+started, so that other work on the machine does not count. `bench rl` measures rollouts and updates in wall time,
+against bare passes of the same model over the same tokens. An environment that does not list its own problems is
+measured, without `--task-file`, on generated ones: auto_explore on a repository of `--files` files, alfworld on one
+game of each type. An environment that works in other processes is also measured in parallel, in CPU time and wall time.
+`bench coverage` does not measure speed: it simulates how often the intervals of `evaluate` contain the true value, and
+takes no environment.
 """
 
 from __future__ import annotations
@@ -62,16 +63,16 @@ class Config(PlayConfig):
     )
     env: str = option("taxi", help=f"env, rl: environment: {', '.join(ENVS)}, or your own as package.module:Class.")
     steps: int | None = option(
-        None, help="env: steps to take in all; default: 100,000, or 2,000 where the env works in other processes."
+        None, help="env: total number of steps; default: 100,000, or 2,000 if the env works in other processes."
     )
     size: tuple[str, ...] = option(
         SIZES, help="rl: models to measure: tiny, gpt2-small (124 M parameters; repeat the flag)."
     )
-    episodes: int = option(128, help="rl: episodes a round.")
-    rounds: int = option(5, help="rl: rounds of which the median counts; gpt2-small gets half of them.")
-    files: int = option(1000, help="Files of the repository that is written, where the env explores one.")
-    simulations: int = option(2000, help="coverage: data sets drawn a cell.")
-    task_file: Path | None = option(None, help="Problems to play; default: the env's own, or some that are made.")
+    episodes: int = option(128, help="rl: episodes per round.")
+    rounds: int = option(5, help="rl: number of rounds, summarised by the median; gpt2-small runs half of them.")
+    files: int = option(1000, help="Number of files in the generated repository, if the env explores one.")
+    simulations: int = option(2000, help="coverage: simulated data sets per cell.")
+    task_file: Path | None = option(None, help="Problems to play; default: the env's own, or generated ones.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,5 +1,5 @@
-"""evaluate: several players on the same held-out problems, each with or without a reflector; success with its 95 %
-interval.
+"""evaluate: compare several players on the same held-out problems, each with or without a reflector. Reports success
+with 95 % intervals.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def plain_sft(config: Config) -> Path:
     if checkpoints:
         raise ConfigError(f"--policy sft could be any of {', '.join(checkpoints)}; write --policy sft=CHECKPOINT")
     raise ConfigError(
-        f"--policy sft: {config.results_dir} has no finished SFT on {rows}; make it with `reflectkit sft --env"
+        f"--policy sft: {config.results_dir} has no finished SFT on {rows}; create it with `reflectkit sft --env"
         f" {config.env} --role plain`, or write --policy sft=CHECKPOINT"
     )
 
@@ -174,8 +174,8 @@ def run(config: Config, progress: Progress) -> Report:
         return _estimate(config, matches, progress)
     if source is None:
         progress.news(
-            f"there is no {config.folder / HELD_OUT}: playing all problems that env '{config.env}' lists, none held out"
-            " from training; `reflectkit gen-trajectory` and `reflectkit split` make one"
+            f"{config.folder / HELD_OUT} does not exist: playing all problems that env '{config.env}' lists, none of"
+            " them held out from training; create it with `reflectkit gen-trajectory` and `reflectkit split`"
         )
     for text in config.policy:
         for part in chat_parts(text):

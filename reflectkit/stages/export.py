@@ -1,6 +1,6 @@
-"""export: write a checkpoint as a plain Hugging Face folder, its LoRA adapter merged, with a model card.
+"""export: write a checkpoint as a plain Hugging Face folder with a model card; a LoRA adapter is merged.
 
-The folder opens with `AutoModelForCausalLM.from_pretrained`, and with reflectkit's own commands.
+The folder loads with `AutoModelForCausalLM.from_pretrained` and with reflectkit's own commands.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Config(StageConfig):
     """Settings of export."""
 
     load_dir: Path = option(help="Checkpoint of sft or rlft.")
-    out_dir: Path = option(help="Folder to write; it must not exist, or be an earlier export (with --force).")
+    out_dir: Path = option(help="Folder to write; it must not exist, unless it is an earlier export (with --force).")
     dtype: str = option("float32", help="float32, bfloat16 or float16.")
     license: str = option(
         "", help="Licence identifier for the card, e.g. apache-2.0; the base model's licence binds you."
@@ -61,9 +61,9 @@ def run(config: Config, progress: Progress) -> Report:
         target = config.out_dir
         earlier = model_facts(target).get("exported_from")
         if target.exists() and earlier is None:
-            raise ConfigError(f"{target} is there already, and is no export; name another --out-dir")
+            raise ConfigError(f"{target} already exists and is not an export; choose another --out-dir")
         if earlier not in (None, str(config.load_dir)) and not config.force:
-            raise ConfigError(f"{target} is there already, from {earlier}; name another --out-dir (or --force)")
+            raise ConfigError(f"{target} already exists, from {earlier}; choose another --out-dir (or use --force)")
         with progress.bar(f"export {config.load_dir}", 1) as bar:
             told = model_facts(config.load_dir)
             base = base_of(config.load_dir)
@@ -109,11 +109,11 @@ def card(config: Config, told: dict[str, Any], base: str | None) -> str:
     ]
     if told.get("reflector"):
         lines.append(f"- comments by: `{told['reflector']}`")
-    lines += ["", "## How it did in training", "", "| figure | value |", "|---|---|"]
+    lines += ["", "## Training metrics", "", "| figure | value |", "|---|---|"]
     lines += [f"| {name.replace('_', ' ')} | {_short(value)} |" for name, value in figures.items()] or [
         "| none recorded | |"
     ]
-    lines += ["", "Rates are of training problems, while sampling; `reflectkit evaluate` measures held-out ones.", ""]
+    lines += ["", "Rates are for sampled play on training problems; `reflectkit evaluate` measures held-out ones.", ""]
     lines += ["## Settings", "", "```json", json.dumps(settings, indent=1, ensure_ascii=False), "```", ""]
     lines += [
         "## Use",

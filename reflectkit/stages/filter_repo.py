@@ -1,8 +1,8 @@
-"""filter-repo: copies of repositories with only the files that questions can be asked about; a table says what was
-dropped and why.
+"""filter-repo: copy repositories with only the files that questions can be asked about. A table shows what was dropped
+and why.
 
-Kept: code, data, text and shell files with plain names and readable, mostly ASCII content. A repository is a folder, a
-.zip or a .tar.gz; links are never followed, and nothing can leave an archive.
+Keeps code, data, text and shell files with plain names and readable, mostly ASCII content. A repository is a folder, a
+.zip or a .tar.gz. Links are never followed, and no file can escape from an archive.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Config(EnvConfig):
     WRITES_DATA: ClassVar[bool] = True
     env: str = option("auto_explore", help="The environment that explores repositories.")
     repo_dir: Path = option(Path("data/auto_explore/repos"), help="Folder of the repositories: folders, .zip, .tar.gz.")
-    max_file_mb: float = option(5.0, help="A larger file is dropped; in MiB.")
+    max_file_mb: float = option(5.0, help="Files larger than this are dropped (MiB).")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,7 +51,8 @@ def run(config: Config, progress: Progress) -> Report:
     here, there = config.repo_dir.resolve(), target.resolve()
     if here.is_relative_to(there) or there.is_relative_to(here):
         raise DataError(
-            config.repo_dir, f"holds, or lies in, {target}, where the filtered copies go; give the originals' folder"
+            config.repo_dir,
+            f"contains, or is in, {target}, where the filtered copies go; give the folder of the originals",
         )
     write_permission(target)
     with open_run("filter-repo", config, list(filter(readable, found))) as current:
@@ -59,7 +60,7 @@ def run(config: Config, progress: Progress) -> Report:
             return current.done
         links = sorted(entry.name for entry in os.scandir(config.repo_dir) if entry.is_symlink())
         if links:
-            progress.news(f"links are not followed: {', '.join(map(ascii, links[:5]))} in {config.repo_dir} left out")
+            progress.news(f"links are not followed: {', '.join(map(ascii, links[:5]))} in {config.repo_dir} skipped")
         results: list[Filtered] = []
         with progress.bar("Filtering repositories", len(found)) as bar:
             for path in found:
@@ -70,10 +71,10 @@ def run(config: Config, progress: Progress) -> Report:
             if result.why_not:
                 progress.news(f"{result.name}: left out, {result.why_not}")
         if not kept:
-            raise DataError(config.repo_dir, f"no repository is left; e.g. {results[0].name}: {results[0].why_not}")
+            raise DataError(config.repo_dir, f"no repositories are left; e.g. {results[0].name}: {results[0].why_not}")
         others = sorted(set(os.listdir(target)) - {result.name for result in kept})
         if others := [name for name in others if not name.startswith(".")]:
-            progress.news(f"{target} also holds {', '.join(others[:5])} from before; remove what is not wanted")
+            progress.news(f"{target} also holds {', '.join(others[:5])} from earlier runs; remove what you do not need")
         current.tables += _tables(results, target)
         figures = {
             "repositories": len(kept),

@@ -1,7 +1,7 @@
-"""filter-task: one clean list of questions from the files of gen-task, or of the original toolkit.
+"""filter-task: merge the files of gen-task, or of the original toolkit, into one clean list of questions.
 
-Drops empty questions and vanished files, writes commands as the environment offers them, puts `id FILE` behind a last
-`cat`, and merges questions that are there twice, with their trajectories.
+Drops empty questions and missing files, writes commands as the environment offers them, appends `id FILE` after a final
+`cat`, and merges duplicate questions with their trajectories.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def run(config: Config, progress: Progress) -> Report:
                 bar.advance()
         if not kept:
             raise DataError(
-                source, f"no question is left: {dict(dropped)}; were the repositories filtered into {repos}?"
+                source, f"no questions are left: {dict(dropped)}; were the repositories filtered into {repos}?"
             )
         target = config.folder / "data.json"
         write_json(target, [_record(question, trajectories) for question, trajectories in kept.values()])
@@ -88,7 +88,7 @@ def _json_files(source: Path) -> list[Path]:
         return [source]
     files = sorted(path for path in source.glob("*.json") if not path.name.startswith("."))
     if not files:
-        raise DataError(source, "holds no .json file; run `reflectkit gen-task` first, or give --task-file")
+        raise DataError(source, "contains no .json file; run `reflectkit gen-task` first, or give --task-file")
     return files
 
 
@@ -108,14 +108,14 @@ def _take(
     question = read_question(value, where)
     asked = " ".join(question.question.split())
     if not (asked + question.answer).isascii() and _has_surrogates(asked + question.answer):
-        dropped["text that is no Unicode"] += 1
+        dropped["text that is not valid Unicode"] += 1
         return
     if not asked:
         dropped["empty question"] += 1
         return
     try:
         if "/" in question.root or question.root in ("", ".", ".."):
-            raise DataError(where, f"{question.root!r} is no repository's name", field="root")
+            raise DataError(where, f"{question.root!r} is not a repository name", field="root")
         repository = env.open_repository(repos / question.root)
     except DataError:
         dropped["no such repository"] += 1

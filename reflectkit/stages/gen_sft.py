@@ -1,6 +1,4 @@
-"""gen-sft: the five SFT files, from the training split's demonstrations, replayed through the env and the one
-renderer.
-"""
+"""gen-sft: write the five SFT files by replaying the training split's demonstrations through the environment."""
 
 from __future__ import annotations
 
@@ -45,14 +43,14 @@ class Config(WorldConfig):
     task_file: Path | None = option(None, help="Records to learn from; default: train.json in the env's data folder.")
     out_dir: Path | None = option(None, help="Folder for the five files; default: the env's data folder.")
     comments: str = option(
-        "teacher", help="Whose comments the policy's rows show: teacher, reflector, or both (a row each)."
+        "teacher", help="Whose comments the policy's rows show: teacher, reflector, or both (one row each)."
     )
     reflect_load_dir: Path | None = option(None, help="The reflector's checkpoint, for --comments reflector or both.")
     repeats: int = option(
-        1, help="Replays of each demonstration, that differ where something is drawn, as by --shuffle-action."
+        1, help="Replays of each demonstration; they differ if something is random, e.g. with --shuffle-action."
     )
     mismatch: float = option(
-        0.0, help="Share of the policy's rows that show another step's comment, so that it is checked."
+        0.0, help="Share of the policy's rows that show another step's comment, so that it learns to check them."
     )
 
     def __post_init__(self) -> None:
@@ -68,7 +66,7 @@ class Config(WorldConfig):
             )
 
 
-@memory_explained("take a smaller --reflect-load-dir model")
+@memory_explained("use a smaller --reflect-load-dir model")
 def run(config: Config, progress: Progress) -> Report:
     """Write sft, sft_reflection, sft_policy and the last two's `_positive` variants, one prompt and
     completion a line.
@@ -85,7 +83,7 @@ def run(config: Config, progress: Progress) -> Report:
             return current.done
         steps, faults = _lessons(config, source, records, progress)
         if not steps:
-            raise DataError(source, "no record has a demonstration; make some with `reflectkit gen-trajectory`")
+            raise DataError(source, "no record has a demonstration; generate some with `reflectkit gen-trajectory`")
         for fault, number in faults.items():
             progress.news(f"{number} demonstrations {fault}")
         right = [step for step in steps if step.note != "mistake"]

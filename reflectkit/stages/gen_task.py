@@ -1,9 +1,9 @@
-"""gen-task: the problems of an env that does not list its own: conversations (memory), games (alfworld), or questions
-about the files of filtered repositories (auto_explore), one file a repository.
+"""gen-task: generate the problems of an env that does not list its own: conversations (memory), games (alfworld), or
+questions about the files of filtered repositories (auto_explore), with one output file per repository.
 
-Each question comes with its answer and the way there, from a teacher. The oracle teacher needs no network. Chat
-teachers are asked once a file; each answer is kept in `journal.jsonl`, so that a killed run, or the same command again,
-pays for nothing twice.
+Each question comes from a teacher, with its answer and the path to the file. The oracle teacher needs no network. Chat
+teachers are asked once per file. Each answer is stored in `journal.jsonl`, so that a killed run, or the same command
+again, never pays twice.
 """
 
 from __future__ import annotations
@@ -58,11 +58,12 @@ class QuestionSettings:
     repos_dir: Path | None = option(
         None, help="The filtered repositories; default: repos_filtered in the env's data folder."
     )
-    max_level: int = option(2, help="Files at most so many folders deep.")
-    per_file: int = option(3, help="Questions a file, at most.")
-    min_tokens: int = option(FEWEST_TOKENS, help="Files with fewer tokens, about, are passed over.")
+    max_level: int = option(2, help="Maximum folder depth of the files.")
+    per_file: int = option(3, help="Maximum questions per file.")
+    min_tokens: int = option(FEWEST_TOKENS, help="Skip files with fewer tokens (approximate).")
     max_tokens: int = option(
-        MOST_TOKENS, help="Tokens, about, of the excerpt that is asked about: both ends of a longer file."
+        MOST_TOKENS,
+        help="Approximate token limit of the excerpt to ask about; of longer files, the beginning and end.",
     )
 
     def __post_init__(self) -> None:
@@ -77,9 +78,7 @@ class Config(TeacherConfig, EnvConfig):
     """Settings of gen-task."""
 
     WRITES_DATA: ClassVar[bool] = True
-    env: str = option(
-        "auto_explore", help="The environment that the problems are for; its own settings: --env NAME --help."
-    )
+    env: str = option("auto_explore", help="Environment of the problems; for its settings: --env NAME --help.")
 
     def __post_init__(self) -> None:
         EnvConfig.__post_init__(self)
@@ -89,7 +88,7 @@ class Config(TeacherConfig, EnvConfig):
             explorer("gen-task", self.env)
         elif self.teacher != ORACLE:
             raise ConfigError(
-                f"--teacher {self.teacher}: {generator.noun} are generated without a teacher; leave it out"
+                f"--teacher {self.teacher}: {generator.noun} are generated without a teacher; leave out the flag"
             )
         self.settings  # noqa: B018  checked as they are made
 
@@ -140,7 +139,7 @@ def run(config: Config, progress: Progress) -> Report:
         raise DataError(repos, "no such folder; run `reflectkit filter-repo` first, or give --repos-dir")
     names = sorted(path.name for path in repos.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not names:
-        raise DataError(repos, "holds no repository; run `reflectkit filter-repo` first")
+        raise DataError(repos, "has no repositories; run `reflectkit filter-repo` first")
     target, journal = config.env_folder / "tasks", config.env_folder / "journal.jsonl"
     if config.dry_run and config.teacher == ORACLE:
         return Report("gen-task", config.env_folder, *free())
@@ -210,11 +209,11 @@ def _files(folder: Path, config: Config, passed: dict[str, int], progress: Progr
         if path.count("/") > settings.max_level:
             reason = f"over {settings.max_level} folders deep"
         elif text is None:
-            reason = "cannot be read, or of another kind"
+            reason = "unreadable, or of an unsupported type"
         elif count_tokens(text) < settings.min_tokens:
             reason = f"under {settings.min_tokens} tokens"
         elif not env.reaches(repository, path):
-            reason = "in a folder with too many entries to be offered"
+            reason = "in a folder with too many entries to offer"
         else:
             kept.append(_File(folder.name, path, text, shorten(text, settings.max_tokens)))
             continue
@@ -260,9 +259,7 @@ def _ask(
         answered = sum(outcome.value is not None for outcome in outcomes)
 
         def stop() -> None:
-            stop_if_spent(
-                config, client, f"{answered} of {len(files)} files are asked about, their questions are in {target}"
-            )
+            stop_if_spent(config, client, f"{answered} of {len(files)} files have questions, which are in {target}")
 
         return questions_of, figures | {"stop": stop}
 

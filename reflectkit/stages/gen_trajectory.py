@@ -1,10 +1,10 @@
-"""gen-trajectory: demonstrations with reflections from a teacher: correct ones, and ones with a mistake and its
-correction.
+"""gen-trajectory: generate demonstrations with reflections from a teacher: correct ones, and ones with a mistake and
+its correction.
 
-Problems come from the env itself, or from a file of them (`data.json` in its folder). The oracle teacher
-needs no network; its demonstrations hold mistakes on purpose with chance `--noise`. A chat teacher acts and comments;
-with `--actor oracle` the oracle acts, and the chat teacher, who is told the best action, comments without naming it.
-`--negatives` adds demonstrations of one mistake each.
+Problems come from the env itself or from a file (`data.json` in its folder). The oracle teacher needs no network; with
+probability `--noise` it makes a deliberate mistake. A chat teacher acts and comments. With `--actor oracle`, the oracle
+acts, and the chat teacher sees the best action and comments without naming it. `--negatives` adds demonstrations with
+one mistake each.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ class Config(TeacherConfig, PlayConfig):
     task_file: Path | None = option(
         None, help="Problems, for envs that do not list their own; default: data.json in its folder."
     )
-    level: str = option("", help="Curriculum level of the problems; default: the env's last, the whole task.")
+    level: str = option("", help="Curriculum level of the problems; default: the env's last, which is the full task.")
     demonstrations: int | None = option(
-        None, help="Problems that get demonstrations; default: 57, or all where they come from a file."
+        None, help="Number of problems to demonstrate; default: 57, or all if they come from a file."
     )
     actor: str = option(
-        TEACHER, help="Who acts: teacher; or oracle, on whose steps a chat teacher comments, told the best action."
+        TEACHER, help="Who acts: teacher, or oracle with comments by a chat teacher, which sees the best action."
     )
     noise: float | None = option(
-        None, help="Chance that an oracle's step is a mistake; default: the env's own, usually 0.2."
+        None, help="Probability that a step of the oracle is a mistake; default: the env's own, usually 0.2."
     )
     negatives: int | None = option(
-        None, help="Demonstrations of a mistake for each problem; default: the env's own, usually 0."
+        None, help="Demonstrations with a mistake per problem; default: the env's own, usually 0."
     )
     history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP)
 
@@ -83,7 +83,7 @@ class Config(TeacherConfig, PlayConfig):
             within("negatives", self.negatives, 0, 10_000_000)
             if self.negatives and not self.kind.has("slips"):
                 raise ConfigError(
-                    f"env '{self.env}' makes no negative examples (no slips()); use --noise, and --negatives 0"
+                    f"env '{self.env}' has no negative examples (no slips()); use --noise, and --negatives 0"
                 )
         if self.level:
             check_level(self.env, self.level)
@@ -99,8 +99,8 @@ class Config(TeacherConfig, PlayConfig):
             )
         if self.noise:
             raise ConfigError(
-                f"--noise {self.noise:g} is for an oracle that acts, and here {self.teacher} does; add --actor oracle,"
-                " or leave out --noise"
+                f"--noise {self.noise:g} needs the oracle to act, but {self.teacher} acts here; add --actor oracle, or"
+                " leave out --noise"
             )
 
     @property
@@ -150,7 +150,7 @@ def run(config: Config, progress: Progress) -> Report:
         if usage:
             stop_if_spent(config, client, f"{sum(map(len, made.values()))} demonstrations are in {path}")
         if given:
-            progress.news(f"{given} demonstrations of {source} are kept beside the new ones")
+            progress.news(f"{given} demonstrations of {source} are kept along with the new ones")
         figures = _figures(wanted, played, made, len(tasks)) | usage
         current.tables.append(figures_table(f"Demonstrations in {path}", "count", figures))
         if failed := {
@@ -176,7 +176,7 @@ def _problems(config: Config, level: str, source: Path | None) -> list[Record]:
     records = read_records(source, config.env_name)
     kept = [record for record in records if _has_level(config, record.task, level)]
     if not kept:
-        raise DataError(source, f"holds no task of level '{level}'")
+        raise DataError(source, f"has no task of level '{level}'")
     return records if config.kind.keeps_other_levels else kept
 
 
@@ -251,7 +251,7 @@ def _marked(config: Config, level: str, trajectory: Trajectory) -> Trajectory:
     (again,) = rollout([Episode(trajectory.task, trajectory.seed)], config.maker(level), marker, width=1)
     if again.status is Status.ABORTED:
         raise EnvironmentFailure(
-            f"{trajectory.task.id}: {again.reason}; run the same command again, what was asked is kept"
+            f"{trajectory.task.id}: {again.reason}; run the same command again; answers so far are kept"
         )
     notes = [*marker.notes[1:], "good" if trajectory.success else "mistake"]
     turns = [
@@ -309,13 +309,16 @@ def _dry_run(
             most = [
                 fullest(request, config.history_tokens) for request in rehearsal.requests if client.calls_left(request)
             ]
-            usual, bound = "comments as short as the oracle's own", "every request as long as --history-tokens allows"
+            usual, bound = (
+                "comments as short as the oracle's own",
+                "every request of the full length that --history-tokens allows",
+            )
         else:
             longest = [fullest(request, config.history_tokens) for request in rehearsal.requests]
             longest = sorted(longest, key=lambda request: -request.prompt_tokens)[:1]
             most = longest * (len(wanted) * config.horizon_at(level))
             usual = "a teacher that makes no mistake"
-            bound = "every episode goes to its horizon, and every prompt is as long as the longest of those may be"
+            bound = "every episode runs to its horizon, and every prompt has the maximum length"
         client.close()
     figures, table = estimate(config, rehearsal.requests, ANALYSIS_TOKENS, journal, most)
     progress.news(f"expected: {usual}; at most: {bound}")

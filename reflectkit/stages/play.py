@@ -1,7 +1,8 @@
-"""play: watch an environment, or play it yourself, one step at a time: a person, the oracle, a rule, or a checkpoint.
+"""play: watch an environment or play it yourself, step by step. The player is a person, the oracle, a rule or a
+checkpoint.
 
-What is seen is shown as the players see it, with a reflector's comment; then who plays chooses, and the reward is told.
-At a question, h lists the commands. Every episode is kept in `episodes.jsonl`.
+Each step shows the observation as the players see it, a reflector's comment, the chosen action and the reward. At a
+prompt, h lists the commands. Every episode is saved in `episodes.jsonl`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ PERSON = "person"
 MOST_SHOWN = 4  # choices whose probabilities are shown
 LEAST_SHOWN = 0.005  # probability of such a choice
 RULE_WIDTH = 60  # characters
-NOBODY = "standard input is closed or empty; play at a terminal, pipe the answers in, or give --policy oracle --auto"
+NOBODY = "standard input is closed or empty; use a terminal, pipe in the answers, or give --policy oracle --auto"
 NEXT = "Enter to take it, q to stop: "
 
 
@@ -59,19 +60,17 @@ class Config(SamplerConfig, PlayConfig):
     policy: str = option(
         PERSON, help="Who plays: person, oracle, random, a baseline of the env, or NAME=CHECKPOINT[+REFLECTOR]."
     )
-    reflector: Path | None = option(
-        None, help="A reflector whose comment is shown to a player that has none of its own."
-    )
+    reflector: Path | None = option(None, help="Reflector that comments for a player without one.")
     teacher: bool = option(False, help="Show the oracle teacher's comment instead of a reflector's.")
     task_file: Path | None = option(
         None, help="Problems; default: the env's own, or test.json or data.json in its folder."
     )
-    level: str = option("", help="Curriculum level; default: the last, or in a file any.")
-    task: str = option("", help="The problem's id; default: one that --seed draws.")
-    episodes: int = option(1, help="Episodes, one after the other.")
-    auto: bool = option(False, help="Do not wait for a key between the steps of a player that is no person.")
-    temperature: float = option(0.0, help="Of a checkpoint's sampling; 0 takes the likeliest action.")
-    max_new_tokens: int = option(128, help="Tokens of an answer, in an environment without enumerated actions.")
+    level: str = option("", help="Curriculum level; default: the last, or any level in a file.")
+    task: str = option("", help="The problem's id; default: a random one, by --seed.")
+    episodes: int = option(1, help="Number of episodes to play.")
+    auto: bool = option(False, help="Do not wait for a key between the steps of a player other than a person.")
+    temperature: float = option(0.0, help="Sampling temperature of a checkpoint; 0 takes the likeliest action.")
+    max_new_tokens: int = option(128, help="Maximum tokens of an answer in environments without enumerated actions.")
     device: str = option("auto", help="auto, cpu, cuda, …")
 
     def __post_init__(self) -> None:
@@ -104,7 +103,7 @@ def run(config: Config, progress: Progress) -> Report:
     """Write `episodes.jsonl`, a line after each episode. Raises ConfigError, CheckpointError, DataError."""
     name, *checkpoints = config.player
     if name != PERSON and not config.auto and not progress.attended:
-        raise ConfigError("nobody is at a terminal to go from step to step; add --auto")
+        raise ConfigError("there is no terminal to wait for keys; add --auto")
     source, tasks = _problems(config)
     models = [path for path in (*checkpoints, config.reflector) if path is not None]
     if warning := mismatch(*config.player):

@@ -90,7 +90,7 @@ class Config(SamplerConfig, AlgorithmConfig):
         None, help="Checkpoint of another rlft run to resume from; the other settings must match."
     )
     task_file: Path | None = option(None, help="Problems to train on; default: train.json in the env's data folder.")
-    max_steps: int = option(60, help="Updates.")
+    max_steps: int = option(60, help="Number of updates.")
     episodes: int = option(128, help="Episodes per update, over all processes.")
     learning_rate: float = option(2.5e-4, help="Peak learning rate of Adam.")
     schedule: str = option(
@@ -150,8 +150,8 @@ class Config(SamplerConfig, AlgorithmConfig):
             )
         if self.share_base and (self.reflect_load_dir is None or self.load_dir is None or self.lora_r):
             raise ConfigError(
-                "--share-base needs --load-dir and --reflect-load-dir, two LoRA adapters on the same base, and no "
-                "--lora-r"
+                "--share-base needs --load-dir and --reflect-load-dir, two LoRA adapters on the same base, and no"
+                " --lora-r"
             )
         critic = self.critic_settings
         if (

@@ -273,7 +273,7 @@ def _chosen(stage: str, values: Mapping[str, Any]) -> type[StageConfig]:
 def _chosen_ablations(config: Config, recipe: Recipe) -> dict[str, Ablation]:
     """The ablations in --ablate, by name. Raises ConfigError."""
     if config.ablate and not config.ablated:
-        raise ConfigError("--ablate names no ablation; `reflectkit list` shows those of each recipe")
+        raise ConfigError("--ablate is empty; `reflectkit list` shows the ablations of each recipe")
     if config.ablate and not recipe.ablations:
         raise ConfigError(f"--ablate: recipe '{config.recipe}' has no ablations; add some to it")
     for name in config.ablated:

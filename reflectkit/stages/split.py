@@ -1,7 +1,7 @@
-"""split: 7:2:1 into train, validate and test, by what a split must not tear apart (a start state, a repository, a
-game).
+"""split: divide the problems 7:2:1 into train, validate and test, keeping each group (a start state, a repository, a
+game) in one split.
 
-Where tasks are set in rooms, some of the rooms can be held out first, with all that is in them.
+If tasks are set in rooms, some rooms can be held out first with all their tasks.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Config(EnvConfig):
     WRITES_DATA: ClassVar[bool] = True
     task_file: Path | None = option(None, help=f"Records to split; default: {RECORDS} in the env's data folder.")
     by: str = option(
-        "", help="What is not torn apart: group (a start state), repo or question; default: the env's own."
+        "", help="Unit to keep in one split: group (a start state), repo or question; default: the env's own."
     )
     unseen_rooms: float = option(
         0.0,
-        help="Where problems are set in rooms, as alfworld's: share of each kind of room, one at least, whose problems"
+        help="If problems are set in rooms, as in alfworld: share of each kind of room (at least one) whose problems"
         " all go to unseen.json; 0: none.",
     )
 
@@ -106,7 +106,7 @@ def run(config: Config, progress: Progress) -> Report:
             figures[name] = {"tasks": len(part), "demonstrated": shown}
             rows.append((name, str(len({group_of[record.task.id] for record in part})), str(len(part)), str(shown)))
             if not part:
-                progress.news(f"{path} holds no task: {len(name_of_group)} groups{kinds} are too few for 7:2:1")
+                progress.news(f"{path} would have no tasks: {len(name_of_group)} groups{kinds} are too few for 7:2:1")
         current.tables.append(
             Table(f"Split of {source}", ("split", "groups", "tasks", "with demonstration"), tuple(rows))
         )
@@ -129,7 +129,7 @@ def _unseen_rooms(rooms: AbstractSet[str], config: Config, source: Path) -> froz
         unseen |= set(chance.sample(of_kind, max(1, round(config.unseen_rooms * len(of_kind)))))
     if unseen == rooms:
         raise DataError(
-            source, f"--unseen-rooms {config.unseen_rooms:g} holds out all {len(rooms)} rooms; take a smaller share"
+            source, f"--unseen-rooms {config.unseen_rooms:g} holds out all {len(rooms)} rooms; use a smaller share"
         )
     return frozenset(unseen)
 
@@ -142,7 +142,7 @@ def _say_if_unbalanced(sizes: Mapping[str, int], name_of_group: Mapping[str, str
     largest = max(sizes, key=lambda group: sizes[group])
     shares = ":".join(f"{100 * held[name]:.0f}" for name in NAMES)
     progress.news(
-        f"whole repositories cannot be split 70:20:10, this is {shares}: {largest} alone holds"
-        f" {100 * sizes[largest] / total:.0f} % of the questions of"
-        f" {len(sizes)} repositories; add some, or use --by question"
+        f"whole repositories cannot be split 70:20:10, this is {shares}: {largest} alone has"
+        f" {100 * sizes[largest] / total:.0f} % of the questions of {len(sizes)} repositories; add some, or use --by"
+        " question"
     )

@@ -1,4 +1,4 @@
-"""view: played episodes as one HTML page to look at, or with --inspect as logs for `inspect view`."""
+"""view: write played episodes as one HTML page, or with --inspect as logs for `inspect view`."""
 
 from __future__ import annotations
 
@@ -49,17 +49,15 @@ class Config(StageConfig):
         kw_only=True,
     )
     out: Path | None = option(
-        None, help="Page to write; default: view.html in the first run's folder. With --inspect a folder."
+        None, help="Page to write, or with --inspect a folder; default: view.html in the first run's folder."
     )
-    inspect: bool = option(
-        False, help="Write eval logs of Inspect instead, for `inspect view`; default folder: inspect."
-    )
+    inspect: bool = option(False, help="Write eval logs for `inspect view` instead; default folder: inspect.")
     open: bool = option(False, help="Open the page in the browser.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.inspect and self.open:
-            raise ConfigError("--open opens the page, which --inspect does not write; leave one out")
+            raise ConfigError("--open opens the page, but --inspect writes none; leave one out")
         if self.out is not None and not self.inspect and self.out.suffix not in (".html", ".htm"):
             raise ConfigError(f"--out {self.out}: write a .html")
         if self.out is not None and self.out.exists() and self.out.is_dir() != self.inspect:
@@ -92,14 +90,14 @@ def episode_files(paths: Sequence[Path]) -> list[Path]:
     found: dict[tuple[int, int], Path] = {}
     for path in paths:
         if not path.exists():
-            gone = "a link that leads nowhere" if path.is_symlink() else "no such file or folder"
+            gone = "a broken link" if path.is_symlink() else "no such file or folder"
             raise DataError(path, f"{gone}; {MADE_BY}")
         held = [file for file in visible_files(path, _natural) if file.name == EPISODES] if path.is_dir() else [path]
         if not held:
             raise DataError(path, f"holds no {EPISODES}; {MADE_BY}")
         for file in held:
             if not file.is_file():
-                raise DataError(file, f"is no regular file; name a run or its {EPISODES}")
+                raise DataError(file, f"is not a regular file; give a run or its {EPISODES}")
             facts = file.stat()
             found.setdefault((facts.st_dev, facts.st_ino), file)
     return list(found.values())

@@ -64,10 +64,12 @@ class AlfworldSettings(PromptSettings):
     """What may be set."""
 
     games_dir: Path | None = option(
-        None, help=f"Folder of the games (json_2.1.1 in it); default: {FOLDER} in the env's data folder."
+        None, help=f"Folder of the games (contains json_2.1.1); default: {FOLDER} in the env's data folder."
     )
-    expert: str = option(SEARCH, help="The oracle: search (knows what it saw), handcoded or planner (the package's).")
-    typed: bool = option(False, help="Commands are written as text; none are offered to choose from.")
+    expert: str = option(
+        SEARCH, help="The oracle: search (uses only what it has seen), or the package's handcoded or planner."
+    )
+    typed: bool = option(False, help="The policy writes commands as text instead of choosing from a list.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

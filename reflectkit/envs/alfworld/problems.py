@@ -43,7 +43,7 @@ class GameSettings:
 
     instances: int | None = option(None, help=f"Games to generate; default: {GAMES}.")
     games_dir: Path | None = option(
-        None, help="List the games of this folder, which alfworld-download filled, and generate none."
+        None, help="List the games in this folder (from alfworld-download) instead of generating some."
     )
     games: tuple[str, ...] = option(
         (), help="Only games whose name matches, e.g. 'pick_heat_*-Egg-*' (repeat the flag)."
@@ -52,7 +52,7 @@ class GameSettings:
     def __post_init__(self) -> None:
         within("instances", self.number, 1, 1_000_000)
         if self.games_dir is not None and self.instances is not None:
-            raise ConfigError("--instances generates games and --games-dir lists those that are there; leave one out")
+            raise ConfigError("--instances generates games and --games-dir lists existing ones; leave one out")
 
     @property
     def number(self) -> int:
@@ -95,7 +95,7 @@ class Games(ProblemGenerator):
         if not made:
             ((usual, _),) = maker.thrown.most_common(1)
             raise DataError(
-                root, f"none of {number} games could be won, each drawn {DRAWS} times ({usual}); widen --games"
+                root, f"none of {number} games could be won, with {DRAWS} attempts each ({usual}); widen --games"
             )
         figures, table = _made(made, root)
         figures["given_up"] = number - len(made)
@@ -211,11 +211,11 @@ def _problem(folder: Path) -> str:
     except DataError as error:
         trajectory, playable, reason = {}, {}, str(error).removeprefix(f"{folder}/")
     else:
-        reason = f"{RECORD} or {GAME} does not tell how it was made"
+        reason = f"{RECORD} or {GAME} does not say how it was generated"
     making = trajectory.get("generation")
     if not isinstance(making, dict) or not {"thrown", "won_by"} <= making.keys() or not playable["walkthrough"]:
         raise DataError(
-            folder, f"was damaged ({reason}); delete this folder, and the same command makes the game again"
+            folder, f"is damaged ({reason}); delete this folder and run the same command again to recreate the game"
         )
     problem: str = playable["pddl_problem"]
     return problem

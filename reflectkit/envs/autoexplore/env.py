@@ -59,8 +59,8 @@ class AutoExploreSettings(PromptSettings):
     repos_dir: Path | None = option(
         None, help=f"The filtered repositories; default: {REPOSITORIES} in the env's data folder."
     )
-    leaveout_prob: float = option(0.0, help="Share of the unrelated files that an episode leaves out at random.")
-    accept_teacher_answers: bool = option(False, help="A file that the teacher named counts as right too.")
+    leaveout_prob: float = option(0.0, help="Share of unrelated files that each episode leaves out at random.")
+    accept_teacher_answers: bool = option(False, help="Also accept the file that the teacher named.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,8 +82,8 @@ class AutoExplore(BaseEnv):
     repositories_folder: ClassVar[str] = REPOSITORIES
     records_folder: ClassVar[str] = "tasks_filtered"
     problems_advice: ClassVar[str] = (
-        "run `reflectkit filter-repo`, `reflectkit gen-task --teacher oracle` and `reflectkit filter-task` first,"
-        " which make questions about the boxed repositories, or give --task-file"
+        "run `reflectkit filter-repo`, `reflectkit gen-task --teacher oracle` and `reflectkit filter-task` first, to"
+        " generate questions about the included repositories, or give --task-file"
     )
     split_by: ClassVar[tuple[str, ...]] = ("repo", "question")
     noise: ClassVar[float] = 0.0
@@ -223,7 +223,7 @@ class AutoExplore(BaseEnv):
     def fault(cls, trajectory: Trajectory) -> str:
         """An episode that names a wrong file."""
         wrong = trajectory.turns[-1].info.get("answer") and not trajectory.success
-        return "name a wrong file, and are no rows; --accept-teacher-answers takes them" if wrong else ""
+        return "name a wrong file and give no rows; use --accept-teacher-answers to include them" if wrong else ""
 
     @classmethod
     def benchmark(cls, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:

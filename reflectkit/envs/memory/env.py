@@ -65,13 +65,15 @@ BENCHMARK = 64  # conversations to measure the env on
 class MemorySettings:
     """What may be set."""
 
-    reader: str = option(EXTRACTIVE, help="Who answers at the end: extractive, openai:MODEL, azure:… or local:MODEL.")
+    reader: str = option(
+        EXTRACTIVE, help="The reader that answers at the end: extractive, openai:MODEL, azure:… or local:MODEL."
+    )
     reader_url: str | None = option(None, help="The reader's server; for local: http://localhost:1234/v1.")
-    recent: int = option(5, help="Items of each list that are shown for being the most recent.")
-    related: int = option(5, help="Items of each list that are shown for being the most like the chunk.")
-    brief: bool = option(False, help="No instructions in the prompt, for a model that was trained to do without.")
-    compression_weight: float = option(0.05, help="Weight of the memory's shortness in the reward, the paper's β.")
-    content_weight: float = option(0.1, help="Weight of what is written being right, the paper's γ.")
+    recent: int = option(5, help="Number of most recent items shown of each list.")
+    related: int = option(5, help="Number of items most similar to the chunk shown of each list.")
+    brief: bool = option(False, help="Leave out the instructions in the prompt, for a model trained without them.")
+    compression_weight: float = option(0.05, help="Weight of compression in the reward (the paper's β).")
+    content_weight: float = option(0.1, help="Weight of correct content in the reward (the paper's γ).")
 
     def __post_init__(self) -> None:
         within("recent", self.recent, 0, 1000)

@@ -288,7 +288,7 @@ def tables(measured: Sequence[Cell]) -> list[Table]:
     return [
         Table("95 % intervals for clustered tasks", columns, tuple(summary)),
         Table(
-            "evaluate's: least coverage over sizes and correlations (mean width), by clusters",
+            "evaluate's: lowest coverage over sizes and correlations (mean width), by clusters",
             ("of", "truth", *map(str, counts)),
             tuple(least),
         ),

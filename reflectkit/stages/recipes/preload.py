@@ -1,7 +1,7 @@
-"""What the server that forks the steps of a `run` imports once: the heavy libraries, which start no thread.
+"""Imports the heavy libraries once, in the server that forks the steps of a `run`. They start no threads.
 
-Where torch can use a GPU they are left to the steps: bitsandbytes looks for GPUs when it is imported, and CUDA cannot
-be used in a fork of a process that has done so.
+If torch can use a GPU, each step imports them itself: importing bitsandbytes looks for GPUs, and after that CUDA cannot
+be used in a forked process.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What the stages that ask chat models share: settings, an estimate of the price, and the figures at the end."""
+"""Shared by the stages that use chat models: settings, a cost estimate, and the final figures."""
 
 from __future__ import annotations
 
@@ -42,21 +42,23 @@ class ChatConfig(StageConfig):
 
     PANEL: ClassVar = "Chat models"
     base_url: str | None = option(
-        None, help="Of a server that speaks OpenAI's protocol; for local: http://localhost:1234/v1."
+        None, help="URL of a server with OpenAI's protocol; for local: http://localhost:1234/v1."
     )
-    concurrency: int = option(8, help="Requests at once.")
+    concurrency: int = option(8, help="Number of concurrent requests.")
     timeout_s: float = option(
-        120.0, help="Seconds for a whole call, to its last byte; then it is made again, twice at most."
+        120.0, help="Timeout of a whole call in seconds, to its last byte; then it is retried, at most twice."
     )
     max_cost_usd: float | None = option(
-        None, help="Stop cleanly before this much is spent, counting all the journal paid for."
+        None, help="Stop cleanly before this budget is exceeded; what the journal paid for counts."
     )
     price_in: float | None = option(
-        None, help="US dollars for a million prompt tokens, for models that we have no price of."
+        None, help="US dollars per million prompt tokens, for models with an unknown price."
     )
-    price_out: float | None = option(None, help="Likewise for a million written tokens.")
+    price_out: float | None = option(
+        None, help="US dollars per million completion tokens, for models with an unknown price."
+    )
     dry_run: bool = option(
-        False, help="Show the calls, tokens and dollars it would take, expected and at most; ask nothing."
+        False, help="Show the expected and maximum number of calls, tokens and dollars, without sending requests."
     )
 
     def __post_init__(self) -> None:
@@ -128,7 +130,7 @@ def free() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]]:
     """Figures, outputs and tables of a dry run of the oracle, which asks nobody."""
     rows = tuple((what, "0", "0") for what in ("calls", "prompt tokens", "completion tokens", "US dollars"))
     figures = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "usd": 0.0, "most_usd": 0.0}
-    return figures, (), (Table("What the oracle would take", ("what", "expected", "at most"), rows),)
+    return figures, (), (Table("Estimate for the oracle", ("what", "expected", "at most"), rows),)
 
 
 def estimate(
@@ -169,7 +171,7 @@ def estimate(
     names = ("calls", "prompt tokens", "completion tokens")
     rows = [(name, str(usual), str(bound)) for name, usual, bound in zip(names, expected, at_most, strict=True)]
     dollars = ["unknown" if value is None else f"{value:.4f}" for value in (figures["usd"], figures["most_usd"])]
-    title = f"What {endpoint} would take; {figures['already_answered']} calls are already answered"
+    title = f"Estimate for {endpoint}; {figures['already_answered']} calls are already answered"
     if not config.prices.known:
         title += "; for the price give --price-in and --price-out"
     return figures, Table(title, ("what", "expected", "at most"), (*rows, ("US dollars", *dollars)))
@@ -178,9 +180,7 @@ def estimate(
 def report_damage(client: ChatClient, progress: Progress) -> None:
     """Say so where lines of the journal could not be used."""
     if client.journal.damaged:
-        progress.news(
-            f"{client.journal.path}: ignored {client.journal.damaged} damaged lines, and made their calls again"
-        )
+        progress.news(f"{client.journal.path}: ignored {client.journal.damaged} damaged lines and repeated their calls")
 
 
 def call_figures(
@@ -191,7 +191,7 @@ def call_figures(
         write_jsonl(path, [{"item": item.name, "reason": item.reason, "text": item.text} for item in rejected])
     report_damage(client, progress)
     if rejected:
-        progress.news(f"{len(rejected)} items had no usable answer, even when asked again, and are set aside in {path}")
+        progress.news(f"{len(rejected)} items had no usable answer after retries; they are listed in {path}")
     return {
         "calls": client.calls,
         "replayed": client.replayed,

@@ -1,4 +1,4 @@
-"""What several stages need: where an env's files lie, its horizon, and the settings of a stage that plays episodes."""
+"""Shared by several stages: location of an env's files, its horizon, and the settings of stages that play episodes."""
 
 from __future__ import annotations
 
@@ -120,7 +120,9 @@ class WorldConfig(EnvConfig):
     """What a stage takes that makes environments: also the env's own settings."""
 
     PANEL: ClassVar = "Environments"
-    shuffle_action: bool = option(False, help="Draw the order of the actions, and so their labels, anew at each step.")
+    shuffle_action: bool = option(
+        False, help="Shuffle the order of the actions, and therefore their labels, at each step."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -190,8 +192,8 @@ def _asker(target: str, endpoint: Endpoint, journal: Path) -> Any:
 class PlayConfig(WorldConfig):
     """What a stage takes that plays episodes."""
 
-    horizon: int = option(0, help="Steps after which an episode is cut off; 0: the env's own default for the level.")
-    width: int = option(128, help="Episodes played side by side; changes speed and memory, not results.")
+    horizon: int = option(0, help="Maximum steps per episode; 0: the env's default for the level.")
+    width: int = option(128, help="Episodes played in parallel; affects speed and memory, not results.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -247,7 +249,7 @@ def at_level(env: str, tasks: list[Task], level: str, path: Path) -> list[Task]:
     kept = {task.id: task for task in moved if task is not None}
     if not kept:
         there = ", ".join(sorted({task.level for task in tasks}))
-        raise DataError(path, f"holds no task of level '{level}', but of {there}; choose one of them, or make some")
+        raise DataError(path, f"has no task of level '{level}', only of {there}; choose one of them, or generate some")
     return list(kept.values())
 
 
@@ -257,6 +259,6 @@ def explorer(stage: str, env: str) -> type[Explorer]:
     if not kind.repositories_folder:
         explorers = " or ".join(name for name in ENVS if env_class(name).repositories_folder)
         raise ConfigError(
-            f"{stage} works on repositories, for --env {explorers}; '{env}' lists its own problems (gen-trajectory)"
+            f"{stage} works only on repositories (--env {explorers}); '{env}' lists its own problems (gen-trajectory)"
         )
     return kind  # type: ignore[no-any-return]

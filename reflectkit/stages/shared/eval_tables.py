@@ -248,7 +248,7 @@ def differences_table(compared: Sequence[Json], figure: str) -> Table:
     """Paired differences in one figure as a table, in percentage points."""
     players = list(dict.fromkeys(name for one in compared for name in (one["first"], one["second"])))
     shown = [one for one in compared if len(players) <= MANY or players[0] in (one["first"], one["second"])]
-    title = f"Paired differences in {figure}, in points (p by sign flips of clusters)"
+    title = f"Paired differences in {figure}, in points (p from sign flips of clusters)"
     return _paired_table(title, "first − second", shown, figure)
 
 

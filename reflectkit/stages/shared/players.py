@@ -1,4 +1,4 @@
-"""Who plays, by what --policy says of them: scripted agents, baselines of an env, checkpoints and chat models."""
+"""Creates the players that --policy describes: scripted agents, baselines of an env, checkpoints and chat models."""
 
 from __future__ import annotations
 
@@ -81,9 +81,10 @@ def mismatch(name: str, policy: Path | None, reflector: Path | None) -> str:
         return ""
     if commented:
         return (
-            f"{name}: {policy} was trained on comments and plays without; give its reflector, {name}={policy}+REFLECTOR"
+            f"{name}: {policy} was trained with comments but plays without; give its reflector,"
+            f" {name}={policy}+REFLECTOR"
         )
-    return f"{name}: {policy} was trained without comments and plays with a reflector's; leave out +{reflector}"
+    return f"{name}: {policy} was trained without comments but plays with a reflector; leave out +{reflector}"
 
 
 def journals(folder: Path, endpoint: Endpoint) -> tuple[Path, Path]:
@@ -122,7 +123,7 @@ class Players:
         for part in chat_parts(name):
             client = self._clients.get(str(endpoint_of(self.config, part)))
             if client is not None:
-                stop_if_spent(self.config, client, "the episodes that ended are kept")
+                stop_if_spent(self.config, client, "finished episodes are kept")
 
     def report_damage(self, progress: Progress) -> None:
         """Say so where lines of a chat model's journal could not be used."""
