@@ -36,33 +36,35 @@ LONGEST_NAME = 4096  # characters of a path
 
 @dataclass(frozen=True)
 class Player:
-    """A causal language model with its tokenizer.
-
-    role: what it was trained for; None where nothing says so. dtype, quantize: how its weights, or those below its
-    adapter, are loaded; see `load_player`. adapter: its LoRA adapter's name, where several players share one base.
-    """
+    """A causal language model with its tokenizer."""
 
     model: Any
+    """A transformers model, perhaps with LoRA adapters."""
     tokenizer: Any
+    """Its tokenizer."""
     role: str | None
+    """What it was trained for; None if unknown."""
     dtype: str = "float32"
+    """Data type of the weights, or of those of an adapter's base; see `load_player`."""
     quantize: str = "none"
+    """Quantisation of the same weights."""
     adapter: str | None = None
+    """Name of its LoRA adapter, if several players share a base."""
 
     def activate(self) -> None:
-        """Make the shared model this player's; to be called before each use of it."""
+        """Activate this player's adapter; to be called before each use of a shared model."""
         if self.adapter is not None and self.model.active_adapter != self.adapter:
             self.model.set_adapter(self.adapter)
 
     @property
     def context(self) -> int:
-        """How many tokens the model can read."""
+        """The context length in tokens."""
         config = self.model.config.get_text_config()
         return int(getattr(config, "max_position_embeddings", None) or 2**20)
 
     @property
     def pad_id(self) -> int:
-        """The id that fills rows; it is masked, so any will do."""
+        """The padding id; padding is masked, so any id will do."""
         return int(next(i for i in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0) if i is not None))
 
 

@@ -26,16 +26,16 @@ Key = tuple[tuple[int, ...], tuple[int, ...], float]
 
 
 class Team(Protocol):
-    """Processes that ask the same, and score together: `rl.processes.Processes`."""
+    """Processes that make the same requests and share the scoring: `rl.processes.Processes`."""
 
     count: int
 
     def share(self, items: Sequence[Any]) -> list[Any]:
-        """This process' part of `items`."""
+        """This process's share of `items`."""
         ...
 
-    def together(self, mine: Sequence[Any]) -> list[Any]:
-        """The whole of what `share` cut, in its order."""
+    def gather_shares(self, mine: Sequence[Any]) -> list[Any]:
+        """The items that `share` distributed, in their order."""
         ...
 
 
@@ -137,7 +137,7 @@ class LocalSampler:
             if self.watch is not None:
                 self.watch(hidden_BD, prompts)
             mine = logprobs_BK.tolist()[: len(share)]
-            for key, row in zip(everyones, self.team.together(mine) if self.team else mine, strict=True):
+            for key, row in zip(everyones, self.team.gather_shares(mine) if self.team else mine, strict=True):
                 if math.isnan(row[0]):
                     raise CheckpointError(
                         "the policy's scores are not numbers: its weights are damaged; load an earlier checkpoint"

@@ -146,17 +146,18 @@ class Learner:
         return [value_of[row] for row in range(len(prompts))]
 
     def observe(self, hidden_BD: torch.Tensor, prompts: Sequence[tuple[int, ...]]) -> None:
-        """Value prompts that a sampler has just read with the current weights, so that nobody has to read them again.
+        """Record the values of prompts that a sampler has just read with the current weights, which saves reading them
+        again.
 
-        hidden_BD: the policy's last hidden states behind the B `prompts`.
+        hidden_BD: the policy's last hidden states of the B `prompts`.
         """
         if self.critic is not None:
             with torch.no_grad():
                 self._observed |= zip(prompts, self.critic(hidden_BD, prompts).tolist(), strict=True)
 
     def valued(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """`trajectories` of the current policy, each decision with the critic's value of its prompt, where there is a
-        critic. To be called by all processes.
+        """`trajectories` of the current policy with the critic's value of each decision's prompt, if there is a critic.
+        All processes must call this.
         """
         if self.critic is None:
             return list(trajectories)

@@ -1,4 +1,4 @@
-"""The online loop: draw problems, play them, estimate advantages, update the policy, report figures."""
+"""The online training loop: draw problems, play them, estimate advantages, update the policy, report figures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to play and what to optimise."""
+    """What to play and how to train."""
 
     levels: Sequence[Level]
     """The curriculum, in order."""
@@ -49,7 +49,7 @@ class Plan:
     seed: int
     """Seed of problems, rollouts and minibatches."""
     width: int
-    """Episodes played side by side in one process."""
+    """Episodes played at once in one process."""
     repeats: int = 1
     """Episodes of each drawn problem; they start from the same state and form a group."""
     decay: bool = True
@@ -83,7 +83,7 @@ class Trainer:
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
 
     def advance(self) -> dict[str, object]:
-        """Play and learn once. Returns the step's figures, JSON values, as `metrics.jsonl` holds them.
+        """One update: play, then learn. Returns its figures as JSON values, a row of `metrics.jsonl`.
 
         Raises
         ------
@@ -96,7 +96,7 @@ class Trainer:
         level = self.plan.levels[self.curriculum.level]
         played = self._play(level)
         self._share_comments()
-        counts = [there - earlier for there, earlier in zip(self._counts(), before, strict=True)]
+        counts = [after - earlier for after, earlier in zip(self._counts(), before, strict=True)]
         tokens, asked, hits = (sum(column) for column in zip(*self.processes.gather(counts), strict=True))
         played_s = time.perf_counter() - started
 
@@ -137,7 +137,7 @@ class Trainer:
         }
 
     def validate(self, level: Level) -> dict[str, float]:
-        """How the likeliest actions do on each problem of `level` once: figures as `advance` gives, named
+        """Play each problem of `level` once with the most likely actions: figures as from `advance`, named
         `validation_…`.
         """
         episodes = [Episode(task, derive(self.plan.seed, "validate", task.id)) for task in level.tasks]
@@ -152,7 +152,7 @@ class Trainer:
         return {f"validation_{name}": value for name, value in (summary(played) | mean_figures(played)).items()}
 
     def _play(self, level: Level) -> list[Trajectory]:
-        """This step's episodes, played by all processes, in their order."""
+        """This update's episodes in their order, played by all processes."""
         plan = self.plan
         tasks = draw(level.tasks, self.step, plan.episodes // plan.repeats, plan.seed)
         episodes = [
@@ -168,19 +168,19 @@ class Trainer:
         return self._rolled(episodes, level, valued=True)
 
     def _rolled(self, episodes: list[Episode], level: Level, *, valued: bool = False) -> list[Trajectory]:
-        """`episodes`, played by all processes, in their order. valued: their decisions have the critic's values."""
+        """`episodes` in their order, played by all processes. valued: with the critic's values of their decisions."""
         if self._published != self.step:
             wait_for(self.agent.policy.publish(self.learner.player, self.step))
             self._published = self.step
-        sharded = self.processes.sharded  # all play all episodes in step then, and share the scoring instead
+        sharded = self.processes.sharded  # then all play all episodes in lockstep and share the scoring
         share = episodes if sharded else self.processes.share(episodes)
         mine = rollout(share, level.make, self.agent, width=self.plan.width)
         if valued:
             mine = self.learner.valued(mine)
-        return mine if sharded else self.processes.together(mine)
+        return mine if sharded else self.processes.gather_shares(mine)
 
     def _share_comments(self) -> None:
-        """Every process learns the comments that the others had made; so the memo is one and the same everywhere."""
+        """Share new comments among the processes, so that all have the same memo."""
         reflector = self.agent.reflector
         if reflector is None:
             return
@@ -189,14 +189,14 @@ class Trainer:
                 reflector.memo.setdefault(key, comment)
 
     def _rows(self, fresh: Sequence[Trajectory], old: Sequence[Trajectory]) -> tuple[list[Sample], Estimates]:
-        """Training rows of fresh and replayed episodes, those of groups without spread left out."""
+        """Training rows of fresh and replayed episodes, without those of groups without spread."""
         values: list[list[float]] | None = None
         if self.learner.critic is not None:
             values = [[turn.decision.value or 0.0 for turn in trajectory.turns] for trajectory in fresh]
-            now = iter(
+            current = iter(
                 self.learner.values([turn.decision.prompt_ids for trajectory in old for turn in trajectory.turns])
             )
-            values += [[next(now) for _ in trajectory.turns] for trajectory in old]
+            values += [[next(current) for _ in trajectory.turns] for trajectory in old]
         estimates = self.plan.objective.estimate(fresh, old, values or [])
         counts = {len(turn.observation.choices) for trajectory in (*fresh, *old) for turn in trajectory.turns} - {0}
         labels_of = {count: label_ids(self.agent.policy.tokenizer, count) for count in counts}
@@ -216,7 +216,7 @@ class Trainer:
         return samples, estimates
 
     def _counts(self) -> tuple[int, int, int]:
-        """Tokens read and written, comments asked for, and those that the memo had, in this process so far."""
+        """Tokens processed, comments requested and comments found in the memo, in this process so far."""
         reflector = self.agent.reflector
         if reflector is None:
             return self.agent.policy.tokens, 0, 0
@@ -224,20 +224,18 @@ class Trainer:
 
 
 def mean_figures(played: Sequence[Trajectory]) -> dict[str, float]:
-    """The means over episodes of what the env reports as `info["figures"]`; of an episode, the mean over the turns that
-    have it.
+    """The means over episodes of the env's `info["figures"]`; an episode's figure is the mean over turns that report
+    it.
 
-    ABORTED episodes are left out.
+    ABORTED episodes are omitted, and episodes cut off before they reported a figure count 0.
     """
-    told = [trajectory.figures for trajectory in played if trajectory.status is not Status.ABORTED]
-    names = dict.fromkeys(name for one in told for name in one)
-    return {
-        name: statistics.fmean(one.get(name, 0.0) for one in told) for name in names
-    }  # cut off before its report: 0
+    figures = [trajectory.figures for trajectory in played if trajectory.status is not Status.ABORTED]
+    names = dict.fromkeys(name for one in figures for name in one)
+    return {name: statistics.fmean(one.get(name, 0.0) for one in figures) for name in names}
 
 
 def summary(played: Sequence[Trajectory]) -> dict[str, float]:
-    """success_rate, return and steps of the episodes that count, and the share that were ABORTED."""
+    """Means of success, return and steps over episodes that were not ABORTED, and the share that were."""
     counted = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
     share = max(1, len(counted))
     return {

@@ -48,7 +48,7 @@ class Processes:
         """This process's share of `items`: every `count`-th."""
         return list(items[self.rank :: self.count])
 
-    def together(self, mine: Sequence[Any]) -> list[Any]:
+    def gather_shares(self, mine: Sequence[Any]) -> list[Any]:
         """The items that `share` distributed, from all processes and in their order."""
         parts = self.gather(list(mine))
         whole: list[Any] = [None] * sum(map(len, parts))
