@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import weakref
@@ -20,6 +21,7 @@ from reflectkit.core.seeding import generator
 from reflectkit.core.types import Decision, Message, Observation, Status
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
+from reflectkit.envs.wrappers import Horizon, Shuffled
 
 EPISODES = [Episode(task, seed) for seed in range(3) for task in Corridor.tasks("long")]
 
@@ -99,6 +101,27 @@ def test_remote_envs_give_the_same_episodes_in_the_same_batches(width: int) -> N
     assert rollout(EPISODES, Remote, there, width=width, patience=60, on_end=ended_there.append) == played
     assert there.seen == here.seen
     assert ended_there == ended_here
+
+
+class Awaited(Corridor):
+    """Answers later, as an engine in another process does."""
+
+    async def reset(self, task, seed):  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().reset(task, seed)
+
+    async def step(self, action):  # type: ignore[override]
+        for _ in range(self._place):  # each in its own time
+            await asyncio.sleep(0)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("width", [1, 4, 100])
+def test_envs_that_are_awaited_give_the_same_episodes_in_the_same_batches(width: int) -> None:
+    plain, awaited = Batches(), Batches()
+    played = rollout(EPISODES, lambda: Horizon(Shuffled(Corridor()), 9), plain, width=width)
+    assert rollout(EPISODES, lambda: Horizon(Shuffled(Awaited()), 9), awaited, width=width, patience=60) == played
+    assert awaited.seen == plain.seen
 
 
 def test_remote_envs_work_at_once() -> None:
