@@ -64,7 +64,8 @@ class BaseEnv:
     """Whether the constructor takes the horizon too, as `horizon`."""
     chat_settings: ClassVar[Mapping[str, str]] = {}
     """Settings that name a chat model which the env asks, each with the class that asks it, as "module:Class"; the
-    constructor gets an instance, or None where the setting is at its default. The server's address is the setting of
+    constructor gets an instance (made of the endpoint, a journal's path, the timeout in seconds and the number of calls
+    at once), or None where the setting is at its default. The server's address is the setting of
     the same name with `_url` behind it.
     """
     awaited: ClassVar[bool] = False

@@ -21,6 +21,7 @@ from reflectkit.core.types import Task
 from reflectkit.envs import ENVS, data_folder, env_class, make
 from reflectkit.envs.base import MOST_TOKENS as MOST_TOKENS
 from reflectkit.envs.base import BaseEnv, Explorer, NoSettings
+from reflectkit.stages.shared.chat import ChatConfig
 
 RECORDS = "data_reflection_negative.json"
 DEFAULT_HORIZON = 15
@@ -147,8 +148,15 @@ class WorldConfig(EnvConfig):
         for name, target in self.kind.chat_settings.items():
             arguments.pop(_address_of(name), None)
             endpoint = self._endpoint(name)
-            arguments[name] = endpoint and _asker(target, endpoint, self.env_folder / f"{name}.jsonl")
+            arguments[name] = endpoint and _asker(
+                target, endpoint, self.env_folder / f"{name}.jsonl", *self._request_limits
+            )
         return make(self.env, horizon, shuffle=self.shuffle_action, **arguments)
+
+    @property
+    def _request_limits(self) -> tuple[float, int]:
+        """(seconds for a call, calls at once) of the env's chat models: the stage's own, where it asks some itself."""
+        return (self.timeout_s, self.concurrency) if isinstance(self, ChatConfig) else (120.0, 8)
 
     def input_files(self, tasks: Iterable[Task]) -> list[Path]:
         """The files and folders that these tasks are set in, besides their records: inputs of a run."""
@@ -183,9 +191,9 @@ def _address_of(name: str) -> str:
 
 
 @cache
-def _asker(target: str, endpoint: Endpoint, journal: Path) -> Any:
+def _asker(target: str, endpoint: Endpoint, journal: Path, timeout_s: float, concurrency: int) -> Any:
     """What asks a chat model for an env, one for all envs of the process."""
-    return resolve("class", target, {})(endpoint, journal)
+    return resolve("class", target, {})(endpoint, journal, timeout_s, concurrency)
 
 
 @dataclass(frozen=True)
