@@ -22,6 +22,7 @@ from reflectkit.agents.requests import (
     teaching_request,
 )
 from reflectkit.cli.main import main
+from reflectkit.core.eventloop import result_of
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.prompts import policy_prompt, reflection_prompt
 from reflectkit.core.protocols import Context, rules_of
@@ -75,12 +76,12 @@ def test_the_prompts_of_local_models_are_what_they_were(name: str, level: str) -
     digest = hashlib.sha256()
     for task in listed(name, level)[:3]:
         env = make(name, env_class(name).horizons.get(level, 15))
-        seen = env.reset(task, 1)
+        seen = result_of(env.reset(task, 1))
         for _ in range(3):
             digest.update(
                 (policy_prompt(seen) + policy_prompt(seen, "Some comment.") + reflection_prompt(seen)).encode()
             )
-            result = env.step(env.oracle())
+            result = result_of(env.step(env.oracle()))
             seen = result.observation
             if result.terminated or result.truncated:
                 break
@@ -378,7 +379,7 @@ def test_an_env_without_rules_is_described_by_its_docstring_or_not_at_all(kind: 
     wrapped = make_env(f"{__name__}:{kind.__name__}" if kind is not Corridor else "corridor", 3, shuffle=True)
     limit = "The numbers of the actions are drawn anew at each step.\nAn episode is cut off after 3 steps."
     assert rules_of(wrapped) == said + limit
-    seen = wrapped.reset(kind.tasks("long")[0], 0)
+    seen = result_of(wrapped.reset(kind.tasks("long")[0], 0))
     system = playing_request(seen, Context(0, wrapped)).messages[0].content
     assert system.endswith(said + limit)
 
@@ -462,11 +463,11 @@ def test_negatives_of_an_oracle_are_corrected_by_it_with_the_teachers_comment(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("--teacher local:t --noise 0.2", "--noise 0.2 is for an oracle that acts"),
+        ("--teacher local:t --noise 0.2", "--noise 0.2 needs the oracle to act"),
         ("--teacher local:t --actor orcale", "did you mean"),
         ("--teacher local:t --history-tokens -1", "--history-tokens must lie between 0"),
         ("--teacher local:t --actor oracle --noise 2", "--noise must lie between 0 and 1"),
-        ("--teacher local:t --actor oracle --negatives 1", "makes no negative examples"),
+        ("--teacher local:t --actor oracle --negatives 1", "has no negative examples"),
     ],
 )
 def test_settings_that_cannot_be_followed_are_refused(more: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,7 +42,7 @@ def test_an_empty_flag_is_refused(
     assert main(["gen-task", *flags]) == 2
     assert "is empty" in capsys.readouterr().err
     assert main(["gen-task", "--repos-dir", "."]) == 2
-    assert "holds no repository" in capsys.readouterr().err
+    assert "has no repositories" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("stage", STAGES)

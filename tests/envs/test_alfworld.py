@@ -209,9 +209,9 @@ def test_a_dead_engine_aborts_its_episode_alone(root: Path, tasks: list[Task]) -
 
 def test_engines_are_used_again(root: Path, tasks: list[Task]) -> None:
     pids = set()
-    for task in tasks[:4]:
+    for _ in range(4):
         env = Alfworld(root)
-        result_of(env.reset(task, 0))
+        result_of(env.reset(tasks[0], 0))
         assert env.engine is not None
         pids.add(env.engine.pid)
         del env

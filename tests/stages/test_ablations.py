@@ -183,7 +183,7 @@ def test_bad_ablations_are_one_line(
 
 def test_a_list_of_no_ablation_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "taxi-tiny", "--fast", "--ablate", ","]) == 2
-    assert "names no ablation" in capsys.readouterr().err
+    assert "--ablate is empty" in capsys.readouterr().err
 
 
 def test_evaluate_says_where_ablations_are(capsys: pytest.CaptureFixture[str]) -> None:

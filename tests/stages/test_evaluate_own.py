@@ -20,7 +20,7 @@ def test_an_env_that_lists_its_problems_needs_no_split(
     command = ["evaluate", "--env", "corridor", "--policy", "oracle", "--level", "short", "--level", "long"]
     assert main(command) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "there is no data/corridor/test.json" in shown
+    assert "data/corridor/test.json does not exist" in shown
     assert "All problems that corridor lists, none held out" in shown
     rows = read_json(Path("results/1_evaluate/eval.json"))["rows"]
     assert [(row["level"], row["tasks"]) for row in rows] == [("short", 3), ("long", 6)]
@@ -49,8 +49,8 @@ def test_a_checkpoint_with_the_wrong_partner_is_warned_of(
     assert "warning: odd: " in shown
     warnings = read_json(Path("results/1_evaluate/report.json"))["figures"]["warnings"]
     assert [text.partition(":")[0] for text in warnings] == ["alone", "odd"]
-    assert "trained on comments and plays without" in warnings[0]
-    assert "trained without comments and plays with a reflector's" in warnings[1]
+    assert "trained with comments but plays without" in warnings[0]
+    assert "trained without comments but plays with a reflector" in warnings[1]
     assert main(["play", "--env", "taxi", "--auto", "--horizon", "1", "--policy", f"odd={players['odd']}"]) == 0
     assert "warning: odd: " in " ".join(capsys.readouterr().out.split())
 

@@ -258,7 +258,7 @@ def test_the_originals_files_go_through(old: Path, capsys: pytest.CaptureFixture
     assert [item["info"] for item in kept[0]["trajectories"]] == ["positive0", "negative0", "positive1"]
     assert "commands" not in kept[0]
     shown = capsys.readouterr().out
-    for reason in ("empty question", "vanished file", "no such repository", "there twice", "text that is no Unicode"):
+    for reason in ("empty question", "vanished file", "no such repository", "there twice", "text that is not valid Unicode"):
         assert reason in shown
 
     shutil.copy("data/auto_explore/tasks_filtered/data.json", "data/auto_explore/tasks_filtered/train.json")
@@ -280,7 +280,7 @@ def test_split_by_question_and_a_repository_too_large(old: Path, capsys: pytest.
     write_json(Path("data/auto_explore/tasks_filtered/data_reflection_negative.json"), records)
     assert main(["split", "--env", "auto_explore"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "big alone holds 80 % of the questions" in shown
+    assert "big alone has 80 % of the questions" in shown
     assert "--by question" in shown
     assert main(["split", "--env", "auto_explore", "--by", "question"]) == 0
     sizes = [

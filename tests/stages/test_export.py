@@ -66,7 +66,7 @@ def test_nothing_of_a_persons_is_overwritten(
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     for more in ([], ["--force"]):
         assert main(["export", "--load-dir", str(adapter), "--out-dir", "mine", *more]) == 2
-        assert "is there already" in capsys.readouterr().err
+        assert "already exists" in capsys.readouterr().err
     checkpoint = [
         "export",
         "--load-dir",

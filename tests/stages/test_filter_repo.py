@@ -249,7 +249,7 @@ def test_damaged_archives_are_left_out_by_name(tmp_path: Path, make: object, kee
 def test_an_archive_of_another_kind_is_left_out(tmp_path: Path) -> None:
     put(tmp_path / "in" / "text.zip", b"this is no archive")
     put(tmp_path / "in" / "gz.tar.gz", gzip.compress(b"this is no tar" * 99))
-    with pytest.raises(DataError, match="no repository is left"):
+    with pytest.raises(DataError, match="no repositories are left"):
         run(tmp_path)
 
 

@@ -189,7 +189,7 @@ def test_bad_places_are_one_line(
     (tmp_path / "latin.jsonl").write_bytes(b'\n{"name": "caf\xe9"}\n')
     assert "latin.jsonl:2: not UTF-8" in told("latin.jsonl")
     (tmp_path / "loop").symlink_to("loop")
-    assert "a link that leads nowhere" in told("loop")
+    assert "a broken link" in told("loop")
     monkeypatch.setattr(reading, "LONGEST_LINE", 1000)
     assert "empty/episodes.jsonl:1: the line has over 1,000 bytes" in told(
         str(write(tmp_path / "empty", [episode("x" * 1000)]))
