@@ -330,9 +330,9 @@ def _trainer(
     from reflectkit.rl.loop import Plan, Trainer
 
     device = str(processes.accelerator.device) if config.device == "auto" or processes.count > 1 else config.device
-    reflector: Player | None = None
+    reflector_player: Player | None = None
     if config.share_base and config.reflect_load_dir is not None:
-        policy, reflector = load_pair(
+        policy, reflector_player = load_pair(
             place or config.start,
             config.reflect_load_dir,
             device=device,
@@ -346,7 +346,7 @@ def _trainer(
         if config.lora_r and place is None:
             policy = with_adapter(policy, config.lora_r, config.lora_alpha, config.seed)
         if config.reflect_load_dir is not None:
-            reflector = load_player(config.reflect_load_dir, "reflection", device=device)
+            reflector_player = load_player(config.reflect_load_dir, "reflection", device=device)
     if policy.quantize != "none" and not hasattr(policy.model, "peft_config"):
         raise ConfigError(
             f"the policy's weights are quantised to {policy.quantize} and cannot be trained; add --lora-r 16"
@@ -384,12 +384,13 @@ def _trainer(
             watch=learner.observe,
         )
     )
-    comments = None
-    if reflector:
-        comments = Reflector(LocalSampler(reflector, frozen=True, rank=0), temperature=config.reflect_temperature)
+    reflector = None
+    if reflector_player:
+        frozen = LocalSampler(reflector_player, frozen=True, rank=0)
+        reflector = Reflector(frozen, temperature=config.reflect_temperature)
     agent = TwoPlayerAgent(
         sampler,
-        comments,
+        reflector,
         temperature=config.temperature,
         reflect_prob=config.reflect_prob,
         max_new_tokens=config.max_new_tokens,
