@@ -167,7 +167,7 @@ def test_fewer_games_are_the_same_games_and_a_lost_one_is_made_again(made: Path,
     [
         ("game.tw-pddl", b"{", "game.tw-pddl:1: not JSON"),
         ("traj_data.json", b"\xff", "traj_data.json: not UTF-8"),
-        ("traj_data.json", None, "does not tell how it was made"),
+        ("traj_data.json", None, "does not say how it was generated"),
     ],
 )
 def test_a_game_that_was_damaged_since_is_named(
@@ -180,7 +180,7 @@ def test_a_game_that_was_damaged_since_is_named(
     assert gen(tmp_path, "--instances", "6") == 2
     error = capsys.readouterr().err
     assert reason in error
-    assert error.endswith("delete this folder, and the same command makes the game again\n")
+    assert error.endswith("delete this folder and run the same command again to recreate the game\n")
     shutil.rmtree(folder)
     assert gen(tmp_path, "--instances", "6") == 0
     assert contents(tmp_path / "data") == contents(made / "data")
@@ -532,7 +532,7 @@ def test_types_are_balanced_in_every_split(tmp_path: Path) -> None:
 
 def test_a_split_without_a_task_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert split_of(tmp_path, games=24)["test"] == []  # of four of a type, three are for training and one to validate
-    assert "test.json holds no task: 24 groups of 6 kinds are too few for 7:2:1" in capsys.readouterr().out
+    assert "test.json would have no tasks: 24 groups of 6 kinds are too few for 7:2:1" in capsys.readouterr().out
 
 
 def test_unseen_rooms_are_seen_nowhere_else(tmp_path: Path) -> None:
