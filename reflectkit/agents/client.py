@@ -235,11 +235,11 @@ class ChatClient:
     ) -> Outcome[Value]:
         """Raises what ended `asks`, if anything; nothing is asked again then."""
         answers: list[Answer] = []
-        reason, unfit = "", 0
+        reason, unparsed = "", 0
 
         def ended(value: Value | None = None, rejected: Rejected | None = None) -> Outcome[Value]:
             tokens = sum(answer.completion_tokens for answer in answers)
-            return Outcome(value, rejected, unfit, sum(map(self._cost, answers)), tokens)
+            return Outcome(value, rejected, unparsed, sum(map(self._cost, answers)), tokens)
 
         for attempt in range(1 + ASKED_AGAIN):
             asks.check()
@@ -260,7 +260,7 @@ class ChatClient:
                     return ended(parse(number, answer.text))
                 except ValueError as error:
                     reason = str(error)
-                    unfit += 1
+                    unparsed += 1
         return ended(rejected=Rejected(request.name, reason, redacted(answers[-1].text if answers else "")))
 
     async def _answer(self, session: _Session, asks: _Asks, request: Request, attempt: int) -> Answer | None:
@@ -273,9 +273,9 @@ class ChatClient:
                 self._count(answer)
                 return answer
             most = most_usd(self.endpoint, self.prices, request)
-            async with session.slots, self.budget.reserve(most) as fits:
+            async with session.slots, self.budget.reserve(most) as affordable:
                 asks.check()
-                if not fits:
+                if not affordable:
                     self.stopped = True
                     return None
                 answer = await self._call(session, key, request)

@@ -96,11 +96,11 @@ def choice_of(text: str, choices: Sequence[str]) -> int:
         return LABELS.index(text)
     if text.isdecimal() and len(text) <= LONGEST_NUMBER and int(text) < len(choices):
         return int(text)
-    wanted = one_line(text).casefold()
+    prefix = one_line(text).casefold()
     texts = [one_line(choice).casefold() for choice in choices]
-    if wanted in texts:
-        return texts.index(wanted)
-    fitting = [index for index, choice in enumerate(texts) if wanted and choice.startswith(wanted)]
+    if prefix in texts:
+        return texts.index(prefix)
+    fitting = [index for index, choice in enumerate(texts) if prefix and choice.startswith(prefix)]
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:

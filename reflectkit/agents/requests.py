@@ -170,20 +170,20 @@ def _chat(
     """
     first, later = list(earlier[:1]), list(earlier[1:])
     room = history_tokens - sum(map(_tokens, first))
-    kept = 0
-    while kept < len(later) and (room := room - _tokens(later[-1 - kept])) >= 0:
-        kept += 1
-    out = len(later) - kept
+    kept_count = 0
+    while kept_count < len(later) and (room := room - _tokens(later[-1 - kept_count])) >= 0:
+        kept_count += 1
+    out = len(later) - kept_count
     gap = f"({out} turn{'s' * (out != 1)} left out here)\n\n" if out else ""
     messages = [Message("system", _system(role, observation, context))]
     waiting = ""
     for number, (seen, answered) in enumerate([*first, *later[out:], (newest, "")]):
-        gone = gap if number == len(first) else ""
+        gap_note = gap if number == len(first) else ""
         if answered is None:
-            waiting += f"{gone}{EARLIER}{seen}\n\n"
+            waiting += f"{gap_note}{EARLIER}{seen}\n\n"
         else:
             now = NOW if waiting else ""
-            messages += [Message("user", waiting + gone + now + seen), Message("assistant", answered)]
+            messages += [Message("user", waiting + gap_note + now + seen), Message("assistant", answered)]
             waiting = ""
     return tuple(messages[:-1])
 

@@ -134,7 +134,7 @@ def _any_calls(observation: Observation, chance: random.Random) -> Decision:
 
 def require_oracle(env: Any) -> Any:
     """`env`, or an env's class, if it has an oracle. Raises ConfigError naming what it lacks."""
-    lacking = [name for name in ("oracle", "mistakes", "note", "reflection") if not env.has(name)]
-    if lacking:
-        raise ConfigError(f"env '{env.name}' has no oracle teacher: it lacks {', '.join(lacking)}()")
+    missing = [name for name in ("oracle", "mistakes", "note", "reflection") if not env.has(name)]
+    if missing:
+        raise ConfigError(f"env '{env.name}' has no oracle teacher: it lacks {', '.join(missing)}()")
     return env

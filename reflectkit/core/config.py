@@ -113,8 +113,8 @@ class StageConfig:
 
     def part(self, own: Callable[..., Part]) -> Part:
         """The dataclass `own`, made of the settings here that have the names of its fields."""
-        there = {item.name for item in dataclasses.fields(self)}
-        names = [item.name for item in dataclasses.fields(own) if item.name in there]  # type: ignore[arg-type]
+        field_names = {item.name for item in dataclasses.fields(self)}
+        names = [item.name for item in dataclasses.fields(own) if item.name in field_names]  # type: ignore[arg-type]
         return own(**{name: getattr(self, name) for name in names})
 
     def departed(self, names: Iterable[str]) -> list[str]:
@@ -275,14 +275,14 @@ def without_foreign(kind: type[StageConfig], values: Mapping[str, Any], where: s
     ------
     UnknownNameError: a key that is no setting; ConfigError: a setting that only another choice has. Both name `where`.
     """
-    known = {field.name for field in dataclasses.fields(kind)}
+    field_names = {field.name for field in dataclasses.fields(kind)}
     own = dict(values)
     for key, value in values.items():
-        if key in known:
+        if key in field_names:
             continue
         refusal = kind.refusal(key) if isinstance(key, str) else None
         if refusal is None:
-            raise unknown_name(f"setting of {where}", str(key), known)
+            raise unknown_name(f"setting of {where}", str(key), field_names)
         if as_plain(value) != as_plain(kind.elsewhere()[key].default):
             raise ConfigError(f"{where}: {refusal}")
         del own[key]
@@ -320,8 +320,8 @@ def fraction(name: str, value: float) -> None:
         raise ConfigError(f"{flag(name)} must lie between 0 and 1, got {value}")
 
 
-def one_of(name: str, value: str, known: Iterable[str]) -> None:
+def one_of(name: str, value: str, allowed: Iterable[str]) -> None:
     """Raises UnknownNameError unless `value` is in `known`."""
-    names = list(known)
+    names = list(allowed)
     if value not in names:
         raise unknown_name(flag(name), value, names)

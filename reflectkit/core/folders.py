@@ -146,9 +146,9 @@ def _place(config: StageConfig, identity: Identity, again: bool) -> Path:
     if record.get("stage", identity.stage) != identity.stage:
         raise ConfigError(f"--name {config.name}: {first} is a run of {record['stage']}; choose another name")
     if not config.force:
-        what = "already a run" if again else f"a run with other settings or inputs ({identity.difference(record)})"
+        conflict = "already a run" if again else f"a run with other settings or inputs ({identity.difference(record)})"
         fixes = f"use --force to replace it or --keep to make {config.name}.2, or choose another name"
-        raise ConfigError(f"--name {config.name}: {first} is {what}; {fixes}")
+        raise ConfigError(f"--name {config.name}: {first} is {conflict}; {fixes}")
     if inside := [path for path in identity.inputs if Path(path).resolve().is_relative_to(first.resolve())]:
         raise ConfigError(
             f"--name {config.name}: --force would remove {inside[0]}, which this run reads; choose another name"
@@ -187,10 +187,10 @@ def remove_if_empty(folder: Path, results_dir: Path, replaced: Path | None) -> N
     with contextlib.suppress(OSError):
         sweep(folder)
         if {path.name for path in folder.iterdir()} <= {"config.json", ".lock"}:
-            aside = _put_aside(folder, results_dir)
+            temporary = _put_aside(folder, results_dir)
             if replaced:
                 replaced.rename(folder)
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _sweep_dead(results_dir: Path) -> None:

@@ -60,10 +60,10 @@ class Identity:
         settings, inputs = record.get("settings"), record.get("inputs")
         if not isinstance(settings, dict) or not isinstance(inputs, dict):
             return "its config.json is damaged"
-        there = as_recorded(self.config, settings)
-        for name in sorted({*there, *self.settings}):
-            if there.get(name) != self.settings.get(name):
-                return f"{flag(name)} {_shown(there.get(name))} there, {_shown(self.settings.get(name))} here"
+        recorded = as_recorded(self.config, settings)
+        for name in sorted({*recorded, *self.settings}):
+            if recorded.get(name) != self.settings.get(name):
+                return f"{flag(name)} {_shown(recorded.get(name))} there, {_shown(self.settings.get(name))} here"
         changed = [path for path in {**self.inputs, **inputs} if self.inputs.get(path) != inputs.get(path)]
         return f"{changed[0]} was different" if changed else "another process made it just now"
 
@@ -99,8 +99,8 @@ def _file_digest(path: Path) -> str:
 def plain_settings(config: StageConfig) -> dict[str, Any]:
     """The settings that belong to a run's identity, as JSON values."""
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    kept = {name: value for name, value in values.items() if name not in NOT_IDENTITY}
-    return {name: as_plain(value) for name, value in sorted(kept.items())}
+    identifying = {name: value for name, value in values.items() if name not in NOT_IDENTITY}
+    return {name: as_plain(value) for name, value in sorted(identifying.items())}
 
 
 def default_settings(config: StageConfig) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def _loaded(kind: str, name: str, point: metadata.EntryPoint) -> Any:
         return point.load()
     except Exception as error:  # someone else's module may fail in any way while it is imported
         package = point.dist.name if point.dist else "a package"
-        why = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UnknownNameError(
-            f"cannot import {kind} {name!r} of {package} ({point.value}): {why}; fix or remove that package"
+            f"cannot import {kind} {name!r} of {package} ({point.value}): {reason}; fix or remove that package"
         ) from None

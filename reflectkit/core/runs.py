@@ -60,14 +60,14 @@ def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = (), *, ag
     use_threads(config.threads)
     identity = Identity(stage, plain_settings(config), {str(path): digest(path) for path in inputs}, config)
     while True:
-        there = None if config.force or again else find_run(config, identity)
-        folder, replaced = (there, None) if there else new_folder(config, identity, again)
+        existing = None if config.force or again else find_run(config, identity)
+        folder, replaced = (existing, None) if existing else new_folder(config, identity, again)
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(held(folder))
             except FileNotFoundError:
                 continue  # a failed run has just removed it
-            if there and not identity.fits(read_record(there)):
+            if existing and not identity.fits(read_record(existing)):
                 continue  # another process has just replaced it
             sweep(folder)
             report = _finished(stage, folder)

@@ -67,13 +67,13 @@ def parse(text: str, tools: Sequence[ToolSpec], form: Form) -> ToolUse:
     by_name = {tool.name: tool for tool in tools}
     calls: list[ToolCall] = []
     errors: list[str] = []
-    found = _READERS[form](_after_thought(text))
-    for number, piece in enumerate(itertools.islice(found, MAX_CALLS), start=1):
+    pieces = _READERS[form](_after_thought(text))
+    for number, piece in enumerate(itertools.islice(pieces, MAX_CALLS), start=1):
         try:
             calls.append(_call(piece, by_name))
         except _Wrong as wrong:
             errors.append(_error_line(f"call {number}: {wrong}"))
-    if next(found, None) is not None:
+    if next(pieces, None) is not None:
         errors.append(f"more than {MAX_CALLS} calls at once; the rest was not read")
     return ToolUse(text, tuple(calls), tuple(errors))
 
@@ -331,12 +331,12 @@ def _constant(name: str) -> float:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in entries:
             raise _Wrong(f"invalid JSON: the key {_quote(key)} stands in one object twice")
-        found[key] = value
-    return found
+        entries[key] = value
+    return entries
 
 
 _DECODER = json.JSONDecoder(

@@ -195,11 +195,11 @@ class Trajectory:
     @property
     def figures(self) -> dict[str, float]:
         """What the env reports of itself as `info["figures"]`: the mean of each over the turns that have it."""
-        told: dict[str, list[float]] = {}
+        values_by_name: dict[str, list[float]] = {}
         for turn in self.turns:
             for name, value in turn.info.get("figures", {}).items():
-                told.setdefault(name, []).append(float(value))
-        return {name: sum(values) / len(values) for name, values in told.items()}
+                values_by_name.setdefault(name, []).append(float(value))
+        return {name: sum(values) / len(values) for name, values in values_by_name.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,11 +104,11 @@ def _coverage(config: Config, progress: Progress) -> Report:
     total = sum(len(bench_coverage.cells(kind)) for kind in (bench_coverage.RATE, bench_coverage.DIFFERENCE))
     with open_run("bench", dataclasses.replace(config, force=True)) as current:
         with progress.bar("coverage: cells", total) as bar:
-            found = list(bench_coverage.measure(config.simulations, config.seed, bar))
-        current.tables += [*bench_coverage.tables(found), bench_coverage.repeats(config.simulations, config.seed)]
+            measured = list(bench_coverage.measure(config.simulations, config.seed, bar))
+        current.tables += [*bench_coverage.tables(measured), bench_coverage.repeats(config.simulations, config.seed)]
         written = current.folder / "coverage.csv"
-        write_text(written, csv_text(bench_coverage.csv_rows(found)))
-        return current.finish({"cells": len(found), "below": len(bench_coverage.missed(found))}, [written])
+        write_text(written, csv_text(bench_coverage.csv_rows(measured)))
+        return current.finish({"cells": len(measured), "below": len(bench_coverage.missed(measured))}, [written])
 
 
 def _learning(config: Config, progress: Progress) -> Report:
@@ -117,15 +117,15 @@ def _learning(config: Config, progress: Progress) -> Report:
     from reflectkit.stages.benchmarks.rl import measure
 
     silence_libraries()
-    with open_run("bench", config, again=True) as current, _problems(config, progress) as (settled, tasks):
-        make = settled.maker(tasks[0].level)
+    with open_run("bench", config, again=True) as current, _problems(config, progress) as (configured, tasks):
+        make = configured.maker(tasks[0].level)
         figures: dict[str, Any] = {}
         for size in config.size:
             rounds, episodes = (config.rounds, config.episodes) if size == "tiny" else (-(-config.rounds // 2), 32)
             with progress.bar(f"{config.env_name}: {size}", rounds + 1) as bar:
-                found = measure(size, tasks, make, episodes, rounds, config.seed, bar)
-            figures |= {f"{size}_{name}": value for name, value in found.items()}
-            current.tables.append(figures_table(f"RL in {config.env_name}, {size}, batches of 32", "value", found))
+                measured = measure(size, tasks, make, episodes, rounds, config.seed, bar)
+            figures |= {f"{size}_{name}": value for name, value in measured.items()}
+            current.tables.append(figures_table(f"RL in {config.env_name}, {size}, batches of 32", "value", measured))
         return current.finish(figures)
 
 

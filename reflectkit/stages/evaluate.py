@@ -190,23 +190,23 @@ def run(config: Config, progress: Progress) -> Report:
             progress.news(f"warning: {text}")
         if current.done:
             return current.done
-        kept = current.folder / "episodes"
+        episodes_folder = current.folder / "episodes"
         rows: list[dict[str, Any]] = []
         episodes: list[dict[str, Any]] = []
         already: Played = {}
         for match in matches:
-            played = play_match(config, match, kept, players, progress, already)
+            played = play_match(config, match, episodes_folder, players, progress, already)
             rows.append(row(match.name, config.env_name, match.level, played))
             episodes += played
         players.report_damage(progress)
         write_episodes(current.folder / "episodes.jsonl", episodes)
         title = f"Held-out problems of {source}" if source else f"All problems that {config.env} lists, none held out"
-        made = _write_tables(current, title, rows, episodes, {"asked": players.usage})
-        made.append(current.folder / "episodes.jsonl")
-        more: dict[str, Any] = {"asked": players.usage} if players.usage else {}
-        more |= {"warnings": warnings} if warnings else {}
-        report = current.finish({"rows": rows} | more, made)
-        shutil.rmtree(kept, ignore_errors=True)
+        outputs = _write_tables(current, title, rows, episodes, {"asked": players.usage})
+        outputs.append(current.folder / "episodes.jsonl")
+        extra: dict[str, Any] = {"asked": players.usage} if players.usage else {}
+        extra |= {"warnings": warnings} if warnings else {}
+        report = current.finish({"rows": rows} | extra, outputs)
+        shutil.rmtree(episodes_folder, ignore_errors=True)
         return report
 
 
@@ -222,11 +222,11 @@ def _problems(config: Config, levels: Sequence[str]) -> tuple[Path | None, dict[
 
 
 def _write_tables(
-    current: Run, title: str, rows: list[dict[str, Any]], episodes: Sequence[dict[str, Any]], more: dict[str, Any]
+    current: Run, title: str, rows: list[dict[str, Any]], episodes: Sequence[dict[str, Any]], extra: dict[str, Any]
 ) -> list[Path]:
     """Make the tables and write their files, whose paths are returned."""
     compared = differences(episodes)
-    write_json(current.folder / "eval.json", {"rows": rows, "differences": compared} | more)
+    write_json(current.folder / "eval.json", {"rows": rows, "differences": compared} | extra)
     current.tables.append(table(title, rows))
     current.tables += figures_tables(rows)
     if len({episode["name"] for episode in episodes}) > 1:
@@ -247,8 +247,8 @@ def _recompute(config: Config) -> Report:
     with open_run("evaluate", config, config.episodes, again=True) as current:
         rows = pooled(parts)
         title = f"Episodes of {' and '.join(map(str, config.episodes))}"
-        made = _write_tables(current, title, rows, [episode for part in parts for episode in part], {})
-        return current.finish({"rows": rows}, made)
+        outputs = _write_tables(current, title, rows, [episode for part in parts for episode in part], {})
+        return current.finish({"rows": rows}, outputs)
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def _estimate(config: Config, matches: Sequence[Match], progress: Progress) -> R
     """
     from reflectkit.agents.client import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, written_limit
 
-    rows, most = [], 0
+    rows, total_calls = [], 0
     random_play: dict[str, list[Trajectory]] = {}
     for match in matches:
         endpoints = [endpoint_of(config, part) for part in chat_parts(match.name)]
@@ -307,7 +307,7 @@ def _estimate(config: Config, matches: Sequence[Match], progress: Progress) -> R
                 usd += config.eval_reps * price.cost(read, steps * (ANSWER + thought))
                 written_most = steps * written_limit(endpoint, other)
                 bound += config.eval_reps * (1 + ASKED_AGAIN) * price.cost(most_read * PROMPT_MARGIN, written_most)
-        most += calls
+        total_calls += calls
         priced = all(price.known for price in prices)
         dollars = (f"{usd:.4f}", f"{bound:.4f}") if priced else ("unknown; give --price-in and --price-out", "unknown")
         rows.append((match.name, match.level, str(calls), str(tokens), *dollars))
@@ -316,7 +316,7 @@ def _estimate(config: Config, matches: Sequence[Match], progress: Progress) -> R
         "Estimate if every episode runs to its horizon; at most: each call three times, at full length, on states as"
         " long as the longest of random play"
     )
-    return Report("evaluate", config.env_folder, {"calls": most}, (), (Table(title, columns, tuple(rows)),))
+    return Report("evaluate", config.env_folder, {"calls": total_calls}, (), (Table(title, columns, tuple(rows)),))
 
 
 def _random_play(config: Config, match: Match, progress: Progress) -> list[Trajectory]:
@@ -368,9 +368,9 @@ def play_match(
         if task == episode.task:
             done[episode.task.id, episode.seed] = line | {"level": match.level}
     done |= _kept(path, progress)
-    left = [episode for episode in episodes if (episode.task.id, episode.seed) not in done]
-    with progress.bar(f"{match.name} ({match.level})", len(episodes), len(episodes) - len(left)) as bar:
-        if left:
+    remaining = [episode for episode in episodes if (episode.task.id, episode.seed) not in done]
+    with progress.bar(f"{match.name} ({match.level})", len(episodes), len(episodes) - len(remaining)) as bar:
+        if remaining:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
 
@@ -384,7 +384,7 @@ def play_match(
                     bar.advance()
 
                 agent = players.agent(match.name, match.policy, match.reflector)
-                rollout(left, config.maker(match.level), agent, width=config.width, on_end=on_end)
+                rollout(remaining, config.maker(match.level), agent, width=config.width, on_end=on_end)
                 players.stop_if_spent(match.name)
     played = [done[episode.task.id, episode.seed] for episode in episodes]
     if played and all(line["status"] == "aborted" for line in played):

@@ -65,11 +65,11 @@ def run(config: Config, progress: Progress) -> Report:
         if earlier not in (None, str(config.load_dir)) and not config.force:
             raise ConfigError(f"{target} already exists, from {earlier}; choose another --out-dir (or use --force)")
         with progress.bar(f"export {config.load_dir}", 1) as bar:
-            told = model_facts(config.load_dir)
+            origin_facts = model_facts(config.load_dir)
             base = base_of(config.load_dir)
-            facts = {name: told[name] for name in ("env", "step", "reflector", "model") if told.get(name) is not None}
+            facts = {name: origin_facts[name] for name in ("env", "step", "reflector", "model") if origin_facts.get(name) is not None}
             facts |= {"base": base, "exported_from": str(config.load_dir)}
-            player = export(config.load_dir, target, config.dtype, card(config, told, base), facts)
+            player = export(config.load_dir, target, config.dtype, card(config, origin_facts, base), facts)
             bar.advance()
         parameters = sum(weight.numel() for weight in player.model.parameters())
         figures = {"role": player.role, "parameters": parameters, "dtype": config.dtype, "merged": base is not None}
@@ -77,9 +77,9 @@ def run(config: Config, progress: Progress) -> Report:
         return current.finish(figures, [target])
 
 
-def card(config: Config, told: dict[str, Any], base: str | None) -> str:
+def card(config: Config, origin_facts: dict[str, Any], base: str | None) -> str:
     """The model card: what it is, how it was made and how it did, how it is used."""
-    role, run_dir = told.get("role") or "policy", config.load_dir.parent
+    role, run_dir = origin_facts.get("role") or "policy", config.load_dir.parent
     settings = _known(run_dir / "config.json", "settings")
     figures = _known(run_dir / "report.json", "figures")
     header = {
@@ -89,7 +89,7 @@ def card(config: Config, told: dict[str, Any], base: str | None) -> str:
     }
     if config.license:
         header["license"] = config.license
-    origin = base or told.get("model")
+    origin = base or origin_facts.get("model")
     if isinstance(origin, str) and origin.count("/") == 1 and not Path(origin).exists():
         header["base_model"] = origin
     lines = [
@@ -99,7 +99,7 @@ def card(config: Config, told: dict[str, Any], base: str | None) -> str:
         "",
         f"# {config.out_dir.name}",
         "",
-        f"A {role} model for the environment `{told.get('env', 'unknown')}`, trained with reflectkit {VERSION}."
+        f"A {role} model for the environment `{origin_facts.get('env', 'unknown')}`, trained with reflectkit {VERSION}."
         f" It reads {READS.get(role, READS['policy'])}.",
         "",
         "## Made from",
@@ -107,8 +107,8 @@ def card(config: Config, told: dict[str, Any], base: str | None) -> str:
         f"- checkpoint: `{config.load_dir}`",
         f"- base: `{origin or 'its own weights'}`{', its LoRA adapter merged' if base else ''}",
     ]
-    if told.get("reflector"):
-        lines.append(f"- comments by: `{told['reflector']}`")
+    if origin_facts.get("reflector"):
+        lines.append(f"- comments by: `{origin_facts['reflector']}`")
     lines += ["", "## Training metrics", "", "| figure | value |", "|---|---|"]
     lines += [f"| {name.replace('_', ' ')} | {_short(value)} |" for name, value in figures.items()] or [
         "| none recorded | |"
@@ -132,10 +132,10 @@ def card(config: Config, told: dict[str, Any], base: str | None) -> str:
 def _known(path: Path, part: str) -> dict[str, Any]:
     """A part of a run's file; empty where there is none."""
     try:
-        found = read_json(path)[part]
+        value = read_json(path)[part]
     except (DataError, KeyError, TypeError):
         return {}
-    return dict(found) if isinstance(found, dict) else {}
+    return dict(value) if isinstance(value, dict) else {}
 
 
 def _short(value: Any) -> str:

@@ -46,24 +46,24 @@ class Config(EnvConfig):
 
 def run(config: Config, progress: Progress) -> Report:
     """Write `repos_filtered/<name>/` for each repository. Raises DataError where none is left."""
-    found = repositories(config.repo_dir)
+    paths = repositories(config.repo_dir)
     target = config.repos_folder
-    here, there = config.repo_dir.resolve(), target.resolve()
-    if here.is_relative_to(there) or there.is_relative_to(here):
+    source, copies = config.repo_dir.resolve(), target.resolve()
+    if source.is_relative_to(copies) or copies.is_relative_to(source):
         raise DataError(
             config.repo_dir,
             f"contains, or is in, {target}, where the filtered copies go; give the folder of the originals",
         )
     write_permission(target)
-    with open_run("filter-repo", config, list(filter(readable, found))) as current:
+    with open_run("filter-repo", config, list(filter(readable, paths))) as current:
         if current.done:
             return current.done
         links = sorted(entry.name for entry in os.scandir(config.repo_dir) if entry.is_symlink())
         if links:
             progress.news(f"links are not followed: {', '.join(map(ascii, links[:5]))} in {config.repo_dir} skipped")
         results: list[Filtered] = []
-        with progress.bar("Filtering repositories", len(found)) as bar:
-            for path in found:
+        with progress.bar("Filtering repositories", len(paths)) as bar:
+            for path in paths:
                 results.append(_filter(path, target, int(config.max_file_mb * 2**20), results))
                 bar.advance()
         kept = [result for result in results if not result.why_not]

@@ -106,11 +106,11 @@ def _take(
     empty = {name: "" for name in ("question", "answer", "model") if value.get(name, "") is None}
     value = value | empty | ({"optimal_path": []} if value.get("optimal_path", []) is None else {})
     question = read_question(value, where)
-    asked = " ".join(question.question.split())
-    if not (asked + question.answer).isascii() and _has_surrogates(asked + question.answer):
+    question_text = " ".join(question.question.split())
+    if not (question_text + question.answer).isascii() and _has_surrogates(question_text + question.answer):
         dropped["text that is not valid Unicode"] += 1
         return
-    if not asked:
+    if not question_text:
         dropped["empty question"] += 1
         return
     try:
@@ -129,7 +129,7 @@ def _take(
     way = normal_path(question.optimal_path)
     if env.answer_of(repository, way) != question.filename:
         way = env.way_to(question.filename)
-    clean = replace(question, question=asked, optimal_path=way, n_level=question.filename.count("/"))
+    clean = replace(question, question=question_text, optimal_path=way, n_level=question.filename.count("/"))
     trajectories = value.get("trajectories") or []
     if not isinstance(trajectories, list):
         raise DataError(where, "expected a list", field="trajectories")

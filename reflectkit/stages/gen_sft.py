@@ -126,13 +126,13 @@ def _lessons(
                         if error.field == "cmd" and config.kind.drops_choices(config.settings):
                             continue
                         raise
-                    told = lessons([played])
+                    replayed_steps = lessons([played])
                     if demonstration.negative:
-                        steps += [step for step in told if step.note == "correction"]
+                        steps += [step for step in replayed_steps if step.note == "correction"]
                     elif fault := config.kind.fault(played):
                         faults[fault] += repeat == 0
                     else:
-                        steps += told
+                        steps += replayed_steps
                 bar.advance()
     return steps, faults
 

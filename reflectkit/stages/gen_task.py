@@ -232,8 +232,8 @@ def _ask(
         with progress.bar("Questions", len(files)) as bar:
             for name, these in files_of.items():
                 texts, excerpts = {file.path: file.text for file in these}, {file.path: file.excerpt for file in these}
-                made = ask(name, texts, excerpts, settings.per_file)
-                questions_of[name] = [_with_way(question, env) for file in these for question in made[file.path]]
+                questions = ask(name, texts, excerpts, settings.per_file)
+                questions_of[name] = [_with_way(question, env) for file in these for question in questions[file.path]]
                 bar.advance(len(these))
         return questions_of, {"stop": None}
     requests = [_request(file, settings.per_file) for file in files]
@@ -275,17 +275,17 @@ def _generate(config: Config, generator: type[ProblemGenerator], progress: Progr
     with open_run("gen-task", config, inputs) as current:
         if current.done:
             return current.done
-        made = maker.generate(progress)
+        generated = maker.generate(progress)
         outputs = []
-        for name, tasks in made.tasks.items():
+        for name, tasks in generated.tasks.items():
             path = config.folder / f"{name}.json"
             if tasks:
                 write_json(path, [record_to_json(Record(task, ())) for task in tasks])
                 outputs.append(path)
             else:
                 path.unlink(missing_ok=True)  # of an earlier run
-        current.tables += made.tables
-        return current.finish(made.figures, [*outputs, *made.outputs])
+        current.tables += generated.tables
+        return current.finish(generated.figures, [*outputs, *generated.outputs])
 
 
 def _request(file: _File, count: int) -> Request:

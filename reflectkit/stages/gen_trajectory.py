@@ -142,16 +142,16 @@ def run(config: Config, progress: Progress) -> Report:
             with config.client(journal) as client:
                 played = _play(config, level, wanted, _chat_teacher(config, client), progress)
                 usage = call_figures(config, client, _rejected(played), config.folder / "rejected.jsonl", progress)
-        made = {record.task.id: list(record.trajectories) for record in known_records if record.trajectories}
-        given = sum(map(len, made.values()))
-        _add_demonstrations(config, level, wanted, played, made)
-        records = [Record(task, tuple(made.get(task.id, ()))) for task in tasks]
+        demonstrations = {record.task.id: list(record.trajectories) for record in known_records if record.trajectories}
+        given = sum(map(len, demonstrations.values()))
+        _add_demonstrations(config, level, wanted, played, demonstrations)
+        records = [Record(task, tuple(demonstrations.get(task.id, ()))) for task in tasks]
         write_json(path, [record_to_json(record) for record in records])
         if usage:
-            stop_if_spent(config, client, f"{sum(map(len, made.values()))} demonstrations are in {path}")
+            stop_if_spent(config, client, f"{sum(map(len, demonstrations.values()))} demonstrations are in {path}")
         if given:
             progress.news(f"{given} demonstrations of {source} are kept along with the new ones")
-        figures = _figures(wanted, played, made, len(tasks)) | usage
+        figures = _figures(wanted, played, demonstrations, len(tasks)) | usage
         current.tables.append(figures_table(f"Demonstrations in {path}", "count", figures))
         if failed := {
             trajectory.task.id: trajectory.reason for trajectory in played if trajectory.status is Status.ABORTED

@@ -145,13 +145,13 @@ def _problems(config: Config) -> tuple[Path | None, list[Task]]:
     if source is None and kind.has("tasks"):
         tasks = kind.tasks(config.level or kind.levels[-1])
     else:
-        there = [config.folder / name for name in ("test.json", "data.json") if (config.folder / name).is_file()]
-        source = source or next(iter(there), None)
+        existing = [config.folder / name for name in ("test.json", "data.json") if (config.folder / name).is_file()]
+        source = source or next(iter(existing), None)
         if source is None and kind.has("example"):
             return None, [kind.example(config.level or kind.levels[0], derive(config.seed, "example"))]
         if source is None:
-            made = f"run `reflectkit gen-task --env {config.env}` first, or " if kind.problem_generator else ""
-            advice = kind.problems_advice or f"{made}give --task-file"
+            hint = f"run `reflectkit gen-task --env {config.env}` first, or " if kind.problem_generator else ""
+            advice = kind.problems_advice or f"{hint}give --task-file"
             raise ConfigError(f"env '{config.env}' has no problems yet; {advice}")
         tasks = [record.task for record in read_records(source, config.env_name)]
         if config.level:
@@ -288,12 +288,12 @@ class _Told(Wrapper):
         return result
 
 
-def seen_text(before: Sequence[Message], now: Sequence[Message]) -> str:
+def seen_text(earlier: Sequence[Message], current: Sequence[Message]) -> str:
     """What there is to see; of a conversation, what is new since `before`, with who says it."""
-    if len(now) == 1:
-        return now[0].content
-    known = len(before) if tuple(now[: len(before)]) == tuple(before) else 0
-    return "\n".join(f"[{message.name or message.role}] {message.content}" for message in now[known:])
+    if len(current) == 1:
+        return current[0].content
+    seen_count = len(earlier) if tuple(current[: len(earlier)]) == tuple(earlier) else 0
+    return "\n".join(f"[{message.name or message.role}] {message.content}" for message in current[seen_count:])
 
 
 def decision_text(observation: Observation, decision: Decision, *, commented: bool) -> str:
@@ -328,8 +328,8 @@ def _outcome(trajectory: Trajectory) -> str:
 
 def _ending(trajectory: Trajectory) -> str:
     count, outcome = len(trajectory.turns), _outcome(trajectory)
-    left = trajectory.forfeit + sum(turn.info.get("forfeit", 0.0) for turn in trajectory.turns)
-    unplayed = f", {left:+.3g} of it for the steps not taken" if left else ""
+    forfeited = trajectory.forfeit + sum(turn.info.get("forfeit", 0.0) for turn in trajectory.turns)
+    unplayed = f", {forfeited:+.3g} of it for the steps not taken" if forfeited else ""
     played = f"{trajectory.total_return:+.3g} in {count} step{'s' * (count != 1)}"
     return f"{outcome[:1].upper()}{outcome[1:]}: return {played}{unplayed}."
 

@@ -102,9 +102,9 @@ def run(config: Config, progress: Progress) -> Report:
             path = config.folder / f"{name}.json"
             write_json(path, [record_to_json(record) for record in part])
             outputs.append(path)
-            shown = sum(bool(record.trajectories) for record in part)
-            figures[name] = {"tasks": len(part), "demonstrated": shown}
-            rows.append((name, str(len({group_of[record.task.id] for record in part})), str(len(part)), str(shown)))
+            demonstrated = sum(bool(record.trajectories) for record in part)
+            figures[name] = {"tasks": len(part), "demonstrated": demonstrated}
+            rows.append((name, str(len({group_of[record.task.id] for record in part})), str(len(part)), str(demonstrated)))
             if not part:
                 progress.news(f"{path} would have no tasks: {len(name_of_group)} groups{kinds} are too few for 7:2:1")
         current.tables.append(

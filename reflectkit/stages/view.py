@@ -73,34 +73,34 @@ def run(config: Config, progress: Progress) -> Report:
         episodes = _episodes(files, sources, bar, total)
         if config.inspect:
             folder = config.out or files[0].parent / "inspect"
-            count, made = _write_logs(folder, sources, files, episodes)
+            count, outputs = _write_logs(folder, sources, files, episodes)
         else:
-            folder, made = files[0].parent, [config.out or files[0].parent / "view.html"]
-            with replacing(made[0]) as page:
+            folder, outputs = files[0].parent, [config.out or files[0].parent / "view.html"]
+            with replacing(outputs[0]) as page:
                 count = write_page(page, sources, episodes)
                 if not count:
                     raise _nothing(files)
-    if config.open and not webbrowser.open(made[0].resolve().as_uri()):
-        progress.news(f"no browser could be opened; open {made[0]} in one")
-    return Report("view", folder, {"episodes": count, "runs": len(files)}, tuple(made))
+    if config.open and not webbrowser.open(outputs[0].resolve().as_uri()):
+        progress.news(f"no browser could be opened; open {outputs[0]} in one")
+    return Report("view", folder, {"episodes": count, "runs": len(files)}, tuple(outputs))
 
 
 def episode_files(paths: Sequence[Path]) -> list[Path]:
     """The files of episodes at or below `paths`, each once, in order. Links below are not followed."""
-    found: dict[tuple[int, int], Path] = {}
+    file_of: dict[tuple[int, int], Path] = {}
     for path in paths:
         if not path.exists():
-            gone = "a broken link" if path.is_symlink() else "no such file or folder"
-            raise DataError(path, f"{gone}; {MADE_BY}")
-        held = [file for file in visible_files(path, _natural) if file.name == EPISODES] if path.is_dir() else [path]
-        if not held:
+            reason = "a broken link" if path.is_symlink() else "no such file or folder"
+            raise DataError(path, f"{reason}; {MADE_BY}")
+        folder_files = [file for file in visible_files(path, _natural) if file.name == EPISODES] if path.is_dir() else [path]
+        if not folder_files:
             raise DataError(path, f"holds no {EPISODES}; {MADE_BY}")
-        for file in held:
+        for file in folder_files:
             if not file.is_file():
                 raise DataError(file, f"is not a regular file; give a run or its {EPISODES}")
             facts = file.stat()
-            found.setdefault((facts.st_dev, facts.st_ino), file)
-    return list(found.values())
+            file_of.setdefault((facts.st_dev, facts.st_ino), file)
+    return list(file_of.values())
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -32,7 +32,7 @@ from reflectkit.envs.alfworld.layouts import rooms
 from reflectkit.envs.alfworld.package import table
 from reflectkit.envs.alfworld.pool import Engine, Pool
 from reflectkit.envs.alfworld.problems import Maker
-from reflectkit.envs.alfworld.prove import Proof, prove
+from reflectkit.envs.alfworld.solution import Solution, find_solution
 from tests.household import write_games
 
 pytest.importorskip("alfworld", reason="the engine is not installed: pip install 'reflectkit[alfworld]'")
@@ -145,7 +145,7 @@ def test_games_of_every_type_are_made_and_won(made: Path) -> None:
         assert playable["pddl_problem"] == (folder / "initial_state.pddl").read_text()
         assert trajectory["scene"]["floor_plan"] == record["data"]["room"]
         assert playable["walkthrough"]
-        assert prove(folder).walkthrough == tuple(playable["walkthrough"])
+        assert find_solution(folder).walkthrough == tuple(playable["walkthrough"])
 
 
 def test_fewer_games_are_the_same_games_and_a_lost_one_is_made_again(made: Path, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_game_that_was_damaged_since_is_named(
 
 
 def test_what_cannot_be_won_is_drawn_again_and_counted(tmp_path: Path) -> None:
-    answers = iter([Proof(reason="there is no plan"), Proof(("look",), "planner"), *[Proof(reason="too long")] * 20])
+    answers = iter([Solution(reason="there is no plan"), Solution(("look",), "planner"), *[Solution(reason="too long")] * 20])
     made = Maker(tmp_path, 0, ("look_at*",), lambda folder: next(answers))
     assert [folder.name.rpartition("_")[2] for folder in made.make(1, Quiet())] == ["0"]
     trajectory, _ = games.read(made.make(1, Quiet())[0])
@@ -199,10 +199,10 @@ def test_what_cannot_be_won_is_drawn_again_and_counted(tmp_path: Path) -> None:
 def test_games_are_made_by_one_process_at_a_time(tmp_path: Path) -> None:
     (tmp_path / ".reflectkit-tmp-trial_G0_9").mkdir()  # a killed one's
 
-    def judge(folder: Path) -> Proof:
+    def judge(folder: Path) -> Solution:
         with pytest.raises(ConfigError, match="another process is working on"), held(tmp_path, patience_s=0):
             pass
-        return Proof(("look",), "planner")
+        return Solution(("look",), "planner")
 
     assert len(Maker(tmp_path, 0, ("look_at*",), judge).make(1, Quiet())) == 1
     assert [path.name for path in tmp_path.glob(".*")] == [".lock"]
@@ -210,7 +210,7 @@ def test_games_are_made_by_one_process_at_a_time(tmp_path: Path) -> None:
 
 def test_a_game_like_another_is_not_kept(tmp_path: Path) -> None:
     def made(number: int) -> list[Path]:
-        return Maker(tmp_path, 0, ("look_at*",), lambda folder: Proof(("look",), "planner")).make(number, Quiet())
+        return Maker(tmp_path, 0, ("look_at*",), lambda folder: Solution(("look",), "planner")).make(number, Quiet())
 
     (first,) = made(1)
     first.rename(first.with_name(first.name.removesuffix("0") + "1"))  # game 1 is now what game 0 would be
@@ -220,13 +220,13 @@ def test_a_game_like_another_is_not_kept(tmp_path: Path) -> None:
 
 def test_a_game_without_solution_has_a_reason(root: Path) -> None:
     folder = next(root.glob("*/*/pick_and_place_simple*-1/*"))
-    assert prove(folder).by == "handcoded"
+    assert find_solution(folder).by == "handcoded"
     playable = read_json(folder / "game.tw-pddl")
     playable["pddl_problem"] = re.sub(r"\(canContain MicrowaveType \w+\)", "", playable["pddl_problem"])
     (folder / "game.tw-pddl").write_text(json.dumps(playable))
-    assert "cannot be won" in prove(folder).reason
+    assert "cannot be won" in find_solution(folder).reason
     (folder / "game.tw-pddl").write_text(json.dumps(playable | {"pddl_problem": "(define (problem x) (:domain"}))
-    assert "its PDDL is broken" in prove(folder).reason
+    assert "its PDDL is broken" in find_solution(folder).reason
 
 
 def strike(monkeypatch: pytest.MonkeyPatch, blow: signal.Signals, engines: int) -> list[Engine]:
@@ -248,14 +248,14 @@ def strike(monkeypatch: pytest.MonkeyPatch, blow: signal.Signals, engines: int) 
 
 def test_where_an_engine_dies_another_one_proves_the_game(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = strike(monkeypatch, signal.SIGKILL, 1)
-    assert prove(next(root.glob("*/*/pick_and_place_simple*-1/*"))).by == "handcoded"
+    assert find_solution(next(root.glob("*/*/pick_and_place_simple*-1/*"))).by == "handcoded"
     assert [engine.alive for engine in taken] == [False, True]
 
 
 def test_where_two_engines_hang_the_reason_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = strike(monkeypatch, signal.SIGSTOP, 2)
-    proof = prove(next(root.glob("*/*/pick_and_place_simple*-1/*")), seconds=0.1)
-    assert proof.reason == "the engine has not answered 'reset' within 0.1 s, and was stopped"
+    solution = find_solution(next(root.glob("*/*/pick_and_place_simple*-1/*")), seconds=0.1)
+    assert solution.reason == "the engine has not answered 'reset' within 0.1 s, and was stopped"
     assert [engine.alive for engine in taken] == [False, False]
 
 

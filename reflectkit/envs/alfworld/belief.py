@@ -53,8 +53,8 @@ class Belief:
             self.closed.discard(place)
             self._fill(place, LISTED.findall(listed))
             self.shown = place
-        for found in CLOSED.findall(feedback):
-            self.closed.add(found[0] or found[1])
+        for closed in CLOSED.findall(feedback):
+            self.closed.add(closed[0] or closed[1])
         if taken := TAKEN.search(feedback):
             self.held, self.origin = taken.groups()
             if (names := self.places.get(taken[2])) is not None and taken[1] in names:
@@ -66,14 +66,14 @@ class Belief:
             how, name = treated.groups()
             self.treated[name] = (self.treated.get(name, set()) - {OPPOSITE.get(how)}) | {how}
         self.commands = tuple(commands)
-        said = "\n".join(commands)
-        self.here = tuple(name for name in HERE.findall(said) if name in self.places)
-        self.closed |= set(OPENS.findall(said))
+        commands_text = "\n".join(commands)
+        self.here = tuple(name for name in HERE.findall(commands_text) if name in self.places)
+        self.closed |= set(OPENS.findall(commands_text))
 
     def where(self, kind: str) -> list[tuple[str, str]]:
         """(object, receptacle) of each object of `kind` that is known to lie somewhere; those in reach first."""
-        found = [(name, place) for place, names in self.places.items() for name in names or () if kind_of(name) == kind]
-        return sorted(found, key=lambda pair: pair[1] not in self.here)
+        objects = [(name, place) for place, names in self.places.items() for name in names or () if kind_of(name) == kind]
+        return sorted(objects, key=lambda pair: pair[1] not in self.here)
 
     def unsearched(self) -> list[str]:
         """Receptacles whose content was not seen."""

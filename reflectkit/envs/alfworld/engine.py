@@ -103,10 +103,10 @@ class Game:
         """
         file = folder / GAME
         try:
-            known = file.stat()
+            status = file.stat()
         except OSError as error:
             raise DataError(file, f"cannot be read as a game: {error}; generate or download it again") from None
-        stamp = folder, known.st_mtime_ns, known.st_size
+        stamp = folder, status.st_mtime_ns, status.st_size
         if stamp in self._loaded:
             vars(self._env.unwrapped).update(self._loaded[stamp])
             self._folder = folder
@@ -118,8 +118,8 @@ class Game:
             try:
                 self._env.load(str(file))
             except (Exception, SystemExit) as error:  # the translator has many ways to say that PDDL is wrong
-                said = " ".join(str(error).split())[:200]
-                reason = f"{type(error).__name__}{': ' if said else ''}{said}"
+                message = " ".join(str(error).split())[:200]
+                reason = f"{type(error).__name__}{': ' if message else ''}{message}"
                 raise DataError(file, f"cannot be won, or its PDDL is broken ({reason}); generate it again") from None
         if len(self._loaded) >= GAMES:
             self._loaded.pop(next(iter(self._loaded)))
@@ -170,9 +170,9 @@ class Game:
             _, translated = pddl2sas(inner._game_data["pddl_domain"], problem, optimize=True)
             if not self._planner.solve_sas(translated.encode(), False):
                 return []
-            found = (Operator * self._planner.get_last_plan_length())()
-            self._planner.get_last_plan(found)
-        commands = state.plan_to_templated_actions([operator.name for operator in found], inner._entity_infos)
+            operators = (Operator * self._planner.get_last_plan_length())()
+            self._planner.get_last_plan(operators)
+        commands = state.plan_to_templated_actions([operator.name for operator in operators], inner._entity_infos)
         return [" ".join(command.split()) for command in commands]
 
     def _seen(self) -> State:
@@ -208,10 +208,10 @@ def essential(problem: str, objects: Mapping[str, str], facts: Collection[tuple[
             useful = useful.union(sorted(names, key=distance)[:2])
     useful |= {places[name] for name in useful if name in places}
     idle = kinds.keys() - useful
-    known = " ".join(f"{name} - {kind}" for name, kind in objects.items() if name not in idle)
-    so = [fact for fact in facts if not fact[0].startswith(("not_", "new-axiom")) and not idle.intersection(fact)]
-    state = " ".join(f"({' '.join(fact)})" for fact in so)
-    return f"(define (problem rest) (:domain alfred) (:objects {known}) (:init (= (total-cost) 0) {state}) {goal}"
+    objects_left = " ".join(f"{name} - {kind}" for name, kind in objects.items() if name not in idle)
+    facts_left = [fact for fact in facts if not fact[0].startswith(("not_", "new-axiom")) and not idle.intersection(fact)]
+    state = " ".join(f"({' '.join(fact)})" for fact in facts_left)
+    return f"(define (problem rest) (:domain alfred) (:objects {objects_left}) (:init (= (total-cost) 0) {state}) {goal}"
 
 
 class _Handcoded:

@@ -168,12 +168,12 @@ class Alfworld(BaseEnv):
             self.goal = _goal(folder, task)
             expert = None if self.expert == SEARCH else self.expert
             state = await self._taken(folder).reset(folder, expert, self.load_seconds)
-            opening, _, asked = state.feedback.partition("Your task is to: ")
-            if not asked or ROOM.search(opening) is None:
+            opening, _, task_text = state.feedback.partition("Your task is to: ")
+            if not task_text or ROOM.search(opening) is None:
                 raise DataError(
                     folder / GAME, "does not begin as a game of ALFWorld does; generate or download it again"
                 )
-        self.task = " ".join(asked.split()).removesuffix(".")
+        self.task = " ".join(task_text.split()).removesuffix(".")
         self._belief = Belief()
         self._history: list[tuple[str, str]] = []
         self._last_note, self._seed, self._slipped = "", seed, False
@@ -196,10 +196,10 @@ class Alfworld(BaseEnv):
         assert self.engine is not None
         self._last_note = "good" if command in self._good() else "mistake"
         self._slipped = self._slipped or self._last_note == "mistake"
-        known = command in self._choices
+        admissible = command in self._choices
         with _aborting():
             state = (
-                await self.engine.step(command, self.step_seconds) if known else replace(self._state, feedback=NOTHING)
+                await self.engine.step(command, self.step_seconds) if admissible else replace(self._state, feedback=NOTHING)
             )
         answer = " ".join(state.feedback.split())
         self._history.append((command, answer.removeprefix(f"You arrive at {command.removeprefix(GO)}. ")))
@@ -232,8 +232,8 @@ class Alfworld(BaseEnv):
             if command not in right and command != HELP:
                 by_verb.setdefault(command.split()[0], []).append(index)
         step = len(self._history)
-        found = {wrong[(step + turn) % len(wrong)] for wrong in by_verb.values() for turn in range(OF_A_VERB)}
-        return self._actions([self._choices[index] for index in sorted(found)])
+        chosen = {wrong[(step + turn) % len(wrong)] for wrong in by_verb.values() for turn in range(OF_A_VERB)}
+        return self._actions([self._choices[index] for index in sorted(chosen)])
 
     def slips(self) -> list[int] | list[str]:
         """The mistakes that a negative example makes, once: at a drawn step of the search, or when the object
@@ -241,8 +241,8 @@ class Alfworld(BaseEnv):
         """
         if self._slipped:
             return []
-        held, _ = progress(self._belief, self.goal)
-        return self.mistakes() if held or uniform(self._seed, "slip", len(self._history)) < SLIP_SHARE else []
+        holds_goal, _ = progress(self._belief, self.goal)
+        return self.mistakes() if holds_goal or uniform(self._seed, "slip", len(self._history)) < SLIP_SHARE else []
 
     def note(self) -> str:
         """How the last command is to be marked: "" at the start, "good", or "mistake" where it led nowhere."""
@@ -267,8 +267,8 @@ class Alfworld(BaseEnv):
         return self._choices[check_choice(action, self._choices, self.name)]
 
     def _good(self) -> list[str]:
-        known = good(self._belief, self.goal)
-        return [self._state.advice, *known] if self._state.advice in self._state.commands else known
+        good_commands = good(self._belief, self.goal)
+        return [self._state.advice, *good_commands] if self._state.advice in self._state.commands else good_commands
 
     # ---------------------------------------------------------------------------------------------------------- inside
 
@@ -346,5 +346,5 @@ def _goal(folder: Path, task: Task) -> Goal:
     if kind != task.level:
         raise DataError(task.id, f"level {task.level!r}, but the game is of type {kind!r}", field="level")
     target = parameters["toggle_target" if kind == LOOK else "parent_target"]
-    wanted = parameters["object_target"].lower()
-    return Goal(kind, wanted, target.lower(), *rules(playable["pddl_problem"], wanted))
+    item = parameters["object_target"].lower()
+    return Goal(kind, item, target.lower(), *rules(playable["pddl_problem"], item))

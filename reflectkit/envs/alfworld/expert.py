@@ -53,7 +53,7 @@ def rules(problem: str, kind: str) -> tuple[frozenset[str], frozenset[str]]:
     """The kinds of receptacles that may hold objects of `kind`, and those that are to be opened, as the PDDL `problem`
     says.
     """
-    fitting = frozenset(place.lower() for place, held in HOLDS.findall(problem) if held.lower() == kind)
+    fitting = frozenset(place.lower() for place, item in HOLDS.findall(problem) if item.lower() == kind)
     return fitting, frozenset(map(str.lower, OPENS.findall(problem)))
 
 
@@ -62,23 +62,23 @@ def good(belief: Belief, goal: Goal) -> list[str]:
 
     What can be done here goes before walking.
     """
-    found = [command for command in dict.fromkeys(_wanted(belief, goal)) if command in belief.commands]
-    return [command for command in found if not command.startswith("go to ")] or found or ["look"]
+    commands = [command for command in dict.fromkeys(_wanted(belief, goal)) if command in belief.commands]
+    return [command for command in commands if not command.startswith("go to ")] or commands or ["look"]
 
 
 def progress(belief: Belief, goal: Goal) -> tuple[bool, bool]:
     """(whether the right object is held, whether what is held is as it should be)."""
-    held = belief.held is not None and kind_of(belief.held) == goal.kind
-    return held, held and _ready(belief, goal, belief.held or "")
+    holds_goal = belief.held is not None and kind_of(belief.held) == goal.kind
+    return holds_goal, holds_goal and _ready(belief, goal, belief.held or "")
 
 
 def candidates(belief: Belief, goal: Goal) -> list[tuple[str, str]]:
     """Known objects of the goal's kind that are still to be taken, with their places."""
-    found = belief.where(goal.kind)
+    objects = belief.where(goal.kind)
     if goal.type == TWO:
         home = destination(belief, goal)
-        return [(name, place) for name, place in found if place != home]
-    return [(name, place) for name, place in found if kind_of(place) != goal.target or not _ready(belief, goal, name)]
+        return [(name, place) for name, place in objects if place != home]
+    return [(name, place) for name, place in objects if kind_of(place) != goal.target or not _ready(belief, goal, name)]
 
 
 def destination(belief: Belief, goal: Goal) -> str | None:
@@ -102,25 +102,25 @@ def likely(belief: Belief, goal: Goal) -> list[str]:
 
 def _wanted(belief: Belief, goal: Goal) -> Iterable[str]:
     """What would lead on, admissible or not."""
-    held = belief.held
+    item = belief.held
     right, ready = progress(belief, goal)
-    if held is not None and not right:
-        yield from _put(belief, held, [*belief.here, *([belief.origin] if belief.origin else [])])
-    elif held is not None and goal.type == LOOK:
+    if item is not None and not right:
+        yield from _put(belief, item, [*belief.here, *([belief.origin] if belief.origin else [])])
+    elif item is not None and goal.type == LOOK:
         lamps = belief.where(goal.target)
         for lamp, place in lamps:
             yield f"use {lamp}" if place in belief.here else f"go to {place}"
         if not lamps:
             yield from _search(belief, goal)
-    elif held is not None and goal.treatment and not ready:
+    elif item is not None and goal.treatment and not ready:
         how, kind = goal.treatment
         for place in belief.of_kind(kind):
-            yield f"{how} {held} with {place}" if place in belief.here else f"go to {place}"
-    elif held is not None:
+            yield f"{how} {item} with {place}" if place in belief.here else f"go to {place}"
+    elif item is not None:
         home = destination(belief, goal) if goal.type == TWO else None
-        yield from _put(belief, held, [home] if home else belief.of_kind(goal.target))
-    elif found := candidates(belief, goal):
-        for name, place in found:
+        yield from _put(belief, item, [home] if home else belief.of_kind(goal.target))
+    elif objects := candidates(belief, goal):
+        for name, place in objects:
             yield from _reach(belief, place, f"take {name} from {place}")
     else:
         yield from _search(belief, goal)
@@ -139,14 +139,14 @@ def _put(belief: Belief, held: str, places: Iterable[str]) -> Iterable[str]:
         yield from _reach(belief, place, f"move {held} to {place}")
 
 
-def _reach(belief: Belief, place: str, then: str) -> Iterable[str]:
+def _reach(belief: Belief, place: str, command: str) -> Iterable[str]:
     """The next command on the way to doing `then` at `place`."""
     if place not in belief.here:
         yield f"go to {place}"
     elif place in belief.closed:
         yield f"open {place}"
     else:
-        yield then
+        yield command
 
 
 def _ready(belief: Belief, goal: Goal, name: str) -> bool:

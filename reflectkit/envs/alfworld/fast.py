@@ -124,9 +124,9 @@ def _but_for_the_task(parse: Callable[..., Any], textgen: Any) -> Callable[..., 
         if len(tasks) != 1:
             return parse(text, rule_name=rule_name)
         actions, shared = parse(TASK.sub(STAND_IN, text), rule_name=rule_name)
-        told = textgen.ContextSensitiveGrammar.parse(json.dumps({"task": [{"rhs": f"Your task is to: {tasks[0]}"}]}))
-        told._rules = shared._rules | told._rules
-        return actions, told
+        tree = textgen.ContextSensitiveGrammar.parse(json.dumps({"task": [{"rhs": f"Your task is to: {tasks[0]}"}]}))
+        tree._rules = shared._rules | tree._rules
+        return actions, tree
 
     return parsed
 
@@ -136,9 +136,9 @@ def _facts(logic: Any) -> Callable[..., Any]:
 
     @lru_cache(maxsize=FACTS)
     def parts(name: str) -> tuple[str, tuple[str, ...]]:
-        found = ATOM.fullmatch(name)
-        assert found is not None, name
-        kind, predicate, arguments = found.groups()
+        match = ATOM.fullmatch(name)
+        assert match is not None, name
+        kind, predicate, arguments = match.groups()
         negation = "not_" if kind == "NegatedAtom" else ""
         return negation + predicate, tuple(argument for argument in arguments.split(", ") if argument)
 

@@ -60,14 +60,14 @@ def find(root: Path, patterns: Sequence[str] = (), splits: Sequence[str] = SPLIT
         raise DataError(
             root, f"holds no {VERSION}; run `alfworld-download --data-dir {root}`, or name another --games-dir"
         )
-    there = [game for split in splits for game in _folders(base / split, root)]
-    if not there:
+    all_games = [game for split in splits for game in _folders(base / split, root)]
+    if not all_games:
         raise DataError(base, f"holds no game of {', '.join(splits)}; run `alfworld-download --data-dir {root} -f`")
-    found = [game for game in there if matches(game.parent.name, patterns)]
-    if not found:
-        names = ", ".join(sorted({game.parent.name for game in there})[:3])
+    matching = [game for game in all_games if matches(game.parent.name, patterns)]
+    if not matching:
+        names = ", ".join(sorted({game.parent.name for game in all_games})[:3])
         raise DataError(base, f"no game matches --games {' '.join(patterns)}; there are {names}, …")
-    return found
+    return matching
 
 
 def inside(root: Path, name: object) -> Path | None:

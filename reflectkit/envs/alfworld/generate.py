@@ -78,20 +78,20 @@ class Game:
 @cache
 def goals(level: str, patterns: tuple[str, ...] = ()) -> tuple[Goal, ...]:
     """Every goal of `level` that some room can host and whose name matches. Raises ConfigError."""
-    found = []
+    matching = []
     for room in rooms():
         if room.kind in table("constants").GOALS_VALID[level]:
-            found += [goal for goal in _goals(level, room) if matches(goal.name, patterns)]
-    return tuple(found)
+            matching += [goal for goal in _goals(level, room) if matches(goal.name, patterns)]
+    return tuple(matching)
 
 
 def levels(patterns: tuple[str, ...]) -> tuple[str, ...]:
     """The types that games matching one of `patterns` can be of. Raises ConfigError: none."""
-    found = tuple(level for level in TYPES if goals(level, patterns))
-    if not found:
-        some = ", ".join(goals(level)[0].name for level in TYPES[:2])
-        raise ConfigError(f"no game that matches --games {' '.join(patterns)} can be made; names are like {some}")
-    return found
+    types = tuple(level for level in TYPES if goals(level, patterns))
+    if not types:
+        examples = ", ".join(goals(level)[0].name for level in TYPES[:2])
+        raise ConfigError(f"no game that matches --games {' '.join(patterns)} can be made; names are like {examples}")
+    return types
 
 
 def trial_name(seed: int, number: int, patterns: tuple[str, ...]) -> str:
@@ -125,19 +125,19 @@ def draw(seed: int, number: int, attempt: int, level: str, patterns: tuple[str, 
 
 def _goals(level: str, room: Room) -> Iterable[Goal]:
     constants = table("constants")
-    there = {receptacle.kind for receptacle in room.receptacles}
-    items = [kind for kind in room.kinds if any(kind in _holds(other) for other in there)]
+    receptacle_kinds = {receptacle.kind for receptacle in room.receptacles}
+    items = [kind for kind in room.kinds if any(kind in _holds(other) for other in receptacle_kinds)]
     if level == LOOK:
-        if LAMP in room.kinds and there & LAMP_STANDS:
+        if LAMP in room.kinds and receptacle_kinds & LAMP_STANDS:
             yield from (Goal(level, item, LAMP, room) for item in items)
         return
     tool = ""
     if level in TOOLS:
-        able, tool = TOOLS[level]
-        items = [item for item in items if item in constants.VAL_ACTION_OBJECTS[able] and tool in there]
+        ability, tool = TOOLS[level]
+        items = [item for item in items if item in constants.VAL_ACTION_OBJECTS[ability] and tool in receptacle_kinds]
     for item in items:
-        for kind in sorted(there):
-            elsewhere = any(item in _holds(other) for other in there - {kind})
+        for kind in sorted(receptacle_kinds):
+            elsewhere = any(item in _holds(other) for other in receptacle_kinds - {kind})
             if item in _holds(kind) and elsewhere and kind != tool and not (level == TWO and kind in SINGLE):
                 yield Goal(level, item, kind, room)
 
@@ -153,21 +153,21 @@ def _placed(goal: Goal, chance: random.Random) -> list[tuple[str, str, Receptacl
         receptacle: 1 if receptacle.kind in SINGLE else 9 if receptacle.kind in WIDE else 3
         for receptacle in room.receptacles
     }
-    wanted = Counter({kind: chance.choice(COPIES) for kind in room.kinds})
-    wanted[goal.item] = max(wanted[goal.item], 2 if goal.level == TWO else 1)
-    if LAMP in wanted:
-        wanted[LAMP] = 1
-    rest = sorted(set(wanted) - {goal.item, LAMP})
+    counts = Counter({kind: chance.choice(COPIES) for kind in room.kinds})
+    counts[goal.item] = max(counts[goal.item], 2 if goal.level == TWO else 1)
+    if LAMP in counts:
+        counts[LAMP] = 1
+    rest = sorted(set(counts) - {goal.item, LAMP})
     chance.shuffle(rest)
     placed = []
     for kind in (goal.item, LAMP, *rest):
-        for copy in range(wanted[kind]):
+        for copy in range(counts[kind]):
             hosts = [receptacle for receptacle, left in free.items() if left and _may_start(kind, receptacle, goal)]
             if hosts:
-                where = chance.choice(hosts)
-                free[where] -= 1
-                x, y, z = where.name.split("|")[1:4]
-                placed.append((f"{kind}|{x}|{float(y) + 0.05:+06.2f}|{z}|{copy + 1}", kind, where))
+                host = chance.choice(hosts)
+                free[host] -= 1
+                x, y, z = host.name.split("|")[1:4]
+                placed.append((f"{kind}|{x}|{float(y) + 0.05:+06.2f}|{z}|{copy + 1}", kind, host))
     return placed
 
 
@@ -209,12 +209,12 @@ def _problem(name: str, goal: Goal, chance: random.Random) -> str:
         facts.append(f"(objectType {item} {kind}Type)")
         facts.append(f"(inReceptacle {item} {where.name})")
         facts.append(f"(objectAtLocation {item} {location[where.name]})")
-        facts += [f"({able.lower()} {item})" for able, kinds in constants.VAL_ACTION_OBJECTS.items() if kind in kinds]
+        facts += [f"({ability.lower()} {item})" for ability, kinds in constants.VAL_ACTION_OBJECTS.items() if kind in kinds]
         if kind in constants.MOVABLE_RECEPTACLES_SET:
             facts.append(f"(isReceptacleObject {item})")
         if kind != LAMP:
             facts.append(f"(pickupable {item})")
-    asked = (
+    goal_pddl = (
         table("goal_library")
         .gdict[goal.level]["pddl"]
         .format(obj=goal.item, recep=goal.receptacle, toggle=goal.receptacle, mrecep="")
@@ -222,7 +222,7 @@ def _problem(name: str, goal: Goal, chance: random.Random) -> str:
     text = "\n".join(
         (f"(define (problem plan_{name})", "(:domain alfred)", "(:objects", *objects, ")", "(:init", *facts, ")")
     )
-    return _legal(text + "\n" + asked.strip() + "\n")
+    return _legal(text + "\n" + goal_pddl.strip() + "\n")
 
 
 def _named(goal: Goal) -> set[str]:
@@ -233,7 +233,7 @@ def _legal(text: str) -> str:
     """`text` with the simulator's names spelt as the benchmark spells them in PDDL, and # for the dash
     before a type.
     """
-    for sign, spelt in (
+    for sign, replacement in (
         ("-", "_minus_"),
         ("#", "-"),
         ("|", "_bar_"),
@@ -241,5 +241,5 @@ def _legal(text: str) -> str:
         (".", "_dot_"),
         (",", "_comma_"),
     ):
-        text = text.replace(sign, spelt)
+        text = text.replace(sign, replacement)
     return text

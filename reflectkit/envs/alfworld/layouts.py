@@ -84,8 +84,8 @@ def _room(kind: str, number: int) -> Room:
             turns = chance.randrange(4)
             name = _name(missing, x, HEIGHTS.get(missing, 0.5), z)
             receptacles.append(Receptacle(name, missing, _place(x, z, 90 * turns, 30), False))
-    taken = {receptacle.place for receptacle in receptacles}
-    places = tuple(place for x, z in points if (place := _place(x, z, 0, 30)) not in taken)
+    occupied = {receptacle.place for receptacle in receptacles}
+    places = tuple(place for x, z in points if (place := _place(x, z, 0, 30)) not in occupied)
     kinds = tuple(sorted(seen - fixed))
     return Room(stem.name, number, kind, tuple({item.name: item for item in receptacles}.values()), kinds, places)
 

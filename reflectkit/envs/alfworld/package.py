@@ -18,10 +18,10 @@ BLANK = "UNKNOWN GOAL"
 def folder() -> Path:
     """Where the package lies. Raises ConfigError where it is not installed."""
     check_installed()
-    found = importlib.util.find_spec("alfworld")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
+    spec = importlib.util.find_spec("alfworld")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
 
 
 @cache

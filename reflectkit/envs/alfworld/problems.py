@@ -23,7 +23,7 @@ from reflectkit.envs.alfworld.engine import GAME, HANDCODED, PLANNER, RECORD
 from reflectkit.envs.alfworld.expert import TYPES
 from reflectkit.envs.alfworld.games import FOLDER, SPLITS, VERSION, find, read, task, usable
 from reflectkit.envs.alfworld.generate import Game, draw, levels, trial_name
-from reflectkit.envs.alfworld.prove import Proof, prove
+from reflectkit.envs.alfworld.solution import Solution, find_solution
 from reflectkit.envs.problems import Generated, ProblemGenerator
 
 GAMES = 180  # that are generated unless --instances says otherwise
@@ -91,15 +91,15 @@ class Games(ProblemGenerator):
         """
         root, number = self.folder / FOLDER, self.settings.number
         maker = Maker(root, self.seed, self.settings.games)
-        made = maker.make(number, progress)
-        if not made:
+        folders = maker.make(number, progress)
+        if not folders:
             ((usual, _),) = maker.thrown.most_common(1)
             raise DataError(
                 root, f"none of {number} games could be won, with {DRAWS} attempts each ({usual}); widen --games"
             )
-        figures, table = _made(made, root)
-        figures["given_up"] = number - len(made)
-        return Generated({"data": [task(folder) for folder in made]}, figures, (table,), (root / VERSION,))
+        figures, table = _made(folders, root)
+        figures["given_up"] = number - len(folders)
+        return Generated({"data": [task(folder) for folder in folders]}, figures, (table,), (root / VERSION,))
 
     def _list(self, root: Path, progress: Progress) -> Generated:
         """The usable games of folder `root`: `data.json` for training, `valid.json`, and one file a valid split."""
@@ -134,10 +134,10 @@ class Maker:
     """Makes games in `root`, two side by side, and takes up those that are there. judge: whether one can be won."""
 
     def __init__(
-        self, root: Path, seed: int, patterns: tuple[str, ...], judge: Callable[[Path], Proof] = prove
+        self, root: Path, seed: int, patterns: tuple[str, ...], find: Callable[[Path], Solution] = find_solution
     ) -> None:
         self.train = root / VERSION / SPLITS[0]
-        self.root, self.seed, self.patterns, self.judge = root, seed, patterns, judge
+        self.root, self.seed, self.patterns, self.find_solution = root, seed, patterns, find
         self.levels = levels(patterns)
         self.lock = threading.Lock()
         self.contents: dict[str, str] = {}  # of a game → its name
@@ -152,43 +152,43 @@ class Maker:
         with held(self.root):
             sweep(self.root)
             names = [trial_name(self.seed, which, self.patterns) for which in range(number)]
-            there = {folder.name: folder for folder in self.train.glob("*/trial_*")}
-            kept = {which: there[name] for which, name in enumerate(names) if name in there}
-            for folder in kept.values():
+            existing = {folder.name: folder for folder in self.train.glob("*/trial_*")}
+            finished = {which: existing[name] for which, name in enumerate(names) if name in existing}
+            for folder in finished.values():
                 self._alike(_problem(folder), folder.name)
-            missing = [which for which in range(number) if which not in kept]
+            missing = [which for which in range(number) if which not in finished]
             players = ThreadPoolExecutor(SIDE_BY_SIDE)
             try:
-                with progress.bar("Games", number, len(kept)) as bar:
+                with progress.bar("Games", number, len(finished)) as bar:
                     waiting = {players.submit(self._one, which): which for which in missing}
                     for done in as_completed(waiting):
-                        if made := done.result():
-                            kept[waiting[done]] = made
+                        if game_folder := done.result():
+                            finished[waiting[done]] = game_folder
                         bar.advance()
             finally:
                 players.shutdown(cancel_futures=True)
-            return [kept[which] for which in sorted(kept)]
+            return [finished[which] for which in sorted(finished)]
 
-    def _one(self, which: int) -> Path | None:
+    def _one(self, number: int) -> Path | None:
         """Game `which`: the first of its draws that can be won; None where none of them can."""
-        level = self.levels[which % len(self.levels)]
-        thrown: list[str] = []
+        level = self.levels[number % len(self.levels)]
+        rejections: list[str] = []
         for attempt in range(DRAWS):
-            game = draw(self.seed, which, attempt, level, self.patterns)
+            game = draw(self.seed, number, attempt, level, self.patterns)
             name = str(game.trajectory["task_id"])
             staged = self.root / f"{TEMPORARY_PREFIX}{name}"
             reason = ALIKE if self._alike(game.problem, name) else ""
             if not reason:
                 _write(staged, game, ())
-                proof = self.judge(staged)
-                reason = proof.reason
+                solution = self.find_solution(staged)
+                reason = solution.reason
             if reason:
-                thrown.append(reason)
+                rejections.append(reason)
                 with self.lock:
                     self.thrown[reason] += 1
                 continue
-            game.trajectory["generation"] = {"seed": self.seed, "number": which, "thrown": thrown, "won_by": proof.by}
-            _write(staged, game, proof.walkthrough)
+            game.trajectory["generation"] = {"seed": self.seed, "number": number, "thrown": rejections, "won_by": solution.by}
+            _write(staged, game, solution.walkthrough)
             target = self.train / game.goal.name / name
             target.parent.mkdir(parents=True, exist_ok=True)
             staged.rename(target)
@@ -244,23 +244,23 @@ def _made(folders: Sequence[Path], root: Path) -> tuple[dict[str, Any], Table]:
     """Figures and a table of generated games, from what each says of its making."""
     figures: dict[str, Any] = {"games": len(folders), "by_type": {}}
     rows = []
-    told = [read(folder) for folder in folders]
+    games = [read(folder) for folder in folders]
     for level in TYPES:
-        of_level = [(trajectory, playable) for trajectory, playable in told if trajectory["task_type"] == level]
+        of_level = [(trajectory, playable) for trajectory, playable in games if trajectory["task_type"] == level]
         if not of_level:
             continue
         steps = sorted(len(playable["walkthrough"]) for _, playable in of_level)
         making = [trajectory["generation"] for trajectory, _ in of_level]
-        thrown = Counter(reason for one in making for reason in one["thrown"])
+        rejections = Counter(reason for one in making for reason in one["thrown"])
         won_by = Counter(one["won_by"] for one in making)
         figures["by_type"][level] = {
             "games": len(of_level),
             "won_by": dict(won_by),
-            "thrown_away": dict(thrown),
+            "thrown_away": dict(rejections),
             "steps": {"least": steps[0], "median": statistics.median(steps), "most": steps[-1]},
         }
         rows.append(
-            (level, len(of_level), won_by[HANDCODED], won_by[PLANNER], f"{steps[0]} to {steps[-1]}", thrown.total())
+            (level, len(of_level), won_by[HANDCODED], won_by[PLANNER], f"{steps[0]} to {steps[-1]}", rejections.total())
         )
     heads = ("type", "games", HANDCODED, PLANNER, "steps", "thrown away")
     return figures, Table(f"Games in {root}", heads, tuple(tuple(map(str, row)) for row in rows))

@@ -48,8 +48,8 @@ def write_reflection(belief: Belief, goal: Goal, mistaken: bool, generator: rand
         if belief.shown is None:
             latest = ", ".join(belief.searched[-LATEST:])
             return [say(SEARCHED, places=latest) if latest else say(NOWHERE)]
-        there = dict.fromkeys(kind_of(name) for name in belief.places[belief.shown] or ())
-        verdicts = ", ".join(f"{one} {'yes' if one == kind else 'no'}" for one in there)
+        kinds = dict.fromkeys(kind_of(name) for name in belief.places[belief.shown] or ())
+        verdicts = ", ".join(f"{one} {'yes' if one == kind else 'no'}" for one in kinds)
         return [say(HERE, kind=kind, place=belief.shown, verdicts=verdicts or "nothing")]
 
     def search(kind: str) -> list[str]:
@@ -64,8 +64,8 @@ def write_reflection(belief: Belief, goal: Goal, mistaken: bool, generator: rand
     if home is not None:
         parts.append(say(SECOND, kind=goal.kind))
     if belief.held is None:
-        if found := candidates(belief, goal):
-            name, place = found[0]
+        if objects := candidates(belief, goal):
+            name, place = objects[0]
             return " ".join([*parts, *look(goal.kind), say(FOUND, name=name, place=place), *shut(place)])
         return " ".join([*parts, *search(goal.kind)])
     if not right:
@@ -86,5 +86,5 @@ def write_reflection(belief: Belief, goal: Goal, mistaken: bool, generator: rand
 
 
 def _described(belief: Belief) -> str:
-    held = belief.held or ""
-    return ", ".join([held, *(f"now {TREATED[how]}" for how in sorted(belief.treated.get(held, ())))])
+    name = belief.held or ""
+    return ", ".join([name, *(f"now {TREATED[how]}" for how in sorted(belief.treated.get(name, ())))])

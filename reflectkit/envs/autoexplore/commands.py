@@ -41,8 +41,8 @@ class Walk:
         if self.hidden is None:
             return folder
         if self.here not in self._folders:
-            kept = tuple(name for name in folder.files if not self.hidden(self.path(name)))
-            self._folders[self.here] = Folder(folder.path, folder.folders, kept)
+            visible = tuple(name for name in folder.files if not self.hidden(self.path(name)))
+            self._folders[self.here] = Folder(folder.path, folder.folders, visible)
         return self._folders[self.here]
 
     def path(self, name: str) -> str:

@@ -258,8 +258,8 @@ class AutoExplore(BaseEnv):
 
     def slips(self) -> list[int]:
         """The mistakes that a negative example makes, once: where a target is to be read next, to read another file."""
-        strayed = any(path not in self.targets for path in self._walk.shown)
-        if strayed or not self._choices[self.oracle()].startswith("cat "):
+        read_another = any(path not in self.targets for path in self._walk.shown)
+        if read_another or not self._choices[self.oracle()].startswith("cat "):
             return []
         return [index for index in self.mistakes() if self._choices[index].startswith("cat ")]
 
@@ -356,11 +356,11 @@ def _repositories(settings: Any, folder: Path) -> Path:
 def _way(here: str, target: str, read: bool) -> list[str]:
     """Up as far as needed, down, `cat` unless the file was read, `id`."""
     *folders, name = target.split("/")
-    standing = here.split("/") if here else []
+    current = here.split("/") if here else []
     common = 0
-    while common < min(len(folders), len(standing)) and folders[common] == standing[common]:
+    while common < min(len(folders), len(current)) and folders[common] == current[common]:
         common += 1
-    ways = [UP] * (len(standing) - common) + [f"cd {folder}" for folder in folders[common:]]
+    ways = [UP] * (len(current) - common) + [f"cd {folder}" for folder in folders[common:]]
     return [*ways, *([] if read else [f"cat {name}"]), f"id {name}"]
 
 
@@ -385,22 +385,22 @@ def _listing(folder: Folder, room: int) -> tuple[str, int]:
     for name in names:
         used += count_short(name) + 1
         if used > room and shown:
-            left = len(names) - len(shown)
-            return ", ".join(shown) + f", and {left} more", used + 3
+            hidden = len(names) - len(shown)
+            return ", ".join(shown) + f", and {hidden} more", used + 3
         shown.append(name)
     return ", ".join(shown) or "none", used
 
 
 def _recent(commands: list[str], room: int) -> str:
     """The last commands that fit into `room` tokens; a mark stands for the older ones."""
-    kept: list[str] = []
+    recent: list[str] = []
     for command in reversed(commands):
         room -= count_short(command) + 1
         if room < 0:
-            kept.append("...")
+            recent.append("...")
             break
-        kept.append(command)
-    return "; ".join(reversed(kept)) or "none"
+        recent.append(command)
+    return "; ".join(reversed(recent)) or "none"
 
 
 def _text(task: Task, field: str) -> str:

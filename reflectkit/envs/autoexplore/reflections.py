@@ -39,17 +39,17 @@ def write_reflection(
     read: path of the file that the last command showed, or None. output: its text. following: the best next command.
     mistaken: whether the last command was a mistake.
     """
-    asked = asked_words(question)[:NAMED]
+    question_words = asked_words(question)[:NAMED]
     name = following.partition(" ")[2]
     parts = []
     if read is None:
         if mistaken:
             parts.append(generator.choice(STRAYED))
-        parts.append(generator.choice(ASKED).format(words=", ".join(asked) or "something"))
+        parts.append(generator.choice(ASKED).format(words=", ".join(question_words) or "something"))
     else:
         file = PurePosixPath(read).name
-        held = set(keywords(output))
-        parts.append(", ".join(f"{word} {'yes' if stem(word.lower()) in held else 'no'}" for word in asked) + ".")
+        output_stems = set(keywords(output))
+        parts.append(", ".join(f"{word} {'yes' if stem(word.lower()) in output_stems else 'no'}" for word in question_words) + ".")
         if following == f"id {file}":
             return " ".join([*parts, generator.choice(FOUND).format(file=file)])
         parts.append(generator.choice(NOT_HERE).format(file=file))

@@ -155,8 +155,8 @@ class Memory(BaseEnv):
         self._note = self._judged(action)
         outcomes = [apply(self.store, call, self._at) for call in action.calls]
         self._known.learn(facts)
-        told = [*action.errors, *(outcome.said for outcome in outcomes if not outcome.ok)]
-        self._told = tuple(line[:LONGEST_TOLD] for line in told[:MOST_TOLD])
+        refusals = [*action.errors, *(outcome.said for outcome in outcomes if not outcome.ok)]
+        self._told = tuple(line[:LONGEST_TOLD] for line in refusals[:MOST_TOLD])
         done = rewards.calls_done(outcomes, len(action.errors))
         right = rewards.content(outcomes, chunk, facts, self._known)
         figures = {"tool_success": done, "content": right, "calls": float(len(outcomes) + len(action.errors))}
@@ -164,7 +164,7 @@ class Memory(BaseEnv):
             "figures": figures,
             "said": [outcome.said for outcome in outcomes] + list(action.errors),
         }
-        info["refused"] = len(told)
+        info["refused"] = len(refusals)
         reward = done + self.settings.content_weight * right
         self._at += 1
         if self._at < len(self._chunks):
@@ -178,9 +178,9 @@ class Memory(BaseEnv):
         """The result of the last step. reward, info: of its calls."""
         scores = [score(question, answer) for question, answer in zip(self._questions, answers, strict=True)]
         accuracy = sum(scores) / len(scores)
-        kept = rewards.compression(self.store.tokens, sum(map(count_tokens, self._chunks)))
-        shared = accuracy + self.settings.compression_weight * kept
-        figures = {"accuracy": accuracy, "compression": kept, "memory_tokens": float(self.store.tokens)}
+        compression = rewards.compression(self.store.tokens, sum(map(count_tokens, self._chunks)))
+        shared = accuracy + self.settings.compression_weight * compression
+        figures = {"accuracy": accuracy, "compression": compression, "memory_tokens": float(self.store.tokens)}
         items = [[item.id, item.text] for item in self.store.items.values()]
         info = info | {
             "figures": info["figures"] | figures,
@@ -240,13 +240,13 @@ class Memory(BaseEnv):
         for item, newer in self._doubles():
             parts.append(f"{item.id} is older than {newer.id}.")
         for fact in self._news():
-            held = _held(fact, shown.values())
+            old = _held(fact, shown.values())
             if fact.kind == CORE:
                 parts.append(f"{fact.key} is for the core{generator.choice(('', ' memory'))}.")
             elif not fact.text:
-                parts.append(f"Forget {fact.key}" + (f", {held.id}." if held else "."))
-            elif held:
-                parts.append(f"{fact.key} changed, {held.id}.")
+                parts.append(f"Forget {fact.key}" + (f", {old.id}." if old else "."))
+            elif old:
+                parts.append(f"{fact.key} changed, {old.id}.")
             else:
                 parts.append(f"{fact.key} is {generator.choice(('new', 'new here'))}.")
         return " ".join(parts) or generator.choice(("Nothing to keep.", "Nothing here is worth keeping."))
@@ -262,39 +262,39 @@ class Memory(BaseEnv):
             self._retrieved = RAG_CHUNKS
             return _use([_insert(EPISODIC, part) for part in _pieces([chunk])])
         old = self.store.items.values() if name == "most-recent" else ()
-        gone = [
+        deletions = [
             ToolCall(DELETE, {"memory_type": item.kind, "memory_id": item.id})
             for item in old
             if item.chunk <= self._at - RECENT_CHUNKS
         ]
-        return _use([*gone, *(_insert(EPISODIC, part) for part in _pieces(SENTENCES.split(chunk)))])
+        return _use([*deletions, *(_insert(EPISODIC, part) for part in _pieces(SENTENCES.split(chunk)))])
 
     def _observe(self) -> Observation:
         over = self._at >= len(self._chunks)
         self._seen = shown = [] if over else self._shown()
         lines = [*(f"Not done: {said}" for said in self._told), f"Core memory: {self.store.core or 'empty'}"]
         for kind in LISTS:
-            held = [f" {item.id} {item.text}" for item in shown if item.kind == kind]
-            lines += [HEADS[kind], *held] if held else [f"{HEADS[kind]} empty"]
+            item_lines = [f" {item.id} {item.text}" for item in shown if item.kind == kind]
+            lines += [HEADS[kind], *item_lines] if item_lines else [f"{HEADS[kind]} empty"]
         lines += ["The conversation is over."] if over else ["Conversation:", self._chunks[self._at]]
         head = () if self.settings.brief else (Message("system", INSTRUCTIONS),)
         return Observation((*head, Message("user", "\n".join(lines))), tools=TOOLS)
 
     def _shown(self) -> list[Item]:
         """The items that the agent sees, in their order."""
-        shown: set[str] = set()
+        shown_ids: set[str] = set()
         for kind in LISTS:
             items = self.store.listed(kind)
             near = related([item.text for item in items], self._chunks[self._at], self.settings.related)
             newest = items[len(items) - self.settings.recent :]
-            shown |= {items[index].id for index in near} | {item.id for item in newest}
-        return [item for item in self.store.items.values() if item.id in shown]
+            shown_ids |= {items[index].id for index in near} | {item.id for item in newest}
+        return [item for item in self.store.items.values() if item.id in shown_ids]
 
     def _news(self) -> list[Fact]:
         """The chunk's facts as they stand at its end, those that were valid before left out."""
         last = {fact.key: fact for fact in self._facts[self._at]}
-        held = self._known.facts
-        return [fact for key, fact in last.items() if (held.get(key) != fact if fact.text else key in held)]
+        valid = self._known.facts
+        return [fact for key, fact in last.items() if (valid.get(key) != fact if fact.text else key in valid)]
 
     def _doubles(self) -> list[tuple[Item, Item]]:
         """Shown items that a later shown one about the same replaces, each with that one."""
@@ -312,22 +312,22 @@ class Memory(BaseEnv):
     def _calls(self) -> list[ToolCall]:
         if not self._known.complete:
             raise DataError(self.name, "the facts of these conversations are not known, so there is no oracle")
-        doubles = self._doubles()
-        calls = [ToolCall(DELETE, {"memory_type": item.kind, "memory_id": item.id}) for item, _ in doubles]
-        gone = {item.id for item, _ in doubles}
-        shown = [item for item in self._seen if item.id not in gone]
-        news = self._news()
-        if any(fact.kind == CORE for fact in news):
+        duplicates = self._doubles()
+        calls = [ToolCall(DELETE, {"memory_type": item.kind, "memory_id": item.id}) for item, _ in duplicates]
+        replaced = {item.id for item, _ in duplicates}
+        shown = [item for item in self._seen if item.id not in replaced]
+        new_facts = self._news()
+        if any(fact.kind == CORE for fact in new_facts):
             after = Known(dict(self._known.facts))
-            after.learn(news)
+            after.learn(new_facts)
             calls.append(ToolCall(UPDATE, {"memory_type": CORE, "new_content": after.core()}))
-        for fact in (fact for fact in news if fact.kind != CORE):
-            held = _held(fact, shown)
-            if held and fact.text:
-                arguments = {"memory_type": fact.kind, "memory_id": held.id, "new_content": fact.text}
+        for fact in (fact for fact in new_facts if fact.kind != CORE):
+            old = _held(fact, shown)
+            if old and fact.text:
+                arguments = {"memory_type": fact.kind, "memory_id": old.id, "new_content": fact.text}
                 calls.append(ToolCall(UPDATE, arguments))
-            elif held:
-                calls.append(ToolCall(DELETE, {"memory_type": fact.kind, "memory_id": held.id}))
+            elif old:
+                calls.append(ToolCall(DELETE, {"memory_type": fact.kind, "memory_id": old.id}))
             elif fact.text:
                 calls.append(_insert(fact.kind, fact.text))
         return calls
@@ -335,8 +335,8 @@ class Memory(BaseEnv):
     def _judged(self, action: ToolUse) -> str:
         if not self._known.complete:
             return "good"
-        made = list(action.calls)
-        return "good" if all(call in made for call in self._calls()) and not action.errors else "mistake"
+        calls = list(action.calls)
+        return "good" if all(call in calls for call in self._calls()) and not action.errors else "mistake"
 
     def _retrieve(self, question: str) -> list[str]:
         """What the reader sees: the core, and of each list what is most related, within its budget."""

@@ -60,8 +60,8 @@ class Known:
         """
         if self.complete:
             return not any(fact.says(text) for fact in self.facts.values())
-        said, now = set(telling(text)), set(telling(chunk))
-        return bool(said) and len(said & now) >= len(said) / 2 and not said <= now
+        text_words, chunk_words = set(telling(text)), set(telling(chunk))
+        return bool(text_words) and len(text_words & chunk_words) >= len(text_words) / 2 and not text_words <= chunk_words
 
 
 def as_facts(value: Any, chunks: int) -> list[list[Fact]] | None:

@@ -65,16 +65,16 @@ def conversation(number: int, chunks: int, level: str, seed: int) -> Task:
     world = _World(chance)
     texts, facts = [], []
     for _ in range(chunks):
-        sentences, said = [], []
+        sentences, stated = [], []
         for _ in range(chance.choice((1, 2, 2))):
             sentence, fact = world.happens()
             if sentence:
                 sentences.append(sentence)
-                said.append(fact)
+                stated.append(fact)
         for _ in range(chance.choice((0, 1, 1))):
             sentences.insert(chance.randrange(len(sentences) + 1), chance.choice(SMALL_TALK))
         texts.append(" ".join(sentences) or chance.choice(SMALL_TALK))
-        facts.append([{"kind": fact.kind, "key": fact.key, "text": fact.text} for fact in said])
+        facts.append([{"kind": fact.kind, "key": fact.key, "text": fact.text} for fact in stated])
     data: dict[str, Any] = {"chunks": texts, "questions": world.questions(), "facts": facts, "source": "generated"}
     name = f"memory-{level}-{seed}-{number}"
     return Task(name, "memory", level, name, data)
@@ -105,16 +105,16 @@ class _World:
 
     def questions(self) -> list[dict[str, Any]]:
         """Up to eight, on what is valid at the end or was to be forgotten; each can be asked of anyone who kept all."""
-        asked = [_question(f"What is {key}?", value, VALUES[name]) for key, (name, value) in self.values.items()]
-        asked += [
+        questions = [_question(f"What is {key}?", value, VALUES[name]) for key, (name, value) in self.values.items()]
+        questions += [
             _question(f"What did {person} do on {day}?", event, EVENTS) for (person, day), event in self.events.items()
         ]
-        asked += [_question(f"What is the user's {name}?", value, OWN[name]) for name, value in self.own.items()]
-        gone = [key for key in dict.fromkeys(self.forgotten) if key not in self.values]
-        unknown = [_question(f"What is {key}?", UNKNOWN, VALUES[key.rpartition(" ")[2]]) for key in gone]
-        self.chance.shuffle(asked)
-        asked = [*unknown[:2], *asked][:MOST_QUESTIONS]
-        return asked or [_question(f"What is {self.people[0]}'s city?", UNKNOWN, VALUES["city"])]
+        questions += [_question(f"What is the user's {name}?", value, OWN[name]) for name, value in self.own.items()]
+        forgotten = [key for key in dict.fromkeys(self.forgotten) if key not in self.values]
+        unknown = [_question(f"What is {key}?", UNKNOWN, VALUES[key.rpartition(" ")[2]]) for key in forgotten]
+        self.chance.shuffle(questions)
+        questions = [*unknown[:2], *questions][:MOST_QUESTIONS]
+        return questions or [_question(f"What is {self.people[0]}'s city?", UNKNOWN, VALUES["city"])]
 
     def _stated(self, corrected: bool) -> tuple[str, Fact]:
         fresh = [(f"{person}'s {name}", name) for person in self.people for name in VALUES]
@@ -148,10 +148,10 @@ class _World:
         return self.chance.choice(HAPPENED).format(person=person, event=event, day=day), Fact(EPISODIC, text, text)
 
     def _self(self) -> tuple[str, Fact]:
-        left = [name for name in OWN if name not in self.own]
-        if not left:
+        unset = [name for name in OWN if name not in self.own]
+        if not unset:
             return "", Fact(CORE, "", "")
-        name = self.chance.choice(left)
+        name = self.chance.choice(unset)
         value = self.own[name] = self.chance.choice(OWN[name])
         return f"The user says: my {name} is {value}.", Fact(
             CORE, f"The user's {name}", f"The user's {name} is {value}"

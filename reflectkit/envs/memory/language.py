@@ -25,5 +25,5 @@ def telling(text: str) -> tuple[str, ...]:
     >>> telling("What is Anna's city?"), telling("Где живёт Анна?")
     (('anna', 'city'), ('где', 'живёт', 'анна'))
     """
-    kept = [stem(word) for word in words(text) if word not in STOP_WORDS and (len(word) > 1 or not "a" <= word <= "z")]
-    return tuple(dict.fromkeys(kept))
+    stems = [stem(word) for word in words(text) if word not in STOP_WORDS and (len(word) > 1 or not "a" <= word <= "z")]
+    return tuple(dict.fromkeys(stems))

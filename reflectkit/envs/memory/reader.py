@@ -56,12 +56,12 @@ class Extractive:
         return [self._one(question, texts) for question, texts in zip(questions, memories, strict=True)]
 
     def _one(self, question: str, texts: Sequence[str]) -> str:
-        asked = set(telling(question))
+        question_words = set(telling(question))
         best, answer = (ENOUGH, ""), UNKNOWN
         for sentence in dict.fromkeys(part for text in texts for part in SENTENCES.split(text)):
             if len(sentence.split()) > LONGEST_SENTENCE:
                 continue
-            share = len(asked.intersection(telling(sentence))) / max(1, len(asked))
+            share = len(question_words.intersection(telling(sentence))) / max(1, len(question_words))
             rank = (share, hashlib.blake2b(f"{question}\0{sentence}".encode("utf-8", "surrogateescape")).hexdigest())
             if rank > best:
                 best, answer = rank, sentence
@@ -72,15 +72,15 @@ def score(question: Question, answer: str) -> float:
     """0 … 1. contain: the right answer stands in `answer`; exact: it is it; keywords: the share of its parts that stand
     in it.
     """
-    said, right = _plain(answer), _plain(question.answer)
-    if any(_within(_plain(other), said) for other in question.wrong):
+    given, expected = _plain(answer), _plain(question.answer)
+    if any(_within(_plain(other), given) for other in question.wrong):
         return 0.0
     if question.kind == "exact":
-        return float(said.strip(" .\"'") == right.strip(" .\"'"))
+        return float(given.strip(" .\"'") == expected.strip(" .\"'"))
     if question.kind == "keywords":
-        parts = [part.strip() for part in re.split(r"[;,]", right) if part.strip()]
-        return sum(_within(part, said) for part in parts) / max(1, len(parts))
-    return float(_within(right, said))
+        parts = [part.strip() for part in re.split(r"[;,]", expected) if part.strip()]
+        return sum(_within(part, given) for part in parts) / max(1, len(parts))
+    return float(_within(expected, given))
 
 
 def kind_of(source: str, answer: str) -> str:

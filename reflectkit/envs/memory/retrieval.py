@@ -16,10 +16,10 @@ def related(texts: Sequence[str], query: str, most: int) -> list[int]:
     """
     if not texts or most <= 0:
         return []
-    asked = words(query)
-    if not asked:
+    query_words = words(query)
+    if not query_words:
         return []
-    scores = _index(tuple(texts)).get_scores(list(asked)) if any(map(words, texts)) else []
+    scores = _index(tuple(texts)).get_scores(list(query_words)) if any(map(words, texts)) else []
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
     return [index for index in order[:most] if scores[index] > 0]
 

@@ -26,26 +26,26 @@ def compression(memory_tokens: int, read_tokens: int) -> float:
     return max(-1.0, 1 - memory_tokens / max(1, read_tokens))
 
 
-def content(outcomes: Sequence[Outcome], chunk: str, facts: Sequence[Fact], known: Known) -> float:
+def content(outcomes: Sequence[Outcome], chunk: str, facts: Sequence[Fact], valid: Known) -> float:
     """r4: the share of a chunk's changes that are right; 0 without one.
 
     A text is right if it is faithful to the chunk, adds something of it to what it replaces, loses nothing that is
     valid and, where the chunk's facts are known, is of their kind of memory. A removal is right if what it removed was
     stale, and not written at this same chunk. known: what was valid when the chunk ended.
     """
-    verdicts = [_right(outcome, chunk, facts, known) for outcome in outcomes if outcome.ok]
+    verdicts = [_right(outcome, chunk, facts, valid) for outcome in outcomes if outcome.ok]
     return sum(verdicts) / max(1, len(verdicts))
 
 
-def _right(outcome: Outcome, chunk: str, facts: Sequence[Fact], known: Known) -> bool:
+def _right(outcome: Outcome, chunk: str, facts: Sequence[Fact], valid: Known) -> bool:
     written, removed, kind = outcome.written, outcome.removed, outcome.call.arguments["memory_type"]
     if not written:
-        return not outcome.fresh and known.stale(removed, chunk)
-    if known.lost(removed, written):
+        return not outcome.fresh and valid.stale(removed, chunk)
+    if valid.lost(removed, written):
         return False
-    news = [fact for fact in facts if known.facts.get(fact.key) == fact]
-    if any(fact.kind == kind and fact.says(written) and not fact.says(removed) for fact in news):
-        rest = set(telling(removed)) | {word for fact in news for word in telling(fact.text)} | set(telling(chunk))
+    new_facts = [fact for fact in facts if valid.facts.get(fact.key) == fact]
+    if any(fact.kind == kind and fact.says(written) and not fact.says(removed) for fact in new_facts):
+        rest = set(telling(removed)) | {word for fact in new_facts for word in telling(fact.text)} | set(telling(chunk))
         return _share(written, rest) >= FAITHFUL
     if any(fact.is_about(written) for fact in facts):
         return False
@@ -54,5 +54,5 @@ def _right(outcome: Outcome, chunk: str, facts: Sequence[Fact], known: Known) ->
 
 
 def _share(text: str, source: set[str]) -> float:
-    said = telling(text)
-    return sum(word in source for word in said) / max(1, len(said))
+    words = telling(text)
+    return sum(word in source for word in words) / max(1, len(words))

@@ -87,14 +87,14 @@ def apply(store: Store, call: ToolCall, chunk: int) -> Outcome:
             content = " ".join(call.arguments["new_content"].split())
             if (content == store.core) if kind == CORE else store.find(kind, content):
                 return Outcome(call, False, f"{kind} says that already", counts=False)
-            held = store.items.get(item_id or "")
-            before = store.core if kind == CORE else held.text if held else ""
+            item_before = store.items.get(item_id or "")
+            before = store.core if kind == CORE else item_before.text if item_before else ""
             changed = store.update(kind, call.arguments["new_content"], item_id, chunk)
             return Outcome(
                 call, True, f"{kind} updated", written=store.core if changed is None else changed.text, removed=before
             )
-        held = store.items.get(item_id or "")
-        at = store.core_chunk if kind == CORE else held.chunk if held else None
+        item_before = store.items.get(item_id or "")
+        at = store.core_chunk if kind == CORE else item_before.chunk if item_before else None
         return Outcome(call, True, f"{kind} deleted from", removed=store.delete(kind, item_id), fresh=at == chunk)
     except RefusedError as error:
         return Outcome(call, False, str(error))

@@ -113,8 +113,8 @@ class AlgorithmConfig(PlayConfig):
 
     def _there(self, row: Algorithm[Any]) -> list[str]:
         """The names of `row`'s settings; none that only `chosen` would add."""
-        there = {item.name for item in dataclasses.fields(self)}
-        return [name for name in _names(row) if name in there]
+        field_names = {item.name for item in dataclasses.fields(self)}
+        return [name for name in _names(row) if name in field_names]
 
     def _refuse_contradictions(self) -> None:
         row = algorithm(self.algo)
@@ -157,7 +157,7 @@ def _with_own(kind: type[Any], name: str) -> Any:
     row = algorithm(name)
     ours = {base for one in ALGORITHMS.values() for base in one.settings.__mro__ if dataclasses.is_dataclass(base)}
     inherited = {item.name for base in ours & set(row.settings.__mro__) for item in dataclasses.fields(base)}
-    there = {item.name for item in dataclasses.fields(kind)}
-    if taken := sorted(there & set(_names(row)) - inherited):
+    own_names = {item.name for item in dataclasses.fields(kind)}
+    if taken := sorted(own_names & set(_names(row)) - inherited):
         raise ConfigError(f"--algo {name}: its setting '{taken[0]}' is already a setting of rlft; rename it")
     return with_settings(kind, row.settings, f"--algo {name}", ALGO=name)

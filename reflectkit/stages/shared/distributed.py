@@ -55,7 +55,7 @@ def _check_tracker(name: str) -> None:
 def shared_run(stage: str, config: StageConfig, inputs: list[Path], processes: Processes) -> Iterator[Run]:
     """The run, which the first process opens and locks; the others get its folder."""
     with contextlib.ExitStack() as stack:
-        mine = stack.enter_context(open_run(stage, config, inputs)) if processes.first else None
-        folder, done = processes.gather((mine.folder, mine.done) if mine else None)[0]
-        yield mine or Run(stage, folder, done)
+        own_run = stack.enter_context(open_run(stage, config, inputs)) if processes.first else None
+        folder, done = processes.gather((own_run.folder, own_run.done) if own_run else None)[0]
+        yield own_run or Run(stage, folder, done)
         processes.wait()

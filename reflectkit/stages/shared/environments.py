@@ -88,11 +88,11 @@ class EnvConfig(StageConfig):
     @override
     def elsewhere(cls) -> Mapping[str, Elsewhere]:
         """The settings of the envs in the table, but for those of this one."""
-        there = {item.name for item in dataclasses.fields(cls)}
+        field_names = {item.name for item in dataclasses.fields(cls)}
         others: dict[str, Elsewhere] = {}
         for env in ENVS:
             for item in dataclasses.fields(cls.own_settings(env_class(env)) or NoSettings):
-                if item.name not in there:
+                if item.name not in field_names:
                     owners = [others[item.name].owner] if item.name in others else []
                     others[item.name] = Elsewhere(" and ".join([*owners, f"env '{env}'"]), item.default)
         return others
@@ -254,11 +254,11 @@ def check_level(env: str, level: str) -> None:
 def at_level(env: str, tasks: list[Task], level: str, path: Path) -> list[Task]:
     """`tasks` as problems of `level`, each once. Raises DataError where there is none."""
     moved = [env_class(env).at_level(task, level) for task in tasks]
-    kept = {task.id: task for task in moved if task is not None}
-    if not kept:
-        there = ", ".join(sorted({task.level for task in tasks}))
-        raise DataError(path, f"has no task of level '{level}', only of {there}; choose one of them, or generate some")
-    return list(kept.values())
+    tasks_by_id = {task.id: task for task in moved if task is not None}
+    if not tasks_by_id:
+        levels = ", ".join(sorted({task.level for task in tasks}))
+        raise DataError(path, f"has no task of level '{level}', only of {levels}; choose one of them, or generate some")
+    return list(tasks_by_id.values())
 
 
 def explorer(stage: str, env: str) -> type[Explorer]:

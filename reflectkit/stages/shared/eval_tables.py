@@ -186,10 +186,10 @@ def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
     """
     played: dict[tuple[str, str], list[list[Json]]] = {}
     for part in parts:
-        mine: dict[tuple[str, str], list[Json]] = {}
+        by_pair: dict[tuple[str, str], list[Json]] = {}
         for episode in part:
-            mine.setdefault((episode["name"], episode["level"]), []).append(episode)
-        for key, episodes in mine.items():
+            by_pair.setdefault((episode["name"], episode["level"]), []).append(episode)
+        for key, episodes in by_pair.items():
             played.setdefault(key, []).append(episodes)
     rows = []
     for (name, level), by_part in played.items():
@@ -247,9 +247,9 @@ def figures_tables(rows: Sequence[Json]) -> list[Table]:
 def differences_table(compared: Sequence[Json], figure: str) -> Table:
     """Paired differences in one figure as a table, in percentage points."""
     players = list(dict.fromkeys(name for one in compared for name in (one["first"], one["second"])))
-    shown = [one for one in compared if len(players) <= MANY or players[0] in (one["first"], one["second"])]
+    rows_shown = [one for one in compared if len(players) <= MANY or players[0] in (one["first"], one["second"])]
     title = f"Paired differences in {figure}, in points (p from sign flips of clusters)"
-    return _paired_table(title, "first − second", shown, figure)
+    return _paired_table(title, "first − second", rows_shown, figure)
 
 
 def ablations_table(effects: Sequence[Json], step: str) -> Table:

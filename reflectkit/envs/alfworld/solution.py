@@ -18,7 +18,7 @@ SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Proof:
+class Solution:
     """walkthrough: the commands that won. by: whose they are, "handcoded" or "planner". reason: why nobody won; else
     empty.
     """
@@ -28,33 +28,33 @@ class Proof:
     reason: str = ""
 
 
-def prove(folder: Path, seconds: float = SECONDS) -> Proof:
+def find_solution(folder: Path, seconds: float = SECONDS) -> Solution:
     """What came of the game in `folder`, played in a child process that has `seconds` for each answer.
 
     Raises ConfigError: the packages are not installed.
     """
     try:
-        return _proof(folder, seconds)
+        return _find(folder, seconds)
     except DataError as error:
-        return Proof(reason=error.message)
+        return Solution(reason=error.message)
     except EnvironmentFailure:  # the engine's fault, or the machine's: another one tries
         try:
-            return _proof(folder, seconds)
+            return _find(folder, seconds)
         except (DataError, EnvironmentFailure) as error:
-            return Proof(reason=str(error))
+            return Solution(reason=str(error))
 
 
-def _proof(folder: Path, seconds: float) -> Proof:
+def _find(folder: Path, seconds: float) -> Solution:
     with _engine(folder) as engine:
         if played := _handcoded(engine, folder, seconds):
-            return Proof(tuple(played), HANDCODED)
+            return Solution(tuple(played), HANDCODED)
         state: State = engine.ask(seconds, "reset", folder, None)
         plan: list[str] = engine.ask(seconds, "plan")
         for command in plan[:STEPS]:
             state = engine.ask(seconds, "step", command)
     if state.won:
-        return Proof(tuple(plan), PLANNER)
-    return Proof(reason=f"the plan does not win within {STEPS} steps" if plan else "there is no plan")
+        return Solution(tuple(plan), PLANNER)
+    return Solution(reason=f"the plan does not win within {STEPS} steps" if plan else "there is no plan")
 
 
 @contextmanager
