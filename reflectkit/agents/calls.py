@@ -36,13 +36,13 @@ LONGEST_LINE = 300  # characters of a message
 class NoAnswerError(Exception):
     """A call that got no answer.
 
-    fatal: the message where no call gets one. again: whether another attempt may help. refused: whether the server
+    fatal: the message where no call gets one. retry: whether another attempt may help. refused: whether the server
     rejected the request itself.
     """
 
-    def __init__(self, reason: str, fatal: str, *, again: bool = False, refused: bool = False) -> None:
+    def __init__(self, reason: str, fatal: str, *, retry: bool = False, refused: bool = False) -> None:
         super().__init__(reason)
-        self.fatal, self.again, self.refused = fatal, again, refused
+        self.fatal, self.retry, self.refused = fatal, retry, refused
 
 
 class Caller:
@@ -81,7 +81,7 @@ class Caller:
                 response = await transport.post(body, left_s)
             except TimeoutError:
                 reason = f"{self.endpoint} does not answer within {self.timeout_s:g} s"
-                raise NoAnswerError(reason, f"{reason}; raise --timeout-s, or {RESUMES}", again=True) from None
+                raise NoAnswerError(reason, f"{reason}; raise --timeout-s, or {RESUMES}", retry=True) from None
             except ConnectionLostError as error:
                 reason = f"{self.endpoint} cannot be reached ({redacted(str(error))})"
             left_s = max(left_s - (clock() - started), 0.0)

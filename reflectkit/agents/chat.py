@@ -161,10 +161,10 @@ class ChatPolicy:
                 raise
 
         outcome = await self.client.ask(playing_request(observation, context, comment.value, self.history_tokens), read)
-        illegal, price = outcome.unfit - unreadable, self._price(comment, outcome)
+        illegal, price = outcome.unparsed - unreadable, self._price(comment, outcome)
         if outcome.value is None:
             reason = _reason(self.client, outcome)
-            if outcome.rejected and outcome.unfit:
+            if outcome.rejected and outcome.unparsed:
                 return Decision(
                     0, comment.value, overflow=reason, illegal=illegal, unreadable=unreadable, price_usd=price
                 )

@@ -65,17 +65,16 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[Value]):
-    """What became of a request: its value, or why it was rejected, or neither where the budget was spent before it.
-
-    unfit: how many answers came whole and did not parse. cost_usd, tokens: what all its answers cost and have, those of
-    the journal too.
-    """
+    """The result of a request: its value, or why it was rejected, or neither if the budget ran out first."""
 
     value: Value | None = None
     rejected: Rejected | None = None
-    unfit: int = 0
+    unparsed: int = 0
+    """Number of complete answers that did not parse."""
     cost_usd: float = 0.0
+    """Cost of all its answers, including those from the journal."""
     tokens: int = 0
+    """Completion tokens of all its answers, including those from the journal."""
 
 
 def written_limit(endpoint: Endpoint, request: Request) -> int:
@@ -247,7 +246,7 @@ class ChatClient:
                 answer = await self._answer(session, asks, request, attempt)
             except NoAnswerError as error:
                 reason = f"no answer: {error}"
-                if error.again and attempt < ASKED_AGAIN:
+                if error.retry and attempt < ASKED_AGAIN:
                     continue
                 self._count_unanswered(error)
                 return ended(rejected=Rejected(request.name, reason, ""))

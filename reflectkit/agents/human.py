@@ -29,7 +29,7 @@ class Human:
     """
 
     def __init__(self, progress: Progress) -> None:
-        self.progress, self.left, self.heard = progress, False, False
+        self.progress, self.left, self.answered = progress, False, False
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """What the person answers; nobody else is served until they do."""
@@ -68,7 +68,7 @@ class Human:
     def _answer(self, question: str, observation: Observation, env: Env) -> str | None:
         """The next line that is no command; None from who leaves."""
         while (text := self.progress.ask(question)) is not None:
-            self.heard = True
+            self.answered = True
             command = text.strip()
             if command == "q":
                 return None

@@ -148,7 +148,7 @@ def _comments_chat(
     history_tokens: int,
 ) -> tuple[Message, ...]:
     """A chat of states and comments; each state but the first begins with what was done in the one before."""
-    done = ["", *(f"{DONE}{one_line(turn.said)}\n" for turn in context.turns)]
+    done = ["", *(f"{DONE}{one_line(turn.action_text)}\n" for turn in context.turns)]
     states = [before + _text(turn.observation) for before, turn in zip(done, context.turns, strict=False)]
     earlier = list(zip(states, comments, strict=True))
     return _chat(role, observation, context, earlier, done[-1] + _text(observation) + ask, history_tokens)
@@ -209,7 +209,7 @@ def _acted(turn: Turn, *, commented: bool) -> tuple[str, str | None]:
     commented: whether the player read the turn's comment.
     """
     if turn.decision.answer is None:
-        return f"{_text(turn.observation)}\n{DONE}{one_line(turn.said)}", None
+        return f"{_text(turn.observation)}\n{DONE}{one_line(turn.action_text)}", None
     return _shown(turn.observation, turn.decision.reflection if commented else None), turn.decision.answer
 
 

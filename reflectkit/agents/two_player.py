@@ -39,7 +39,7 @@ class Reflector:
         """Tokens of a comment; the paper's 100."""
         self.memo: dict[str, str] = {}
         """Comments by the hash of their prompt; empty where they are sampled."""
-        self.asked = self.made = self.tokens = 0
+        self.requests = self.written = self.tokens = 0
         """How many comments were asked for, how many of them the model had to write, and the tokens of these."""
         self._stop_ids = _line_ends(sampler)
         self._new: dict[str, str] = {}
@@ -47,16 +47,16 @@ class Reflector:
     @property
     def hits(self) -> int:
         """How many comments came from the memo."""
-        return self.asked - self.made
+        return self.requests - self.written
 
     async def comment(self, observation: Observation, seed: int) -> str:
         """A comment on `observation`, "" where the prompt leaves no room for one; `seed` only matters where comments
         are sampled.
         """
         prompt = reflection_prompt(observation)
-        self.asked += 1
+        self.requests += 1
         if self.temperature > 0:
-            self.made += 1
+            self.written += 1
             text, tokens = await self._write(prompt, seed)
             self.tokens += tokens
             return text
@@ -64,7 +64,7 @@ class Reflector:
         if key not in self.memo:
             text, tokens = await self._write(prompt, 0)
             if key not in self.memo:  # nobody else asked for it meanwhile
-                self.made += 1
+                self.written += 1
                 self.tokens += tokens
                 self._keep(key, text)
         return self.memo[key]

@@ -1,8 +1,8 @@
-"""Dynamic batching: whoever asks waits until nobody else is about to ask, and all are answered in one batch.
+"""Dynamic batching: requests wait until every running episode has one pending, and are then served in one batch.
 
-A `Table` counts the episodes that are played side by side. As soon as each of them waits in a `Batcher`, the batcher
-of the lowest rank serves those that wait in it, in the order of the episodes. So batches do not depend on timing, as
-long as no env is awaited for longer than the table's patience.
+A `Table` counts the episodes that run concurrently. Once each of them waits in a `Batcher`, the batcher with the
+lowest rank serves its requests, in the order of the episodes. So batches do not depend on timing, as long as no env
+takes longer than the table's patience.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Answer = TypeVar("Answer")
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """A place at the table."""
+    """One of the concurrent episodes of a table."""
 
     table: Table
     episode: int = 0
-    """Number of the episode in play, which orders the items of a batch."""
-    asking: int = 0
-    """How many of its questions wait in a batcher."""
+    """Number of the current episode, which orders the items of a batch."""
+    pending: int = 0
+    """Number of its requests that wait in a batcher."""
     late: bool = False
     """Whether the others have stopped waiting for it."""
 
 
 class Table:
-    """The episodes that are played side by side.
+    """The episodes that run concurrently.
 
-    patience: seconds without progress after which those who wait are served without the others.
+    patience: seconds without progress after which waiting requests are served without the other episodes.
     """
 
     def __init__(self, patience: float) -> None:
@@ -44,11 +44,11 @@ class Table:
         self._awaited = 0  # seats that neither wait in a batcher nor are late
         self._seats: set[Seat] = set()
         self._waiting: set[Batcher[Any, Any]] = set()
-        self._moved = 0.0
+        self._last_progress = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def join(self) -> Seat:
-        """Take a seat, and make the current task its player's; so are the tasks that it starts."""
+        """Take a seat for the current task and the tasks that it starts."""
         seat = Seat(self)
         self._seats.add(seat)
         self._awaited += 1
@@ -58,55 +58,55 @@ class Table:
     def leave(self, seat: Seat) -> None:
         """Give the seat up: the others no longer wait for it."""
         self._seats.discard(seat)
-        self._awaited -= not seat.asking and not seat.late
-        self._look()
+        self._awaited -= not seat.pending and not seat.late
+        self._serve_if_ready()
 
     def close(self) -> None:
         """Stop the clock."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _asked(self, seat: Seat, batcher: Batcher[Any, Any]) -> None:
-        seat.asking += 1
-        if seat.asking == 1:
+    def _add(self, seat: Seat, batcher: Batcher[Any, Any]) -> None:
+        seat.pending += 1
+        if seat.pending == 1:
             self._awaited -= not seat.late
             seat.late = False
         self._waiting.add(batcher)
-        self._look()
+        self._serve_if_ready()
 
-    def _answered(self, seat: Seat) -> None:
-        seat.asking -= 1
-        self._awaited += not seat.asking
+    def _remove(self, seat: Seat) -> None:
+        seat.pending -= 1
+        self._awaited += not seat.pending
 
-    def _look(self) -> None:
-        """Serve where nobody else is awaited; else see to it that patience ends."""
+    def _serve_if_ready(self) -> None:
+        """Serve a batch if no other seat is awaited; otherwise start the timer."""
         if self._waiting:
             loop = asyncio.get_running_loop()
-            self._moved = loop.time()
+            self._last_progress = loop.time()
             if self._awaited == 0:
                 loop.call_soon(self._serve)
             elif self._timer is None:
-                self._timer = loop.call_later(self.patience, self._ring)
+                self._timer = loop.call_later(self.patience, self._on_timeout)
 
     def _serve(self) -> None:
-        if self._awaited:  # somebody has sat down meanwhile
-            self._look()
+        if self._awaited:  # a seat has joined meanwhile
+            self._serve_if_ready()
         elif self._waiting:
             batcher = min(self._waiting, key=lambda one: one.rank)
             self._waiting.discard(batcher)
             batcher.serve()
 
-    def _ring(self) -> None:
+    def _on_timeout(self) -> None:
         self._timer = None
         if not self._waiting or self._awaited == 0:
             return
         loop = asyncio.get_running_loop()
-        left = self._moved + self.patience - loop.time()
+        left = self._last_progress + self.patience - loop.time()
         if left > 0:
-            self._timer = loop.call_later(left, self._ring)
+            self._timer = loop.call_later(left, self._on_timeout)
             return
         for seat in self._seats:
-            seat.late = seat.late or not seat.asking
+            seat.late = seat.late or not seat.pending
         self._awaited = 0
         self._serve()
 
@@ -115,10 +115,10 @@ _seat: ContextVar[Seat | None] = ContextVar("seat", default=None)
 
 
 class Batcher(Generic[Item, Answer]):
-    """Answers questions in batches.
+    """Answers requests in batches.
 
-    work: from the items of a batch to their answers, in order; what it raises, everybody in the batch gets. rank: of
-    several batchers in which somebody waits, the one of the lowest rank serves first.
+    work: maps the items of a batch to their answers, in order; an exception goes to every request of the batch. rank:
+    of several batchers with waiting requests, the one with the lowest rank serves first.
     """
 
     def __init__(self, work: Callable[[list[Item]], Sequence[Answer]], rank: int = 0) -> None:
@@ -126,24 +126,24 @@ class Batcher(Generic[Item, Answer]):
         self._queue: list[tuple[Seat | None, Item, asyncio.Future[Answer]]] = []
 
     async def ask(self, item: Item) -> Answer:
-        """The answer to `item`. Outside a table, a batch holds what is asked in one turn of the loop."""
+        """The answer to `item`. Outside a table, a batch holds the requests of one iteration of the event loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
         seat = _seat.get()
         self._queue.append((seat, item, future))
         if seat is not None:
-            seat.table._asked(seat, self)
+            seat.table._add(seat, self)
         elif len(self._queue) == 1:
             loop.call_soon(self.serve)
         return await future
 
     def serve(self) -> None:
-        """Answer all who wait."""
+        """Answer all waiting requests."""
         queue, self._queue = self._queue, []
         queue.sort(key=lambda entry: entry[0].episode if entry[0] else 0)
         for seat, _, _ in queue:
             if seat is not None:
-                seat.table._answered(seat)
+                seat.table._remove(seat)
         queue = [entry for entry in queue if not entry[2].done()]  # the others were cancelled
         if not queue:
             return
@@ -158,7 +158,7 @@ class Batcher(Generic[Item, Answer]):
 
 
 class Batched:
-    """An agent that acts on batches, as one that decides for each episode by itself."""
+    """Adapts an agent that acts on batches to one that decides for a single observation."""
 
     def __init__(self, agent: BatchAgent) -> None:
         self.agent = agent

@@ -21,7 +21,7 @@ from reflectkit.core.config import NUMBERED, StageConfig
 from reflectkit.core.errors import NO_ROOM, ConfigError
 from reflectkit.core.identity import CHECKSUM, Identity, circumstances, intact_record, read_record, record_checksum
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, sweep, write_json
-from reflectkit.core.locks import held
+from reflectkit.core.locks import locked
 
 STAGING_PREFIX = f"{TEMPORARY_PREFIX}run-"
 
@@ -101,7 +101,7 @@ def new_folder(config: StageConfig, identity: Identity, again: bool) -> tuple[Pa
             folder.parent.mkdir(parents=True, exist_ok=True)
             replaced = None
             if not _is_free(folder):
-                with held(folder):
+                with locked(folder):
                     replaced = _put_aside(folder, results_dir)
             try:
                 staging.rename(folder)

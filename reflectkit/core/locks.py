@@ -1,4 +1,4 @@
-"""Locks on folders, which the system releases when the process that holds them ends."""
+"""Locks on folders; the system releases them when the process that holds them ends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from reflectkit.core.errors import ConfigError
 
 
 @contextlib.contextmanager
-def held(folder: Path, patience_s: float = 10.0) -> Iterator[None]:
+def locked(folder: Path, patience_s: float = 10.0) -> Iterator[None]:
     """Lock `folder` for this process; the system releases the lock when the process ends, however it ends.
 
-    Raises ConfigError if another process still holds it after `patience_s`; one that was just killed takes a moment.
+    Raises ConfigError if another process still holds it after `patience_s`; a killed process takes a moment to end.
     """
     try:
         import fcntl
@@ -38,8 +38,8 @@ def held(folder: Path, patience_s: float = 10.0) -> Iterator[None]:
             return
 
 
-def worked_on(folder: Path) -> bool:
-    """Whether a process on this machine holds `folder`; True if that is unknown."""
+def is_locked(folder: Path) -> bool:
+    """Whether a process on this machine has locked `folder`; True if that is unknown."""
     try:
         import fcntl
     except ImportError:

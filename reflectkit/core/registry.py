@@ -1,6 +1,6 @@
-"""Names to things. A table holds them, or "module:attribute" strings that are imported when they are used.
+"""Look-up by name. A table holds objects, or "module:attribute" strings that are imported on first use.
 
-Other packages add names by entry points, which are read only where a name is not in the table.
+Other packages add names with entry points, which are read only if a name is not in the table.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from reflectkit.core.errors import UnknownNameError, unknown_name
 
 
 def resolve(kind: str, name: str, table: Mapping[str, Any], group: str = "") -> Any:
-    """What `table` holds under `name`, or what the dotted path `name` ("package.module:Attribute") points to, or what
-    an installed package offers by that name in the entry points of `group`.
+    """The object called `name`: from `table`, at the dotted path `name` ("package.module:Attribute"), or from the
+    entry points of `group` of an installed package.
 
     Raises
     ------
-    UnknownNameError: in no table and no importable path; the message offers the nearest name.
+    UnknownNameError: not found; the message suggests the nearest name.
     """
     target = table.get(name, name if ":" in name else None)
     if target is None:

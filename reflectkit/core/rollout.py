@@ -1,8 +1,8 @@
 """The only interaction loop: data generation, online RL and evaluation all go through `play`.
 
-An episode is a coroutine: its env and its agent may keep it waiting, and the others go on. Up to `width` are played
-side by side; one that ends makes room for the next. Chance comes from each episode's own seed, so an episode's course
-does not depend on which others are played with it.
+An episode is a coroutine: while it waits for its env or its agent, the others go on. Up to `width` run concurrently;
+when one ends, the next starts. All randomness comes from each episode's own seed, so an episode does not depend on
+the others that run with it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Value = TypeVar("Value")
 class Episode:
     """One episode to play.
 
-    seed: of everything random in it, 0 ≤ seed < 2**63. group: what it will be compared with. start: seed of the env's
-    reset, which the episodes of a group share; None takes it from `seed`.
+    seed: seed of everything random in it, 0 ≤ seed < 2**63. group: the episodes that it will be compared with. start:
+    seed of the env's reset, which the episodes of a group share; None derives it from `seed`.
     """
 
     task: Task
@@ -64,11 +64,11 @@ async def play_all(
 
     Parameters
     ----------
-    make_env: a fresh env, its horizon wrapper included; called once for each of at most `width` seats.
-    agent: decides for each episode by itself, or acts on batches: then it sees all that wait for it at once.
-    width: how many episodes are played side by side; fewer where the env has a smaller `widest`.
-    patience: seconds without progress of any episode, after which those that wait are served without the others.
-    on_end: called with each trajectory as it ends (in order of ending).
+    make_env: makes a fresh env, including its horizon wrapper; called once for each concurrent episode.
+    agent: decides for one observation at a time, or acts on batches of all waiting observations.
+    width: number of concurrent episodes; fewer if the env's `widest` is smaller.
+    patience: seconds without progress of any episode, after which waiting ones are served without the others.
+    on_end: called with each trajectory as it ends.
 
     Raises what env and agent raise, except EnvironmentFailure; see `play`.
     """
@@ -113,11 +113,11 @@ async def play_all(
 async def play(episode: Episode, env: Env, agent: Agent) -> Trajectory:
     """Play one episode.
 
-    An engine that fails (EnvironmentFailure, from `env` or from its oracle) or an agent that could not decide
-    (`Decision.failure`) makes the episode ABORTED with its reason; an observation too long for the agent's model, or no
-    legal answer (`Decision.overflow`), makes it TRUNCATED, and adds the env's `forfeit` to the last turn's reward:
-    ending early without an answer is never cheaper than going on to the horizon. Other errors are raised; ConfigError
-    where the env returns a reward or info that is not valid JSON.
+    If the env fails (EnvironmentFailure, also from its oracle) or the agent cannot decide (`Decision.failure`), the
+    episode is ABORTED, with the reason. If the observation is too long for the agent's model or no answer was legal
+    (`Decision.overflow`), it is TRUNCATED, and the env's `forfeit` is added to the last turn's reward, so that ending
+    early never costs less than playing on to the horizon. Other errors are raised; ConfigError if the env returns a
+    reward or info that is not valid JSON.
     """
     turns: list[Turn] = []
     start = derive(episode.seed, "env") if episode.start is None else episode.start
@@ -139,7 +139,7 @@ async def play(episode: Episode, env: Env, agent: Agent) -> Trajectory:
 
 
 async def _answer(env: Env, method: Callable[..., Value | Awaitable[Value]], *arguments: Any) -> Value:
-    """What a method of `env` returns, awaited if need be; one that blocks is called in a thread."""
+    """The result of a method of `env`, awaited if necessary; a blocking env is called in a thread."""
     value = await in_thread(method, *arguments) if getattr(env, "remote", False) else method(*arguments)
     return await value if inspect.isawaitable(value) else value
 
@@ -157,7 +157,7 @@ def _ended(
 
 
 def _undone(episode: Episode, turns: Sequence[Turn], decision: Decision, env: Env) -> Trajectory:
-    """The episode that ends with `decision`, which is no action."""
+    """The trajectory of an episode that `decision`, a failure or an overflow, has ended."""
     status = Status.TRUNCATED if decision.failure is None else Status.ABORTED
     reason = decision.failure or decision.overflow or ""
     forfeit = 0.0 if decision.overflow is None else _forfeit(env)
@@ -169,13 +169,13 @@ def _undone(episode: Episode, turns: Sequence[Turn], decision: Decision, env: En
 
 
 def _forfeit(env: Env) -> float:
-    """The reward for ending the episode in `env` now, without an answer; 0 where the env does not say."""
+    """The reward for ending the episode now without an answer; 0 if the env does not define one."""
     forfeit = getattr(env, "forfeit", None)
     return float(forfeit(0)) if forfeit else 0.0
 
 
 def _check(result: StepResult, env: Env) -> None:
-    """Raises ConfigError for a reward or info that could be neither kept nor learnt from."""
+    """Raises ConfigError for a reward or info that is not finite or not valid JSON."""
     try:
         json.dumps([result.reward, result.info], allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -18,7 +18,7 @@ from reflectkit.core.errors import DataError
 from reflectkit.core.folders import find_run, new_folder, remove_if_empty, runs_of
 from reflectkit.core.identity import Identity, digest, plain_settings, read_record
 from reflectkit.core.jsonl import read_json, sweep, write_json
-from reflectkit.core.locks import held
+from reflectkit.core.locks import locked
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.threads import use_threads
 from reflectkit.core.types import to_json
@@ -64,7 +64,7 @@ def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = (), *, ag
         folder, replaced = (existing, None) if existing else new_folder(config, identity, again)
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(held(folder))
+                stack.enter_context(locked(folder))
             except FileNotFoundError:
                 continue  # a failed run has just removed it
             if existing and not identity.fits(read_record(existing)):

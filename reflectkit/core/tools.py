@@ -204,7 +204,7 @@ def _call(piece: _Piece, by_name: dict[str, ToolSpec]) -> ToolCall:
         advice = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(by_name) or 'none'}"
         raise _Wrong(f"no tool named {_quote(name)}; {advice}")
     if not isinstance(arguments, dict):
-        raise _Wrong(f"{name}: expected the arguments as a JSON object, found {_found(arguments)}")
+        raise _Wrong(f"{name}: expected the arguments as a JSON object, found {_described(arguments)}")
     problems = _problems(by_name[name], arguments)
     if problems:
         raise _Wrong(f"{name}: {'; '.join(problems)}")
@@ -271,9 +271,8 @@ def _problem(error: Any) -> str:
         extra = [_quote(".".join([*path, name])) for name in error.instance if name not in properties]
         return f"unknown argument {', '.join(extra[:MAX_PROBLEMS])}; expected {', '.join(properties) or 'none'}"
     if error.validator in ("type", "enum", "const"):
-        return (
-            f"{place}: expected {_type_text({error.validator: error.validator_value})}, found {_found(error.instance)}"
-        )
+        expected = _type_text({error.validator: error.validator_value})
+        return f"{place}: expected {expected}, found {_described(error.instance)}"
     return f"{place}: {error.message[:MAX_ERROR]}"
 
 
@@ -368,7 +367,7 @@ def _type_text(schema: Any) -> str:
     return kinds if isinstance(kinds, str) else " | ".join(kinds)
 
 
-def _found(value: object) -> str:
+def _described(value: object) -> str:
     """A JSON value, and of which type it is."""
     names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
     return "null" if value is None else f"{names[type(value)]} {_quote(_dump(value), mark='')}"

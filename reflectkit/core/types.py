@@ -1,7 +1,7 @@
-"""The nouns: what crosses a layer is one of these frozen dataclasses, JSON both ways.
+"""The types that layers exchange: frozen dataclasses that convert to JSON and back.
 
-`to_json(noun)` gives plain dicts and lists; `from_json(Noun, value, path=…, line=…)` checks types strictly and raises
-`DataError` with file, line and field. Checking is pydantic's.
+`to_json(noun)` returns plain dicts and lists. `from_json(Noun, value, path=…, line=…)` validates types with pydantic
+and raises `DataError` with file, line and field.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from reflectkit.core.errors import DataError
 
 LARGEST = 1e100
-"""Of a reward, a return or a figure, in size: squares of larger numbers do not add up to a finite one."""
+"""Largest magnitude of a reward, a return or a figure: sums of the squares of larger numbers overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Task:
     """One problem to solve.
 
     id: unique within its env. env: the env's name. level: depth or curriculum stage, one of the env's `levels`.
-    group: what a split must not tear apart (a repository, a game, a start state). data: what the env needs to set
-    the problem up; JSON values only.
+    group: what a split keeps together (a repository, a game, a start state). data: what the env needs to set up the
+    problem; JSON values only.
     """
 
     id: str
@@ -36,7 +36,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool that may be called. parameters: JSON schema of the arguments, an object."""
+    """A tool that the agent may call. parameters: JSON schema of its arguments, of type object."""
 
     name: str
     description: str
@@ -45,7 +45,7 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call. arguments: JSON values by name."""
+    """One call of a tool. arguments: JSON values by name."""
 
     name: str
     arguments: dict[str, Any]
@@ -53,8 +53,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What an agent wrote where tools are offered. text: as it was written. calls: those that can be made, in order.
-    errors: what is wrong with each of the others, one line each, for the agent to read.
+    """An agent's output where tools are offered. text: as written. calls: the valid calls, in order. errors: what is
+    wrong with each of the others, one line each, for the agent to read.
     """
 
     text: str
@@ -64,8 +64,8 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message: who speaks, and the text. calls: an assistant's. name: of the tool whose result a "tool"
-    message is.
+    """One chat message. calls: made by the assistant in this message. name: in a "tool" message, the tool that
+    returned the content.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -76,8 +76,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the agent may see now: messages, oldest first, and either the legal actions, enumerated (K of them), or the
-    tools that may be called.
+    """What the agent sees: messages, oldest first, and either the K legal actions or the tools that it may call.
 
     Without `choices` and `tools` the agent answers in free text.
     """
@@ -88,57 +87,57 @@ class Observation:
 
     @property
     def text(self) -> str:
-        """The messages' contents, one after the other."""
+        """The contents of the messages, joined by newlines."""
         return "\n".join(message.content for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the agent did, with the exact tokens it was sampled with. What is unknown is None; scripted agents leave the
+    """The agent's action, with the exact tokens of its sampling. Unknown values are None; scripted agents leave the
     token fields empty.
     """
 
     action: int | str | ToolUse
-    """Index into `Observation.choices` (0 … K-1), the calls of tools, or the text."""
+    """Index into `Observation.choices` (0 … K-1), tool calls, or text."""
     reflection: str | None = None
-    """The comment that it acted on; None without one."""
+    """The reflection that the agent read before it acted, if any."""
     prompt_ids: tuple[int, ...] = ()
-    """The tokens that the policy read (T)."""
+    """The policy's prompt (T tokens)."""
     token_ids: tuple[int, ...] = ()
-    """The tokens that it wrote; one for a choice."""
+    """The tokens that the policy generated; one for a choice."""
     logprobs: tuple[float, ...] = ()
     """Their natural-log probabilities under the sampling distribution, ≤ 0."""
     entropy: float | None = None
-    """Of the distribution over the legal actions, in nats."""
+    """Entropy of the distribution over the legal actions, in nats."""
     value: float | None = None
     """The critic's expected return-to-go, in the env's unit."""
     probabilities: tuple[float, ...] = ()
-    """Of each choice, where they were asked for."""
+    """Probability of each choice, if requested."""
     note: str | None = None
     """How a demonstration marks the step: "positive", "mistake" or "correction"."""
     failure: str | None = None
     """Why the agent could not decide; the episode is then ABORTED."""
     overflow: str | None = None
-    """That the prompt does not fit the model, that no answer was a legal action, or that the person who plays has left;
-    the episode is then TRUNCATED.
+    """Why the episode ends early: the prompt does not fit the model, no answer was a legal action, or the human player
+    quit. The episode is then TRUNCATED.
     """
     illegal: int = 0
-    """How many answers named no legal action before this one did."""
+    """Number of answers before this one that named no legal action."""
     unreadable: int = 0
-    """How many answers were not in the form asked for."""
+    """Number of answers that were not in the requested format."""
     price_usd: float | None = 0.0
-    """Of asking for it, in US dollars; None for an unknown price."""
+    """Cost of its requests in US dollars; None if the price is unknown."""
     tokens: int | None = None
-    """How many tokens were written for it, where they themselves are not known."""
+    """Number of tokens generated for it, where `token_ids` is unknown."""
     answer: str | None = None
-    """What a chat model wrote, in the form asked for."""
+    """The chat model's answer, in the requested format."""
     version: int | None = None
-    """Which weights sampled it: the number of updates that they had seen."""
+    """Version of the weights that sampled it: their number of updates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One exchange. reward: in the env's own unit. info: what the env reports beside it, JSON values only."""
+    """One step of an episode. reward: in the env's unit. info: what else the env reports; JSON values only."""
 
     observation: Observation
     decision: Decision
@@ -146,8 +145,8 @@ class Turn:
     info: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def said(self) -> str:
-        """The action in words: the choice, or what was written."""
+    def action_text(self) -> str:
+        """The action as text: the choice, or what the agent wrote."""
         action = self.decision.action
         if isinstance(action, int):
             return self.observation.choices[action]
@@ -164,25 +163,30 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One episode. seed: of everything random in it, 0 ≤ seed < 2**63. reason: why it was ABORTED, or TRUNCATED by its
-    agent. group: what it is compared with: episodes of one group began alike. Empty where nothing is compared. undone:
-    the decision that ended it instead of a turn: a failure or an overflow. forfeit: reward of an overflow at the first
-    turn, in the env's unit; a later one is part of the last turn's reward.
-    """
+    """One episode."""
 
     task: Task
+    """The problem."""
     seed: int
+    """Seed of everything random in the episode, 0 ≤ seed < 2**63."""
     turns: tuple[Turn, ...]
+    """Its steps, in order."""
     status: Status
+    """How it ended."""
     success: bool
+    """Whether it solved the problem."""
     reason: str = ""
+    """Why it was ABORTED, or TRUNCATED by its agent."""
     group: str = ""
+    """Episodes of one group have the same start state and are compared with each other; empty without groups."""
     undone: Decision | None = None
+    """The decision that ended it without a step: a failure or an overflow."""
     forfeit: float = 0.0
+    """Reward for an overflow at the first step, in the env's unit; that of a later one is part of the last step's."""
 
     @property
     def price_usd(self) -> float | None:
-        """Of asking for all its decisions, in US dollars; None where a price is unknown."""
+        """Cost of all its decisions in US dollars; None if a price is unknown."""
         decisions = [turn.decision for turn in self.turns] + ([self.undone] if self.undone else [])
         prices = [decision.price_usd for decision in decisions]
         return None if None in prices else sum(price or 0.0 for price in prices)
@@ -194,7 +198,7 @@ class Trajectory:
 
     @property
     def figures(self) -> dict[str, float]:
-        """What the env reports of itself as `info["figures"]`: the mean of each over the turns that have it."""
+        """Figures that the env reports as `info["figures"]`, each averaged over the turns that have it."""
         values_by_name: dict[str, list[float]] = {}
         for turn in self.turns:
             for name, value in turn.info.get("figures", {}).items():
@@ -237,7 +241,7 @@ _adapters: dict[Any, Any] = {}
 
 
 def _adapter(kind: Any) -> Any:
-    """Pydantic's checker for `kind`, made once: it costs milliseconds."""
+    """Pydantic's validator for `kind`, cached because it takes milliseconds to build."""
     from pydantic import TypeAdapter
 
     if kind not in _adapters:

@@ -72,7 +72,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "choices": list(turn.observation.choices) or None,
         "probabilities": [round(share, 5) for share in decision.probabilities] or None,
         "action": decision.action if isinstance(decision.action, int) else None,
-        "said": turn.said,
+        "said": turn.action_text,
         "reward": turn.reward,
         "value": decision.value,
         "tokens": len(decision.token_ids) or decision.tokens,

@@ -68,7 +68,7 @@ def from_trajectory(trajectory: Trajectory, model_name: str, info: str) -> Demon
     steps = tuple(
         Step(
             turn.decision.reflection or "",
-            turn.said,
+            turn.action_text,
             cast(Note, turn.decision.note or "positive"),
         )
         for turn in trajectory.turns

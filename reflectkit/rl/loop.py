@@ -220,7 +220,7 @@ class Trainer:
         reflector = self.agent.reflector
         if reflector is None:
             return self.agent.policy.tokens, 0, 0
-        return self.agent.policy.tokens + reflector.tokens, reflector.asked, reflector.hits
+        return self.agent.policy.tokens + reflector.tokens, reflector.requests, reflector.hits
 
 
 def mean_figures(played: Sequence[Trajectory]) -> dict[str, float]:

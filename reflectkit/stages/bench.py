@@ -131,8 +131,8 @@ def _learning(config: Config, progress: Progress) -> Report:
 
 def _environment(config: Config, progress: Progress) -> Report:
     """Take random steps, and count the CPU time of the resets and the steps."""
-    with open_run("bench", config, again=True) as current, _problems(config, progress) as (settled, tasks):
-        env: Any = settled.maker(tasks[0].level)()
+    with open_run("bench", config, again=True) as current, _problems(config, progress) as (configured, tasks):
+        env: Any = configured.maker(tasks[0].level)()
         if config.kind.awaited:
             result_of(env.reset(tasks[0], config.seed))  # its processes have to be there when a round begins
         rates, resets = [], []
@@ -152,7 +152,7 @@ def _environment(config: Config, progress: Progress) -> Report:
             "resets": len(resets),
         }
         if config.kind.awaited:
-            figures |= _side_by_side(settled.maker(tasks[0].level), tasks, config.seed)
+            figures |= _side_by_side(configured.maker(tasks[0].level), tasks, config.seed)
         rows = tuple(
             (name.replace("_", " "), f"{value:,.3f}" if value < 100 else f"{value:,.0f}")
             for name, value in figures.items()

@@ -117,7 +117,7 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
             check_level(self.env, level)
         for text in self.policy:
             for part in chat_parts(text):
-                self.check_asked(endpoint_of(self, part))
+                self.check_budget(endpoint_of(self, part))
 
     @property
     def baselines(self) -> tuple[str, ...]:

@@ -67,7 +67,11 @@ def run(config: Config, progress: Progress) -> Report:
         with progress.bar(f"export {config.load_dir}", 1) as bar:
             origin_facts = model_facts(config.load_dir)
             base = base_of(config.load_dir)
-            facts = {name: origin_facts[name] for name in ("env", "step", "reflector", "model") if origin_facts.get(name) is not None}
+            facts = {
+                name: origin_facts[name]
+                for name in ("env", "step", "reflector", "model")
+                if origin_facts.get(name) is not None
+            }
             facts |= {"base": base, "exported_from": str(config.load_dir)}
             player = export(config.load_dir, target, config.dtype, card(config, origin_facts, base), facts)
             bar.advance()
@@ -80,8 +84,8 @@ def run(config: Config, progress: Progress) -> Report:
 def card(config: Config, origin_facts: dict[str, Any], base: str | None) -> str:
     """The model card: what it is, how it was made and how it did, how it is used."""
     role, run_dir = origin_facts.get("role") or "policy", config.load_dir.parent
-    settings = _known(run_dir / "config.json", "settings")
-    figures = _known(run_dir / "report.json", "figures")
+    settings = _recorded(run_dir / "config.json", "settings")
+    figures = _recorded(run_dir / "report.json", "figures")
     header = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
@@ -129,7 +133,7 @@ def card(config: Config, origin_facts: dict[str, Any], base: str | None) -> str:
     return "\n".join(lines)
 
 
-def _known(path: Path, part: str) -> dict[str, Any]:
+def _recorded(path: Path, part: str) -> dict[str, Any]:
     """A part of a run's file; empty where there is none."""
     try:
         value = read_json(path)[part]

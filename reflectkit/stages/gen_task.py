@@ -32,7 +32,7 @@ from reflectkit.data.repos import DEPTH, kind_of
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.base import BaseEnv, Explorer
 from reflectkit.envs.problems import ProblemGenerator
-from reflectkit.stages.shared.chat import ORACLE, TeacherConfig, call_figures, estimate, free, stop_if_spent
+from reflectkit.stages.shared.chat import ORACLE, TeacherConfig, call_figures, estimate, free_estimate, stop_if_spent
 from reflectkit.stages.shared.environments import EnvConfig, explorer
 
 EXAMPLES = (
@@ -142,7 +142,7 @@ def run(config: Config, progress: Progress) -> Report:
         raise DataError(repos, "has no repositories; run `reflectkit filter-repo` first")
     target, journal = config.env_folder / "tasks", config.env_folder / "journal.jsonl"
     if config.dry_run and config.teacher == ORACLE:
-        return Report("gen-task", config.env_folder, *free())
+        return Report("gen-task", config.env_folder, *free_estimate())
     if config.dry_run:
         files = [file for name in names for file in _files(repos / name, config, {}, progress)]
         requests = [_request(file, settings.per_file) for file in files]
@@ -267,7 +267,7 @@ def _ask(
 def _generate(config: Config, generator: type[ProblemGenerator], progress: Progress) -> Report:
     """Write what the env's generator makes."""
     if config.dry_run:
-        return Report("gen-task", config.env_folder, *free())
+        return Report("gen-task", config.env_folder, *free_estimate())
     maker = generator(config.settings, config.env_folder, config.seed)
     inputs = maker.inputs()
     for folder in (*maker.outputs(), config.folder):

@@ -31,7 +31,7 @@ from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.trajectories import Demonstration, Record, from_trajectory, read_records, record_to_json
-from reflectkit.stages.shared.chat import ORACLE, TeacherConfig, call_figures, estimate, free, stop_if_spent
+from reflectkit.stages.shared.chat import ORACLE, TeacherConfig, call_figures, estimate, free_estimate, stop_if_spent
 from reflectkit.stages.shared.environments import MOST_TOKENS, RECORDS, PlayConfig, check_level
 
 DEMONSTRATIONS = 57  # of which a 7:2:1 split trains on 40
@@ -42,7 +42,7 @@ EXAMPLES = (
     "reflectkit gen-trajectory --env taxi --actor oracle --teacher openai:gpt-4o-mini --max-cost-usd 2",
 )
 TEACHER = "teacher"
-MOST_TOLD = 10  # aborted episodes that are printed; the report has all
+MOST_SHOWN = 10  # aborted episodes that are printed; the report has all
 ANALYSIS_TOKENS = 90  # that a teacher writes a step
 
 
@@ -118,46 +118,46 @@ def run(config: Config, progress: Progress) -> Report:
     """Write `data_reflection_negative.json`. Raises ConfigError, DataError, ApiError, BudgetSpentError."""
     level = config.level or config.kind.levels[-1]
     source = (config.task_file or config.folder / "data.json") if config.from_file else None
-    known_records = _problems(config, level, source)
-    tasks = [record.task for record in known_records]
+    source_records = _problems(config, level, source)
+    tasks = [record.task for record in source_records]
     eligible = [index for index, task in enumerate(tasks) if source is None or _has_level(config, task, level)]
     count = _count(config, level, len(eligible))
     chosen = sorted(generator(config.seed, "chosen").sample(eligible, count))
     negatives = config.kind.negatives if config.negatives is None else config.negatives
-    wanted = [("positive", 0, tasks[index]) for index in chosen]
-    wanted += [("negative", number, tasks[index]) for index in chosen for number in range(negatives)]
+    planned = [("positive", 0, tasks[index]) for index in chosen]
+    planned += [("negative", number, tasks[index]) for index in chosen for number in range(negatives)]
     journal = config.env_folder / "journal.jsonl"
     if config.dry_run and config.teacher == ORACLE:
-        return Report("gen-trajectory", config.env_folder, *free())
+        return Report("gen-trajectory", config.env_folder, *free_estimate())
     if config.dry_run:
-        return _dry_run(config, level, wanted, journal, progress)
+        return _dry_run(config, level, planned, journal, progress)
     write_permission(config.folder)
     with open_run("gen-trajectory", config, [*([source] if source else []), *config.input_files(tasks)]) as current:
         if current.done:
             return current.done
         path = config.folder / RECORDS
         if config.teacher == ORACLE:
-            played, usage = _play(config, level, wanted, _oracle(config), progress), {}
+            played, usage = _play(config, level, planned, _oracle(config), progress), {}
         else:
             with config.client(journal) as client:
-                played = _play(config, level, wanted, _chat_teacher(config, client), progress)
+                played = _play(config, level, planned, _chat_teacher(config, client), progress)
                 usage = call_figures(config, client, _rejected(played), config.folder / "rejected.jsonl", progress)
-        demonstrations = {record.task.id: list(record.trajectories) for record in known_records if record.trajectories}
+        demonstrations = {record.task.id: list(record.trajectories) for record in source_records if record.trajectories}
         given = sum(map(len, demonstrations.values()))
-        _add_demonstrations(config, level, wanted, played, demonstrations)
+        _add_demonstrations(config, level, planned, played, demonstrations)
         records = [Record(task, tuple(demonstrations.get(task.id, ()))) for task in tasks]
         write_json(path, [record_to_json(record) for record in records])
         if usage:
             stop_if_spent(config, client, f"{sum(map(len, demonstrations.values()))} demonstrations are in {path}")
         if given:
             progress.news(f"{given} demonstrations of {source} are kept along with the new ones")
-        figures = _figures(wanted, played, demonstrations, len(tasks)) | usage
+        figures = _figures(planned, played, demonstrations, len(tasks)) | usage
         current.tables.append(figures_table(f"Demonstrations in {path}", "count", figures))
         if failed := {
             trajectory.task.id: trajectory.reason for trajectory in played if trajectory.status is Status.ABORTED
         }:
             figures["aborted_because"] = failed
-            current.tables.append(Table("Aborted", ("problem", "reason"), tuple(failed.items())[:MOST_TOLD]))
+            current.tables.append(Table("Aborted", ("problem", "reason"), tuple(failed.items())[:MOST_SHOWN]))
         return current.finish(figures, [path])
 
 
@@ -193,14 +193,14 @@ def _count(config: Config, level: str, problems: int) -> int:
 
 
 def _play(
-    config: Config, level: str, wanted: Sequence[tuple[str, int, Task]], teacher: Agent, progress: Progress
+    config: Config, level: str, planned: Sequence[tuple[str, int, Task]], teacher: Agent, progress: Progress
 ) -> list[Trajectory]:
     """An episode for each of `wanted`, in order: the positive ones by the teacher, the negative ones
     corrected by it.
     """
     played: list[Trajectory] = []
     for kind, agent in (("positive", teacher), ("negative", Recovery(teacher))):
-        episodes = [Episode(task, _seed(config, kind, number, task)) for sort, number, task in wanted if sort == kind]
+        episodes = [Episode(task, _seed(config, kind, number, task)) for sort, number, task in planned if sort == kind]
         if episodes:
             with progress.bar(f"Demonstrations, {kind}", len(episodes)) as bar:
                 played += rollout(
@@ -221,20 +221,20 @@ def _seed(config: Config, kind: str, number: int, task: Task) -> int:
 def _add_demonstrations(
     config: Config,
     level: str,
-    wanted: Sequence[tuple[str, int, Task]],
+    planned: Sequence[tuple[str, int, Task]],
     played: Sequence[Trajectory],
-    made: dict[str, list[Demonstration]],
+    demonstrations: dict[str, list[Demonstration]],
 ) -> None:
     """Put into `made`, by task, what is kept: whole episodes; of the negative ones those that correct their mistake, no
     two alike.
     """
-    for (kind, _, task), trajectory in zip(wanted, played, strict=True):
+    for (kind, _, task), trajectory in zip(planned, played, strict=True):
         if trajectory.status is Status.ABORTED or not config.kind.is_demonstration(trajectory):
             continue
         if not config.oracle_acts:
             trajectory = _marked(config, level, trajectory)
         notes = [turn.decision.note for turn in trajectory.turns]
-        before = made.setdefault(task.id, [])
+        before = demonstrations.setdefault(task.id, [])
         if kind == "negative" and not (trajectory.success and "mistake" in notes and "correction" in notes):
             continue
         entry = from_trajectory(
@@ -248,10 +248,10 @@ def _add_demonstrations(
 def _marked(config: Config, level: str, trajectory: Trajectory) -> Trajectory:
     """A chat teacher's episode with its own wrong moves marked as mistakes, by what the env says of each."""
     marker = Marker([turn.decision.action for turn in trajectory.turns])
-    (again,) = rollout([Episode(trajectory.task, trajectory.seed)], config.maker(level), marker, width=1)
-    if again.status is Status.ABORTED:
+    (replayed,) = rollout([Episode(trajectory.task, trajectory.seed)], config.maker(level), marker, width=1)
+    if replayed.status is Status.ABORTED:
         raise EnvironmentFailure(
-            f"{trajectory.task.id}: {again.reason}; run the same command again; answers so far are kept"
+            f"{trajectory.task.id}: {replayed.reason}; run the same command again; answers so far are kept"
         )
     notes = [*marker.notes[1:], "good" if trajectory.success else "mistake"]
     turns = [
@@ -274,14 +274,14 @@ def _rejected(played: Sequence[Trajectory]) -> list[Rejected]:
 
 
 def _figures(
-    wanted: Sequence[tuple[str, int, Task]],
+    planned: Sequence[tuple[str, int, Task]],
     played: Sequence[Trajectory],
-    made: dict[str, list[Demonstration]],
+    demonstrations: dict[str, list[Demonstration]],
     problems: int,
 ) -> dict[str, Any]:
-    kept = [item for items in made.values() for item in items]
+    kept = [item for items in demonstrations.values() for item in items]
     notes = [step.note for item in kept for step in item.trajectory]
-    positive = [trajectory for (kind, _, _), trajectory in zip(wanted, played, strict=True) if kind == "positive"]
+    positive = [trajectory for (kind, _, _), trajectory in zip(planned, played, strict=True) if kind == "positive"]
     return {
         "problems": problems,
         "demonstrations": len(positive),
@@ -295,7 +295,7 @@ def _figures(
 
 
 def _dry_run(
-    config: Config, level: str, wanted: Sequence[tuple[str, int, Task]], journal: Path, progress: Progress
+    config: Config, level: str, planned: Sequence[tuple[str, int, Task]], journal: Path, progress: Progress
 ) -> Report:
     """The price of a teacher, what the journal already holds left out, as expected and at most.
 
@@ -304,9 +304,9 @@ def _dry_run(
     with open_journal(journal, write=False) as answered:
         client = ChatClient(config.endpoint, answered, config.prices)
         rehearsal = Rehearsal(_chat_teacher(config, client), Demonstrator(0.0))
-        _play(config, level, wanted, rehearsal, progress)
+        _play(config, level, planned, rehearsal, progress)
         if config.oracle_acts:
-            most = [
+            longest_requests = [
                 fullest(request, config.history_tokens) for request in rehearsal.requests if client.calls_left(request)
             ]
             usual, bound = (
@@ -316,10 +316,10 @@ def _dry_run(
         else:
             longest = [fullest(request, config.history_tokens) for request in rehearsal.requests]
             longest = sorted(longest, key=lambda request: -request.prompt_tokens)[:1]
-            most = longest * (len(wanted) * config.horizon_at(level))
+            longest_requests = longest * (len(planned) * config.horizon_at(level))
             usual = "a teacher that makes no mistake"
             bound = "every episode runs to its horizon, and every prompt has the maximum length"
         client.close()
-    figures, table = estimate(config, rehearsal.requests, ANALYSIS_TOKENS, journal, most)
+    figures, table = estimate(config, rehearsal.requests, ANALYSIS_TOKENS, journal, longest_requests)
     progress.news(f"expected: {usual}; at most: {bound}")
     return Report("gen-trajectory", config.env_folder, figures, (), (table,))

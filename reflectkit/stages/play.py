@@ -113,15 +113,15 @@ def run(config: Config, progress: Progress) -> Report:
         path = current.folder / "episodes.jsonl"
         players = Players(config)
         agent: Any = Human(progress) if name == PERSON else _player(config, players, *config.player)
-        shown = _Shown(agent, _commentator(config, players), progress, wait=name != PERSON and not config.auto)
+        shown = _Narrator(agent, _commentator(config, players), progress, wait=name != PERSON and not config.auto)
         played: list[Trajectory] = []
-        for number, task in zip(range(config.episodes), _drawn(config, tasks), strict=False):
+        for number, task in zip(range(config.episodes), _draw_tasks(config, tasks), strict=False):
             progress.news(f"{config.env}, level {task.level}, task {task.id}{'; h for help' if name == PERSON else ''}")
             shown.begin()
             maker = config.maker(task.level)
             episode = Episode(task, derive(config.seed, "play", task.id, number))
-            played += rollout([episode], lambda maker=maker: _Told(maker(), progress), shown, width=1)  # type: ignore[misc]
-            if name == PERSON and not agent.heard and not progress.attended:
+            played += rollout([episode], lambda maker=maker: _RewardReporter(maker(), progress), shown, width=1)  # type: ignore[misc]
+            if name == PERSON and not agent.answered and not progress.attended:
                 raise ConfigError(NOBODY)
             progress.news(_ending(played[-1]))
             with path.open("a", encoding="utf-8") as file:
@@ -164,7 +164,7 @@ def _problems(config: Config) -> tuple[Path | None, list[Task]]:
     return source, [by_id[config.task]]
 
 
-def _drawn(config: Config, tasks: Sequence[Task]) -> list[Task]:
+def _draw_tasks(config: Config, tasks: Sequence[Task]) -> list[Task]:
     """A problem for each episode: in an order that the seed draws, and from the beginning again where they are
     too few.
     """
@@ -213,18 +213,18 @@ class _Commentator(Protocol):
 def _commentator(config: Config, players: Players) -> _Commentator | None:
     """Who comments for a player that has no reflector of its own."""
     if config.teacher:
-        return _taught
+        return _oracle_comment
     if config.reflector is None:
         return None
     reflector = players.reflector(config.reflector)
     return lambda observation, context: reflector.comment(observation, context.seed)
 
 
-async def _taught(observation: Observation, context: Context) -> str:
+async def _oracle_comment(observation: Observation, context: Context) -> str:
     return str(require_oracle(context.env).reflection(generator(context.seed, "teacher")))
 
 
-class _Shown:
+class _Narrator:
     """Shows what `agent` sees, the comment on it, and what it does. left: whether a person has gone.
 
     wait: for a key before each step is taken.
@@ -263,7 +263,7 @@ class _Shown:
         return replace(decision, overflow=LEFT) if self.stopped else decision
 
 
-class _Told(Wrapper):
+class _RewardReporter(Wrapper):
     """Tells the reward of each step, and the last view."""
 
     def __init__(self, env: Env, progress: Progress) -> None:

@@ -18,11 +18,11 @@ from reflectkit.core.config import StageConfig, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import read_json, read_jsonl, rows_so_far
-from reflectkit.core.locks import worked_on
+from reflectkit.core.locks import is_locked
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.core.stats import smooth
-from reflectkit.stages.shared.environments import told_apart
+from reflectkit.stages.shared.environments import distinct_names
 from reflectkit.stages.shared.figures import Curve, draw_bars, draw_curves
 
 EXAMPLES = (
@@ -193,7 +193,7 @@ def _bars(config: Config, out: Path) -> dict[tuple[str, str], float]:
         raise ConfigError("--evals takes a single --figure")
     figure = (config.figure or ("success",))[0]
     bars: dict[str, dict[str, tuple[float, float, float]]] = {}
-    for folder, label in zip(config.evals, told_apart(config.evals), strict=True):
+    for folder, label in zip(config.evals, distinct_names(config.evals), strict=True):
         path = folder / "eval.json"
         value = read_json(path)
         rows = value.get("rows") if isinstance(value, dict) else None
@@ -244,7 +244,7 @@ def _follow(config: Config, progress: Progress) -> Report:
                 newest = {figure: float(_number(path, len(rows), rows[-1], figure)) for figure in shown}
                 bar.advance(step - seen, **newest)
                 seen, idle = step, 0
-            idle += not ended and not worked_on(path.parent)
+            idle += not ended and not is_locked(path.parent)
             if idle > IDLE_POLLS:
                 progress.news(f"no process is working on {path.parent}; the command that started it resumes it")
             if ended or idle > IDLE_POLLS:

@@ -104,7 +104,9 @@ def run(config: Config, progress: Progress) -> Report:
             outputs.append(path)
             demonstrated = sum(bool(record.trajectories) for record in part)
             figures[name] = {"tasks": len(part), "demonstrated": demonstrated}
-            rows.append((name, str(len({group_of[record.task.id] for record in part})), str(len(part)), str(demonstrated)))
+            rows.append(
+                (name, str(len({group_of[record.task.id] for record in part})), str(len(part)), str(demonstrated))
+            )
             if not part:
                 progress.news(f"{path} would have no tasks: {len(name_of_group)} groups{kinds} are too few for 7:2:1")
         current.tables.append(
@@ -136,11 +138,13 @@ def _unseen_rooms(rooms: AbstractSet[str], config: Config, source: Path) -> froz
 
 def _say_if_unbalanced(sizes: Mapping[str, int], name_of_group: Mapping[str, str], progress: Progress) -> None:
     total = sum(sizes.values())
-    held = {name: sum(size for group, size in sizes.items() if name_of_group[group] == name) / total for name in NAMES}
-    if all(abs(held[name] - share / sum(SHARES)) <= UNBALANCED for name, share in zip(NAMES, SHARES, strict=True)):
+    actual = {
+        name: sum(size for group, size in sizes.items() if name_of_group[group] == name) / total for name in NAMES
+    }
+    if all(abs(actual[name] - share / sum(SHARES)) <= UNBALANCED for name, share in zip(NAMES, SHARES, strict=True)):
         return
     largest = max(sizes, key=lambda group: sizes[group])
-    shares = ":".join(f"{100 * held[name]:.0f}" for name in NAMES)
+    shares = ":".join(f"{100 * actual[name]:.0f}" for name in NAMES)
     progress.news(
         f"whole repositories cannot be split 70:20:10, this is {shares}: {largest} alone has"
         f" {100 * sizes[largest] / total:.0f} % of the questions of {len(sizes)} repositories; add some, or use --by"

@@ -23,7 +23,7 @@ from reflectkit.core.tree import visible_files
 from reflectkit.data.episodes import Played, read_episodes
 from reflectkit.data.inspect_log import Log
 from reflectkit.data.page import Source, write_page
-from reflectkit.stages.shared.environments import told_apart
+from reflectkit.stages.shared.environments import distinct_names
 
 EXAMPLES = (
     "reflectkit view results/taxi-tiny/evaluation --open",
@@ -67,7 +67,7 @@ class Config(StageConfig):
 def run(config: Config, progress: Progress) -> Report:
     """Write the page, or the logs. Raises DataError: a path is missing, holds no episodes, or one is broken."""
     files = episode_files(config.paths or (config.results_dir / config.name,))
-    sources = [_source(file, name) for file, name in zip(files, told_apart(list(map(_place, files))), strict=True)]
+    sources = [_source(file, name) for file, name in zip(files, distinct_names(list(map(_place, files))), strict=True)]
     total = sum(file.stat().st_size for file in files) // KILOBYTE
     with progress.bar("Reading episodes, in kB", total) as bar:
         episodes = _episodes(files, sources, bar, total)
@@ -92,7 +92,9 @@ def episode_files(paths: Sequence[Path]) -> list[Path]:
         if not path.exists():
             reason = "a broken link" if path.is_symlink() else "no such file or folder"
             raise DataError(path, f"{reason}; {MADE_BY}")
-        folder_files = [file for file in visible_files(path, _natural) if file.name == EPISODES] if path.is_dir() else [path]
+        folder_files = (
+            [file for file in visible_files(path, _natural) if file.name == EPISODES] if path.is_dir() else [path]
+        )
         if not folder_files:
             raise DataError(path, f"holds no {EPISODES}; {MADE_BY}")
         for file in folder_files:

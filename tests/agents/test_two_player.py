@@ -20,7 +20,7 @@ def test_a_memoised_comment_is_decoded_once(reflector_player: Player, observatio
     seeds = range(len(observations) + 1)
     first = wait_for(reflector.comments([*observations, observations[0]], seeds))
     tokens, read = reflector.tokens, sampler.tokens
-    assert (reflector.asked, reflector.hits) == (len(observations) + 1, 1)
+    assert (reflector.requests, reflector.hits) == (len(observations) + 1, 1)
     assert wait_for(reflector.comments(observations, seeds[1:])) == first[:-1]
     assert (reflector.tokens, sampler.tokens, reflector.hits) == (tokens, read, 1 + len(observations))
     sampled = Reflector(sampler, temperature=1.0, max_new_tokens=4)

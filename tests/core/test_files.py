@@ -179,7 +179,7 @@ def test_config_is_written_first_and_says_what_made_it(tmp_path: Path) -> None:
 
 def test_a_run_is_held_by_one_process(tmp_path: Path) -> None:
     with runs.open_run("example", config(tmp_path)) as run:
-        code = f"import pathlib, reflectkit.core.runs as r\nwith r.held(pathlib.Path({str(run.folder)!r}), 0.1): pass"
+        code = f"import pathlib, reflectkit.core.runs as r\nwith r.locked(pathlib.Path({str(run.folder)!r}), 0.1): pass"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert "another process is working on" in done.stderr
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -311,7 +311,7 @@ def test_the_planner_wins_in_fewest_steps_and_after_departures(root: Path, tasks
     straight = play(root, tasks, Oracle(), expert="planner")
     assert all(trajectory.success for trajectory in straight)
     place = straight[tasks.index(one_of(tasks, PLACE))]
-    assert [turn.said for turn in place.turns] == [
+    assert [turn.action_text for turn in place.turns] == [
         "go to drawer 1",
         "open drawer 1",
         "take tomato 1 from drawer 1",

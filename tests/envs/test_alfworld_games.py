@@ -22,7 +22,7 @@ from reflectkit.cli.main import main
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import read_json, write_json
-from reflectkit.core.locks import held
+from reflectkit.core.locks import locked
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.alfworld import games
@@ -187,7 +187,9 @@ def test_a_game_that_was_damaged_since_is_named(
 
 
 def test_what_cannot_be_won_is_drawn_again_and_counted(tmp_path: Path) -> None:
-    answers = iter([Solution(reason="there is no plan"), Solution(("look",), "planner"), *[Solution(reason="too long")] * 20])
+    answers = iter(
+        [Solution(reason="there is no plan"), Solution(("look",), "planner"), *[Solution(reason="too long")] * 20]
+    )
     made = Maker(tmp_path, 0, ("look_at*",), lambda folder: next(answers))
     assert [folder.name.rpartition("_")[2] for folder in made.make(1, Quiet())] == ["0"]
     trajectory, _ = games.read(made.make(1, Quiet())[0])
@@ -200,7 +202,7 @@ def test_games_are_made_by_one_process_at_a_time(tmp_path: Path) -> None:
     (tmp_path / ".reflectkit-tmp-trial_G0_9").mkdir()  # a killed one's
 
     def judge(folder: Path) -> Solution:
-        with pytest.raises(ConfigError, match="another process is working on"), held(tmp_path, patience_s=0):
+        with pytest.raises(ConfigError, match="another process is working on"), locked(tmp_path, patience_s=0):
             pass
         return Solution(("look",), "planner")
 

@@ -14,7 +14,7 @@ from reflectkit.core.errors import DataError, EnvironmentFailure
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Decision, Status, Task, ToolCall, ToolUse
 from reflectkit.envs.memory.env import Memory
-from reflectkit.envs.memory.facts import Fact, Known
+from reflectkit.envs.memory.facts import Fact, ValidFacts
 from reflectkit.envs.memory.generate import DAYS, EVENTS, PEOPLE, VALUES, conversation
 from reflectkit.envs.memory.published import read_parquet
 from reflectkit.envs.memory.reader import Extractive, Question, as_question, score
@@ -72,9 +72,9 @@ def test_what_cannot_be_done_changes_nothing_and_is_told(call: ToolCall, said: s
     before = (store.core, dict(store.items))
     outcome = apply(store, call, 1)
     assert not outcome.ok
-    assert said in outcome.said
-    assert "\n" not in outcome.said
-    assert len(outcome.said) < 200
+    assert said in outcome.message
+    assert "\n" not in outcome.message
+    assert len(outcome.message) < 200
     assert (store.core, store.items) == before
 
 
@@ -135,7 +135,7 @@ def test_rewards_by_hand() -> None:
 def test_writing_is_judged_by_the_chunk_and_deleting_by_staleness() -> None:
     chunk = "Anna's city is Rome now."
     facts = [Fact(SEMANTIC, "Anna's city", "Anna's city is Rome")]
-    known = Known({"Anna's city": facts[0]})
+    known = ValidFacts({"Anna's city": facts[0]})
 
     def judged(call: ToolCall, written: str = "", removed: str = "") -> float:
         return content([Outcome(call, True, "", written=written, removed=removed)], chunk, facts, known)
@@ -346,7 +346,7 @@ def test_losing_what_is_valid_is_never_right() -> None:
     rome, job = Fact(SEMANTIC, "Anna's city", "Anna's city is Rome"), Fact(SEMANTIC, "Ben's job", "Ben's job is baker")
     pairs = (("name", "Tom"), ("city", "Oslo"))
     name, city = (Fact(CORE, f"The user's {key}", f"The user's {key} is {value}") for key, value in pairs)
-    known = Known({fact.key: fact for fact in (rome, job, name, city)})
+    known = ValidFacts({fact.key: fact for fact in (rome, job, name, city)})
     said = "Ben's job is baker. The user says: my city is Oslo."
 
     def judged(call: ToolCall, written: str = "", removed: str = "", fresh: bool = False) -> float:

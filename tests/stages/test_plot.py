@@ -10,7 +10,7 @@ import pytest
 from reflectkit.cli.main import main
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import read_json, write_json, write_jsonl
-from reflectkit.core.locks import held
+from reflectkit.core.locks import locked
 from reflectkit.stages.plot import Config, chained, read_curve
 
 
@@ -189,7 +189,7 @@ def test_live_leaves_a_run_that_nobody_works_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = made(tmp_path / "1_rlft", range(1, 6))
-    work, looks = held(run), []
+    work, looks = locked(run), []
 
     def sleep(seconds: float) -> None:
         looks.append(seconds)

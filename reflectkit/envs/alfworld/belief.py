@@ -72,7 +72,9 @@ class Belief:
 
     def where(self, kind: str) -> list[tuple[str, str]]:
         """(object, receptacle) of each object of `kind` that is known to lie somewhere; those in reach first."""
-        objects = [(name, place) for place, names in self.places.items() for name in names or () if kind_of(name) == kind]
+        objects = [
+            (name, place) for place, names in self.places.items() for name in names or () if kind_of(name) == kind
+        ]
         return sorted(objects, key=lambda pair: pair[1] not in self.here)
 
     def unsearched(self) -> list[str]:

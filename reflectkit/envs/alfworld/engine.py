@@ -209,9 +209,13 @@ def essential(problem: str, objects: Mapping[str, str], facts: Collection[tuple[
     useful |= {places[name] for name in useful if name in places}
     idle = kinds.keys() - useful
     objects_left = " ".join(f"{name} - {kind}" for name, kind in objects.items() if name not in idle)
-    facts_left = [fact for fact in facts if not fact[0].startswith(("not_", "new-axiom")) and not idle.intersection(fact)]
+    facts_left = [
+        fact for fact in facts if not fact[0].startswith(("not_", "new-axiom")) and not idle.intersection(fact)
+    ]
     state = " ".join(f"({' '.join(fact)})" for fact in facts_left)
-    return f"(define (problem rest) (:domain alfred) (:objects {objects_left}) (:init (= (total-cost) 0) {state}) {goal}"
+    return (
+        f"(define (problem rest) (:domain alfred) (:objects {objects_left}) (:init (= (total-cost) 0) {state}) {goal}"
+    )
 
 
 class _Handcoded:

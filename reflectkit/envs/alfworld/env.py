@@ -199,7 +199,9 @@ class Alfworld(BaseEnv):
         admissible = command in self._choices
         with _aborting():
             state = (
-                await self.engine.step(command, self.step_seconds) if admissible else replace(self._state, feedback=NOTHING)
+                await self.engine.step(command, self.step_seconds)
+                if admissible
+                else replace(self._state, feedback=NOTHING)
             )
         answer = " ".join(state.feedback.split())
         self._history.append((command, answer.removeprefix(f"You arrive at {command.removeprefix(GO)}. ")))

@@ -209,7 +209,9 @@ def _problem(name: str, goal: Goal, chance: random.Random) -> str:
         facts.append(f"(objectType {item} {kind}Type)")
         facts.append(f"(inReceptacle {item} {where.name})")
         facts.append(f"(objectAtLocation {item} {location[where.name]})")
-        facts += [f"({ability.lower()} {item})" for ability, kinds in constants.VAL_ACTION_OBJECTS.items() if kind in kinds]
+        facts += [
+            f"({ability.lower()} {item})" for ability, kinds in constants.VAL_ACTION_OBJECTS.items() if kind in kinds
+        ]
         if kind in constants.MOVABLE_RECEPTACLES_SET:
             facts.append(f"(isReceptacleObject {item})")
         if kind != LAMP:

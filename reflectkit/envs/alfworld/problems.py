@@ -16,7 +16,7 @@ from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, sweep, write_text
-from reflectkit.core.locks import held
+from reflectkit.core.locks import locked
 from reflectkit.core.reports import Table
 from reflectkit.core.types import Task
 from reflectkit.envs.alfworld.engine import GAME, HANDCODED, PLANNER, RECORD
@@ -93,7 +93,7 @@ class Games(ProblemGenerator):
         maker = Maker(root, self.seed, self.settings.games)
         folders = maker.make(number, progress)
         if not folders:
-            ((usual, _),) = maker.thrown.most_common(1)
+            ((usual, _),) = maker.rejections.most_common(1)
             raise DataError(
                 root, f"none of {number} games could be won, with {DRAWS} attempts each ({usual}); widen --games"
             )
@@ -141,7 +141,7 @@ class Maker:
         self.levels = levels(patterns)
         self.lock = threading.Lock()
         self.contents: dict[str, str] = {}  # of a game → its name
-        self.thrown: Counter[str] = Counter()  # why games were thrown away
+        self.rejections: Counter[str] = Counter()  # why games were thrown away
 
     def make(self, number: int, progress: Progress) -> list[Path]:
         """The folders of games 0 … `number` - 1, in that order, without those that were given up.
@@ -149,7 +149,7 @@ class Maker:
         Raises DataError: one that was made before was damaged since. ConfigError: another process makes games in
         `root`.
         """
-        with held(self.root):
+        with locked(self.root):
             sweep(self.root)
             names = [trial_name(self.seed, which, self.patterns) for which in range(number)]
             existing = {folder.name: folder for folder in self.train.glob("*/trial_*")}
@@ -185,9 +185,14 @@ class Maker:
             if reason:
                 rejections.append(reason)
                 with self.lock:
-                    self.thrown[reason] += 1
+                    self.rejections[reason] += 1
                 continue
-            game.trajectory["generation"] = {"seed": self.seed, "number": number, "thrown": rejections, "won_by": solution.by}
+            game.trajectory["generation"] = {
+                "seed": self.seed,
+                "number": number,
+                "thrown": rejections,
+                "won_by": solution.by,
+            }
             _write(staged, game, solution.walkthrough)
             target = self.train / game.goal.name / name
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -39,17 +39,19 @@ def write_reflection(
     read: path of the file that the last command showed, or None. output: its text. following: the best next command.
     mistaken: whether the last command was a mistake.
     """
-    question_words = asked_words(question)[:NAMED]
+    asked_about = question_words(question)[:NAMED]
     name = following.partition(" ")[2]
     parts = []
     if read is None:
         if mistaken:
             parts.append(generator.choice(STRAYED))
-        parts.append(generator.choice(ASKED).format(words=", ".join(question_words) or "something"))
+        parts.append(generator.choice(ASKED).format(words=", ".join(asked_about) or "something"))
     else:
         file = PurePosixPath(read).name
         output_stems = set(keywords(output))
-        parts.append(", ".join(f"{word} {'yes' if stem(word.lower()) in output_stems else 'no'}" for word in question_words) + ".")
+        parts.append(
+            ", ".join(f"{word} {'yes' if stem(word.lower()) in output_stems else 'no'}" for word in asked_about) + "."
+        )
         if following == f"id {file}":
             return " ".join([*parts, generator.choice(FOUND).format(file=file)])
         parts.append(generator.choice(NOT_HERE).format(file=file))
@@ -62,10 +64,10 @@ def write_reflection(
     return " ".join(parts)
 
 
-def asked_words(question: str) -> list[str]:
+def question_words(question: str) -> list[str]:
     """The words that a question is about, as they stand in it.
 
-    >>> asked_words("Where are the late Fees of a loan set?")
+    >>> question_words("Where are the late Fees of a loan set?")
     ['late', 'Fees', 'loan']
     """
     as_written = {stem(word.lower()): word for word in reversed(WORD.findall(question))}

@@ -35,7 +35,7 @@ from reflectkit.core.tools import PLAIN, parse, plain_text
 from reflectkit.core.types import Message, Observation, Task, ToolCall, ToolUse
 from reflectkit.envs.base import BaseEnv, check_task
 from reflectkit.envs.memory import rewards
-from reflectkit.envs.memory.facts import Fact, Known, as_facts
+from reflectkit.envs.memory.facts import Fact, ValidFacts, as_facts
 from reflectkit.envs.memory.generate import LONG, conversation
 from reflectkit.envs.memory.reader import EXTRACTIVE, SENTENCES, Extractive, Reader, as_question, score
 from reflectkit.envs.memory.retrieval import related
@@ -45,8 +45,8 @@ from reflectkit.envs.memory.tools import DELETE, INSERT, TOOLS, UPDATE, apply, s
 RETRIEVED = 20  # items of each list that the reader may see, as in the paper
 READER_TOKENS = 8192  # that the reader sees of them
 LONGEST_SHORT = 10  # chunks of a short conversation
-MOST_TOLD = 5  # refusals that are told with the next chunk, of at most so many characters:
-LONGEST_TOLD = 200
+MOST_REFUSALS = 5  # refusals that are told with the next chunk, of at most so many characters:
+LONGEST_REFUSAL = 200
 INSTRUCTIONS = (
     "You read a long conversation part by part and keep a memory of it with tools. When it is over, questions are"
     " answered from the memory alone, so keep what may be asked, short and up to date: insert what is new, update"
@@ -130,10 +130,10 @@ class Memory(BaseEnv):
         except ValueError as error:
             raise DataError(task.id, str(error), field="data") from None
         self._facts = facts or [[] for _ in self._chunks]
-        self._known = Known(complete=facts is not None)
+        self._valid = ValidFacts(complete=facts is not None)
         self.store = Store()
         self._at, self._over, self._note, self._retrieved = 0, False, "", RETRIEVED
-        self._told: tuple[str, ...] = ()
+        self._refusals: tuple[str, ...] = ()
         return self._observe()
 
     def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
@@ -152,17 +152,17 @@ class Memory(BaseEnv):
         if not isinstance(action, ToolUse):
             raise IllegalActionError(f"{self.name}: no action {action!r}; it takes calls of its tools")
         chunk, facts = self._chunks[self._at], self._facts[self._at]
-        self._note = self._judged(action)
+        self._note = self._mark(action)
         outcomes = [apply(self.store, call, self._at) for call in action.calls]
-        self._known.learn(facts)
-        refusals = [*action.errors, *(outcome.said for outcome in outcomes if not outcome.ok)]
-        self._told = tuple(line[:LONGEST_TOLD] for line in refusals[:MOST_TOLD])
+        self._valid.learn(facts)
+        refusals = [*action.errors, *(outcome.message for outcome in outcomes if not outcome.ok)]
+        self._refusals = tuple(line[:LONGEST_REFUSAL] for line in refusals[:MOST_REFUSALS])
         done = rewards.calls_done(outcomes, len(action.errors))
-        right = rewards.content(outcomes, chunk, facts, self._known)
+        right = rewards.content(outcomes, chunk, facts, self._valid)
         figures = {"tool_success": done, "content": right, "calls": float(len(outcomes) + len(action.errors))}
         info: dict[str, Any] = {
             "figures": figures,
-            "said": [outcome.said for outcome in outcomes] + list(action.errors),
+            "said": [outcome.message for outcome in outcomes] + list(action.errors),
         }
         info["refused"] = len(refusals)
         reward = done + self.settings.content_weight * right
@@ -237,9 +237,9 @@ class Memory(BaseEnv):
         """What is new, has changed or is to be forgotten, and where it stands."""
         parts = []
         shown = {item.id: item for item in self._seen}
-        for item, newer in self._doubles():
+        for item, newer in self._duplicates():
             parts.append(f"{item.id} is older than {newer.id}.")
-        for fact in self._news():
+        for fact in self._new_facts():
             old = _held(fact, shown.values())
             if fact.kind == CORE:
                 parts.append(f"{fact.key} is for the core{generator.choice(('', ' memory'))}.")
@@ -272,7 +272,7 @@ class Memory(BaseEnv):
     def _observe(self) -> Observation:
         over = self._at >= len(self._chunks)
         self._seen = shown = [] if over else self._shown()
-        lines = [*(f"Not done: {said}" for said in self._told), f"Core memory: {self.store.core or 'empty'}"]
+        lines = [*(f"Not done: {refusal}" for refusal in self._refusals), f"Core memory: {self.store.core or 'empty'}"]
         for kind in LISTS:
             item_lines = [f" {item.id} {item.text}" for item in shown if item.kind == kind]
             lines += [HEADS[kind], *item_lines] if item_lines else [f"{HEADS[kind]} empty"]
@@ -290,13 +290,13 @@ class Memory(BaseEnv):
             shown_ids |= {items[index].id for index in near} | {item.id for item in newest}
         return [item for item in self.store.items.values() if item.id in shown_ids]
 
-    def _news(self) -> list[Fact]:
+    def _new_facts(self) -> list[Fact]:
         """The chunk's facts as they stand at its end, those that were valid before left out."""
         last = {fact.key: fact for fact in self._facts[self._at]}
-        valid = self._known.facts
+        valid = self._valid.facts
         return [fact for key, fact in last.items() if (valid.get(key) != fact if fact.text else key in valid)]
 
-    def _doubles(self) -> list[tuple[Item, Item]]:
+    def _duplicates(self) -> list[tuple[Item, Item]]:
         """Shown items that a later shown one about the same replaces, each with that one."""
         shown = [item for item in self._seen if item.kind == SEMANTIC]
         key = {item.id: item.text.rpartition(" is ")[0] for item in shown}
@@ -310,15 +310,15 @@ class Memory(BaseEnv):
         return pairs
 
     def _calls(self) -> list[ToolCall]:
-        if not self._known.complete:
+        if not self._valid.complete:
             raise DataError(self.name, "the facts of these conversations are not known, so there is no oracle")
-        duplicates = self._doubles()
+        duplicates = self._duplicates()
         calls = [ToolCall(DELETE, {"memory_type": item.kind, "memory_id": item.id}) for item, _ in duplicates]
         replaced = {item.id for item, _ in duplicates}
         shown = [item for item in self._seen if item.id not in replaced]
-        new_facts = self._news()
+        new_facts = self._new_facts()
         if any(fact.kind == CORE for fact in new_facts):
-            after = Known(dict(self._known.facts))
+            after = ValidFacts(dict(self._valid.facts))
             after.learn(new_facts)
             calls.append(ToolCall(UPDATE, {"memory_type": CORE, "new_content": after.core()}))
         for fact in (fact for fact in new_facts if fact.kind != CORE):
@@ -332,8 +332,8 @@ class Memory(BaseEnv):
                 calls.append(_insert(fact.kind, fact.text))
         return calls
 
-    def _judged(self, action: ToolUse) -> str:
-        if not self._known.complete:
+    def _mark(self, action: ToolUse) -> str:
+        if not self._valid.complete:
             return "good"
         calls = list(action.calls)
         return "good" if all(call in calls for call in self._calls()) and not action.errors else "mistake"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reflectkit.envs.memory.language import telling
+from reflectkit.envs.memory.language import content_words
 from reflectkit.envs.memory.store import CORE, EPISODIC, SEMANTIC
 
 
@@ -24,15 +24,15 @@ class Fact:
 
     def is_about(self, text: str) -> bool:
         """Whether `text` has all words of the key."""
-        return set(telling(self.key)) <= set(telling(text))
+        return set(content_words(self.key)) <= set(content_words(text))
 
     def says(self, text: str) -> bool:
         """Whether `text` has all words of the fact."""
-        return bool(self.text) and set(telling(self.text)) <= set(telling(text))
+        return bool(self.text) and set(content_words(self.text)) <= set(content_words(text))
 
 
 @dataclass
-class Known:
+class ValidFacts:
     """What is valid now, by key; and whether the conversation's facts are known at all."""
 
     facts: dict[str, Fact] = field(default_factory=dict)
@@ -60,8 +60,10 @@ class Known:
         """
         if self.complete:
             return not any(fact.says(text) for fact in self.facts.values())
-        text_words, chunk_words = set(telling(text)), set(telling(chunk))
-        return bool(text_words) and len(text_words & chunk_words) >= len(text_words) / 2 and not text_words <= chunk_words
+        text_words, chunk_words = set(content_words(text)), set(content_words(chunk))
+        return (
+            bool(text_words) and len(text_words & chunk_words) >= len(text_words) / 2 and not text_words <= chunk_words
+        )
 
 
 def as_facts(value: Any, chunks: int) -> list[list[Fact]] | None:

@@ -19,10 +19,10 @@ def words(text: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=100_000)
-def telling(text: str) -> tuple[str, ...]:
+def content_words(text: str) -> tuple[str, ...]:
     """What `text` is about: its distinct words in order, without the common ones, single letters and plural endings.
 
-    >>> telling("What is Anna's city?"), telling("Где живёт Анна?")
+    >>> content_words("What is Anna's city?"), content_words("Где живёт Анна?")
     (('anna', 'city'), ('где', 'живёт', 'анна'))
     """
     stems = [stem(word) for word in words(text) if word not in STOP_WORDS and (len(word) > 1 or not "a" <= word <= "z")]

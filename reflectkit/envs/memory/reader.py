@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from reflectkit.envs.memory.language import UNSPACED, telling
+from reflectkit.envs.memory.language import UNSPACED, content_words
 
 EXTRACTIVE = "extractive"
 """What the offline reader is called."""
@@ -56,13 +56,13 @@ class Extractive:
         return [self._one(question, texts) for question, texts in zip(questions, memories, strict=True)]
 
     def _one(self, question: str, texts: Sequence[str]) -> str:
-        question_words = set(telling(question))
+        question_words = set(content_words(question))
         best, answer = (ENOUGH, ""), UNKNOWN
         for sentence in dict.fromkeys(part for text in texts for part in SENTENCES.split(text)):
             if len(sentence.split()) > LONGEST_SENTENCE:
                 continue
-            share = len(question_words.intersection(telling(sentence))) / max(1, len(question_words))
-            rank = (share, hashlib.blake2b(f"{question}\0{sentence}".encode("utf-8", "surrogateescape")).hexdigest())
+            overlap = len(question_words.intersection(content_words(sentence))) / max(1, len(question_words))
+            rank = (overlap, hashlib.blake2b(f"{question}\0{sentence}".encode("utf-8", "surrogateescape")).hexdigest())
             if rank > best:
                 best, answer = rank, sentence
         return answer

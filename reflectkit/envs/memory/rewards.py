@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reflectkit.envs.memory.facts import Fact, Known
-from reflectkit.envs.memory.language import telling
+from reflectkit.envs.memory.facts import Fact, ValidFacts
+from reflectkit.envs.memory.language import content_words
 from reflectkit.envs.memory.tools import Outcome
 
 FAITHFUL = 0.8  # share of a text's words that must stand in what it was written from
@@ -26,7 +26,7 @@ def compression(memory_tokens: int, read_tokens: int) -> float:
     return max(-1.0, 1 - memory_tokens / max(1, read_tokens))
 
 
-def content(outcomes: Sequence[Outcome], chunk: str, facts: Sequence[Fact], valid: Known) -> float:
+def content(outcomes: Sequence[Outcome], chunk: str, facts: Sequence[Fact], valid: ValidFacts) -> float:
     """r4: the share of a chunk's changes that are right; 0 without one.
 
     A text is right if it is faithful to the chunk, adds something of it to what it replaces, loses nothing that is
@@ -37,7 +37,7 @@ def content(outcomes: Sequence[Outcome], chunk: str, facts: Sequence[Fact], vali
     return sum(verdicts) / max(1, len(verdicts))
 
 
-def _right(outcome: Outcome, chunk: str, facts: Sequence[Fact], valid: Known) -> bool:
+def _right(outcome: Outcome, chunk: str, facts: Sequence[Fact], valid: ValidFacts) -> bool:
     written, removed, kind = outcome.written, outcome.removed, outcome.call.arguments["memory_type"]
     if not written:
         return not outcome.fresh and valid.stale(removed, chunk)
@@ -45,14 +45,18 @@ def _right(outcome: Outcome, chunk: str, facts: Sequence[Fact], valid: Known) ->
         return False
     new_facts = [fact for fact in facts if valid.facts.get(fact.key) == fact]
     if any(fact.kind == kind and fact.says(written) and not fact.says(removed) for fact in new_facts):
-        rest = set(telling(removed)) | {word for fact in new_facts for word in telling(fact.text)} | set(telling(chunk))
+        rest = (
+            set(content_words(removed))
+            | {word for fact in new_facts for word in content_words(fact.text)}
+            | set(content_words(chunk))
+        )
         return _share(written, rest) >= FAITHFUL
     if any(fact.is_about(written) for fact in facts):
         return False
-    adds = set(telling(written)) & set(telling(chunk)) - set(telling(removed))
-    return bool(adds) and _share(written, set(telling(chunk)) | set(telling(removed))) >= FAITHFUL
+    adds = set(content_words(written)) & set(content_words(chunk)) - set(content_words(removed))
+    return bool(adds) and _share(written, set(content_words(chunk)) | set(content_words(removed))) >= FAITHFUL
 
 
 def _share(text: str, source: set[str]) -> float:
-    words = telling(text)
+    words = content_words(text)
     return sum(word in source for word in words) / max(1, len(words))

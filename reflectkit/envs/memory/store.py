@@ -77,7 +77,7 @@ class Store:
         if kind == CORE:
             self.core, self.core_chunk = _checked(content, CORE_TOKENS, kind), chunk
             return None
-        old = self._known(kind, item_id)
+        old = self._item(kind, item_id)
         new = Item(old.id, kind, _checked(content, ITEM_TOKENS, kind), chunk)
         del self.items[old.id]
         self.items[new.id] = new
@@ -90,9 +90,9 @@ class Store:
                 raise RefusedError("core_memory is empty already")
             removed, self.core = self.core, ""
             return removed
-        return self.items.pop(self._known(kind, item_id).id).text
+        return self.items.pop(self._item(kind, item_id).id).text
 
-    def _known(self, kind: str, item_id: str | None) -> Item:
+    def _item(self, kind: str, item_id: str | None) -> Item:
         if item_id is None:
             raise RefusedError(f"{kind} needs a memory_id")
         item = self.items.get(item_id)

@@ -55,7 +55,7 @@ class Outcome:
 
     call: ToolCall
     ok: bool
-    said: str
+    message: str
     counts: bool = True
     written: str = ""
     removed: str = ""

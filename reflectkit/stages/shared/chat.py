@@ -70,7 +70,7 @@ class ChatConfig(StageConfig):
             if getattr(self, name) is not None:
                 within(name, getattr(self, name), 0, 1_000_000)
 
-    def check_asked(self, endpoint: Endpoint) -> None:
+    def check_budget(self, endpoint: Endpoint) -> None:
         """Raises ConfigError where the budget cannot be kept with `endpoint`."""
         if self.max_cost_usd is not None:
             above("max_cost_usd", self.max_cost_usd, 0)
@@ -102,7 +102,7 @@ class TeacherConfig(ChatConfig):
     def __post_init__(self) -> None:
         ChatConfig.__post_init__(self)
         if self.teacher != ORACLE:
-            self.check_asked(self.endpoint)
+            self.check_budget(self.endpoint)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -126,7 +126,7 @@ class TeacherConfig(ChatConfig):
             yield client
 
 
-def free() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]]:
+def free_estimate() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]]:
     """Figures, outputs and tables of a dry run of the oracle, which asks nobody."""
     rows = tuple((what, "0", "0") for what in ("calls", "prompt tokens", "completion tokens", "US dollars"))
     figures = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "usd": 0.0, "most_usd": 0.0}

@@ -218,7 +218,7 @@ class PlayConfig(WorldConfig):
         return lambda: self.make(steps)
 
 
-def told_apart(folders: Sequence[Path]) -> list[str]:
+def distinct_names(folders: Sequence[Path]) -> list[str]:
     """A name for each: its own, with as many of the folders above as it takes to tell them apart."""
     parts = [folder.absolute().parts for folder in folders]
     for depth in range(1, max(map(len, parts), default=0) + 1):
