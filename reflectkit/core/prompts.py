@@ -1,8 +1,8 @@
-"""The only renderer: SFT rows and the prompts at inference are made by these functions, so they cannot differ.
+"""Renders all prompts: SFT rows and inference use the same functions, so they cannot differ.
 
-Layout of a policy prompt: the observation, the reflection (where there is one), the numbered actions, the action
-marker. Where there are tools they stand first, and the marker asks for calls. A reflection prompt stops before the
-actions. Labels carry their leading space, so that a label in the list and the label that answers are the same token.
+Layout of a policy prompt: the observation, the reflection (if any), the numbered actions, the action marker. Tools come
+first, if there are any, and the marker then asks for calls. A reflection prompt ends before the actions. Labels include
+their leading space, so that a label in the list and in the answer are the same token.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ ACTION_MARKER = "Action:"
 CALLS_MARKER = "Calls:"
 
 LABELS: tuple[str, ...] = (*(str(number) for number in range(200)), *string.ascii_lowercase, *string.ascii_uppercase)
-"""What names the choices, in order: at most 252 of them."""
+"""Labels of the choices, in order; at most 252."""
 
 
 def label(index: int) -> str:
-    """The text that answers with choice `index`: a space and its label. Raises ConfigError past the last label."""
+    """The answer for choice `index`: a space and its label. Raises ConfigError past the last label."""
     if not 0 <= index < len(LABELS):
         raise ConfigError(f"choice {index} has no label: an observation offers at most {len(LABELS)} actions")
     return " " + LABELS[index]
 
 
 def reflection_prompt(observation: Observation) -> str:
-    """What the reflection model reads; it answers with one line."""
+    """The prompt of the reflection model, which answers with one line."""
     return f"{observation.text}\n{REFLECTION_MARKER}"
 
 
 def reflection_completion(reflection: str) -> str:
-    """What the reflection model is trained to write after its prompt."""
+    """The completion that the reflection model is trained on."""
     return " " + one_line(reflection)
 
 
 def policy_prompt(observation: Observation, reflection: str | None = None) -> str:
-    """What the policy model reads; it answers with a label, with calls of tools, or in its own words where there are
-    neither.
-    None: no reflection (the plain arm, or a dropped comment).
+    """The prompt of the policy model, which answers with a label, tool calls, or, without choices and tools, free text.
+
+    reflection: None for the plain arm or a dropped comment.
     """
     comment = "" if reflection is None else f"{REFLECTION_MARKER} {one_line(reflection)}\n"
     if observation.tools:
@@ -53,12 +53,12 @@ def policy_prompt(observation: Observation, reflection: str | None = None) -> st
 
 
 def action_completion(action: int | str | ToolUse) -> str:
-    """What the policy is trained to write after its prompt: a label, calls, or a line."""
+    """The completion that the policy is trained on: a label, calls, or a line."""
     if isinstance(action, int):
         return label(action)
     return " " + (one_line(action) if isinstance(action, str) else action.text.strip())
 
 
 def one_line(text: str) -> str:
-    """`text` with every run of white space made one space: a comment cannot forge the prompt's own lines."""
+    """`text` with runs of white space collapsed to a space, so that a comment cannot imitate the prompt's lines."""
     return " ".join(text.split())

@@ -31,14 +31,14 @@ BY_NAME = ("state", "remote", "widest", "rules")
 
 
 def env_names() -> list[str]:
-    """The names in the table, and behind them those of installed packages."""
+    """The names in the table, followed by those of installed packages."""
     return [*ENVS, *(name for name in sorted(plugins(PLUGINS)) if name not in ENVS)]
 
 
 def env_class(name: str) -> type[BaseEnv]:
-    """The class that `name` stands for, with every trait of `BaseEnv`.
+    """The class of env `name`, with every trait of `BaseEnv`.
 
-    Raises UnknownNameError, and ConfigError for what is no env.
+    Raises UnknownNameError, and ConfigError if it is not an env.
     """
     kind: type[BaseEnv] = _with_traits(resolve("env", name, ENVS, PLUGINS), name)
     return kind
@@ -46,7 +46,7 @@ def env_class(name: str) -> type[BaseEnv]:
 
 @cache
 def _with_traits(kind: Any, name: str) -> Any:
-    """`kind` itself, or a subclass that has the traits which it lacks."""
+    """`kind` itself, or a subclass with the traits that it lacks."""
     attributes = {attribute for base in (kind.__mro__ if isinstance(kind, type) else ()) for attribute in vars(base)}
     if lacking := [part for part in NEEDED if part not in attributes]:
         raise ConfigError(f"{name} is no env: it lacks {', '.join(lacking)}; see reflectkit.core.protocols.Env")
@@ -60,7 +60,7 @@ def _with_traits(kind: Any, name: str) -> Any:
 
 
 class _Passed:
-    """A trait that a class may find by its `__getattr__`, as a wrapper finds those of the env in it."""
+    """A trait that the class may resolve in `__getattr__`, as a wrapper does for those of its env."""
 
     def __init__(self, kind: Any, trait: str) -> None:
         self.kind, self.trait = kind, trait
@@ -83,8 +83,7 @@ def _of_instances() -> list[str]:
 def make(name: str, horizon: int | None = None, *, shuffle: bool = False, **settings: Any) -> Env:
     """A fresh env, made with `settings`.
 
-    horizon: an episode is truncated after that many steps. shuffle: the order of the choices is drawn anew at each
-    step.
+    horizon: truncate episodes after that many steps. shuffle: shuffle the choices at each step.
     """
     from reflectkit.envs.wrappers import Horizon, Shuffled
 
@@ -98,10 +97,9 @@ def make(name: str, horizon: int | None = None, *, shuffle: bool = False, **sett
 
 
 def cluster_of(name: str, task: Task) -> str:
-    """What env `name` says that `task` is about, by its classmethod `cluster`; an env without one means the task
-    itself.
+    """The cluster of `task`, from the env's classmethod `cluster`; by default the task's id.
 
-    Raises ConfigError where it says no text.
+    Raises ConfigError if it is not a non-empty text.
     """
     cluster: Any = env_class(name).cluster(task)
     if not isinstance(cluster, str) or not cluster:
@@ -115,5 +113,5 @@ def folder_name(name: str) -> str:
 
 
 def data_folder(name: str, data_dir: Path) -> Path:
-    """Where the env's files lie."""
+    """The folder of the env's files."""
     return data_dir / folder_name(name)

@@ -1,4 +1,4 @@
-"""How `gen-task` makes an env's problems, where no teacher writes them: a generator with settings of its own."""
+"""How `gen-task` makes an env's problems without a teacher: a generator with its own settings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Generated:
     """What a generator made."""
 
     tasks: Mapping[str, Sequence[Task]]
-    """The problems of each file of records, by its name without `.json`. A file that gets none is removed."""
+    """Problems by the name of their file of records, without `.json`. A file without problems is removed."""
     figures: Mapping[str, Any]
-    """For the report: JSON values by name."""
+    """Figures for the report: JSON values by name."""
     tables: tuple[Table, ...] = ()
     outputs: tuple[Path, ...] = ()
     """Files and folders besides the records."""
@@ -29,22 +29,22 @@ class ProblemGenerator:
     """Makes the problems of one env; named by its `problem_generator`."""
 
     Settings: ClassVar[type[Any]]
-    """A frozen dataclass, its fields made by `core.config.option`: flags of `gen-task` for this env."""
+    """A frozen dataclass with fields made by `core.config.option`: flags of `gen-task` for this env."""
     noun: ClassVar[str]
-    """What the problems are, in the plural."""
+    """What the problems are called, in the plural."""
 
     def __init__(self, settings: Any, folder: Path, seed: int) -> None:
         self.settings, self.folder, self.seed = settings, folder, seed
         """folder: the env's data folder."""
 
     def inputs(self) -> list[Path]:
-        """The files and folders that are read. Raises DataError where they cannot be used."""
+        """The files and folders to read. Raises DataError if they cannot be used."""
         return []
 
     def outputs(self) -> list[Path]:
-        """Folders that are written into, besides that of the records."""
+        """Folders to write to, besides that of the records."""
         return []
 
     def generate(self, progress: Progress) -> Generated:
-        """Make the problems; what a killed run had made is taken up. Raises DataError."""
+        """Make the problems; resumes a killed run. Raises DataError."""
         raise NotImplementedError

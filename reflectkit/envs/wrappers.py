@@ -1,4 +1,4 @@
-"""Wrappers around an env: they change one thing and pass the rest on."""
+"""Wrappers around an env: each changes one thing and forwards the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reflectkit.core.types import Observation, Task, ToolUse
 
 
 class Wrapper:
-    """Passes everything on to `env`, the oracle included."""
+    """Forwards everything to `env`, including the oracle."""
 
     def __init__(self, env: Env) -> None:
         self.env = env
@@ -31,11 +31,11 @@ class Wrapper:
 
     @property
     def rules(self) -> str:
-        """The wrapped env's, with what the wrapper adds to them."""
+        """The wrapped env's, and what the wrapper adds."""
         return rules_of(self.env)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env" or name.startswith("__"):  # asked for before __init__, while copying or unpickling
+        if name == "env" or name.startswith("__"):  # looked up before __init__, during copying or unpickling
             raise AttributeError(name)
         return getattr(self.env, name)
 
@@ -56,12 +56,12 @@ class Horizon(Wrapper):
         return f"{super().rules}\n{limit}".lstrip()
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
-        """Begin `task` with the full horizon ahead."""
+        """Begin `task` with the full number of steps."""
         self.taken = 0
         return self.env.reset(task, seed)
 
     def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
-        """One step; the last one that the horizon allows is marked truncated, unless the env ended there itself."""
+        """One step; the last step of the horizon is marked as truncated unless the env ended the episode there."""
         if self.taken >= self.steps:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
         return followed(self.env.step(action), self._counted)
@@ -74,16 +74,15 @@ class Horizon(Wrapper):
         return dataclasses.replace(result, truncated=True, info=info)
 
     def forfeit(self, steps_left: int = 0) -> float:
-        """The wrapped env's, for the steps that the horizon has left."""
+        """The wrapped env's, for the remaining steps of the horizon."""
         env: Any = self.env
         return float(env.forfeit(self.steps - self.taken))
 
 
 class Shuffled(Wrapper):
-    """Draws the order of the choices, and so their labels, anew at each step: a label says nothing of what it stands
-    for.
+    """Shuffles the choices, and therefore their labels, at each step, so that a label carries no meaning.
 
-    Where there are no choices there is nothing to draw, and all is passed on.
+    Observations without choices are forwarded unchanged.
     """
 
     def __init__(self, env: Env) -> None:
@@ -92,16 +91,16 @@ class Shuffled(Wrapper):
 
     @property
     def rules(self) -> str:
-        """The wrapped env's, and that numbers change."""
+        """The wrapped env's, and a note that the numbers change."""
         return f"{super().rules}\nThe numbers of the actions are drawn anew at each step.".lstrip()
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
-        """Begin `task`; the orders follow from `seed`."""
+        """Begin `task`; `seed` determines the orders."""
         self._seed, self._steps = seed, 0
         return followed(self.env.reset(task, seed), self._shuffled)
 
     def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
-        """Take the choice that stands at `action` in the drawn order."""
+        """Take the choice at position `action` of the shuffled order."""
         if isinstance(action, int) and not isinstance(action, bool) and 0 <= action < len(self._order):
             action = self._order[action]
         return followed(self.env.step(action), self._stepped)
@@ -111,7 +110,7 @@ class Shuffled(Wrapper):
         return dataclasses.replace(result, observation=self._shuffled(result.observation))
 
     def oracle(self) -> int | str | ToolUse:
-        """The wrapped env's, at its place in the drawn order."""
+        """The wrapped env's action, as its position in the shuffled order."""
         return self._places([self.env.oracle()])[0]  # type: ignore[attr-defined]
 
     def mistakes(self) -> list[int | str | ToolUse]:

@@ -1,7 +1,7 @@
-"""What a player may know of a game: made from the words on the screen alone, step by step.
+"""What a player can know about a game, updated step by step from the displayed text alone.
 
-A receptacle is "open" or "closed" as its commands and the texts say; what lies in it is known once a text has listed
-it.
+Commands and texts tell which receptacles are closed; the contents of a receptacle are known once a text has listed
+them.
 """
 
 from __future__ import annotations
@@ -24,27 +24,29 @@ OPPOSITE = {"heat": "cool", "cool": "heat"}
 
 @dataclass(slots=True)
 class Belief:
-    """What was seen so far.
-
-    places: the room's receptacles by kind and number, each with what is known to lie in it; None before it was seen.
-    closed: those that are known to be. here: those that can be reached. held: what is in the hand; origin: where it
-    came from.
-    treated: what was done to each object ("heat", "clean", "cool"). searched: the receptacles that were looked into,
-    the latest last. shown: the receptacle whose content the last answer listed. commands: the admissible ones.
-    """
+    """What the player has seen so far."""
 
     places: dict[str, list[str] | None] = field(default_factory=dict)
+    """The room's receptacles, each with its known contents; None until it has been seen."""
     closed: set[str] = field(default_factory=set)
+    """Receptacles known to be closed."""
     here: tuple[str, ...] = ()
+    """Receptacles within reach."""
     held: str | None = None
+    """The object in hand."""
     origin: str | None = None
+    """The receptacle that the object in hand was taken from."""
     treated: dict[str, set[str]] = field(default_factory=dict)
+    """What was done to each object: "heat", "clean", "cool"."""
     searched: list[str] = field(default_factory=list)
+    """Receptacles whose contents have been seen, the latest last."""
     shown: str | None = None
+    """The receptacle whose contents the last feedback listed."""
     commands: tuple[str, ...] = ()
+    """The admissible commands."""
 
     def learn(self, feedback: str, commands: Sequence[str]) -> None:
-        """Take in what the engine said, and what it admits now."""
+        """Update from the engine's feedback and its admissible commands."""
         if not self.places and (room := ROOM.search(feedback)):
             self.places = dict.fromkeys(sorted(LISTED.findall(room[1]), key=_place))
         self.shown = None
@@ -71,18 +73,18 @@ class Belief:
         self.closed |= set(OPENS.findall(commands_text))
 
     def where(self, kind: str) -> list[tuple[str, str]]:
-        """(object, receptacle) of each object of `kind` that is known to lie somewhere; those in reach first."""
+        """(object, receptacle) of each object of `kind` with a known place; those within reach first."""
         objects = [
             (name, place) for place, names in self.places.items() for name in names or () if kind_of(name) == kind
         ]
         return sorted(objects, key=lambda pair: pair[1] not in self.here)
 
     def unsearched(self) -> list[str]:
-        """Receptacles whose content was not seen."""
+        """Receptacles whose contents have not been seen."""
         return [place for place, names in self.places.items() if names is None]
 
     def of_kind(self, kind: str) -> list[str]:
-        """Receptacles of `kind`, those in reach first."""
+        """Receptacles of `kind`, those within reach first."""
         return sorted(
             (place for place in self.places if kind_of(place) == kind), key=lambda place: place not in self.here
         )
@@ -100,7 +102,7 @@ def _place(name: str) -> tuple[str, int]:
 
 
 def kind_of(name: str) -> str:
-    """The kind of a thing: its name without the number.
+    """The kind of an object or receptacle: its name without the number.
 
     >>> kind_of("fridge 1")
     'fridge'

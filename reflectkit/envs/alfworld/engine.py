@@ -33,21 +33,24 @@ CHANGES_NOTHING = ("look", "inventory", "help", "examine")
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the engine says after a command. commands: the admissible ones, in its order. score: 0 or 1.
-
-    advice: what the expert in the engine would do; None without one.
-    """
+    """The engine's state after a command."""
 
     feedback: str
+    """The text that the game displays."""
     commands: tuple[str, ...]
+    """The admissible commands, in the engine's order."""
     score: float
+    """0 or 1."""
     won: bool
+    """Whether the goal is reached."""
     lost: bool
+    """Whether the game ended without success."""
     advice: str | None = None
+    """The next command of the engine's expert, if there is one."""
 
 
 def check_installed() -> None:
-    """Raises ConfigError where a package of the engine is missing."""
+    """Raises ConfigError if a package of the engine is missing."""
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise lacking(f"No module named {package!r}")
@@ -62,7 +65,7 @@ def lacking(what: str) -> ConfigError:
 
 @contextlib.contextmanager
 def _unseen() -> Iterator[None]:
-    """Whatever runs within it prints nothing and leaves `sys.argv` and ALFWORLD_DATA as they were."""
+    """Silences the code in the block, and restores `sys.argv` and ALFWORLD_DATA afterwards."""
     arguments, data = sys.argv, os.environ.get("ALFWORLD_DATA")
     os.environ["ALFWORLD_DATA"] = tempfile.gettempdir()  # the package makes this folder when it is imported
     try:
@@ -76,7 +79,7 @@ def _unseen() -> Iterator[None]:
 
 
 class Game:
-    """An engine and the game that it plays. Games that it has loaded before are quick to load again.
+    """An engine and its current game. Recently loaded games are cached.
 
     Raises
     ------
@@ -98,7 +101,7 @@ class Game:
         self._loaded: dict[tuple[Path, int, int], dict[str, Any]] = {}
 
     def load(self, folder: Path) -> None:
-        """Load the game in `folder`, whose files `games.read` has checked. Raises DataError where they do not make a
+        """Load the game in `folder`, whose files `games.read` has checked. Raises DataError if they are not a valid
         game.
         """
         file = folder / GAME
@@ -152,13 +155,13 @@ class Game:
             return self._seen()
 
     def facts(self) -> list[str]:
-        """What is so, the player's knowledge or not, as "inreceptacle tomato 1 fridge 1"; sorted."""
+        """All facts of the state, seen by the player or not, e.g. "inreceptacle tomato 1 fridge 1"; sorted."""
         named = self._env.unwrapped._get_human_readable_fact
         facts = map(named, self._state["_facts"])
         return sorted(" ".join([fact.name, *(name.strip() for name in fact.names)]) for fact in facts)
 
     def plan(self) -> list[str]:
-        """Commands that win from here; empty where the planner finds none."""
+        """Commands that win from the current state; empty if the planner finds none."""
         from fast_downward import Operator
         from fast_downward.interface import pddl2sas
 
@@ -183,12 +186,12 @@ class Game:
 
 
 def essential(problem: str, objects: Mapping[str, str], facts: Collection[tuple[str, ...]]) -> str:
-    """PDDL of what is left to do of `problem` where `facts` are so, without what it can be done without.
+    """PDDL of the rest of `problem` from the state given by `facts`, reduced to the relevant objects.
 
-    Left are two objects of each kind that the goal names, the nearest to it first, two receptacles of each kind, what
-    is held, and where all that lies. A plan for it is one for the whole, and made in a fraction of a second where that
-    would take minutes. objects: the type of each name. facts: predicate and names; negated and derived ones are passed
-    over.
+    It keeps two objects of each kind that the goal names, those closest to the goal first, two receptacles of each
+    kind, the object in hand, and where all of these are. A plan for it also solves the full problem, and takes a
+    fraction of a second instead of minutes. objects: the type of each name. facts: predicate and names; negated and
+    derived ones are ignored.
     """
     goal = problem[problem.index("(:goal") :]
     named = {kind.lower() for kind in re.findall(r"Type\s+\?\w+\s+(\w+Type)", goal, re.IGNORECASE)}

@@ -45,35 +45,35 @@ class Goal:
 
     @property
     def treatment(self) -> tuple[str, str] | None:
-        """(what is to be done to the object, kind of the receptacle that does it), where it is to be treated."""
+        """(how the object is to be treated, the kind of receptacle that does it), if it is."""
         return TREATMENTS.get(self.type)
 
 
 def rules(problem: str, kind: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The kinds of receptacles that may hold objects of `kind`, and those that are to be opened, as the PDDL `problem`
-    says.
+    """The kinds of receptacles that can hold objects of `kind`, and those that can be opened, from the PDDL
+    `problem`.
     """
     fitting = frozenset(place.lower() for place, item in HOLDS.findall(problem) if item.lower() == kind)
     return fitting, frozenset(map(str.lower, OPENS.findall(problem)))
 
 
 def good(belief: Belief, goal: Goal) -> list[str]:
-    """The commands that lead on, as good as each other as far as the player can know; the first is the expert's own.
+    """The best commands, equally good as far as the player can know; the first is the expert's own.
 
-    What can be done here goes before walking.
+    Actions within reach come before walking.
     """
     commands = [command for command in dict.fromkeys(_wanted(belief, goal)) if command in belief.commands]
     return [command for command in commands if not command.startswith("go to ")] or commands or ["look"]
 
 
 def progress(belief: Belief, goal: Goal) -> tuple[bool, bool]:
-    """(whether the right object is held, whether what is held is as it should be)."""
+    """(whether the right object is held, whether it has also been treated as required)."""
     holds_goal = belief.held is not None and kind_of(belief.held) == goal.kind
     return holds_goal, holds_goal and _ready(belief, goal, belief.held or "")
 
 
 def candidates(belief: Belief, goal: Goal) -> list[tuple[str, str]]:
-    """Known objects of the goal's kind that are still to be taken, with their places."""
+    """Known objects of the goal's kind that still have to be moved, with their places."""
     objects = belief.where(goal.kind)
     if goal.type == TWO:
         home = destination(belief, goal)
@@ -82,14 +82,14 @@ def candidates(belief: Belief, goal: Goal) -> list[tuple[str, str]]:
 
 
 def destination(belief: Belief, goal: Goal) -> str | None:
-    """For two objects: the receptacle where they are to meet, once one lies there."""
+    """For games with two objects: the receptacle that already holds the first."""
     homes = [place for place in belief.of_kind(goal.target) if _held_by(belief, place, goal.kind)]
     return max(homes, key=lambda place: len(_held_by(belief, place, goal.kind)), default=None)
 
 
 def likely(belief: Belief, goal: Goal) -> list[str]:
-    """The receptacles that are left to search: in reach first, then of a kind that fits, then of one that needs no
-    opening.
+    """The receptacles left to search: those within reach first, then kinds that can hold the object, then those that
+    need no opening.
     """
     lamp = goal.type == LOOK and belief.held is not None
 
@@ -101,7 +101,7 @@ def likely(belief: Belief, goal: Goal) -> list[str]:
 
 
 def _wanted(belief: Belief, goal: Goal) -> Iterable[str]:
-    """What would lead on, admissible or not."""
+    """Commands that make progress, admissible or not."""
     item = belief.held
     right, ready = progress(belief, goal)
     if item is not None and not right:
@@ -130,7 +130,7 @@ def _search(belief: Belief, goal: Goal) -> Iterable[str]:
     places = likely(belief, goal)
     for place in places:
         yield from _reach(belief, place, f"examine {place}")
-    if not places:  # it was put where nobody looked: look everywhere again
+    if not places:  # the object was moved to a searched place: search everywhere again
         yield from (f"go to {place}" for place in belief.searched if place not in belief.here)
 
 
@@ -140,7 +140,7 @@ def _put(belief: Belief, held: str, places: Iterable[str]) -> Iterable[str]:
 
 
 def _reach(belief: Belief, place: str, command: str) -> Iterable[str]:
-    """The next command on the way to doing `then` at `place`."""
+    """The next command on the way to `command` at `place`."""
     if place not in belief.here:
         yield f"go to {place}"
     elif place in belief.closed:

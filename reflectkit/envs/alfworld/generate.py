@@ -1,9 +1,7 @@
-"""Games of our own for the ALFWorld engine: a room, a goal, and where everything lies, in the files that the benchmark
-has.
+"""Generates games for the ALFWorld engine, in the benchmark's file format: a room, a goal, and a place for each object.
 
-Rules of what fits where, goals and task texts are the alfworld package's tables, read where it is installed. Departs
-from the
-benchmark: objects are placed by chance and not by a simulator, and no goal object starts where it is to be put.
+Goals, task texts and the rules of what fits where come from the tables of the installed alfworld package. Departs from
+the benchmark: objects are placed at random instead of by a simulator, and no goal object starts at its destination.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ COPIES = (1, 1, 1, 2, 2, 3)  # of a kind of object, by chance
 
 @dataclass(frozen=True)
 class Goal:
-    """What is to be done, and where. receptacle: the kind it is to be put in, or for look games the lamp."""
+    """What to do, and where. receptacle: the kind of the destination; in look games, the lamp."""
 
     level: str
     item: str
@@ -44,14 +42,14 @@ class Goal:
 
     @property
     def name(self) -> str:
-        """As the benchmark names the folder of such games: TYPE-Object-None-Receptacle-FLOOR."""
+        """The folder name that the benchmark uses for such games: TYPE-Object-None-Receptacle-FLOOR."""
         return f"{self.level}-{self.item}-None-{self.receptacle}-{self.room.number}"
 
 
 @dataclass(frozen=True)
 class Game:
-    """The texts of a game's files. problem: PDDL. trajectory: of traj_data.json. grammar: with the task's
-    text in it.
+    """The contents of a game's files. problem: PDDL. trajectory: the content of traj_data.json. grammar: includes the
+    task's text.
     """
 
     goal: Goal
@@ -60,7 +58,7 @@ class Game:
     grammar: str
 
     def files(self, walkthrough: Sequence[str]) -> dict[str, str]:
-        """Name → text of the three files. walkthrough: the commands that won."""
+        """Name → text of the three files. walkthrough: the winning commands."""
         playable = {
             "pddl_domain": domain(),
             "grammar": self.grammar,
@@ -77,7 +75,7 @@ class Game:
 
 @cache
 def goals(level: str, patterns: tuple[str, ...] = ()) -> tuple[Goal, ...]:
-    """Every goal of `level` that some room can host and whose name matches. Raises ConfigError."""
+    """All goals of `level` that fit a room and whose name matches. Raises ConfigError."""
     matching = []
     for room in rooms():
         if room.kind in table("constants").GOALS_VALID[level]:
@@ -86,7 +84,7 @@ def goals(level: str, patterns: tuple[str, ...] = ()) -> tuple[Goal, ...]:
 
 
 def levels(patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """The types that games matching one of `patterns` can be of. Raises ConfigError: none."""
+    """The types of the games that match one of `patterns`. Raises ConfigError if there are none."""
     types = tuple(level for level in TYPES if goals(level, patterns))
     if not types:
         examples = ", ".join(goals(level)[0].name for level in TYPES[:2])
@@ -95,12 +93,12 @@ def levels(patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def trial_name(seed: int, number: int, patterns: tuple[str, ...]) -> str:
-    """What game `number` is called; games drawn for other patterns are called otherwise."""
+    """The name of game `number`; it depends on the patterns."""
     return f"trial_G{seed}_" + (f"{derive(0, *patterns):016x}_" if patterns else "") + str(number)
 
 
 def draw(seed: int, number: int, attempt: int, level: str, patterns: tuple[str, ...] = ()) -> Game:
-    """Game `number`, one of `levels(patterns)`, drawn for the `attempt`-th time. Same arguments, same game."""
+    """Attempt `attempt` at game `number`, of a type in `levels(patterns)`. Same arguments, same game."""
     hosts = goals(level, patterns)
     chance = generator(seed, "game", level, number, attempt)
     room = chance.choice(list(dict.fromkeys(goal.room.number for goal in hosts)))
@@ -147,7 +145,7 @@ def _holds(kind: str) -> frozenset[str]:
 
 
 def _placed(goal: Goal, chance: random.Random) -> list[tuple[str, str, Receptacle]]:
-    """(name, kind, where) of each object: those of the goal first, then copies of what else belongs in the room."""
+    """(name, kind, receptacle) of each object: those of the goal first, then the room's other objects."""
     room = goal.room
     free = {
         receptacle: 1 if receptacle.kind in SINGLE else 9 if receptacle.kind in WIDE else 3
@@ -178,7 +176,7 @@ def _may_start(kind: str, receptacle: Receptacle, goal: Goal) -> bool:
 
 
 def _problem(name: str, goal: Goal, chance: random.Random) -> str:
-    """The state of the world at the start and the goal, in PDDL, as the benchmark's initial_state.pddl has them."""
+    """The initial state and the goal in PDDL, as in the benchmark's initial_state.pddl."""
     constants = table("constants")
     room, placed = goal.room, _placed(goal, chance)
     start = "loc|{}|{}|{}|{}".format(*chance.choice(room.places))
@@ -232,9 +230,7 @@ def _named(goal: Goal) -> set[str]:
 
 
 def _legal(text: str) -> str:
-    """`text` with the simulator's names spelt as the benchmark spells them in PDDL, and # for the dash
-    before a type.
-    """
+    """`text` with the simulator's names escaped as in the benchmark's PDDL; # stands for the dash before a type."""
     for sign, replacement in (
         ("-", "_minus_"),
         ("#", "-"),

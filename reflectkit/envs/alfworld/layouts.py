@@ -47,16 +47,20 @@ class Receptacle:
 
 @dataclass(frozen=True)
 class Room:
-    """A floor plan. kinds: of the objects that were seen in it. places: where one may stand, away from every
-    receptacle.
-    """
+    """A floor plan."""
 
     name: str
+    """Name of the simulator's scene, e.g. FloorPlan1."""
     number: int
+    """Number of the scene."""
     kind: str
+    """Kind of room, e.g. kitchen."""
     receptacles: tuple[Receptacle, ...]
+    """Its receptacles."""
     kinds: tuple[str, ...]
+    """Kinds of the objects that occur in it."""
     places: tuple[Place, ...]
+    """Where the agent can start: positions that belong to no receptacle."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The problems of env `alfworld`: games, generated and proved winnable, or those that an ALFWORLD_DATA folder holds."""
+"""The problems of env `alfworld`: generated games, each checked to be winnable, or those of an ALFWORLD_DATA folder."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from reflectkit.envs.alfworld.generate import Game, draw, levels, trial_name
 from reflectkit.envs.alfworld.solution import Solution, find_solution
 from reflectkit.envs.problems import Generated, ProblemGenerator
 
-GAMES = 180  # that are generated unless --instances says otherwise
-SIDE_BY_SIDE = 2  # games that are proved at once
-DRAWS = 20  # of one game, until it is given up
+GAMES = 180  # default of --instances
+SIDE_BY_SIDE = 2  # games that are checked concurrently
+DRAWS = 20  # attempts at one game before it is given up
 VALID = "valid"
 RECORDS_OF = {"data": SPLITS[:1], VALID: SPLITS[1:]} | {split: (split,) for split in SPLITS[1:]}
 """File of records → the splits whose games it lists. The paper evaluates on all that begin with "valid"
@@ -56,19 +56,19 @@ class GameSettings:
 
     @property
     def number(self) -> int:
-        """How many games are generated."""
+        """Number of games to generate."""
         return GAMES if self.instances is None else self.instances
 
 
 class Games(ProblemGenerator):
-    """Games of our own, the types in turn, or those of a folder."""
+    """Generated games, the types in turn, or the games of a folder."""
 
     Settings: ClassVar[type[Any]] = GameSettings
     noun: ClassVar[str] = "games"
     settings: GameSettings
 
     def inputs(self) -> list[Path]:
-        """The splits of the folder that is listed."""
+        """The splits of the listed folder."""
         root = self.settings.games_dir
         if root is None:
             return []
@@ -76,18 +76,18 @@ class Games(ProblemGenerator):
         return [root / VERSION / split for split in SPLITS if (root / VERSION / split).is_dir()]
 
     def outputs(self) -> list[Path]:
-        """The folder of the games that are made."""
+        """The folder for generated games."""
         return [] if self.settings.games_dir else [self.folder / FOLDER]
 
     def generate(self, progress: Progress) -> Generated:
-        """Make games, or list those of a folder. Raises ConfigError, DataError."""
+        """Generate games, or list those of a folder. Raises ConfigError, DataError."""
         root = self.settings.games_dir
         return self._make(progress) if root is None else self._list(root, progress)
 
     def _make(self, progress: Progress) -> Generated:
-        """`data.json` with the games that were made.
+        """The generated games, as `data.json`.
 
-        A finished game is a folder that is there, so that a killed run goes on where it was.
+        A game is finished once its folder exists, so a killed run resumes where it stopped.
         """
         root, number = self.folder / FOLDER, self.settings.number
         maker = Maker(root, self.seed, self.settings.games)
@@ -102,7 +102,7 @@ class Games(ProblemGenerator):
         return Generated({"data": [task(folder) for folder in folders]}, figures, (table,), (root / VERSION,))
 
     def _list(self, root: Path, progress: Progress) -> Generated:
-        """The usable games of folder `root`: `data.json` for training, `valid.json`, and one file a valid split."""
+        """The usable games of folder `root`: `data.json` for training, `valid.json`, and one file per valid split."""
         folders = find(root, self.settings.games)
         left_out: dict[str, list[str]] = {}
         tasks = []
@@ -131,7 +131,7 @@ class Games(ProblemGenerator):
 
 
 class Maker:
-    """Makes games in `root`, two side by side, and takes up those that are there. judge: whether one can be won."""
+    """Generates games in `root`, two at a time, and reuses finished ones. find: returns a game's solution."""
 
     def __init__(
         self, root: Path, seed: int, patterns: tuple[str, ...], find: Callable[[Path], Solution] = find_solution
@@ -141,13 +141,12 @@ class Maker:
         self.levels = levels(patterns)
         self.lock = threading.Lock()
         self.contents: dict[str, str] = {}  # of a game → its name
-        self.rejections: Counter[str] = Counter()  # why games were thrown away
+        self.rejections: Counter[str] = Counter()  # why games were discarded
 
     def make(self, number: int, progress: Progress) -> list[Path]:
         """The folders of games 0 … `number` - 1, in that order, without those that were given up.
 
-        Raises DataError: one that was made before was damaged since. ConfigError: another process makes games in
-        `root`.
+        Raises DataError if a finished game has been damaged, ConfigError if another process makes games in `root`.
         """
         with locked(self.root):
             sweep(self.root)
@@ -170,7 +169,7 @@ class Maker:
             return [finished[which] for which in sorted(finished)]
 
     def _one(self, number: int) -> Path | None:
-        """Game `which`: the first of its draws that can be won; None where none of them can."""
+        """Game `which`: the first winnable one of its draws; None if there is none."""
         level = self.levels[number % len(self.levels)]
         rejections: list[str] = []
         for attempt in range(DRAWS):
@@ -202,7 +201,7 @@ class Maker:
         return None
 
     def _alike(self, problem: str, name: str) -> bool:
-        """Whether a game of another name has the same room, goal and placement. problem: PDDL, named on its
+        """Whether a game of another name has the same room, goal and placement. problem: PDDL, with its name on the
         first line.
         """
         with self.lock:
@@ -210,7 +209,7 @@ class Maker:
 
 
 def _problem(folder: Path) -> str:
-    """What a game that was made before is like, in PDDL. Raises DataError: it was damaged since."""
+    """The PDDL of a finished game. Raises DataError if it has been damaged."""
     try:
         trajectory, playable = read(folder)
     except DataError as error:
@@ -246,7 +245,7 @@ def _records(tasks: Sequence[Task]) -> dict[str, list[Task]]:
 
 
 def _made(folders: Sequence[Path], root: Path) -> tuple[dict[str, Any], Table]:
-    """Figures and a table of generated games, from what each says of its making."""
+    """Figures and a table of generated games, from their records."""
     figures: dict[str, Any] = {"games": len(folders), "by_type": {}}
     rows = []
     games = [read(folder) for folder in folders]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from reflectkit.envs.alfworld.belief import Belief, kind_of
 from reflectkit.envs.alfworld.expert import LOOK, TWO, Goal, candidates, destination, likely, progress
 
-LATEST = 2  # searched places that are named
+LATEST = 2  # number of searched places that a reflection names
 WRONG = ("That was a mistake.", "The last move was wrong.", "That did not help.")
 EMPTY = ("Holding nothing.", "The hands are empty.")
 HOLDING = ("Holding {held}.", "In hand: {held}.")
@@ -36,7 +36,7 @@ SECOND = ("One {kind} is there, one is left.", "One more {kind} is needed.")
 
 
 def write_reflection(belief: Belief, goal: Goal, mistaken: bool, generator: random.Random) -> str:
-    """One line on a state. mistaken: whether the last command was a mistake."""
+    """One line about a state. mistaken: whether the last command was a mistake."""
 
     def say(wordings: Sequence[str], **names: str) -> str:
         return generator.choice(wordings).format(**names)

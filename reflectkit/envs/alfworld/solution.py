@@ -1,4 +1,4 @@
-"""Whether a game can be won: the package's handcoded expert plays it, and where that fails, its planner's plan is
+"""Checks that a game can be won: the package's handcoded expert plays it; if that fails, the planner's plan is
 replayed.
 """
 
@@ -19,7 +19,7 @@ SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Solution:
-    """walkthrough: the commands that won. by: whose they are, "handcoded" or "planner". reason: why nobody won; else
+    """walkthrough: the winning commands. by: their author, "handcoded" or "planner". reason: why there are none, else
     empty.
     """
 
@@ -29,15 +29,15 @@ class Solution:
 
 
 def find_solution(folder: Path, seconds: float = SECONDS) -> Solution:
-    """What came of the game in `folder`, played in a child process that has `seconds` for each answer.
+    """Play the game in `folder`, in a child process that has `seconds` for each answer.
 
-    Raises ConfigError: the packages are not installed.
+    Raises ConfigError if the packages are not installed.
     """
     try:
         return _find(folder, seconds)
     except DataError as error:
         return Solution(reason=error.message)
-    except EnvironmentFailure:  # the engine's fault, or the machine's: another one tries
+    except EnvironmentFailure:  # the engine or the machine failed; try again with a new engine
         try:
             return _find(folder, seconds)
         except (DataError, EnvironmentFailure) as error:
@@ -67,7 +67,7 @@ def _engine(folder: Path) -> Iterator[Engine]:
 
 
 def _handcoded(engine: Engine, folder: Path, seconds: float) -> list[str]:
-    """The commands with which the handcoded expert won; empty where it did not."""
+    """The winning commands of the handcoded expert; empty if it did not win."""
     state: State = engine.ask(seconds, "reset", folder, HANDCODED)
     played: list[str] = []
     while not state.won and len(played) < STEPS:

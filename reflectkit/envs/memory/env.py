@@ -1,19 +1,19 @@
-"""Memory: read a long conversation chunk by chunk and keep what will be asked, by calls of tools.
+"""Memory: read a long conversation chunk by chunk and memorise what will be asked, with tool calls.
 
 Observation
-    What it is about (unless `brief`), the core memory, the items of both lists that are most recent and most related to
+    The instructions (unless `brief`), the core memory, the items of both lists that are most recent and most related to
     the chunk, and the chunk.
 Tools
-    `new_memory_insert`, `memory_update`, `memory_delete`; any number of calls a chunk.
+    `new_memory_insert`, `memory_update`, `memory_delete`; any number of calls per chunk.
 Reward
-    A chunk's own: r2 (share of its calls that were done) + γ r4 (share of its changes that are right). With the last
-    chunk comes what all share: r1 (mean score of the answers that a frozen reader gives from the final memory) + β r3
-    (1 less the memory's share of what was read); `info["shared_reward"]` says how much that is.
+    For each chunk r2 (share of its calls that succeeded) + γ r4 (share of its changes that are correct). The last chunk
+    adds the reward that all chunks share: r1 (mean score of a frozen reader's answers from the final memory) + β r3 (1
+    minus the ratio of memory to text read); `info["shared_reward"]` is its value.
 Episode end
     After the last chunk. Success: every question answered in full.
 Source
-    Mem-α (arXiv 2509.25911). Departs from its code: r4 is judged by the chunk, deletions by whether what they removed
-    was stale, deleting an unknown id is a failure, and a duplicate neither that nor a success.
+    Mem-α (arXiv 2509.25911). Departs from its code: r4 checks written text against the chunk, and deletions by whether
+    the removed text was stale; deleting an unknown id is a failure; a duplicate counts as neither failure nor success.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from reflectkit.envs.memory.retrieval import related
 from reflectkit.envs.memory.store import CORE, EPISODIC, ITEM_TOKENS, LISTS, SEMANTIC, Item, Store
 from reflectkit.envs.memory.tools import DELETE, INSERT, TOOLS, UPDATE, apply, search
 
-RETRIEVED = 20  # items of each list that the reader may see, as in the paper
-READER_TOKENS = 8192  # that the reader sees of them
+RETRIEVED = 20  # items of each list that the reader gets at most, as in the paper
+READER_TOKENS = 8192  # of these items
 LONGEST_SHORT = 10  # chunks of a short conversation
-MOST_REFUSALS = 5  # refusals that are told with the next chunk, of at most so many characters:
-LONGEST_REFUSAL = 200
+MOST_REFUSALS = 5  # shown with the next chunk
+LONGEST_REFUSAL = 200  # characters
 INSTRUCTIONS = (
     "You read a long conversation part by part and keep a memory of it with tools. When it is over, questions are"
     " answered from the memory alone, so keep what may be asked, short and up to date: insert what is new, update"
@@ -56,14 +56,14 @@ INSTRUCTIONS = (
 )
 HEADS = {SEMANTIC: "Semantic memory:", EPISODIC: "Episodic memory:"}
 BASELINES = ("keep-everything", "most-recent", "rag")
-RECENT_CHUNKS = 3  # that `most-recent` keeps
-RAG_CHUNKS = 2  # that `rag` shows the reader
+RECENT_CHUNKS = 3  # kept by `most-recent`
+RAG_CHUNKS = 2  # shown to the reader by `rag`
 BENCHMARK = 64  # conversations to measure the env on
 
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """What may be set."""
+    """The env's settings."""
 
     reader: str = option(
         EXTRACTIVE, help="The reader that answers at the end: extractive, openai:MODEL, azure:… or local:MODEL."
@@ -85,8 +85,8 @@ class MemorySettings:
 class Memory(BaseEnv):
     """See the module's text for the rules, and `MemorySettings`.
 
-    reader: who answers; the offline reader where it is None. horizon: of the wrapper around; a conversation that is
-    longer is refused, for an episode that is cut off has no answers.
+    reader: answers the questions; default: the offline reader. horizon: that of the wrapper around the env; longer
+    conversations are refused, because a truncated episode has no answers.
     """
 
     name: ClassVar[str] = "memory"
@@ -137,13 +137,13 @@ class Memory(BaseEnv):
         return self._observe()
 
     def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
-        """Make the calls, in their order, and go on to the next chunk. Text is taken for calls in the plain form.
+        """Execute the calls in order and go on to the next chunk. Text is parsed as calls in the plain form.
 
-        The last step is awaitable where the reader is: it waits for the answers.
+        The last step is awaitable if the reader's answers are.
 
         Raises
         ------
-        IllegalActionError: a choice, or the episode is over. EnvironmentFailure: the reader cannot be asked.
+        IllegalActionError: a choice, or the episode is over. EnvironmentFailure: the reader cannot be reached.
         """
         if self._over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
@@ -175,7 +175,7 @@ class Memory(BaseEnv):
         return followed(answers, lambda answers: self._end(answers, reward, info))
 
     def _end(self, answers: list[str], reward: float, info: dict[str, Any]) -> StepResult:
-        """The result of the last step. reward, info: of its calls."""
+        """The result of the last step. reward, info: those of its calls."""
         scores = [score(question, answer) for question, answer in zip(self._questions, answers, strict=True)]
         accuracy = sum(scores) / len(scores)
         compression = rewards.compression(self.store.tokens, sum(map(count_tokens, self._chunks)))
@@ -193,12 +193,12 @@ class Memory(BaseEnv):
 
     @classmethod
     def episode_steps(cls, task: Task) -> int | None:
-        """A step a chunk."""
+        """One step per chunk."""
         return len(task.data.get("chunks", ())) or None
 
     @classmethod
     def at_level(cls, task: Task, level: str) -> Task | None:
-        """A conversation has the length that it has."""
+        """The task itself, if it has this level; the length of a conversation is fixed."""
         return task if task.level == level else None
 
     @classmethod
@@ -208,17 +208,17 @@ class Memory(BaseEnv):
 
     @classmethod
     def example(cls, level: str, seed: int) -> Task:
-        """A generated conversation, for who has no file of them."""
+        """A generated conversation, for users without a file of them."""
         return conversation(0, LONG if level == "long" else LONGEST_SHORT, level, seed)
 
     def oracle(self) -> ToolUse:
-        """What a perfect keeper would do, who sees only the prompt: what is new inserted, what has changed updated,
-        what is to be forgotten or stands there twice deleted.
+        """The best calls given only the prompt: insert what is new, update what has changed, delete duplicates and what
+        is to be forgotten.
         """
         return _use(self._calls())
 
     def mistakes(self) -> list[ToolUse]:
-        """A changed fact inserted beside the old one, instead of updated."""
+        """A changed fact inserted as a new item instead of updating the old one."""
         calls = self._calls()
         wrong = []
         for index, call in enumerate(calls):
@@ -228,13 +228,13 @@ class Memory(BaseEnv):
         return wrong if self._at + 1 < len(self._chunks) else []
 
     def note(self) -> str:
-        """How the last chunk's calls are to be marked: "" at the start, "good", or "mistake" where they lack one of the
-        oracle's.
+        """The mark of the last chunk's calls: "" at the start, "good", or "mistake" if one of the oracle's calls is
+        missing.
         """
         return self._note
 
     def reflection(self, generator: random.Random) -> str:
-        """What is new, has changed or is to be forgotten, and where it stands."""
+        """What is new, has changed or is to be forgotten, and the id of its item."""
         parts = []
         shown = {item.id: item for item in self._seen}
         for item, newer in self._duplicates():
@@ -252,10 +252,10 @@ class Memory(BaseEnv):
         return " ".join(parts) or generator.choice(("Nothing to keep.", "Nothing here is worth keeping."))
 
     def baseline(self, name: str) -> ToolUse:
-        """What the keeper called `name` does: it keeps the chunks' own words.
+        """The calls of baseline `name`, which copies text from the chunks.
 
-        keep-everything: each sentence an item; most-recent: the same, of the last three chunks; rag: whole chunks, of
-        which the reader gets the two that are most related to a question.
+        keep-everything: each sentence is an item; most-recent: the same, for the last three chunks only; rag: whole
+        chunks, of which the reader gets the two most related to a question.
         """
         chunk = " ".join(self._chunks[self._at].split())
         if name == "rag":
@@ -281,7 +281,7 @@ class Memory(BaseEnv):
         return Observation((*head, Message("user", "\n".join(lines))), tools=TOOLS)
 
     def _shown(self) -> list[Item]:
-        """The items that the agent sees, in their order."""
+        """The items that the agent sees, in order."""
         shown_ids: set[str] = set()
         for kind in LISTS:
             items = self.store.listed(kind)
@@ -291,13 +291,13 @@ class Memory(BaseEnv):
         return [item for item in self.store.items.values() if item.id in shown_ids]
 
     def _new_facts(self) -> list[Fact]:
-        """The chunk's facts as they stand at its end, those that were valid before left out."""
+        """The facts that the chunk adds, changes or retracts, in their final form."""
         last = {fact.key: fact for fact in self._facts[self._at]}
         valid = self._valid.facts
         return [fact for key, fact in last.items() if (valid.get(key) != fact if fact.text else key in valid)]
 
     def _duplicates(self) -> list[tuple[Item, Item]]:
-        """Shown items that a later shown one about the same replaces, each with that one."""
+        """(older, newer) pairs of shown items about the same fact."""
         shown = [item for item in self._seen if item.kind == SEMANTIC]
         key = {item.id: item.text.rpartition(" is ")[0] for item in shown}
         pairs = []
@@ -339,7 +339,7 @@ class Memory(BaseEnv):
         return "good" if all(call in calls for call in self._calls()) and not action.errors else "mistake"
 
     def _retrieve(self, question: str) -> list[str]:
-        """What the reader sees: the core, and of each list what is most related, within its budget."""
+        """What the reader sees: the core, and the most related items of each list, within its token budget."""
         texts = [self.store.core] if self.store.core else []
         room = READER_TOKENS - sum(map(count_tokens, texts))
         by_rank = zip_longest(*(search(self.store, kind, question, self._retrieved) for kind in LISTS))
@@ -356,7 +356,7 @@ def _use(calls: Sequence[ToolCall]) -> ToolUse:
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[str]:
-    """`texts`, those that are too long for an item in halves."""
+    """`texts`, with those that are too long for an item cut in half."""
     for text in texts:
         if count_tokens(text) <= ITEM_TOKENS:
             if text:
@@ -372,7 +372,7 @@ def _insert(kind: str, content: str) -> ToolCall:
 
 
 def _held(fact: Fact, items: Any) -> Item | None:
-    """The latest of `items` that is about the same as `fact`."""
+    """The latest of `items` about the same key as `fact`."""
     return next(
         (item for item in reversed(list(items)) if item.kind == fact.kind and item.text.startswith(fact.key + " ")),
         None,
@@ -394,5 +394,5 @@ def _texts(task: Task) -> list[str]:
 
 
 def level_of(chunks: Sequence[str]) -> str:
-    """The level of a conversation of these chunks."""
+    """The level of a conversation with these chunks."""
     return "short" if len(chunks) <= LONGEST_SHORT else "long"

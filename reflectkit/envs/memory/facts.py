@@ -1,6 +1,4 @@
-"""What a generated conversation really says, chunk by chunk: for the oracle, and for judging what is written and
-deleted.
-"""
+"""The facts in a generated conversation, chunk by chunk: for the oracle, and for scoring changes of the memory."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from reflectkit.envs.memory.store import CORE, EPISODIC, SEMANTIC
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """kind: the memory it belongs in. key: what it is about, as "Anna's city". text: all of it, as "Anna's city is
-    Rome"; "" where it is to be forgotten.
+    """kind: the memory that it belongs in. key: what it is about, e.g. "Anna's city". text: the whole fact, e.g.
+    "Anna's city is Rome"; "" if it is to be forgotten.
     """
 
     kind: str
@@ -23,40 +21,40 @@ class Fact:
     text: str
 
     def is_about(self, text: str) -> bool:
-        """Whether `text` has all words of the key."""
+        """Whether `text` contains all words of the key."""
         return set(content_words(self.key)) <= set(content_words(text))
 
     def says(self, text: str) -> bool:
-        """Whether `text` has all words of the fact."""
+        """Whether `text` contains all words of the fact."""
         return bool(self.text) and set(content_words(self.text)) <= set(content_words(text))
 
 
 @dataclass
 class ValidFacts:
-    """What is valid now, by key; and whether the conversation's facts are known at all."""
+    """The currently valid facts by key. complete: whether the conversation's facts are known."""
 
     facts: dict[str, Fact] = field(default_factory=dict)
     complete: bool = True
 
     def learn(self, facts: Iterable[Fact]) -> None:
-        """Take up a chunk's facts."""
+        """Add a chunk's facts, replacing older ones."""
         for fact in facts:
             self.facts.pop(fact.key, None)
             if fact.text:
                 self.facts[fact.key] = fact
 
     def core(self) -> str:
-        """The core paragraph that says all there is for it."""
+        """The core memory that states all facts of that kind."""
         return " ".join(f"{fact.text}." for fact in self.facts.values() if fact.kind == CORE)
 
     def lost(self, before: str, after: str) -> bool:
-        """Whether a valid fact that `before` says is not said by `after`."""
+        """Whether `after` misses a valid fact that `before` states."""
         return any(fact.says(before) and not fact.says(after) for fact in self.facts.values())
 
     def stale(self, text: str, chunk: str) -> bool:
-        """Whether `text` says nothing that is valid: then its removal is right.
+        """Whether `text` states no valid fact, so that removing it is correct.
 
-        Where the facts are not known, it is stale if the chunk is about the same and says something else.
+        If the facts are not known, it is stale if the chunk is about the same thing and differs.
         """
         if self.complete:
             return not any(fact.says(text) for fact in self.facts.values())
@@ -67,7 +65,7 @@ class ValidFacts:
 
 
 def as_facts(value: Any, chunks: int) -> list[list[Fact]] | None:
-    """The facts of each chunk in a task's data; None where it has none. Raises ValueError."""
+    """The facts of each chunk in a task's data, if it has any. Raises ValueError."""
     if value is None:
         return None
     if not isinstance(value, list) or len(value) != chunks:

@@ -1,7 +1,7 @@
-"""Conversations of our own: facts about people that are stated, changed, corrected and forgotten, events, and small
-talk.
+"""Generates conversations: facts about people that are stated, changed, corrected and forgotten, events, small talk.
 
-A conversation is a function of its seed. Its questions need the latest value; what was to be forgotten is "unknown".
+A conversation is a function of its seed. Questions ask for the latest value; the answer about forgotten facts is
+"unknown".
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def conversation(number: int, chunks: int, level: str, seed: int) -> Task:
 
 
 class _World:
-    """What is so, and what was said of it."""
+    """The facts of the conversation so far."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -92,7 +92,7 @@ class _World:
         self.own: dict[str, str] = {}
 
     def happens(self) -> tuple[str, Fact]:
-        """A sentence, and its fact; an empty one where there was nothing more to say of that kind."""
+        """A sentence and its fact; an empty sentence if that kind of fact is exhausted."""
         kinds, shares = zip(*SHARES, strict=True)
         kind = self.chance.choices(kinds, shares)[0]
         if kind == "event":
@@ -104,7 +104,7 @@ class _World:
         return self._stated(kind == "corrected")
 
     def questions(self) -> list[dict[str, Any]]:
-        """Up to eight, on what is valid at the end or was to be forgotten; each can be asked of anyone who kept all."""
+        """Up to eight questions about facts that are valid at the end or were to be forgotten."""
         questions = [_question(f"What is {key}?", value, VALUES[name]) for key, (name, value) in self.values.items()]
         questions += [
             _question(f"What did {person} do on {day}?", event, EVENTS) for (person, day), event in self.events.items()
@@ -159,7 +159,7 @@ class _World:
 
 
 def _question(question: str, answer: str, values: tuple[str, ...]) -> dict[str, Any]:
-    """values: what the answer might be; all but the right one must not stand in it."""
+    """values: all possible answers; a reply must contain none but the correct one."""
     return {
         "question": question,
         "answer": answer,

@@ -1,4 +1,4 @@
-"""Words of any script: what retrieval and rules go by. A Chinese, Japanese or Korean character is a word."""
+"""Splits text of any script into words, for retrieval and rewards. Each CJK character is a word."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ WORD = re.compile(rf"[{SCRIPTS}]|[^\W_{SCRIPTS}]+")
 
 @lru_cache(maxsize=100_000)
 def words(text: str) -> tuple[str, ...]:
-    """The words of `text` in small letters, in order."""
+    """The words of `text` in lower case, in order."""
     return tuple(word.lower() for word in WORD.findall(text))
 
 
 @lru_cache(maxsize=100_000)
 def content_words(text: str) -> tuple[str, ...]:
-    """What `text` is about: its distinct words in order, without the common ones, single letters and plural endings.
+    """The distinct content words of `text`, in order: no stop words, single letters or plural endings.
 
     >>> content_words("What is Anna's city?"), content_words("Где живёт Анна?")
     (('anna', 'city'), ('где', 'живёт', 'анна'))

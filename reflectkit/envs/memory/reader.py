@@ -1,6 +1,4 @@
-"""Who answers from the memory alone, frozen: the offline reader, which points at a sentence, and how answers are
-scored.
-"""
+"""The frozen reader, which answers from the memory alone: the offline one quotes a sentence. And scoring of answers."""
 
 from __future__ import annotations
 
@@ -13,17 +11,17 @@ from typing import Any, Protocol
 from reflectkit.envs.memory.language import UNSPACED, content_words
 
 EXTRACTIVE = "extractive"
-"""What the offline reader is called."""
+"""Name of the offline reader."""
 UNKNOWN = "unknown"
-ENOUGH = 0.6  # share of a question's words that a sentence must hold to be an answer
+ENOUGH = 0.6  # share of a question's words that an answer must contain
 SENTENCES = re.compile(r"(?<=[.!?。！？])\s*(?=\S)")
-LONGEST_SENTENCE = 40  # words; what is longer points at nothing
+LONGEST_SENTENCE = 40  # words; longer sentences are not quoted
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """question, answer: texts. kind: how an answer is scored, one of `contain`, `exact`, `keywords`. wrong: what must
-    not stand in an answer: whoever names all there is knows nothing.
+    """kind: how an answer is scored: `contain`, `exact` or `keywords`. wrong: texts that an answer must not contain, so
+    that listing every possible answer scores nothing.
     """
 
     question: str
@@ -36,19 +34,18 @@ class Reader(Protocol):
     """Answers questions from memories."""
 
     def answer(self, questions: Sequence[str], memories: Sequence[Sequence[str]]) -> list[str] | Awaitable[list[str]]:
-        """An answer to each question, from the texts that were retrieved for it, best first; awaitable where the reader
-        is a server.
+        """An answer to each question, from the texts that were retrieved for it, best first; awaitable if the reader is
+        a server.
 
-        Raises EnvironmentFailure where it cannot be asked.
+        Raises EnvironmentFailure if the reader cannot be reached.
         """
         ...
 
 
 class Extractive:
-    """Points at the sentence with the largest share of the question's words, or says "unknown" where none has enough.
+    """Quotes the sentence with the largest share of the question's words, or says "unknown" if none has enough.
 
-    Equals are decided by a hash of question and sentence: it knows nothing of time, so neither what is old nor what is
-    new has the better chance.
+    Ties are broken by a hash of question and sentence, so that neither older nor newer sentences are favoured.
     """
 
     def answer(self, questions: Sequence[str], memories: Sequence[Sequence[str]]) -> list[str]:
@@ -69,8 +66,8 @@ class Extractive:
 
 
 def score(question: Question, answer: str) -> float:
-    """0 … 1. contain: the right answer stands in `answer`; exact: it is it; keywords: the share of its parts that stand
-    in it.
+    """0 … 1. contain: `answer` contains the correct one; exact: it equals it; keywords: the share of the correct one's
+    parts that it contains.
     """
     given, expected = _plain(answer), _plain(question.answer)
     if any(_within(_plain(other), given) for other in question.wrong):
@@ -84,7 +81,7 @@ def score(question: Question, answer: str) -> float:
 
 
 def kind_of(source: str, answer: str) -> str:
-    """How the published data's questions are scored, by their source."""
+    """How questions of the published data are scored, by their source."""
     if source.startswith(("pubmed", "icl", "nlu", "trec")) or answer.strip().isdigit():
         return "exact"
     if source.startswith(("booksum", "infbench")) or (source.startswith("perltqa") and ";" in answer):
@@ -97,7 +94,7 @@ def _plain(text: str) -> str:
 
 
 def _within(part: str, text: str) -> bool:
-    """Whether `part` stands in `text` as whole words; a script without spaces has none to tell."""
+    """Whether `text` contains `part` as whole words; word borders are ignored in scripts without spaces."""
     before, after = (
         "" if UNSPACED.match(edge) else bound for edge, bound in ((part[:1], r"(?<!\w)"), (part[-1:], r"(?!\w)"))
     )
@@ -105,7 +102,7 @@ def _within(part: str, text: str) -> bool:
 
 
 def as_question(value: Any) -> Question:
-    """A question of a task's data. Raises ValueError."""
+    """A question from a task's data. Raises ValueError."""
     if not isinstance(value, dict) or not all(isinstance(value.get(name), str) for name in ("question", "answer")):
         raise ValueError("a question needs the texts 'question' and 'answer'")
     kind = value.get("kind", "contain")

@@ -1,4 +1,4 @@
-"""BM25 over texts (the bm25s package): what a chunk or a question is most related to."""
+"""BM25 retrieval over texts (bm25s package): those most related to a chunk or a question."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reflectkit.envs.memory.language import words
 
 
 def related(texts: Sequence[str], query: str, most: int) -> list[int]:
-    """Indices of the up to `most` texts that share a word with `query`, best first; equals in their order.
+    """Indices of up to `most` texts that share a word with `query`, best first; ties in their order.
 
     Robertson and Zaragoza 2009, with Lucene's idf, k1 1.5 and b 0.75.
     """

@@ -1,5 +1,5 @@
-"""Mem-α's rewards (arXiv 2509.25911, eq. 2 to 5), its faults mended: what a call did decides, and writing is judged by
-the chunk.
+"""Mem-α's rewards (arXiv 2509.25911, eq. 2 to 5), corrected: the effect of a call counts, and written text is checked
+against the chunk.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from reflectkit.envs.memory.facts import Fact, ValidFacts
 from reflectkit.envs.memory.language import content_words
 from reflectkit.envs.memory.tools import Outcome
 
-FAITHFUL = 0.8  # share of a text's words that must stand in what it was written from
+FAITHFUL = 0.8  # share of a text's words that its source must contain
 
 
 def calls_done(outcomes: Sequence[Outcome], malformed: int) -> float:
-    """r2: the share of a chunk's calls that were done, malformed ones counted; 0 without calls. Duplicates are left
-    out.
+    """r2: the share of a chunk's calls that succeeded, malformed ones included; 0 without calls. Duplicates are
+    excluded.
     """
     counted = [outcome.ok for outcome in outcomes if outcome.counts]
     return sum(counted) / max(1, len(counted) + malformed)
 
 
 def compression(memory_tokens: int, read_tokens: int) -> float:
-    """r3: 1 less the memory's share of what was read; at least -1, so that no junk can outweigh all else."""
+    """r3: 1 minus the ratio of memory to text read; at least -1, so that a huge memory cannot outweigh all else."""
     return max(-1.0, 1 - memory_tokens / max(1, read_tokens))
 
 
 def content(outcomes: Sequence[Outcome], chunk: str, facts: Sequence[Fact], valid: ValidFacts) -> float:
-    """r4: the share of a chunk's changes that are right; 0 without one.
+    """r4: the share of a chunk's changes that are correct; 0 without changes.
 
-    A text is right if it is faithful to the chunk, adds something of it to what it replaces, loses nothing that is
-    valid and, where the chunk's facts are known, is of their kind of memory. A removal is right if what it removed was
-    stale, and not written at this same chunk. known: what was valid when the chunk ended.
+    A written text is correct if it is faithful to the chunk, adds something from it to the text that it replaces, loses
+    nothing valid and, if the chunk's facts are known, is in the right kind of memory. A removal is correct if the
+    removed text was stale and not written at this chunk. valid: the facts that are valid at the end of the chunk.
     """
     verdicts = [_right(outcome, chunk, facts, valid) for outcome in outcomes if outcome.ok]
     return sum(verdicts) / max(1, len(verdicts))

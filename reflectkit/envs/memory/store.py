@@ -1,5 +1,5 @@
-"""The memory: a core paragraph, and semantic and episodic items under ids. Changes are refused with a reason, never
-half made.
+"""The memory: a core paragraph, and semantic and episodic items with ids. Changes are atomic; invalid ones are refused
+with a reason.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """id: unique within the memory, never given twice. kind: its list. text: one line. chunk: number of the chunk it
-    was written at.
+    """id: unique within the memory, never reused. kind: its list. text: one line. chunk: number of the chunk at which
+    it was written.
     """
 
     id: str
@@ -34,7 +34,7 @@ class Item:
 
 @dataclass
 class Store:
-    """core: at most 512 tokens, about. core_chunk: when it was written last. items: by id, oldest first."""
+    """core: at most about 512 tokens. core_chunk: chunk at which it was last written. items: by id, oldest first."""
 
     core: str = ""
     core_chunk: int = -1
@@ -43,7 +43,7 @@ class Store:
 
     @property
     def tokens(self) -> int:
-        """About how many tokens the memory holds."""
+        """Approximate number of tokens in the memory."""
         return count_tokens(self.core) + sum(count_tokens(item.text) for item in self.items.values())
 
     def listed(self, kind: str) -> list[Item]:
@@ -51,17 +51,17 @@ class Store:
         return [item for item in self.items.values() if item.kind == kind]
 
     def lines(self) -> Iterator[str]:
-        """All that is held, a text at a time: the core first."""
+        """All texts in the memory, the core first."""
         if self.core:
             yield self.core
         yield from (item.text for item in self.items.values())
 
     def find(self, kind: str, text: str) -> Item | None:
-        """The item of `kind` that says exactly `text`."""
+        """The item of `kind` whose text is `text`."""
         return next((item for item in self.listed(kind) if item.text == text), None)
 
     def insert(self, kind: str, content: str, chunk: int) -> Item:
-        """A new item. Raises RefusedError: empty, too long, or too many."""
+        """Add an item. Raises RefusedError if it is empty or too long, or if the memory is full."""
         text = _checked(content, ITEM_TOKENS, kind)
         if len(self.items) >= MOST_ITEMS:
             raise RefusedError(f"the memory holds {MOST_ITEMS} items, and no more; delete some")
@@ -71,7 +71,7 @@ class Store:
         return item
 
     def update(self, kind: str, content: str, item_id: str | None, chunk: int) -> Item | None:
-        """The core replaced whole (None is returned), or an item's new text at the end of its list. Raises
+        """Replace the whole core, and return None; or an item, which moves to the end of its list. Raises
         RefusedError.
         """
         if kind == CORE:
@@ -84,7 +84,7 @@ class Store:
         return new
 
     def delete(self, kind: str, item_id: str | None) -> str:
-        """What was removed: the core's text, or an item's. Raises RefusedError."""
+        """Remove the core or an item, and return its text. Raises RefusedError."""
         if kind == CORE:
             if not self.core:
                 raise RefusedError("core_memory is empty already")
@@ -102,7 +102,7 @@ class Store:
 
 
 def _checked(content: str, most: int, kind: str) -> str:
-    """`content` on one line, as it is held."""
+    """`content` on one line."""
     if len(content) > 100 * most:  # before it is counted
         raise RefusedError(f"{kind} takes at most {most} tokens a text, and this is far more; shorten it")
     text = " ".join(content.split())

@@ -1,4 +1,4 @@
-"""The tools by which the memory is kept, what a call of one led to, and search. An agent's call never raises."""
+"""The memory tools, the outcome of calling one, and search. A call by an agent never raises."""
 
 from __future__ import annotations
 
@@ -48,30 +48,32 @@ TOOLS = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a call led to. call: the call. ok: whether it was done. said: for the agent. counts: whether it is a success
-    or a failure; what would change nothing is refused, and is neither. written, removed: texts. fresh: what it removed
-    was written at the same chunk.
-    """
+    """The outcome of a call."""
 
     call: ToolCall
+    """The call."""
     ok: bool
+    """Whether it succeeded."""
     message: str
+    """The message for the agent."""
     counts: bool = True
+    """Whether it is a success or a failure; a call that would change nothing is refused and is neither."""
     written: str = ""
+    """The text that it wrote."""
     removed: str = ""
+    """The text that it removed."""
     fresh: bool = False
+    """Whether the removed text was written at the same chunk."""
 
 
 def search(store: Store, kind: str, query: str, most: int) -> list[Item]:
-    """The up to `most` items of one list that are most related to `query`, best first: `search_memory`, while
-    answering.
-    """
+    """Up to `most` items of one list that are most related to `query`, best first (the paper's `search_memory`)."""
     items = store.listed(kind)
     return [items[index] for index in related([item.text for item in items], query, most)]
 
 
 def apply(store: Store, call: ToolCall, chunk: int) -> Outcome:
-    """Make `call` at chunk number `chunk`."""
+    """Execute `call` at chunk number `chunk`."""
     if (wrong := check_call(call, TOOLS)) is not None:
         return Outcome(call, False, wrong)
     kind = call.arguments["memory_type"]
