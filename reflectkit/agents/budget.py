@@ -1,4 +1,4 @@
-"""What paid calls may cost together: each reserves the most that it can cost, and waits for earlier reservations."""
+"""The budget of paid calls: each call reserves its maximum cost, and waits for earlier reservations."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Budget:
-    """What clients may spend together, in US dollars."""
+    """A budget in US dollars that several clients may share."""
 
     limit: float | None = None
-    """None for any amount."""
+    """None: unlimited."""
     paid: float = 0.0
-    """All that their journals paid for."""
+    """Total cost of the answers in their journals."""
     reservations: list[float] = field(default_factory=list)
-    """The most that each call in flight can cost."""
+    """Maximum cost of each call in flight."""
     margin: float = 1.0
-    """The largest ratio so far of a bill to the most that it should have been."""
+    """The largest ratio so far of an actual cost to its expected maximum."""
     released: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     """Set, and replaced, when a reservation ends."""
 
@@ -43,7 +43,7 @@ class Budget:
             self.released = asyncio.Event()
 
     def pay(self, cost: float, most: float) -> None:
-        """Count what a call cost that should have cost at most `most`, by our count of its tokens."""
+        """Add the cost of a call whose maximum, by our count of its tokens, was `most`."""
         self.paid += cost
         if cost > most > 0:
             self.margin = max(self.margin, cost / most)

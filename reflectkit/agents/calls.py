@@ -36,7 +36,7 @@ LONGEST_LINE = 300  # characters of a message
 class NoAnswerError(Exception):
     """A call that got no answer.
 
-    fatal: the message where no call gets one. retry: whether another attempt may help. refused: whether the server
+    fatal: the message if no call gets an answer. retry: whether another attempt may help. refused: whether the server
     rejected the request itself.
     """
 
@@ -46,10 +46,10 @@ class NoAnswerError(Exception):
 
 
 class Caller:
-    """Calls one endpoint, over connections that it keeps open.
+    """Calls one endpoint over persistent connections.
 
-    timeout_s: for a whole call, from connecting to the last byte, not counting the waits between retries. Its
-    connections belong to one event loop; `close` ends them.
+    timeout_s: for a whole call, from connecting to the last byte, without the waits between retries. The connections
+    belong to one event loop; `close` closes them.
     """
 
     def __init__(self, endpoint: Endpoint, temperature: float, timeout_s: float) -> None:
@@ -63,12 +63,12 @@ class Caller:
     ) -> Answer:
         """The server's answer to `messages`, of at most `limit` tokens.
 
-        prompt_tokens: counted where the bill does not say. key: seeds the backoff. on_bill: called with each error that
-        has a bill.
+        prompt_tokens: our count, used if the response has no usage. key: seeds the backoff. on_bill: called with each
+        error that reports usage.
 
         Raises
         ------
-        NoAnswerError: this call got none. ApiError: no call will.
+        NoAnswerError: this call got no answer. ApiError: no call will.
         """
         transport = await self._connected()
         left_s, retries = self.timeout_s, 0
@@ -104,7 +104,7 @@ class Caller:
             retries += 1
 
     async def close(self) -> None:
-        """End the connections; the next call opens new ones."""
+        """Close the connections; the next call opens new ones."""
         transport, self._transport = self._transport, None
         if transport is not None:
             await transport.close()
@@ -128,13 +128,13 @@ class Caller:
         return replace(answer, text=without_keys(answer.text), refusal=redacted(answer.refusal))
 
     def _report_bill(self, response: Response, message: str, on_bill: Callable[[Answer], None]) -> None:
-        """Report what an error costs; few servers charge for one."""
+        """Report the usage of an error response; few servers charge for errors."""
         read, written = usage_of(response.body)
         if read or written:
             on_bill(Answer("", MALFORMED, message, read or 0, written or 0))
 
     def _refusal(self, response: Response, message: str) -> Answer:
-        """What a status means that another try does not change. Raises NoAnswerError, ApiError."""
+        """The answer for a status that a retry cannot change. Raises NoAnswerError, ApiError."""
         error = error_of(response.body)
         if response.status == 400 and (error.get("code") == "content_filter" or "content_filter" in error["message"]):
             return Answer("", "content_filter", "", 0, 0)
@@ -157,7 +157,7 @@ def _refuses_temperature(response: Response) -> bool:
 
 
 def without_keys(text: str) -> str:
-    """`text` with each key that is set replaced."""
+    """`text` with all API keys replaced."""
     for secret in secrets():
         text = text.replace(secret, "[key]")
     return text

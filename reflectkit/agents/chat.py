@@ -1,8 +1,7 @@
-"""Chat models as teachers and as players: a teacher acts, or comments while an expert acts; and negative examples,
-corrected.
+"""Chat models as teachers and players. A teacher acts, or comments while an expert acts, and corrects mistakes.
 
-Departs from the Reflect-RL code, which made two calls a step, took any text for a command, and let the model go on
-when it failed.
+Departs from the Reflect-RL code, which made two calls per step, accepted any text as a command, and continued after
+failures.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from reflectkit.core.seeding import generator
 from reflectkit.core.tools import PLAIN, parse, plain_text, reads_as_calls
 from reflectkit.core.types import Decision, Observation, ToolUse
 
-LONGEST_ANALYSIS = 120  # words; a longer one is not an analysis in a line
+LONGEST_ANALYSIS = 120  # words; longer analyses are rejected
 REPLY = re.compile(
     r"analysis\W*?[:\-]\s*(?P<analysis>.+?)\s*\**\bchoice\W*?[:\-]\s*[*`\"'\[(<]*\s*(?P<choice>\S[^\n]*)",
     re.IGNORECASE | re.DOTALL,
@@ -44,45 +43,40 @@ Action = int | str | ToolUse
 
 
 class UnreadableError(ValueError):
-    """An answer that is not in the form asked for, so that no action can be read in it."""
+    """An answer that is not in the requested format, so that it contains no action."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What a teacher is asked about one state. right: the best action where an expert acts; None where the teacher
-    does.
-    """
+    """A request to a teacher about one state. right: the best action if an expert acts; None if the teacher acts."""
 
     request: Request
     observation: Observation
     right: Action | None = None
 
     def read(self, text: str) -> tuple[str, Action | None]:
-        """(comment, action) of an answer; no action where an expert acts. Raises ValueError saying what is wrong with
-        it.
-        """
+        """(comment, action) of an answer; the action is None if an expert acts. Raises ValueError with the reason."""
         if self.right is None:
             return parse_reply(text, self.observation.choices)
         return parse_comment(text, self.observation, self.right), None
 
 
 class ChatTeacher:
-    """Asks the model behind `client` for an analysis and an action in one call; or for a comment alone where an `actor`
-    acts.
+    """Asks a chat model for an analysis and an action in one call, or only for a comment if an `actor` acts.
 
-    actor: an expert, who also marks each action. The model is then shown the env's best action, and may not name it.
+    actor: an expert, who also marks each action. The model then sees the env's best action, and must not name it.
     """
 
     def __init__(self, client: ChatClient, actor: Agent | None = None, history_tokens: int = HISTORY_TOKENS) -> None:
         self.client, self.actor, self.history_tokens = client, actor, history_tokens
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The teacher's decision; without a usable answer it carries its `failure`."""
+        """The teacher's decision; a `failure` if there is no usable answer."""
         lesson = self.lesson(observation, context)
         return await self.decision(observation, context, await self.client.ask(lesson.request, lesson.read))
 
     def lesson(self, observation: Observation, context: Context) -> Lesson:
-        """What is asked about `observation`."""
+        """The request about `observation`."""
         if self.actor is None:
             request = teaching_request(observation, context, _mistaken(context), self.history_tokens)
             return Lesson(request, observation)
@@ -94,7 +88,7 @@ class ChatTeacher:
     async def decision(
         self, observation: Observation, context: Context, outcome: Outcome[tuple[str, Action | None]]
     ) -> Decision:
-        """What the answer comes to: the model's own action, or the expert's with the model's comment."""
+        """The decision from an answer: the model's own action, or the expert's with the model's comment."""
         if outcome.value is None:
             rejected = outcome.rejected
             reason = f"{rejected.reason} (the answer was: {rejected.text!r})" if rejected else SPENT
@@ -128,11 +122,10 @@ class Rehearsal:
 
 
 class ChatPolicy:
-    """A chat model that plays by itself, for comparison: it thinks in a line and acts, in one call a step; no hints.
+    """A chat model that plays without hints, for comparison: one line of analysis and an action in one call per step.
 
-    Where tools are offered it writes calls in the plain form. reflector: a model that comments in a line on each state
-    first, as a reflector does (two calls a step); None for none. history_tokens: about how much of the earlier turns
-    both are shown.
+    With tools, it writes calls in the plain form. reflector: a chat model that first comments on each state in one line
+    (two calls per step), if any. history_tokens: approximate length of the earlier turns that both models see.
     """
 
     def __init__(
@@ -141,8 +134,8 @@ class ChatPolicy:
         self.client, self.reflector, self.history_tokens = client, reflector, history_tokens
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The model's decision; without a usable answer it carries its `failure`, or its `overflow` where answers came,
-        but none was a legal action.
+        """The model's decision; a `failure` if there is no usable answer, an `overflow` if no answer was a legal
+        action.
         """
         comment: Outcome[str] = Outcome()
         if self.reflector is not None:
@@ -183,21 +176,19 @@ class ChatPolicy:
         )
 
     def _price(self, *outcomes: Outcome[Any]) -> float | None:
-        """What they cost together; None where a model's price is not known."""
+        """Total cost of the outcomes; None if a model's price is unknown."""
         clients = [self.client] + ([self.reflector] if self.reflector else [])
         return sum(outcome.cost_usd for outcome in outcomes) if all(client.prices.known for client in clients) else None
 
 
 class Recovery:
-    """A negative example: the best way, one of the env's `slips`, what `teacher` corrects it with, and the best way
-    again.
-    """
+    """Plays a negative example: best actions, one of the env's `slips`, the correction by `teacher`, best actions."""
 
     def __init__(self, teacher: Agent) -> None:
         self.teacher = teacher
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """A step on the way, or the teacher's correction; the slip is drawn with the turn's own seed."""
+        """A best action, a slip, or the teacher's correction; the slip is drawn with the turn's seed."""
         env: Any = require_oracle(context.env)
         if not env.has("slips"):
             raise ConfigError(f"env '{env.name}' has no negative examples (no slips()); use --noise, and --negatives 0")
@@ -210,12 +201,12 @@ class Recovery:
 
 
 def _reason(client: ChatClient, outcome: Outcome[Any]) -> str:
-    """Why there is no value."""
+    """Why the outcome has no value."""
     return f"{client.endpoint}: {outcome.rejected.reason if outcome.rejected else SPENT}"
 
 
 def _played(text: str, observation: Observation) -> tuple[str | None, int | ToolUse]:
-    """(the thought, the action) of a reply. Raises ValueError."""
+    """(analysis, action) of a reply. Raises ValueError."""
     if observation.tools:
         return None, parse(text, observation.tools, PLAIN)
     return parse_reply(text, observation.choices)
@@ -248,7 +239,7 @@ def parse_reply(text: str, choices: Sequence[str]) -> tuple[str, int]:
 
 
 def plain_comment(text: str) -> str:
-    """A comment on one line, without the heading that some models put before it.
+    """A comment on one line, without the heading that some models add.
 
     >>> plain_comment("**Comment:** The goal is\\nnear.")
     'The goal is near.'
@@ -257,7 +248,7 @@ def plain_comment(text: str) -> str:
 
 
 def parse_comment(text: str, observation: Observation, right: Action) -> str:
-    """A teacher's comment on one line. Raises ValueError where it is empty or too long, or names the right action."""
+    """A teacher's comment on one line. Raises ValueError if it is empty or too long, or names the best action."""
     comment = plain_comment(text)
     if not any(character.isalnum() for character in comment):
         raise ValueError("an empty comment")

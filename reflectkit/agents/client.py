@@ -1,7 +1,7 @@
-"""Chat completions from OpenAI, Azure, or any server that speaks the same protocol: kept in a journal, within a budget,
-and never paid for twice.
+"""Chat completions from OpenAI, Azure, or any server with the same protocol, with a budget, and a journal so that no
+answer is paid for twice.
 
-Keys are read from the environment alone, and are removed from every text that leaves.
+Keys are read only from the environment, and are removed from all logged and displayed text.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from reflectkit.core.eventloop import wait_for
 from reflectkit.core.text import count_tokens
 from reflectkit.core.types import Message
 
-ASKED_AGAIN = 2  # times, after an answer that cannot be used
-THINKING_TOKENS = 4000  # that a thinking model may write before its answer, on the bill and within its limit
-MESSAGE_TOKENS = 4  # what a chat format adds to a message
-PROMPT_MARGIN = 1.25  # by which a prompt may be longer than we count
-HOPELESS = 3  # requests in a row without an answer, after which it is the server or the settings, not the requests
+ASKED_AGAIN = 2  # times, after an unusable answer
+THINKING_TOKENS = 4000  # allowance for reasoning tokens, which are billed and count towards the limit
+MESSAGE_TOKENS = 4  # added to a message by the chat format
+PROMPT_MARGIN = 1.25  # by which a prompt may exceed our count of its tokens
+HOPELESS = 3  # unanswered requests in a row, after which the server or the settings are at fault
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question.
+    """One request.
 
-    name: what it is about, for people. messages: the chat. max_tokens: of the answer. draw: tells apart equal questions
-    that are each to be answered anew, where answers are sampled.
+    name: its subject, for people. messages: the chat. max_tokens: limit of the answer. draw: distinguishes equal
+    requests that should each get their own sampled answer.
     """
 
     name: str
@@ -50,13 +50,13 @@ class Request:
 
     @property
     def prompt_tokens(self) -> int:
-        """About how many tokens the chat is."""
+        """Approximate number of tokens in the chat."""
         return sum(count_tokens(message.content) + MESSAGE_TOKENS for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A request without a usable answer. reason: why the last answer could not be used. text: its beginning."""
+    """A request without a usable answer. reason: why the last answer was unusable. text: its beginning."""
 
     name: str
     reason: str
@@ -78,7 +78,7 @@ class Outcome(Generic[Value]):
 
 
 def written_limit(endpoint: Endpoint, request: Request) -> int:
-    """The tokens that the model may write, seen and unseen; it is sent along, and servers keep to it."""
+    """The limit of completion tokens that is sent to the server, reasoning included."""
     return request.max_tokens + (THINKING_TOKENS if endpoint.thinks else 0)
 
 
@@ -90,12 +90,12 @@ def most_usd(endpoint: Endpoint, prices: Prices, request: Request) -> float:
 class ChatClient:
     """Asks a chat model. Use `open_client`.
 
-    calls: made to the server. replayed: answers taken from the journal. prompt_tokens, completion_tokens, cost_usd: of
-    both together. stopped: whether the budget, which counts all that the journal paid for, left a request unanswered.
-    concurrency: calls at once, of all requests together. timeout_s: for a whole call, from connecting to the last byte,
-    not counting the waits before retries.
+    calls: number of calls to the server. replayed: number of answers from the journal. prompt_tokens,
+    completion_tokens, cost_usd: totals of both. stopped: whether the budget, which counts everything in the journal,
+    left a request unanswered. concurrency: limit of concurrent calls. timeout_s: for a whole call, from connecting to
+    the last byte, without the waits before retries.
 
-    Any number of coroutines of one event loop may ask at once; another loop may ask when they have finished.
+    Any number of coroutines of one event loop may use it concurrently; another loop may use it after they finish.
     """
 
     def __init__(
@@ -117,20 +117,20 @@ class ChatClient:
         self.stopped = False
         self.budget.paid += sum(map(self._cost, journal.answers.values()))
         self._unanswered = 0  # requests in a row
-        self._trouble: ApiError | None = None  # why the last of them was not answered
+        self._trouble: ApiError | None = None  # why the last of them got no answer
         self._session: _Session | None = None
 
     async def ask(self, request: Request, parse: Callable[[str], Value]) -> Outcome[Value]:
-        """What becomes of `request`. parse: from the text of an answer to its value; raises ValueError with the reason
-        where the text cannot be used.
+        """The outcome of `request`. parse: maps the text of an answer to its value; raises ValueError with the reason
+        if the text is unusable.
 
-        An answer that is cut off, empty, refused, filtered or does not parse is asked for again, twice at most. Equal
-        requests that are asked at once share one call.
+        A request whose answer is cut off, empty, refused, filtered or does not parse is repeated, at most twice. Equal
+        concurrent requests share one call.
 
         Raises
         ------
-        ApiError: the server cannot be used: nothing was answered, or several requests in a row were not. All requests
-        that are under way then end with it, after the calls in flight are in the journal.
+        ApiError: the server is unusable: it answered nothing, or failed several requests in a row. All requests in
+        progress then end with this error, after the calls in flight are in the journal.
         """
         (outcome,) = await self.ask_all([request], lambda _, text: parse(text))
         return outcome
@@ -141,8 +141,8 @@ class ChatClient:
         parse: Callable[[int, str], Value],
         advance: Callable[[], None] = lambda: None,
     ) -> list[Outcome[Value]]:
-        """As `ask`, of many requests; their outcomes in order. parse: gets the number of the request, too. advance:
-        called as each request is through.
+        """`ask` for several requests; returns their outcomes in order. parse: also gets the number of the request.
+        advance: called after each request.
         """
         if not requests:
             return []
@@ -175,7 +175,7 @@ class ChatClient:
         return complete
 
     def replay(self, request: Request, parse: Callable[[str], Value]) -> Outcome[Value] | None:
-        """What the journal makes of `request`, without asking; None where the server would have to be asked."""
+        """The outcome of `request` from the journal alone; None if the server would have to be asked."""
         reason = text = ""
         for attempt in range(1 + ASKED_AGAIN):
             answer = self.journal.answers.get(self.key(request, attempt))
@@ -190,13 +190,13 @@ class ChatClient:
         return Outcome(rejected=Rejected(request.name, reason, redacted(text)))
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         session, self._session = self._session, None
         if session is not None:
             wait_for(session.close())
 
     def key(self, request: Request, attempt: int) -> str:
-        """What the journal finds the answer by."""
+        """The key of the answer in the journal."""
         identity = {
             "kind": self.endpoint.kind,
             "base_url": self.endpoint.base_url,
@@ -209,7 +209,7 @@ class ChatClient:
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def calls_left(self, request: Request) -> int:
-        """How many calls `request` may still take: none where the journal has an answer to it that can be read."""
+        """How many calls `request` may still take; 0 if the journal has a usable answer."""
         for attempt in range(1 + ASKED_AGAIN):
             answer = self.journal.answers.get(self.key(request, attempt))
             if answer is None:
@@ -232,7 +232,7 @@ class ChatClient:
     async def _outcome(
         self, session: _Session, asks: _Asks, number: int, request: Request, parse: Callable[[int, str], Value]
     ) -> Outcome[Value]:
-        """Raises what ended `asks`, if anything; nothing is asked again then."""
+        """The outcome of one request. Raises what ended `asks`, if anything did."""
         answers: list[Answer] = []
         reason, unparsed = "", 0
 
@@ -263,9 +263,9 @@ class ChatClient:
         return ended(rejected=Rejected(request.name, reason, redacted(answers[-1].text if answers else "")))
 
     async def _answer(self, session: _Session, asks: _Asks, request: Request, attempt: int) -> Answer | None:
-        """From the journal, or from the server; None where the budget does not allow it."""
+        """An answer from the journal or the server; None if the budget does not allow a call."""
         key = self.key(request, attempt)
-        async with session.turns.setdefault(key, asyncio.Lock()):  # of equal requests the first one is called for
+        async with session.turns.setdefault(key, asyncio.Lock()):  # only the first of equal requests makes a call
             answer = self.journal.answers.get(key)
             if answer is not None:
                 self.replayed += 1
@@ -291,7 +291,7 @@ class ChatClient:
         return await session.caller.call(request.messages, limit, request.prompt_tokens, key, keep_bill)
 
     def _keep(self, key: str, request: Request, answer: Answer) -> None:
-        """Put a paid answer into the journal and on the bill."""
+        """Record a paid answer in the journal and the budget."""
         self.journal.add(key, self.endpoint.model, answer)
         self.budget.pay(self._cost(answer), most_usd(self.endpoint, self.prices, request))
         self._count(answer)
@@ -305,7 +305,7 @@ class ChatClient:
         return self.prices.cost(answer.prompt_tokens, answer.completion_tokens)
 
     def _count_unanswered(self, error: NoAnswerError) -> None:
-        """Raises ApiError where a request got no answer for a reason that is not its own."""
+        """Count an unanswered request. Raises ApiError if the server is at fault."""
         if error.refused and self.calls + self.replayed > 0:
             self._unanswered = 0  # others were answered with the same settings
             return
@@ -316,9 +316,9 @@ class ChatClient:
 
 
 class _Asks:
-    """The asks that are under way at the same time. Where one of them fails, all do.
+    """The calls of `ask` in progress. If one of them fails, all do.
 
-    failure: what ended them.
+    failure: the error that ended them.
     """
 
     def __init__(self) -> None:
@@ -332,23 +332,23 @@ class _Asks:
             raise self.failure
 
     def leave(self) -> None:
-        """One of them is through."""
+        """One of them has finished."""
         self.under_way -= 1
         self._left.set()
         self._left = asyncio.Event()
 
     async def others(self, while_: Callable[[], bool] = lambda: True) -> None:
-        """Wait until all of them are through, or `while_` no longer holds."""
+        """Wait until all of them have finished, or `while_` no longer holds."""
         while self.under_way and while_():
             await self._left.wait()
 
 
 @dataclass(slots=True)
 class _Session:
-    """What belongs to one event loop.
+    """The state of one event loop.
 
-    slots: one for each call at once. turns: of equal requests, by key, as long as one of them is under way. asks: those
-    that are under way.
+    slots: limits concurrent calls. turns: locks of equal requests, by key, while one of them is in progress. asks: the
+    calls of `ask` in progress.
     """
 
     loop: asyncio.AbstractEventLoop

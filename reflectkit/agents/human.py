@@ -32,7 +32,7 @@ class Human:
         self.progress, self.left, self.answered = progress, False, False
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """What the person answers; nobody else is served until they do."""
+        """The person's answer; everything else waits for it."""
         env = context.env
         if observation.choices:
             self.progress.news(choices_text(observation.choices))
@@ -43,7 +43,7 @@ class Human:
         return Decision(action)
 
     def _line(self, observation: Observation, env: Env) -> int | str | None:
-        """A choice, or a line of text where there are none; None from who leaves."""
+        """A choice, or a line of text if there are no choices; None if the person quits."""
         while (text := self._answer("Your move: ", observation, env)) is not None:
             if not observation.choices:
                 return text
@@ -54,7 +54,7 @@ class Human:
         return None
 
     def _calls(self, observation: Observation, env: Env) -> ToolUse | None:
-        """Calls, a line each, up to an empty line; None from who leaves."""
+        """Calls, one per line, up to an empty line; None if the person quits."""
         calls: list[ToolCall] = []
         while (text := self._answer(f"Call {len(calls) + 1}, or Enter to go on: ", observation, env)) is not None:
             if not text:
@@ -66,7 +66,7 @@ class Human:
         return None
 
     def _answer(self, question: str, observation: Observation, env: Env) -> str | None:
-        """The next line that is no command; None from who leaves."""
+        """The next line that is not a command; None if the person quits."""
         while (text := self.progress.ask(question)) is not None:
             self.answered = True
             command = text.strip()
@@ -82,15 +82,14 @@ class Human:
 
 
 def choice_of(text: str, choices: Sequence[str]) -> int:
-    """The index of the choice that `text` names: by its label or number, its whole text, or a beginning that only one
-    has.
+    """The index of the choice that `text` names: by its label or number, its full text, or a unique prefix.
 
     >>> choice_of("2", ("south", "north", "east")), choice_of("so", ("south", "north", "east"))
     (2, 0)
 
     Raises
     ------
-    IllegalActionError: no choice, or several; the message is for the person who wrote it.
+    IllegalActionError: no choice, or several, match; the message is for the person.
     """
     if text in LABELS[: len(choices)]:
         return LABELS.index(text)
@@ -112,12 +111,12 @@ def choice_of(text: str, choices: Sequence[str]) -> int:
 
 
 def choices_text(choices: Sequence[str]) -> str:
-    """The choices with their labels, a line each."""
+    """The choices with their labels, one per line."""
     return "\n".join(f"{label:>4}  {one_line(choice)}" for label, choice in zip(LABELS, choices, strict=False))
 
 
 def help_text(observation: Observation, env: Env) -> str:
-    """The env's rules, and what can be answered here."""
+    """The env's rules, and the possible answers."""
     if observation.tools:
         answers = f"{tools_text(observation.tools)}\n{PLAIN_RULES} An empty line goes on.\n{COMMANDS}."
     elif observation.choices:
@@ -130,7 +129,7 @@ def help_text(observation: Observation, env: Env) -> str:
 
 
 def oracle_text(observation: Observation, env: Any) -> str:
-    """What a best action would be, in words."""
+    """The oracle's action in words."""
     if not env.has("oracle"):
         return f"Env '{env.name}' has no oracle."
     try:
@@ -141,7 +140,7 @@ def oracle_text(observation: Observation, env: Any) -> str:
 
 
 def action_text(observation: Observation, action: int | str | ToolUse) -> str:
-    """An action in words: the label and the choice, or what was written."""
+    """An action in words: the label and the choice, or the text."""
     if isinstance(action, int):
         return f"{LABELS[action]}  {one_line(observation.choices[action])}"
     return action if isinstance(action, str) else action.text

@@ -1,4 +1,4 @@
-"""What a model's tokens cost. Prices change: `--price-in` and `--price-out` go over this table, OpenAI's of 2025."""
+"""Token prices: OpenAI's of 2025. `--price-in` and `--price-out` override this table."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ USD_PER_MILLION = {
     "o3": (2.0, 8.0),
     "o4-mini": (1.10, 4.40),
 }
-"""(prompt, completion) by model; a dated version costs what its model does."""
+"""(prompt, completion) by model; dated versions cost the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """US dollars for a million tokens read and written. known: whether they are, or stand at 0 for want of better."""
+    """US dollars per million tokens read and written. known: False if the prices are unknown, and therefore 0."""
 
     read: float
     written: float
     known: bool = True
 
     def cost(self, prompt_tokens: float, completion_tokens: float) -> float:
-        """In US dollars."""
+        """Cost in US dollars."""
         return (prompt_tokens * self.read + completion_tokens * self.written) / 1e6
 
 
 def prices_of(kind: str, model: str, read: float | None, written: float | None) -> Prices:
-    """The prices of a model; `read` and `written`, both given, go over the table. A local one is free. Raises
-    ConfigError.
+    """The prices of a model; `read` and `written`, if both are given, override the table. Local models are free.
+    Raises ConfigError.
     """
     if (read is None) != (written is None):
         raise ConfigError("--price-in and --price-out go together, in US dollars for a million tokens")

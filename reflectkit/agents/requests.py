@@ -87,7 +87,7 @@ def playing_request(
 
 
 def reflecting_request(observation: Observation, context: Context, history_tokens: int = HISTORY_TOKENS) -> Request:
-    """What a chat model that comments for a player is asked about one state."""
+    """The request for a chat model that comments on a state for a player."""
     comments = [turn.decision.reflection for turn in context.turns]
     messages = _comments_chat(REFLECTING, observation, context, comments, COMMENT, history_tokens)
     return Request(_title(observation), messages, ANSWER_TOKENS, context.seed)
@@ -96,7 +96,7 @@ def reflecting_request(observation: Observation, context: Context, history_token
 def teaching_request(
     observation: Observation, context: Context, mistaken: bool, history_tokens: int = HISTORY_TOKENS
 ) -> Request:
-    """What a teacher who acts is asked about one state. mistaken: whether the last action is to be corrected."""
+    """The request for a teacher that acts. mistaken: whether the last action is to be corrected."""
     _refuse_free_text(observation)
     earlier = [_acted(turn, commented=False) for turn in context.turns]
     newest = _shown(observation) + (MISTAKEN + CORRECT if mistaken else "") + ASK
@@ -108,8 +108,8 @@ def teaching_request(
 def commenting_request(
     observation: Observation, context: Context, right: str, mistaken: bool, history_tokens: int = HISTORY_TOKENS
 ) -> Request:
-    """What a teacher is asked who comments while an expert acts. right: the best action in words, which the comment is
-    to lead to without naming it.
+    """The request for a teacher that comments while an expert acts. right: the best action in words; the comment should
+    lead to it without naming it.
     """
     hint = (MISTAKEN + EXPLAIN if mistaken else "") + RIGHT.format(action=right)
     comments = [turn.decision.answer for turn in context.turns]
@@ -118,15 +118,15 @@ def commenting_request(
 
 
 def history_cost(request: Request, turns: int, written: int, history_tokens: int) -> int:
-    """Prompt tokens, about, that `turns` earlier turns like the newest of `request` add to it. written: in one of them,
-    by who comments and who plays.
+    """Approximate prompt tokens that `turns` earlier turns like the newest of `request` add to it. written: tokens that
+    the models write in each of them.
     """
     one = count_tokens(request.messages[-1].content) + written + 2 * MESSAGE_TOKENS
     return min(turns * one, max(history_tokens, one))
 
 
 def fullest(request: Request, history_tokens: int) -> Request:
-    """A request as long as `request` would be with all the earlier turns that it may hold."""
+    """A request as long as `request` with a full history of earlier turns."""
     system, first, *_, newest = (*request.messages[:2], *request.messages[-1:])
     tokens = max(history_tokens, count_tokens(first.content) + request.max_tokens + 2 * MESSAGE_TOKENS)
     return replace(request, messages=(system, Message("assistant", " ".join(["x"] * tokens)), newest))
@@ -147,7 +147,7 @@ def _comments_chat(
     ask: str,
     history_tokens: int,
 ) -> tuple[Message, ...]:
-    """A chat of states and comments; each state but the first begins with what was done in the one before."""
+    """A chat of states and comments; each state after the first begins with the previous action."""
     done = ["", *(f"{DONE}{one_line(turn.action_text)}\n" for turn in context.turns)]
     states = [before + _text(turn.observation) for before, turn in zip(done, context.turns, strict=False)]
     earlier = list(zip(states, comments, strict=True))
@@ -162,11 +162,11 @@ def _chat(
     newest: str,
     history_tokens: int,
 ) -> tuple[Message, ...]:
-    """The whole request: system message, (seen, answered) of the earlier turns, and what is asked now.
+    """The whole request: system message, (seen, answered) of the earlier turns, and the newest turn.
 
-    The first turn is always there, since a task is often stated only then; of the others the newest that fit, with a
-    line that says how many were left out. A turn that the model did not answer itself stands before the next one, in
-    the same message.
+    The first turn is always included, since it often states the task; of the others, the newest that fit, with a line
+    that says how many were left out. A turn that the model did not answer itself is put before the next one, in the
+    same message.
     """
     first, later = list(earlier[:1]), list(earlier[1:])
     room = history_tokens - sum(map(_tokens, first))
@@ -193,7 +193,7 @@ def _tokens(turn: tuple[str, str | None]) -> int:
 
 
 def _system(role: str, observation: Observation, context: Context) -> str:
-    """Who the model is, the rules, what the observation itself says to the system, and the tools."""
+    """The system message: the role, the rules, the observation's own system messages, and the tools."""
     rules = rules_of(context.env)
     own = [
         message.content for message in observation.messages if message.role == "system" and message.content not in rules
@@ -203,8 +203,7 @@ def _system(role: str, observation: Observation, context: Context) -> str:
 
 
 def _acted(turn: Turn, *, commented: bool) -> tuple[str, str | None]:
-    """(what was seen, what was answered) in an earlier turn; where somebody else acted, what they did is part of the
-    former.
+    """(state, answer) of an earlier turn; if the model did not answer it, the action is part of the state.
 
     commented: whether the player read the turn's comment.
     """
@@ -214,18 +213,18 @@ def _acted(turn: Turn, *, commented: bool) -> tuple[str, str | None]:
 
 
 def _shown(observation: Observation, comment: str | None = None) -> str:
-    """The state, the comment on it, and the numbered actions, as a policy is shown them."""
+    """The state, the comment on it, and the numbered actions, as in a policy prompt."""
     bare = replace(observation, messages=(Message("user", _text(observation)),), tools=())
     return policy_prompt(bare, comment).rpartition("\n")[0]
 
 
 def _text(observation: Observation) -> str:
-    """What is seen, without what is said to the system."""
+    """The observation's text without its system messages."""
     return "\n".join(message.content for message in observation.messages if message.role != "system")
 
 
 def answer_text(analysis: str | None, action: int | str | ToolUse) -> str:
-    """An answer in the form that is asked for."""
+    """An answer in the requested format."""
     if isinstance(action, int):
         return f"Analysis: {one_line(analysis or '')}\nChoice:{label(action)}"
     return action if isinstance(action, str) else action.text

@@ -69,16 +69,16 @@ class Baseline:
 
 
 class Replay:
-    """Repeats one recorded demonstration, step by step: what it saw at each step is made anew by the env.
+    """Replays a recorded demonstration step by step; the env recreates its observations.
 
-    steps: records with `cmd` (an action's text), `reflection` and `note`. where: names the record in errors.
+    steps: records with `cmd` (an action's text), `reflection` and `note`. where: the record's name in errors.
     """
 
     def __init__(self, steps: Sequence[Mapping[str, Any]], where: str) -> None:
         self.steps, self.where, self.next = steps, where, 0
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The next recorded step, for the one episode in play. Raises DataError where the env does not offer it."""
+        """The next recorded step. Raises DataError if the env does not offer it."""
         if self.next >= len(self.steps):
             raise DataError(self.where, "the demonstration ends before its episode does; make it again")
         step = self.steps[self.next]
@@ -95,7 +95,7 @@ class Replay:
 
 
 class Marker:
-    """Takes given actions again, and keeps in `notes` what the env says of the last one before each."""
+    """Replays actions, and collects in `notes` the env's mark of the previous action before each."""
 
     def __init__(self, actions: Sequence[int | str | ToolUse]) -> None:
         self.actions = actions
@@ -117,7 +117,7 @@ def _any_choice(observation: Observation, env: Any, chance: random.Random) -> De
 
 
 def _any_calls(observation: Observation, chance: random.Random) -> Decision:
-    """Up to two calls of any tools; texts are of one to four words that can be seen."""
+    """Up to two random calls; texts consist of one to four words of the observation."""
     seen = observation.text.split() or ["nothing"]
     calls = []
     for _ in range(chance.randrange(3)):

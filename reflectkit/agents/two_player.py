@@ -30,28 +30,28 @@ PROMPTS_KEPT = 20_000
 class Reflector:
     """A frozen model that writes one line about an observation.
 
-    Greedy comments are functions of their prompt and are kept for good.
+    Greedy comments depend only on their prompt and are cached.
     """
 
     def __init__(self, sampler: Sampler, *, temperature: float = 0.0, max_new_tokens: int = 100) -> None:
         self.sampler, self.temperature = sampler, temperature
         self.max_new_tokens = max_new_tokens
-        """Tokens of a comment; the paper's 100."""
+        """Maximum length of a comment; 100 in the paper."""
         self.memo: dict[str, str] = {}
-        """Comments by the hash of their prompt; empty where they are sampled."""
+        """Comments by the hash of their prompt; empty if they are sampled."""
         self.requests = self.written = self.tokens = 0
-        """How many comments were asked for, how many of them the model had to write, and the tokens of these."""
+        """Number of requested comments, of those that the model wrote, and of the tokens in these."""
         self._stop_ids = _line_ends(sampler)
         self._new: dict[str, str] = {}
 
     @property
     def hits(self) -> int:
-        """How many comments came from the memo."""
+        """Number of comments from the memo."""
         return self.requests - self.written
 
     async def comment(self, observation: Observation, seed: int) -> str:
-        """A comment on `observation`, "" where the prompt leaves no room for one; `seed` only matters where comments
-        are sampled.
+        """A comment on `observation`; "" if the prompt leaves no room for one. `seed` matters only if comments are
+        sampled.
         """
         prompt = reflection_prompt(observation)
         self.requests += 1
@@ -70,7 +70,7 @@ class Reflector:
         return self.memo[key]
 
     async def comments(self, observations: Sequence[Observation], seeds: Sequence[int]) -> list[str]:
-        """A comment on each observation, written side by side."""
+        """A comment on each observation, sampled concurrently."""
         return list(await asyncio.gather(*map(self.comment, observations, seeds)))
 
     def new_comments(self) -> dict[str, str]:

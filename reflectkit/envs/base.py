@@ -1,4 +1,4 @@
-"""What an env is to the rest: every trait by name, with its default. Also what envs with enumerated actions share."""
+"""The base class of envs: every trait by name, with its default; and a base for envs with a fixed list of actions."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from reflectkit.core.errors import ConfigError, DataError, IllegalActionError
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.types import Message, Observation, Task, ToolUse, Trajectory
 
-MOST_TOKENS = 1_000_000  # of a prompt, or of what is written in answer
+MOST_TOKENS = 1_000_000  # of a prompt or an answer
 
 
 @dataclass(frozen=True)
 class NoSettings:
-    """The settings of an env that has none."""
+    """Settings of an env without any."""
 
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """How much of a long output, and of a long prompt, an env shows."""
+    """Limits on the length of outputs and prompts."""
 
     result_tokens: int = option(400, help="Approximate number of tokens shown of a command's output.")
     prompt_tokens: int = option(800, help="Approximate token limit of a prompt; the oldest commands are dropped first.")
@@ -45,23 +45,23 @@ class BaseEnv:
     # ------------------------------------------------------------------------------------------------ what it is
 
     name: ClassVar[str]
-    """What tasks and records call the env."""
+    """Name of the env in tasks and records."""
     levels: ClassVar[tuple[str, ...]]
-    """Curriculum stages, easiest first; the last one is the whole task."""
+    """Curriculum stages, easiest first; the last is the full task."""
     horizons: ClassVar[Mapping[str, int]] = {}
-    """Steps after which an episode is cut off, by level; 15 where a level is missing."""
+    """Steps after which an episode is truncated, by level; default: 15."""
     rules: ClassVar[str | None] = None
-    """What people and chat models are told before they play; None: the docstring of the class."""
+    """Rules that people and chat models read before they play; None: the docstring of the class."""
     choices: ClassVar[tuple[str, ...]] = ()
-    """The actions, where they are the same in every state."""
+    """The actions, if they are the same in every state."""
     offers_tools: ClassVar[bool] = False
-    """Whether an action is calls of tools."""
+    """Whether actions are tool calls."""
     Settings: ClassVar[type[Any]] = NoSettings
     """A frozen dataclass, its fields made by `core.config.option`: they are flags of every command that makes envs, and
     keyword arguments of the constructor.
     """
     needs_horizon: ClassVar[bool] = False
-    """Whether the constructor takes the horizon too, as `horizon`."""
+    """Whether the constructor takes the horizon, as `horizon`."""
     chat_settings: ClassVar[Mapping[str, str]] = {}
     """Settings that name a chat model which the env asks, each with the class that asks it, as "module:Class"; the
     constructor gets an instance (made of the endpoint, a journal's path, the timeout in seconds and the number of calls
@@ -69,26 +69,26 @@ class BaseEnv:
     the same name with `_url` behind it.
     """
     awaited: ClassVar[bool] = False
-    """Whether `reset` and `step` return awaitables, since somebody else answers: an engine, a server, a user."""
+    """Whether `reset` and `step` return awaitables, because an engine, a server or a user answers."""
     remote: ClassVar[bool] = False
-    """Whether they block while somebody else answers; they are then called in threads."""
+    """Whether `reset` and `step` block while they wait; they are then called in threads."""
     widest: ClassVar[int] = 2**31
-    """How many may be in play side by side."""
+    """Maximum number of concurrent episodes."""
     state: Any = None
-    """A short name of the current state, JSON, where the env has one."""
+    """A short name of the current state as a JSON value, if the env has one."""
 
     # ------------------------------------------------------------------------------- where its problems come from
 
     problem_generator: ClassVar[str] = ""
-    """What `gen-task` makes its problems with, as "module:Class"; see `envs.problems.ProblemGenerator`."""
+    """The class with which `gen-task` makes problems, as "module:Class"; see `envs.problems.ProblemGenerator`."""
     repositories_folder: ClassVar[str] = ""
     """Where its problems are questions about the files of repositories (`Explorer`): the folder of these in its data
     folder, which `filter-repo` fills. `gen-task` and `filter-task` then make the problems.
     """
     records_folder: ClassVar[str] = ""
-    """The folder, in its data folder, of its records, splits and rows; "": the data folder itself."""
+    """Subfolder of the env's data folder for records, splits and rows; "": the data folder itself."""
     problems_advice: ClassVar[str] = ""
-    """How to make problems, for whoever wants to play and has none."""
+    """How to make problems, as advice to users who have none."""
     split_by: ClassVar[tuple[str, ...]] = ("group",)
     """What `split` may keep in one split: "group" (`Task.group`), "repo" (the same, by the number of its problems) or
     "question" (each problem alone); the first unless told otherwise.
@@ -97,20 +97,20 @@ class BaseEnv:
     # --------------------------------------------------------------------------------------------- demonstrations
 
     noise: ClassVar[float] = 0.2
-    """Chance that a step of the oracle's demonstrations is a mistake."""
+    """Probability that a step of the oracle's demonstrations is a mistake."""
     negatives: ClassVar[int] = 0
-    """Demonstrations of one mistake each that a problem gets."""
+    """Number of demonstrations with one mistake per problem."""
     keeps_other_levels: ClassVar[bool] = True
-    """Whether problems of other levels than the one demonstrated stay among the records, for evaluation."""
+    """Whether the records keep problems of levels other than the demonstrated one, for evaluation."""
     baselines: ClassVar[tuple[str, ...]] = ()
-    """Names of the players by rule that `baseline` knows."""
+    """Names of the rule-based players that `baseline` implements."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = self.Settings(**settings)
 
     @classmethod
     def has(cls, *methods: str) -> bool:
-        """Whether the env defines these methods itself, e.g. `oracle`, and does not leave them to this class."""
+        """Whether the env itself defines these methods, e.g. `oracle`, instead of inheriting them from this class."""
         return all(inspect.getattr_static(cls, name) is not inspect.getattr_static(BaseEnv, name) for name in methods)
 
     @classmethod
@@ -122,7 +122,7 @@ class BaseEnv:
         return {item.name: getattr(settings, item.name) for item in fields(settings)}
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
-        """Begin `task`. Raises DataError where `task.data` is not this env's."""
+        """Begin `task`. Raises DataError if `task.data` is not valid for this env."""
         raise NotImplementedError
 
     def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
@@ -134,11 +134,11 @@ class BaseEnv:
         return 0.0
 
     def legal(self) -> Sequence[str]:
-        """What may be written now, in an env that takes text."""
+        """The legal actions now, in an env whose actions are text."""
         raise _lacking(self, "legal")
 
     def baseline(self, name: str) -> int | str | ToolUse:
-        """What the player by rule called `name` does now."""
+        """The action of the rule-based player `name`."""
         raise _lacking(self, "baseline")
 
     # ------------------------------------------------------------------------------------------------ its problems
@@ -150,7 +150,7 @@ class BaseEnv:
 
     @classmethod
     def example(cls, level: str, seed: int) -> Task:
-        """A problem for whoever has no file of them."""
+        """A problem for users without a file of them."""
         raise _lacking(cls, "example")
 
     @classmethod
@@ -160,22 +160,22 @@ class BaseEnv:
 
     @classmethod
     def cluster(cls, task: Task) -> str:
-        """What a problem is about, e.g. a file; those of one cluster are not independent in the statistics."""
+        """What a problem is about, e.g. a file; problems of one cluster are not independent in the statistics."""
         return task.id
 
     @classmethod
     def room_of(cls, task: Task) -> str:
-        """Where a problem is set, if `split` may hold out places; else ""."""
+        """The room of a problem, if `split` can hold out rooms; else ""."""
         return str(task.data.get("room", ""))
 
     @classmethod
     def kind_of_room(cls, room: str) -> str:
-        """Of each kind of room `split --unseen-rooms` holds out a share."""
+        """The kind of a room; `split --unseen-rooms` holds out a share of each kind."""
         return room.rstrip("0123456789")
 
     @classmethod
     def episode_steps(cls, task: Task) -> int | None:
-        """How many steps an episode of `task` takes, where that is known from the task."""
+        """Number of steps of an episode of `task`, if it is known in advance."""
         return None
 
     @classmethod
@@ -203,19 +203,19 @@ class BaseEnv:
         raise _lacking(self, "oracle")
 
     def mistakes(self) -> Sequence[int | str | ToolUse]:
-        """Actions that are not best but do not end the episode: what a noisy demonstration may do."""
+        """Suboptimal actions that do not end the episode, for noisy demonstrations."""
         raise _lacking(self, "mistakes")
 
     def slips(self) -> Sequence[int | str | ToolUse]:
-        """The mistakes that a negative example makes now; none once it has made one."""
+        """The mistakes that a negative example can make now; none after it has made one."""
         raise _lacking(self, "slips")
 
     def note(self) -> str:
-        """How a perfect teacher would mark the last action: "" at the start, "good" or "mistake"."""
+        """A perfect teacher's mark of the last action: "" at the start, "good" or "mistake"."""
         return ""
 
     def reflection(self, generator: random.Random) -> str:
-        """What a perfect teacher would comment on the current state, in one line; the generator picks the wording."""
+        """A perfect teacher's comment on the current state, in one line; the generator picks the wording."""
         raise _lacking(self, "reflection")
 
     # ------------------------------------------------------------------------------- what becomes of demonstrations
@@ -227,22 +227,22 @@ class BaseEnv:
 
     @classmethod
     def drops_choices(cls, settings: Any) -> bool:
-        """Whether another seed may take away choices, so that a demonstration cannot always be played again."""
+        """Whether choices depend on the seed, so that a demonstration cannot be replayed with every seed."""
         return False
 
     @classmethod
     def is_demonstration(cls, trajectory: Trajectory) -> bool:
-        """Whether an episode of a teacher is worth keeping."""
+        """Whether a teacher's episode is kept as a demonstration."""
         return True
 
     @classmethod
     def fault(cls, trajectory: Trajectory) -> str:
-        """Why a demonstration becomes no SFT rows, in words that follow "3 demonstrations"; "" where it does."""
+        """Why a demonstration gives no SFT rows, as text after "3 demonstrations"; "" if it gives some."""
         return ""
 
 
 class Explorer(Protocol):
-    """What an env with a `repositories_folder` also offers. Its levels are depths of folders."""
+    """The further methods of an env with a `repositories_folder`. Its levels are folder depths."""
 
     levels: ClassVar[tuple[str, ...]]
     repositories_folder: ClassVar[str]
@@ -257,11 +257,11 @@ class Explorer(Protocol):
 
     @classmethod
     def reaches(cls, repository: Any, path: str) -> bool:
-        """Whether file `path` can be reached and named by commands that are offered."""
+        """Whether the offered commands can reach and name file `path`."""
 
     @classmethod
     def answer_of(cls, repository: Any, commands: Sequence[str]) -> str:
-        """The file that `commands`, one after the other, end in naming; "" for none."""
+        """The file that the sequence `commands` ends by naming; "" if none."""
 
 
 def _lacking(env: Any, method: str) -> ConfigError:
@@ -310,7 +310,7 @@ class ChoiceEnv(BaseEnv):
 
 
 def check_task(task: Task, name: str, levels: Sequence[str]) -> None:
-    """Raises DataError for a task of another env than `name`, or of a level that is none of `levels`."""
+    """Raises DataError for a task of another env than `name`, or of a level not in `levels`."""
     if task.env != name:
         raise DataError(task.id, f"is a task of env '{task.env}', not of '{name}'")
     if task.level not in levels:
@@ -318,14 +318,14 @@ def check_task(task: Task, name: str, levels: Sequence[str]) -> None:
 
 
 def check_choice(action: object, choices: Sequence[str], name: str) -> int:
-    """`action`, the index of one of the K `choices`. Raises IllegalActionError where it is none."""
+    """`action`, if it is the index of one of the K `choices`; else raises IllegalActionError."""
     if not isinstance(action, int) or isinstance(action, bool) or not 0 <= action < len(choices):
         raise IllegalActionError(f"{name}: no action {action!r:.80}; choose 0 to {len(choices) - 1}")
     return action
 
 
 def task_int(task: Task, field: str, low: int, high: int) -> int:
-    """`task.data[field]` as a whole number of `low` … `high`. Raises DataError naming the field."""
+    """`task.data[field]`, an integer from `low` to `high`. Raises DataError with the field's name."""
     value = task.data.get(field)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Corridor: a toy env with a known optimum, for tests and for a first look at an env of one's own.
+"""Corridor: a toy env with a known optimum, for tests and as an example of a custom env.
 
 Observation
     One line: the cells of a corridor, `T` where you are, `G` at the goal.
@@ -52,7 +52,7 @@ class Corridor(ChoiceEnv):
         return STEP_REWARD + (GOAL_REWARD if reached else 0.0), reached, {"state": self._place, "success": reached}
 
     def forfeit(self, steps_left: int) -> float:
-        """The cost of the steps that were left."""
+        """The cost of the remaining steps."""
         return STEP_REWARD * steps_left
 
     def _text(self) -> str:
@@ -77,7 +77,7 @@ class Corridor(ChoiceEnv):
         return [0] if self._place > 0 else []
 
     def note(self) -> str:
-        """How the last action is to be marked."""
+        """The mark of the last action."""
         return self._note
 
     def reflection(self, generator: random.Random) -> str:

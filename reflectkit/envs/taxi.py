@@ -58,7 +58,7 @@ class World:
         return self.next_state[state][action] == state
 
     def best(self, state: int) -> tuple[int, ...]:
-        """Every action that begins a shortest way to the delivery, lowest index first."""
+        """All first actions of shortest paths to the delivery, lowest index first."""
         following, delivers = self.next_state[state], self.delivers[state]
         ahead = [0 if delivers[action] else self.distance[following[action]] for action in range(len(ACTIONS))]
         return tuple(
@@ -92,7 +92,7 @@ def decode(state: int) -> View:
 
 @cache
 def world() -> World:
-    """The table, read from gymnasium once a process."""
+    """The table, read from gymnasium once per process."""
     import gymnasium
 
     env = gymnasium.make("Taxi-v4").unwrapped
@@ -106,7 +106,7 @@ def world() -> World:
 
 
 def _distances(next_state: tuple[tuple[int, ...], ...], delivers: tuple[tuple[bool, ...], ...]) -> tuple[int, ...]:
-    """Least number of actions from each state to the delivery, by breadth-first search backwards from it."""
+    """Minimum number of actions from each state to the delivery, by breadth-first search backwards."""
     before: dict[int, list[int]] = {}
     queue: deque[int] = deque()
     distance = [-1] * STATES
@@ -137,11 +137,11 @@ class Taxi(ChoiceEnv):
 
     _level = "full"
     state: int
-    """Taxi-v4's number of the current state, 0 … 499."""
+    """The current state's number in Taxi-v4, 0 … 499."""
 
     @property
     def rules(self) -> str:  # type: ignore[override]
-        """For people and chat models; of the level in play, or of the whole task."""
+        """Rules for people and chat models; of the current level, or of the full task."""
         return write_rules(self._level)
 
     def _begin(self, task: Task, seed: int) -> None:
@@ -170,7 +170,7 @@ class Taxi(ChoiceEnv):
         return f"{RULES}\n{draw(self.state)}\nLast move: {last}"
 
     def forfeit(self, steps_left: int) -> float:
-        """The cost of the steps that were left."""
+        """The cost of the remaining steps."""
         return STEP * steps_left
 
     @classmethod
@@ -204,7 +204,7 @@ class Taxi(ChoiceEnv):
         return world().best(self.state)[0]
 
     def mistakes(self) -> list[int]:
-        """Actions that are not best and do not end the episode."""
+        """Suboptimal actions that do not end the episode."""
         table = world()
         best = table.best(self.state)
         return [
@@ -214,11 +214,11 @@ class Taxi(ChoiceEnv):
         ]
 
     def note(self) -> str:
-        """How the last action is to be marked."""
+        """The mark of the last action."""
         return "" if self._last is None else "mistake" if self._mistaken else "good"
 
     def reflection(self, generator: random.Random) -> str:
-        """What the state is, what went wrong if the last move was a mistake, and what to do next."""
+        """The state, what went wrong if the last move was a mistake, and what to do next."""
         return write_reflection(self.state, self._last if self._mistaken else None, self.oracle(), generator)
 
 
@@ -259,7 +259,7 @@ def draw(state: int) -> str:
 
 
 def write_rules(level: str) -> str:
-    """What one is to do at `level`, with which actions, what ends the episode and what is rewarded."""
+    """The goal at `level`, the actions, what ends the episode, and the reward."""
     goal = {
         "pickup": "drive the taxi to the waiting passenger and pick the passenger up",
         "dropoff": "the passenger is in the taxi: drive to the destination and drop the passenger off there",

@@ -49,19 +49,19 @@ from reflectkit.envs.base import BaseEnv, PromptSettings, check_choice, check_ta
 
 ALL = "all"
 HORIZON = 50
-HEADINGS = 24  # tokens of the words that every prompt has, and of the mark for commands left out
-OF_A_VERB = 2  # mistakes of each verb that are offered
+HEADINGS = 24  # tokens of the fixed words of a prompt, and of the mark for omitted commands
+OF_A_VERB = 2  # maximum number of mistakes with the same verb
 GO = "go to "
-LONGEST_TYPED = 100  # characters of a command that was written
+LONGEST_TYPED = 100  # characters of a typed command
 SLIP_SHARE = 0.2  # of the steps of a search
 NOTHING = "Nothing happens."
-HELP = "help"  # never a mistake on purpose: its long answer drives out what was seen
+HELP = "help"  # never a deliberate mistake: its long answer displaces the history
 MORE = "make games with `reflectkit gen-task --env alfworld`, or say where they are with --games-dir"
 
 
 @dataclass(frozen=True)
 class AlfworldSettings(PromptSettings):
-    """What may be set."""
+    """The env's settings."""
 
     games_dir: Path | None = option(
         None, help=f"Folder of the games (contains json_2.1.1); default: {FOLDER} in the env's data folder."
@@ -81,7 +81,7 @@ class Alfworld(BaseEnv):
 
     name: ClassVar[str] = "alfworld"
     levels: ClassVar[tuple[str, ...]] = (*TYPES, ALL)
-    """The type of the task; "all" is whatever type."""
+    """The type of the task; "all" is any type."""
     horizons: ClassVar[dict[str, int]] = dict.fromkeys(levels, HORIZON)
     Settings: ClassVar[type[Any]] = AlfworldSettings
     settings: AlfworldSettings
@@ -99,9 +99,9 @@ class Alfworld(BaseEnv):
     )
     awaited: ClassVar[bool] = True
     widest: ClassVar[int] = 32
-    """Games side by side: each takes a process."""
+    """Concurrent games; each takes a process."""
     load_seconds: ClassVar[float] = 120.0
-    """What an engine has to load a game, the planner's first plan included."""
+    """Seconds for an engine to load a game, including the planner's first plan."""
     step_seconds: ClassVar[float] = 60.0
 
     def __init__(self, games_dir: Path | str | None = None, **settings: Any) -> None:
@@ -140,12 +140,12 @@ class Alfworld(BaseEnv):
 
     @classmethod
     def offers_choices(cls, settings: Any) -> bool:
-        """Unless commands are written."""
+        """Unless commands are typed."""
         return not settings.typed
 
     @classmethod
     def at_level(cls, task: Task, level: str) -> Task | None:
-        """The task itself, if it is of the type `level`, or that is "all"."""
+        """The task itself, if it is of type `level` or `level` is "all"."""
         return task if level in (ALL, task.level) else None
 
     @classmethod
@@ -212,11 +212,10 @@ class Alfworld(BaseEnv):
             info["refused"] = 1
         return StepResult(self._observe(), state.score, self._over, info=info)
 
-    # ------------------------------------------------------------------------------------------------ the oracle
-    # teacher
+    # ---------------------------------------------------------------------------------------- the oracle teacher
 
     def oracle(self) -> int | str:
-        """What the expert does next."""
+        """The expert's next command."""
         (action,) = self._actions(self._good()[:1])
         return action
 
@@ -225,8 +224,8 @@ class Alfworld(BaseEnv):
         return self._choices
 
     def mistakes(self) -> list[int] | list[str]:
-        """Commands that lead nowhere: neither the expert's nor as good as far as the player can know. At most two of a
-        verb, others at each step.
+        """Commands that make no progress: neither the expert's nor equally good as far as the player can know. At most
+        two per verb, which change with each step.
         """
         right = self._good()
         by_verb: dict[str, list[int]] = {}
@@ -238,22 +237,18 @@ class Alfworld(BaseEnv):
         return self._actions([self._choices[index] for index in sorted(chosen)])
 
     def slips(self) -> list[int] | list[str]:
-        """The mistakes that a negative example makes, once: at a drawn step of the search, or when the object
-        is held.
-        """
+        """The mistake that a negative example makes once: at a random search step, or while the object is held."""
         if self._slipped:
             return []
         holds_goal, _ = progress(self._belief, self.goal)
         return self.mistakes() if holds_goal or uniform(self._seed, "slip", len(self._history)) < SLIP_SHARE else []
 
     def note(self) -> str:
-        """How the last command is to be marked: "" at the start, "good", or "mistake" where it led nowhere."""
+        """The mark of the last command: "" at the start, "good", or "mistake" if it made no progress."""
         return self._last_note
 
     def reflection(self, generator: random.Random) -> str:
-        """What is held, what was searched, where the wanted thing is, what is left to do; all as the player
-        knows it.
-        """
+        """What is held, what was searched, where the object is, and what is left to do, as far as the player knows."""
         return write_reflection(self._belief, self.goal, self._last_note == "mistake", generator)
 
     def _actions(self, commands: list[str]) -> list[int] | list[str]:
@@ -261,7 +256,7 @@ class Alfworld(BaseEnv):
         return commands if self.typed else [self._choices.index(command) for command in commands]
 
     def _command(self, action: int | str | ToolUse) -> str:
-        """What `action` means. Raises IllegalActionError."""
+        """The command of `action`. Raises IllegalActionError."""
         if self.typed:
             if isinstance(action, str):
                 return " ".join(action.split())[:LONGEST_TYPED]
@@ -291,7 +286,7 @@ class Alfworld(BaseEnv):
         return folder
 
     def _taken(self, folder: Path) -> Engine:
-        """An engine of one's own, until the next reset or the end of this env."""
+        """An engine for this env alone, until the next reset or its end."""
         if self._return is not None:
             self._return()
         engine = pool().take(folder)
@@ -309,7 +304,7 @@ class Alfworld(BaseEnv):
         return Observation((Message("user", self._text()),), () if self.typed else self._choices)
 
     def _text(self) -> str:
-        """The prompt's parts within `prompt_tokens`; see the module's text for what goes first."""
+        """The prompt, within `prompt_tokens`; see the module's docstring for the priorities."""
         start = f"Task: {self.task}\nRoom: {self._room}\n"
         room = self.prompt_tokens - count_short(start) - HEADINGS
         if not self.typed:
@@ -327,7 +322,7 @@ class Alfworld(BaseEnv):
 
 @contextmanager
 def _aborting() -> Iterator[None]:
-    """One broken game of many ends its own episode, and not the run."""
+    """Turns the error of a broken game into one that ends only its own episode, not the run."""
     try:
         yield
     except DataError as error:
@@ -335,14 +330,14 @@ def _aborting() -> Iterator[None]:
 
 
 def _numbered(commands: Sequence[str], places: Iterable[str]) -> tuple[str, ...]:
-    """`commands` as they are offered; see the module's text for their order."""
+    """`commands` in the order in which they are offered; see the module's docstring."""
     ways = [command for place in places for command in (GO + place, f"examine {place}") if command in commands]
     others = [command for command in commands if command not in ways]
     return (*ways, *sorted(others, key=lambda command: command.split()[0] in CHANGES_NOTHING))
 
 
 def _goal(folder: Path, task: Task) -> Goal:
-    """What is to be done, as the game's files say."""
+    """The goal, from the game's files."""
     trajectory, playable = read(folder)
     kind, parameters = trajectory["task_type"], trajectory["pddl_params"]
     if kind != task.level:

@@ -82,14 +82,14 @@ def memoised(shared: Path | None = None) -> Iterator[None]:
 
 
 def _kept(translate: Callable[..., Any], folder: Path) -> Callable[..., Any]:
-    """What `translate` returns, from a file in `folder` where one of its processes has been asked for it before."""
+    """`translate` with a cache in `folder`, which several processes share."""
 
     def kept(domain: str, problem: str) -> Any:
         file = folder / hashlib.sha256(f"{domain}\0{problem}".encode()).hexdigest()
         if file.exists():
             return pickle.loads(zlib.decompress(file.read_bytes()))
         translated = translate(domain, problem)
-        with contextlib.suppress(OSError):  # a full disk costs time, no more
+        with contextlib.suppress(OSError):  # with a full disk it is only slower
             staging = file.with_suffix(f".{os.getpid()}")
             staging.write_bytes(zlib.compress(pickle.dumps(translated), level=1))
             staging.replace(file)
@@ -103,7 +103,7 @@ def _copies_of(parse: Callable[..., Any], symbol: type) -> Callable[..., Any]:
 
 
 def _copied(value: Any, symbol: type) -> Any:
-    """`value` with lists, dictionaries and symbols of its own, the symbols within symbols included."""
+    """A copy of `value` with new lists, dictionaries and symbols, including nested symbols."""
     if isinstance(value, dict):
         return dict(value)
     if isinstance(value, list):
@@ -117,7 +117,7 @@ def _copied(value: Any, symbol: type) -> Any:
 
 
 def _but_for_the_task(parse: Callable[..., Any], textgen: Any) -> Callable[..., Any]:
-    """Parses a grammar as `parse` does, but the sentence of the task apart from the rest."""
+    """`parse`, but with the task's sentence parsed separately, so that the rest can be cached."""
 
     def parsed(text: str, rule_name: str) -> Any:
         tasks = TASK.findall(text)
@@ -132,7 +132,7 @@ def _but_for_the_task(parse: Callable[..., Any], textgen: Any) -> Callable[..., 
 
 
 def _facts(logic: Any) -> Callable[..., Any]:
-    """What `Atom.get_fact` does, each fact made once."""
+    """`Atom.get_fact` with a cache."""
 
     @lru_cache(maxsize=FACTS)
     def parts(name: str) -> tuple[str, tuple[str, ...]]:
@@ -154,7 +154,7 @@ def _facts(logic: Any) -> Callable[..., Any]:
 
 
 class _Library:
-    """The engine's library, but for what only its own planning needs."""
+    """The engine's library, without the parts that only its own planning needs."""
 
     def __init__(self, library: Any) -> None:
         self.library = library

@@ -24,12 +24,12 @@ from reflectkit.envs.alfworld.package import BLANK
 
 ENV = "alfworld"
 FOLDER = "games"
-"""Where the games lie, in the env's data folder, unless a setting says otherwise."""
+"""Default folder of the games, in the env's data folder."""
 VERSION = "json_2.1.1"
 SPLITS = ("train", "valid_train", "valid_seen", "valid_unseen")
 PROBLEM = "initial_state.pddl"
 LARGEST = 20_000_000  # bytes of a file
-NAME = re.compile(r"[\w.-]{1,255}(/[\w.-]{1,255}){0,7}", re.ASCII)  # of a game, as its task gives it
+NAME = re.compile(r"[\w.-]{1,255}(/[\w.-]{1,255}){0,7}", re.ASCII)  # of a game, in its task
 WORDING = "move {o} to {r}"  # "put {o} in/on {r}" in older downloads
 PARAMETERS = ("object_target", "parent_target", "toggle_target", "mrecep_target")
 
@@ -80,7 +80,7 @@ def inside(root: Path, name: object) -> Path | None:
 
 
 def usable(folder: Path) -> Task | str:
-    """The task that the game in `folder` is, or why it cannot be used."""
+    """The task of the game in `folder`, or why it cannot be used."""
     try:
         return task(folder)
     except DataError as error:
@@ -103,7 +103,7 @@ def task(folder: Path) -> Task:
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What traj_data.json and game.tw-pddl of the game in `folder` hold, checked. Raises DataError."""
+    """The validated contents of traj_data.json and game.tw-pddl in `folder`. Raises DataError."""
     name = f"{folder.parent.name}/{folder.name}"
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII):
         raise DataError(
@@ -135,7 +135,7 @@ def _folders(split: Path, root: Path) -> Iterator[Path]:
 
 
 def _stays(folder: Path, root: Path) -> bool:
-    """Whether `folder`, links followed, lies in `root`, or in what its `json_2.1.1` is a link to."""
+    """Whether `folder`, with links resolved, is in `root` or in the target of its link `json_2.1.1`."""
     homes = {Path(realpath(root)), Path(realpath(root / VERSION))}
     return not homes.isdisjoint(Path(realpath(folder)).parents)
 
@@ -146,7 +146,7 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _checked(path: Path) -> Path:
-    """`path`, if it may be read. Raises DataError."""
+    """`path`, if it is readable. Raises DataError."""
     if not path.is_file():
         raise DataError(path, "is missing or no file; run `alfworld-download -f`")
     if path.resolve().parent != path.parent.resolve():

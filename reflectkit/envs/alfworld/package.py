@@ -16,7 +16,7 @@ BLANK = "UNKNOWN GOAL"
 
 @cache
 def folder() -> Path:
-    """Where the package lies. Raises ConfigError where it is not installed."""
+    """The package's folder. Raises ConfigError if it is not installed."""
     check_installed()
     spec = importlib.util.find_spec("alfworld")
     assert spec is not None
@@ -44,7 +44,7 @@ def domain() -> str:
 
 
 def grammar(task: str) -> str:
-    """The wording of what happens, with `task` as the task's text. Raises ConfigError."""
+    """The grammar of the game's texts, with `task` as the task's text. Raises ConfigError."""
     return _grammar().replace(BLANK, task)
 
 

@@ -1,4 +1,4 @@
-"""Engines in child processes: one game each, used again by later games, stopped when they do not answer.
+"""Engines in child processes, one game each; they are reused by later games and stopped if they do not answer.
 
 The children are forked from a process of their own (see `worker`), not from this one: that is quick, works from threads
 and daemonic processes and under any main module, and copies nothing of this process's memory.
@@ -39,13 +39,13 @@ class Engine:
 
     @property
     def pid(self) -> int:
-        """The child's process id, which it sends when it has started; 0 where it was stopped before."""
+        """The child's process id, which it sends on start; 0 if it was stopped before."""
         if not self._pid and self.alive:
             self._begun(self._wait(START_SECONDS))
         return self._pid
 
     async def reset(self, folder: Path, expert: str | None, seconds: float) -> State:
-        """Begin the game in `folder`. Raises DataError for a game that cannot be played, and EnvironmentFailure."""
+        """Begin the game in `folder`. Raises DataError if it cannot be played, and EnvironmentFailure."""
         return await self._awaited(seconds, "reset", folder, expert)  # type: ignore[no-any-return]
 
     async def step(self, command: str, seconds: float) -> State:
@@ -53,7 +53,7 @@ class Engine:
         return await self._awaited(seconds, "step", command)  # type: ignore[no-any-return]
 
     def ask(self, seconds: float, name: str, *arguments: Any) -> Any:
-        """What method `name` of `worker.Play` returns. Raises what it raises; EnvironmentFailure after `seconds`."""
+        """The result of method `name` of `worker.Play`. Raises its errors, and EnvironmentFailure after `seconds`."""
         self._send(name, *arguments)
         return self._read(self.pid != 0 and self._wait(seconds), seconds, f"answered '{name}'")
 
@@ -64,7 +64,7 @@ class Engine:
             if not self._pid:
                 self._begun(await _readable(self.connection, START_SECONDS))
             ready = await _readable(self.connection, seconds)
-        except asyncio.CancelledError:  # the next one to ask would get this answer
+        except asyncio.CancelledError:  # the next caller would get this answer
             self.stop()
             raise
         return self._read(ready, seconds, f"answered '{name}'")
@@ -74,11 +74,11 @@ class Engine:
             raise EnvironmentFailure("the engine was stopped; reset begins with another")
         if name == "reset":
             self.played = arguments[0]
-        with contextlib.suppress(OSError):  # the answer will say that the process is gone
+        with contextlib.suppress(OSError):  # reading the answer reports that the process has ended
             self.connection.send((name, *arguments))
 
     def _begun(self, ready: bool) -> None:
-        """Take in the first answer, the child's process id. Raises ConfigError where the engine cannot be imported."""
+        """Read the first answer, the child's process id. Raises ConfigError if the engine cannot be imported."""
         try:
             self._pid = self._read(ready, START_SECONDS, "started")
         except ConfigError:
@@ -93,7 +93,7 @@ class Engine:
             return True
 
     def _read(self, ready: bool, seconds: float, what: str) -> Any:
-        """The answer, if it is there. Raises what it says, and EnvironmentFailure."""
+        """The answer, if there is one. Raises the error that it contains, and EnvironmentFailure."""
         if not ready:
             self.stop()
             raise EnvironmentFailure(f"the engine has not {what} within {seconds:g} s, and was stopped")
@@ -113,7 +113,7 @@ class Engine:
         raise EnvironmentFailure(f"the engine failed: {value}")
 
     def stop(self) -> None:
-        """End the process, whatever it is doing."""
+        """Kill the process."""
         self.alive = False
         if self._pid:
             with contextlib.suppress(ProcessLookupError):
@@ -122,7 +122,7 @@ class Engine:
 
 
 async def _readable(connection: Connection, seconds: float) -> bool:
-    """Whether there is something to read, or the other end is closed, within `seconds`."""
+    """Whether, within `seconds`, there is data to read or the other end is closed."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     number = connection.fileno()
@@ -167,7 +167,7 @@ class Pool:
         return Engine(connection)
 
     def give(self, engine: Engine) -> None:
-        """Put back what was taken."""
+        """Return an engine to the pool."""
         if engine.alive:
             with self._lock:
                 self._idle.append(engine)
@@ -191,7 +191,7 @@ class Pool:
 
 
 def _started() -> socket.socket:
-    """Our end of a line to a new `worker` process."""
+    """Our end of a socket to a new `worker` process."""
     ours, theirs = socket.socketpair()
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; from reflectkit.envs.alfworld.worker import main;"
@@ -214,5 +214,5 @@ _pools: dict[int, Pool] = {}
 
 
 def pool() -> Pool:
-    """The pool of this process; one that was forked from it gets its own."""
+    """The pool of this process; forked processes get their own."""
     return _pools.setdefault(os.getpid(), Pool())

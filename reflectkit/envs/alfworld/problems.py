@@ -39,7 +39,7 @@ ALIKE = "like another game"
 
 @dataclass(frozen=True)
 class GameSettings:
-    """What may be set."""
+    """The generator's settings."""
 
     instances: int | None = option(None, help=f"Games to generate; default: {GAMES}.")
     games_dir: Path | None = option(

@@ -66,7 +66,7 @@ def _received(control: socket.socket) -> Generator[Connection]:
 
 
 def serve(connection: Connection, play: Play) -> None:
-    """Answer requests, each the name of a method of `play` and its arguments, until the other end is closed."""
+    """Answer requests (name of a method of `play`, arguments) until the other end is closed."""
     threading.Thread(target=_leave_with, args=(connection.fileno(),), daemon=True).start()
     connection.send((DONE, os.getpid()))
     with contextlib.suppress(EOFError, OSError):
@@ -81,7 +81,7 @@ def serve(connection: Connection, play: Play) -> None:
 
 
 class Play:
-    """What may be asked of an engine in a child process."""
+    """The methods of an engine in a child process."""
 
     def __init__(self, game: Game) -> None:
         self.game = game
@@ -92,11 +92,11 @@ class Play:
         return self.game.reset(expert)
 
     def step(self, command: str) -> Any:
-        """The State that `command` leads to."""
+        """The State after `command`."""
         return self.game.step(command)
 
     def facts(self) -> list[str]:
-        """What is so."""
+        """The facts of the current state."""
         return self.game.facts()
 
     def plan(self) -> list[str]:
@@ -105,7 +105,7 @@ class Play:
 
 
 def _leave_with(descriptor: int) -> None:
-    """End this process as soon as the socket's other end is closed, even in the midst of a plan."""
+    """End this process as soon as the socket's other end is closed, even during planning."""
     poll = select.poll()
     poll.register(descriptor, 0)  # only POLLHUP and POLLERR, which cannot be left out
     poll.poll()

@@ -44,17 +44,17 @@ from reflectkit.envs.base import BaseEnv, PromptSettings, check_choice, check_ta
 
 ALL = "all"
 DEEPEST = 9
-ROUNDING = 32  # tokens; what is shortened is shortened to multiples of it, so that it is worked out once
-HEADINGS = 24  # tokens of the words that every prompt has, and of the mark for commands left out
-FEWEST_NAMES = 40  # tokens of the listing that are kept whatever else there is
-QUESTION_SHARE = 0.5  # of prompt_tokens that a question may take
+ROUNDING = 32  # tokens; lengths of shortened text are multiples of it, so that results can be cached
+HEADINGS = 24  # tokens of the fixed words of a prompt, and of the mark for omitted commands
+FEWEST_NAMES = 40  # minimum tokens of the listing
+QUESTION_SHARE = 0.5  # maximum share of prompt_tokens for a question
 REPOSITORIES = "repos_filtered"
-FILES_IN_A_FOLDER = 20  # of the repository that is written for a benchmark
+FILES_IN_A_FOLDER = 20  # of a benchmark repository
 
 
 @dataclass(frozen=True)
 class AutoExploreSettings(PromptSettings):
-    """What may be set."""
+    """The env's settings."""
 
     repos_dir: Path | None = option(
         None, help=f"The filtered repositories; default: {REPOSITORIES} in the env's data folder."
@@ -75,7 +75,7 @@ class AutoExplore(BaseEnv):
 
     name: ClassVar[str] = "auto_explore"
     levels: ClassVar[tuple[str, ...]] = (*(str(depth) for depth in range(DEEPEST + 1)), ALL)
-    """How many folders deep the target lies; "all" is whatever depth."""
+    """Depth of the target's folder; "all" is any depth."""
     Settings: ClassVar[type[Any]] = AutoExploreSettings
     settings: AutoExploreSettings
     needs_horizon: ClassVar[bool] = True
@@ -121,12 +121,12 @@ class AutoExplore(BaseEnv):
 
     @classmethod
     def at_level(cls, task: Task, level: str) -> Task | None:
-        """The task itself, if it is as deep as `level` says or that is "all"."""
+        """The task itself, if its depth is `level` or `level` is "all"."""
         return task if level in (ALL, task.level) else None
 
     @classmethod
     def cluster(cls, task: Task) -> str:
-        """The file that answers the question, whatever is asked about it."""
+        """The file that answers the question."""
         return f"{task.data.get('root', '')}/{task.data.get('filename', task.id)}"
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -179,7 +179,7 @@ class AutoExplore(BaseEnv):
         return StepResult(self._observe(), -cost / self.horizon, self._over, info=info)
 
     def forfeit(self, steps_left: int) -> float:
-        """What the horizon would have cost: the steps that were left, and naming no file."""
+        """The cost of reaching the horizon: the remaining steps, and naming no file."""
         return -(costs.STEP * (self.horizon - len(self._history)) + costs.end_cost(False, self.horizon)) / self.horizon
 
     # -------------------------------------------------------------------------------- its problems and demonstrations
@@ -196,12 +196,12 @@ class AutoExplore(BaseEnv):
 
     @classmethod
     def reaches(cls, repository: Repository, path: str) -> bool:
-        """Whether file `path` can be reached and named by commands that are offered."""
+        """Whether the offered commands can reach and name file `path`."""
         return offered(repository, path)
 
     @classmethod
     def answer_of(cls, repository: Repository, commands: Sequence[str]) -> str:
-        """The file that `commands`, one after the other, end in naming; "" for none."""
+        """The file that the sequence `commands` ends by naming; "" if none."""
         walk = Walk(repository, budget=1)
         try:
             outputs = [walk.run(command) for command in commands]
@@ -211,7 +211,7 @@ class AutoExplore(BaseEnv):
 
     @classmethod
     def drops_choices(cls, settings: Any) -> bool:
-        """Where files are left out, one that a demonstration reads by mistake may be among them."""
+        """Whether files are left out: a file that a demonstration reads by mistake may be among them."""
         return bool(settings.leaveout_prob)
 
     @classmethod
@@ -248,7 +248,7 @@ class AutoExplore(BaseEnv):
     # --------------------------------------------------------------------------------------------- the oracle teacher
 
     def oracle(self) -> int:
-        """The next command of the shortest way that reads a target and names it."""
+        """The next command of the shortest path that reads a target and names it."""
         return self._choices.index(self._way(self._walk.here)[0])
 
     def mistakes(self) -> list[int]:
@@ -257,14 +257,14 @@ class AutoExplore(BaseEnv):
         return [index for index, command in enumerate(self._choices) if index != best and not command.startswith("id ")]
 
     def slips(self) -> list[int]:
-        """The mistakes that a negative example makes, once: where a target is to be read next, to read another file."""
+        """The mistake that a negative example makes once: reading another file when a target should be read next."""
         read_another = any(path not in self.targets for path in self._walk.shown)
         if read_another or not self._choices[self.oracle()].startswith("cat "):
             return []
         return [index for index in self.mistakes() if self._choices[index].startswith("cat ")]
 
     def note(self) -> str:
-        """How the last command is to be marked: "" at the start, "good" if it was on a shortest way, else "mistake"."""
+        """The mark of the last command: "" at the start, "good" if it was on a shortest path, else "mistake"."""
         if self._last is None:
             return ""
         here, shown = self._before
@@ -279,9 +279,7 @@ class AutoExplore(BaseEnv):
         )
 
     def _way(self, here: str, shown: int | None = None) -> list[str]:
-        """The commands of the shortest way from folder `here` to naming a target. shown: how many files had been, by
-        then.
-        """
+        """The commands of the shortest path from folder `here` to naming a target. shown: number of files read."""
         ways = [_way(here, target, target in self._walk.shown[:shown]) for target in sorted(self.targets)]
         return min(ways, key=len)
 
@@ -323,7 +321,7 @@ class AutoExplore(BaseEnv):
         return Observation((Message("user", self._text()),), self._choices)
 
     def _text(self) -> str:
-        """The prompt's parts within `prompt_tokens`; see the module's text for what goes first."""
+        """The prompt, within `prompt_tokens`; see the module's docstring for the priorities."""
         walk, folder = self._walk, self._walk.folder
         start = f"Task: {self.question}\nFolder: /{walk.here}\n"
         room = self.prompt_tokens - count_short(start) - HEADINGS - _choice_tokens(self._choices)
@@ -348,13 +346,13 @@ class AutoExplore(BaseEnv):
 
 
 def _repositories(settings: Any, folder: Path) -> Path:
-    """Where the filtered repositories lie. folder: the env's data folder."""
+    """The folder of the filtered repositories. folder: the env's data folder."""
     place: Path = settings.repos_dir or folder / REPOSITORIES
     return place
 
 
 def _way(here: str, target: str, read: bool) -> list[str]:
-    """Up as far as needed, down, `cat` unless the file was read, `id`."""
+    """The path from folder `here`: up, down, `cat` unless the file was read, `id`."""
     *folders, name = target.split("/")
     current = here.split("/") if here else []
     common = 0
@@ -365,20 +363,20 @@ def _way(here: str, target: str, read: bool) -> list[str]:
 
 
 def _indented(text: str) -> tuple[str, int]:
-    """The lines that hold something, each behind a space, and their tokens."""
+    """The non-empty lines, each indented by a space, and their number of tokens."""
     shown = "".join(f"\n {line.rstrip()}" for line in text.split("\n") if line.strip())
     return shown, count_tokens(shown)
 
 
 @lru_cache(maxsize=10_000)
 def _choice_tokens(choices: tuple[str, ...]) -> int:
-    """Of the numbered actions: each is a line with a label."""
+    """Number of tokens of the numbered actions, one per line."""
     return sum(count_short(choice) + 2 for choice in choices)
 
 
 @lru_cache(maxsize=10_000)
 def _listing(folder: Folder, room: int) -> tuple[str, int]:
-    """As many names as fit, and their tokens; how many are not shown is said."""
+    """As many names as fit, the number of omitted ones, and the tokens of the text."""
     names = [*(f"{name}/" for name in folder.folders), *folder.files]
     used = 0
     shown: list[str] = []
@@ -392,7 +390,7 @@ def _listing(folder: Folder, room: int) -> tuple[str, int]:
 
 
 def _recent(commands: list[str], room: int) -> str:
-    """The last commands that fit into `room` tokens; a mark stands for the older ones."""
+    """The last commands that fit into `room` tokens; a mark replaces the older ones."""
     recent: list[str] = []
     for command in reversed(commands):
         room -= count_short(command) + 1

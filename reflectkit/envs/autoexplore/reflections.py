@@ -1,4 +1,4 @@
-"""What a perfect teacher says on a walk: what is asked, which of it the last output says, and where to look next.
+"""A perfect teacher's comments: what the question asks, what the last output says about it, and where to look next.
 
 The words of the question are gone through one by one, so that the verdict follows from what stands before it: a small
 model that writes such a comment token by token has less to see at once than one that must judge a file in a single
@@ -14,7 +14,7 @@ from reflectkit.core.text import WORD, keywords, stem
 from reflectkit.envs.autoexplore.commands import UP
 from reflectkit.envs.autoexplore.repo import Folder
 
-NAMED = 4  # words of the question that a comment goes through
+NAMED = 4  # number of the question's words that a comment checks
 ASKED = ("The question asks about {words}.", "It is about {words}.")
 FOUND = ("{file} answers it.", "{file} is the answer.")
 NOT_HERE = ("{file} does not answer it.", "{file} is not the answer.")
@@ -34,7 +34,7 @@ def write_reflection(
     mistaken: bool,
     generator: random.Random,
 ) -> str:
-    """One line on a state.
+    """One line about a state.
 
     read: path of the file that the last command showed, or None. output: its text. following: the best next command.
     mistaken: whether the last command was a mistake.
@@ -65,7 +65,7 @@ def write_reflection(
 
 
 def question_words(question: str) -> list[str]:
-    """The words that a question is about, as they stand in it.
+    """The content words of a question, as written.
 
     >>> question_words("Where are the late Fees of a loan set?")
     ['late', 'Fees', 'loan']

@@ -18,7 +18,7 @@ from typing import Any
 from reflectkit.core.errors import DataError
 from reflectkit.core.text import LEFT_OUT, notebook_source, shorten
 
-FILES = 200_000  # that one repository may have
+FILES = 200_000  # maximum in one repository
 READ_WHOLE = 1 << 18  # bytes; of a larger file only the two ends are read
 MAX_FILE_NAME = 200  # characters; longer names do not fit a prompt
 
@@ -41,7 +41,7 @@ class Repository:
 
     def __init__(self, root: Path, folders: Mapping[str, Folder], sizes: Mapping[str, int]) -> None:
         self.root, self.folders, self.sizes = root, folders, sizes
-        self.memo: dict[Any, Any] = {}  # what others work out about these files, for as long as the tree is held
+        self.memo: dict[Any, Any] = {}  # cache for results derived from these files
         self._views: dict[tuple[str, int], str | None] = {}
 
     def view(self, path: str, budget: int) -> str | None:
@@ -110,7 +110,7 @@ def _showable(name: str) -> bool:
 def _read(root: Path, path: str, size: int, budget: int) -> str | None:
     full = os.path.join(root, path)
     if os.path.realpath(full) != os.path.join(os.path.realpath(root), path):
-        return None  # a folder on the way has become a link
+        return None  # a folder on the path has become a link
     try:
         with open(
             os.open(full, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)), "rb"

@@ -24,7 +24,7 @@ CONVERSATIONS = 400
 
 @dataclass(frozen=True)
 class ConversationSettings:
-    """What may be set."""
+    """The generator's settings."""
 
     instances: int | None = option(None, help=f"Conversations of 4 to 10 chunks to generate; default: {CONVERSATIONS}.")
     long_instances: int = option(300, help="Conversations of 40 chunks to generate.")
@@ -38,12 +38,12 @@ class ConversationSettings:
 
     @property
     def number(self) -> int:
-        """How many short conversations are generated."""
+        """Number of short conversations to generate."""
         return CONVERSATIONS if self.instances is None else self.instances
 
 
 class Conversations(ProblemGenerator):
-    """Short conversations, of 4 to 10 chunks, and long ones of 40; or those of parquet files."""
+    """Short conversations of 4 to 10 chunks and long ones of 40, or those of parquet files."""
 
     Settings: ClassVar[type[Any]] = ConversationSettings
     noun: ClassVar[str] = "conversations"
