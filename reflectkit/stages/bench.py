@@ -48,7 +48,7 @@ EXAMPLES = (
     "reflectkit bench coverage --simulations 500",
 )
 WHAT = ("env", "rl", "coverage")
-MOST_SIMULATIONS = 100_000  # a cell, which takes gigabytes
+MOST_SIMULATIONS = 100_000  # per cell, which takes gigabytes
 SIZES = ("tiny", "gpt2-small")
 ROUNDS = 5
 SIDE_BY_SIDE = 16
@@ -87,7 +87,7 @@ class Config(PlayConfig):
 
     @property
     def taken(self) -> int:
-        """Steps to take in all."""
+        """Total number of steps."""
         return self.steps if self.steps is not None else 2_000 if self.kind.awaited else 100_000
 
 
@@ -134,7 +134,7 @@ def _environment(config: Config, progress: Progress) -> Report:
     with open_run("bench", config, again=True) as current, _problems(config, progress) as (configured, tasks):
         env: Any = configured.maker(tasks[0].level)()
         if config.kind.awaited:
-            result_of(env.reset(tasks[0], config.seed))  # its processes have to be there when a round begins
+            result_of(env.reset(tasks[0], config.seed))  # starts its processes before the first round
         rates, resets = [], []
         with progress.bar(f"{config.env_name}: steps", config.taken) as bar:
             for number in range(ROUNDS):
@@ -164,14 +164,14 @@ def _environment(config: Config, progress: Progress) -> Report:
 
 
 class CpuClock:
-    """CPU seconds of this process, and of the processes below it that were there when the clock was made."""
+    """CPU seconds of this process and of the child processes that existed when the clock was created."""
 
     def __init__(self) -> None:
         self._processes = psutil.Process().children(recursive=True)
         self._seconds = dict.fromkeys(self._processes, 0.0)
 
     def now(self) -> float:
-        """The seconds until now; of a process that is gone, until it was last asked for."""
+        """CPU seconds so far; for a process that has ended, until its last reading."""
         for process in self._processes:
             with contextlib.suppress(OSError, psutil.Error):
                 self._seconds[process] = _cpu_seconds(process)
@@ -188,7 +188,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def play_round(env: Any, tasks: list[Task], steps: int, seed: int) -> tuple[float, list[float]]:
-    """(steps a CPU second, CPU seconds of each reset). The choices are drawn before the clock starts."""
+    """(steps per CPU second, CPU seconds of each reset). The choices are drawn before the clock starts."""
     chance = generator(seed)
     draws = [chance.random() for _ in range(steps)]
     resets: list[float] = []
@@ -207,7 +207,7 @@ def play_round(env: Any, tasks: list[Task], steps: int, seed: int) -> tuple[floa
 
 
 def _side_by_side(make: Callable[[], Env], tasks: list[Task], seed: int) -> dict[str, float]:
-    """Steps a second, resets included, of so many random episodes at once; each engine has begun a game before."""
+    """Steps per second, including resets, of concurrent random episodes; each engine has already started a game."""
     episodes = [
         Episode(tasks[number % len(tasks)], derive(seed, "side by side", number)) for number in range(SIDE_BY_SIDE)
     ]
@@ -226,7 +226,7 @@ def _side_by_side(make: Callable[[], Env], tasks: list[Task], seed: int) -> dict
 
 @contextmanager
 def _problems(config: Config, progress: Progress) -> Iterator[tuple[Config, list[Task]]]:
-    """The settings to make the env with, and what to play."""
+    """The settings of the env, and the problems to play."""
     if config.task_file is not None:
         tasks = [record.task for record in read_records(config.task_file, config.env_name)]
         yield config, at_level(config.env, tasks, config.kind.levels[-1], config.task_file)

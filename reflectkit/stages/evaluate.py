@@ -121,7 +121,7 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
 
     @property
     def baselines(self) -> tuple[str, ...]:
-        """The players with a name of their own: those of the env, and SFT."""
+        """The named players: the env's baselines, and SFT."""
         return (SFT, *self.kind.baselines)
 
 

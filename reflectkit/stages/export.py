@@ -51,7 +51,7 @@ class Config(StageConfig):
 
 
 def run(config: Config, progress: Progress) -> Report:
-    """Write the folder. Raises CheckpointError, and ConfigError where something else lies in its place."""
+    """Write the folder. Raises CheckpointError, and ConfigError if something else is in its place."""
     from reflectkit.models.export import export, model_facts
     from reflectkit.models.load import base_of
 
@@ -82,7 +82,7 @@ def run(config: Config, progress: Progress) -> Report:
 
 
 def card(config: Config, origin_facts: dict[str, Any], base: str | None) -> str:
-    """The model card: what it is, how it was made and how it did, how it is used."""
+    """The model card: description, origin, metrics, settings and use."""
     role, run_dir = origin_facts.get("role") or "policy", config.load_dir.parent
     settings = _recorded(run_dir / "config.json", "settings")
     figures = _recorded(run_dir / "report.json", "figures")
@@ -134,7 +134,7 @@ def card(config: Config, origin_facts: dict[str, Any], base: str | None) -> str:
 
 
 def _recorded(path: Path, part: str) -> dict[str, Any]:
-    """A part of a run's file; empty where there is none."""
+    """A part of a run's file; empty if it is missing."""
     try:
         value = read_json(path)[part]
     except (DataError, KeyError, TypeError):

@@ -45,7 +45,7 @@ class Config(EnvConfig):
 
 
 def run(config: Config, progress: Progress) -> Report:
-    """Write `repos_filtered/<name>/` for each repository. Raises DataError where none is left."""
+    """Write `repos_filtered/<name>/` for each repository. Raises DataError if none is left."""
     paths = repositories(config.repo_dir)
     target = config.repos_folder
     source, copies = config.repo_dir.resolve(), target.resolve()

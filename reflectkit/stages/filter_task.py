@@ -100,7 +100,7 @@ def _take(
     kept: dict[str, tuple[Question, list[Any]]],
     dropped: Counter[str],
 ) -> None:
-    """Put one record among the `kept`, or count why not."""
+    """Add one record to `kept`, or count in `dropped` why not."""
     if not isinstance(value, dict):
         raise DataError(where, f"expected a JSON object, found {type(value).__name__}")
     empty = {name: "" for name in ("question", "answer", "model") if value.get(name, "") is None}
@@ -145,7 +145,7 @@ def _has_surrogates(text: str) -> bool:
 
 
 def _renumbered(trajectory: Any, before: list[Any], where: str) -> Any:
-    """`trajectory` with its place among those of its kind: "positive0", "negative1", …"""
+    """`trajectory`, numbered among those of its kind: "positive0", "negative1", …"""
     if not isinstance(trajectory, dict) or not isinstance(trajectory.get("info"), str):
         raise DataError(where, "expected objects with `info`", field="trajectories")
     kind = "negative" if trajectory["info"].startswith("negative") else "positive"

@@ -109,10 +109,10 @@ def run(config: Config, progress: Progress) -> Report:
 def _lessons(
     config: Config, source: Path, records: list[Record], progress: Progress
 ) -> tuple[list[Lesson], Counter[str]]:
-    """What the demonstrations teach, and how many were left out, by their fault.
+    """The lessons of the demonstrations, and the number of omitted demonstrations by fault.
 
-    Each is played again as it was recorded. Of a negative one only the correction is a lesson; its other steps are in
-    the positive one.
+    Each demonstration is replayed as recorded. A negative one gives only its correction; its other steps are in the
+    positive one.
     """
     steps: list[Lesson] = []
     faults: Counter[str] = Counter()
@@ -138,7 +138,7 @@ def _lessons(
 
 
 def _replayed(config: Config, source: Path, record: Record, demonstration: Demonstration, repeat: int) -> Trajectory:
-    """One demonstration, played again. Raises DataError where the env disagrees with the record."""
+    """Replay one demonstration. Raises DataError if the env disagrees with the record."""
     where = f"{source}, task '{record.task.id}'"
     if not demonstration.trajectory:
         raise DataError(where, "a demonstration without steps", field="trajectories.trajectory")
@@ -153,9 +153,7 @@ def _replayed(config: Config, source: Path, record: Record, demonstration: Demon
 
 
 def _reflector_comments(config: Config, steps: list[Lesson], progress: Progress) -> dict[str, str]:
-    """What the trained reflector itself says about each step, by the step's text; empty for teacher's
-    comments alone.
-    """
+    """The trained reflector's own comment on each step, by the step's text; empty if only the teacher comments."""
     if config.reflect_load_dir is None:
         return {}
     from reflectkit.agents.two_player import Reflector

@@ -46,14 +46,14 @@ EXAMPLES = (
     'reflectkit gen-task --env alfworld --games "pick_and_place_simple-Tomato-*-Microwave" --instances 40',
     "reflectkit gen-task --env alfworld --games-dir alfworld_data",
 )
-FEWEST_TOKENS, MOST_TOKENS = 50, 2000  # of an excerpt, as in the paper's pipeline
-WHOLE_TOKENS = 20_000  # of a file that the oracle reads
-TOKENS_A_QUESTION = 90  # that a teacher writes, with its answer
+FEWEST_TOKENS, MOST_TOKENS = 50, 2000  # in an excerpt, as in the paper's pipeline
+WHOLE_TOKENS = 20_000  # maximum size of a file for the oracle
+TOKENS_A_QUESTION = 90  # that a teacher writes per question and answer
 
 
 @dataclass(frozen=True)
 class QuestionSettings:
-    """What may be set for an env that explores repositories."""
+    """Settings for envs that explore repositories."""
 
     repos_dir: Path | None = option(
         None, help="The filtered repositories; default: repos_filtered in the env's data folder."
@@ -95,13 +95,13 @@ class Config(TeacherConfig, EnvConfig):
     @classmethod
     @override
     def own_settings(cls, kind: type[BaseEnv]) -> type[Any] | None:
-        """Those of the env's generator, or of questions about files."""
+        """Settings of the env's generator, or of questions about files."""
         generator = _generator(kind)
         return generator.Settings if generator else QuestionSettings if kind.repositories_folder else None
 
     @property
     def generator(self) -> type[ProblemGenerator] | None:
-        """What makes the env's problems; None where a teacher does."""
+        """The generator of the env's problems; None if a teacher writes them."""
         return _generator(self.kind)
 
     @property
@@ -116,7 +116,7 @@ def _generator(kind: type[BaseEnv]) -> type[ProblemGenerator] | None:
 
 @dataclass(frozen=True)
 class _File:
-    """A file to ask about. text: all of it, within reason. excerpt: both ends of it where it is long."""
+    """A file to ask about. text: its text, up to a limit. excerpt: its two ends if it is long."""
 
     root: str
     path: str
@@ -169,7 +169,7 @@ def run(config: Config, progress: Progress) -> Report:
         if stop:
             stop()
         for name in (name for name, questions in questions_of.items() if not questions):
-            (target / f"{name}.json").unlink(missing_ok=True)  # an earlier run's, which filter-task would take up
+            (target / f"{name}.json").unlink(missing_ok=True)  # of an earlier run; filter-task would read it
         if not outputs and figures.get("rejected"):
             raise DataError(
                 target / "rejected.jsonl",
@@ -224,7 +224,7 @@ def _files(folder: Path, config: Config, passed: dict[str, int], progress: Progr
 def _ask(
     config: Config, files_of: dict[str, list[_File]], journal: Path, target: Path, progress: Progress
 ) -> tuple[dict[str, list[Question]], dict[str, Any]]:
-    """Questions by repository, and the figures of the calls; `stop` in them is to be called when all is written."""
+    """Questions by repository, and the figures of the calls; the caller calls their `stop` after writing all files."""
     files = [file for these in files_of.values() for file in these]
     env, settings = explorer("gen-task", config.env), config.settings
     if config.teacher == ORACLE:
@@ -265,7 +265,7 @@ def _ask(
 
 
 def _generate(config: Config, generator: type[ProblemGenerator], progress: Progress) -> Report:
-    """Write what the env's generator makes."""
+    """Write the problems of the env's generator."""
     if config.dry_run:
         return Report("gen-task", config.env_folder, *free_estimate())
     maker = generator(config.settings, config.env_folder, config.seed)

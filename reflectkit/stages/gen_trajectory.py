@@ -34,7 +34,7 @@ from reflectkit.data.trajectories import Demonstration, Record, from_trajectory,
 from reflectkit.stages.shared.chat import ORACLE, TeacherConfig, call_figures, estimate, free_estimate, stop_if_spent
 from reflectkit.stages.shared.environments import MOST_TOKENS, RECORDS, PlayConfig, check_level
 
-DEMONSTRATIONS = 57  # of which a 7:2:1 split trains on 40
+DEMONSTRATIONS = 57  # a 7:2:1 split then trains on 40
 EXAMPLES = (
     "reflectkit gen-trajectory --env taxi --demonstrations 57 --noise 0.2",
     "reflectkit gen-trajectory --env auto_explore --negatives 2",
@@ -43,7 +43,7 @@ EXAMPLES = (
 )
 TEACHER = "teacher"
 MOST_SHOWN = 10  # aborted episodes that are printed; the report has all
-ANALYSIS_TOKENS = 90  # that a teacher writes a step
+ANALYSIS_TOKENS = 90  # that a teacher writes per step
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _chat_teacher(config: Config, client: ChatClient) -> ChatTeacher:
 
 
 def _problems(config: Config, level: str, source: Path | None) -> list[Record]:
-    """The problems, with the demonstrations that a file of them already holds."""
+    """The problems, with the demonstrations that their file already has."""
     if source is None:
         return [Record(task, ()) for task in config.kind.tasks(level)]
     records = read_records(source, config.env_name)
@@ -195,9 +195,7 @@ def _count(config: Config, level: str, problems: int) -> int:
 def _play(
     config: Config, level: str, planned: Sequence[tuple[str, int, Task]], teacher: Agent, progress: Progress
 ) -> list[Trajectory]:
-    """An episode for each of `wanted`, in order: the positive ones by the teacher, the negative ones
-    corrected by it.
-    """
+    """An episode for each item of `planned`, in order: positive ones by the teacher, negative ones corrected by it."""
     played: list[Trajectory] = []
     for kind, agent in (("positive", teacher), ("negative", Recovery(teacher))):
         episodes = [Episode(task, _seed(config, kind, number, task)) for sort, number, task in planned if sort == kind]
@@ -225,8 +223,8 @@ def _add_demonstrations(
     played: Sequence[Trajectory],
     demonstrations: dict[str, list[Demonstration]],
 ) -> None:
-    """Put into `made`, by task, what is kept: whole episodes; of the negative ones those that correct their mistake, no
-    two alike.
+    """Add the valid episodes to `demonstrations`, by task: complete ones, and distinct negative ones with a
+    correction.
     """
     for (kind, _, task), trajectory in zip(planned, played, strict=True):
         if trajectory.status is Status.ABORTED or not config.kind.is_demonstration(trajectory):
@@ -241,12 +239,12 @@ def _add_demonstrations(
             trajectory, config.model_name, f"{kind}{sum(item.info.startswith(kind) for item in before)}"
         )
         if kind == "negative" and any(_commands(entry) == _commands(other) for other in before):
-            continue  # too few files for another mistake
+            continue  # there is no other mistake to make
         before.append(entry)
 
 
 def _marked(config: Config, level: str, trajectory: Trajectory) -> Trajectory:
-    """A chat teacher's episode with its own wrong moves marked as mistakes, by what the env says of each."""
+    """A chat teacher's episode, with its wrong moves marked as mistakes by the env."""
     marker = Marker([turn.decision.action for turn in trajectory.turns])
     (replayed,) = rollout([Episode(trajectory.task, trajectory.seed)], config.maker(level), marker, width=1)
     if replayed.status is Status.ABORTED:
@@ -297,9 +295,9 @@ def _figures(
 def _dry_run(
     config: Config, level: str, planned: Sequence[tuple[str, int, Task]], journal: Path, progress: Progress
 ) -> Report:
-    """The price of a teacher, what the journal already holds left out, as expected and at most.
+    """The expected and maximum cost of a teacher, without the answers that are already in the journal.
 
-    Where the teacher acts, it is expected to act as the oracle does once the journal ends.
+    A teacher that acts is assumed to act like the oracle after the end of the journal.
     """
     with open_journal(journal, write=False) as answered:
         client = ChatClient(config.endpoint, answered, config.prices)

@@ -46,8 +46,8 @@ EXAMPLES = (
     ' --policy "ours=results/taxi-tiny/reflect-rl/checkpoint-36+results/taxi-tiny/reflector/checkpoint-700"',
 )
 PERSON = "person"
-MOST_SHOWN = 4  # choices whose probabilities are shown
-LEAST_SHOWN = 0.005  # probability of such a choice
+MOST_SHOWN = 4  # maximum number of choices shown with their probabilities
+LEAST_SHOWN = 0.005  # minimum probability of a shown choice
 RULE_WIDTH = 60  # characters
 NOBODY = "standard input is closed or empty; use a terminal, pipe in the answers, or give --policy oracle --auto"
 NEXT = "Enter to take it, q to stop: "
@@ -91,7 +91,7 @@ class Config(SamplerConfig, PlayConfig):
 
     @property
     def player(self) -> tuple[str, Path | None, Path | None]:
-        """(name, policy's checkpoint, reflector's checkpoint) of who plays."""
+        """(name, policy's checkpoint, reflector's checkpoint) of the player."""
         if chat_parts(self.policy):
             raise ConfigError(
                 f"--policy {self.policy}: chat models play in `reflectkit evaluate`; `view` shows their episodes"
@@ -140,7 +140,7 @@ def run(config: Config, progress: Progress) -> Report:
 
 
 def _problems(config: Config) -> tuple[Path | None, list[Task]]:
-    """(the file that they come from, the problems to draw from)."""
+    """(file of the problems, problems to draw from)."""
     kind, source = config.kind, config.task_file
     if source is None and kind.has("tasks"):
         tasks = kind.tasks(config.level or kind.levels[-1])
@@ -165,16 +165,14 @@ def _problems(config: Config) -> tuple[Path | None, list[Task]]:
 
 
 def _draw_tasks(config: Config, tasks: Sequence[Task]) -> list[Task]:
-    """A problem for each episode: in an order that the seed draws, and from the beginning again where they are
-    too few.
-    """
+    """A problem for each episode, in a random order that the seed determines; they repeat if there are too few."""
     order = list(tasks)
     generator(config.seed, "play").shuffle(order)
     return [order[number % len(order)] for number in range(config.episodes)]
 
 
 def _player(config: Config, players: Players, name: str, policy: Path | None, reflector: Path | None) -> Agent:
-    """The agent that plays, and tells what its critic expects where it was trained with one."""
+    """The agent that plays; with the critic's values if it was trained with a critic."""
     agent: Any = players.agent(name, policy, reflector)
     if policy is not None:
         from reflectkit.models.local import LocalSampler
@@ -186,7 +184,7 @@ def _player(config: Config, players: Players, name: str, policy: Path | None, re
 
 
 class _Valued:
-    """`agent`, whose decisions carry what `critic` expects behind their prompts."""
+    """Adds the critic's values to the decisions of `agent`."""
 
     def __init__(self, agent: TwoPlayerAgent, critic: Critic) -> None:
         self.agent, self.critic = agent, critic
@@ -198,7 +196,7 @@ class _Valued:
         """The agent's decision, and its value."""
         decision = await self.agent.decide(observation, context)
         prompt = decision.prompt_ids
-        if prompt and prompt not in self.values:  # it wrote; a choice among any labels reads the prompt for the critic
+        if prompt and prompt not in self.values:  # text was generated; sampling any label runs the critic on the prompt
             await self.agent.policy.sample(Ask(prompt, (0,)))
         return replace(decision, value=self.values.get(prompt))
 
@@ -211,7 +209,7 @@ class _Commentator(Protocol):
 
 
 def _commentator(config: Config, players: Players) -> _Commentator | None:
-    """Who comments for a player that has no reflector of its own."""
+    """The commentator for a player without its own reflector."""
     if config.teacher:
         return _oracle_comment
     if config.reflector is None:
@@ -225,9 +223,9 @@ async def _oracle_comment(observation: Observation, context: Context) -> str:
 
 
 class _Narrator:
-    """Shows what `agent` sees, the comment on it, and what it does. left: whether a person has gone.
+    """Shows the observations of `agent`, the comments on them, and its actions. left: whether the person has quit.
 
-    wait: for a key before each step is taken.
+    wait: wait for a key before each step.
     """
 
     def __init__(self, agent: Agent, commentator: _Commentator | None, progress: Progress, *, wait: bool) -> None:
@@ -240,11 +238,11 @@ class _Narrator:
         return self.stopped or (isinstance(self.agent, Human) and self.agent.left)
 
     def begin(self) -> None:
-        """A new episode."""
+        """Start a new episode."""
         self.steps, self.before = 0, tuple[Message, ...]()
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
-        """The decision of the one episode in play."""
+        """The agent's decision."""
         self.steps += 1
         self.progress.news(f" Step {self.steps} ".center(RULE_WIDTH, "─"))
         self.progress.news(seen_text(self.before, observation.messages))
@@ -264,7 +262,7 @@ class _Narrator:
 
 
 class _RewardReporter(Wrapper):
-    """Tells the reward of each step, and the last view."""
+    """Shows the reward of each step, and the final view."""
 
     def __init__(self, env: Env, progress: Progress) -> None:
         super().__init__(env)
@@ -276,7 +274,7 @@ class _RewardReporter(Wrapper):
         return self.env.reset(task, seed)
 
     def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
-        """One step, and what it brought."""
+        """Take one step, and show its reward."""
         return followed(self.env.step(action), self._stepped)
 
     def _stepped(self, result: StepResult) -> StepResult:
@@ -289,7 +287,7 @@ class _RewardReporter(Wrapper):
 
 
 def seen_text(earlier: Sequence[Message], current: Sequence[Message]) -> str:
-    """What there is to see; of a conversation, what is new since `before`, with who says it."""
+    """The text to show; in a conversation, only the messages after `earlier`, with their roles."""
     if len(current) == 1:
         return current[0].content
     seen_count = len(earlier) if tuple(current[: len(earlier)]) == tuple(earlier) else 0
@@ -297,7 +295,7 @@ def seen_text(earlier: Sequence[Message], current: Sequence[Message]) -> str:
 
 
 def decision_text(observation: Observation, decision: Decision, *, commented: bool) -> str:
-    """What a player did: the comment that it read unless that is shown already, how sure it was, and the action."""
+    """A decision in words: the reflection unless already shown, the probabilities, and the action."""
     lines = []
     if decision.reflection is not None and not commented:
         lines.append(f"Reflection: {one_line(decision.reflection)}")

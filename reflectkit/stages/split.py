@@ -33,7 +33,7 @@ EXAMPLES = (
 )
 BY = ("group", "repo", "question")
 UNSEEN = "unseen"
-UNBALANCED = 0.05  # share of all questions by which a split may miss its own before it is said
+UNBALANCED = 0.05  # deviation of a split's share of all questions above which a message appears
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def run(config: Config, progress: Progress) -> Report:
         }
         (config.folder / f"{UNSEEN}.json").unlink(
             missing_ok=True
-        )  # an earlier split's, whose rooms may be in this one's
+        )  # of an earlier split; its rooms may be in this one's training split
         for name, part in (parts | ({UNSEEN: held_out} if unseen else {})).items():
             path = config.folder / f"{name}.json"
             write_json(path, [record_to_json(record) for record in part])
@@ -116,7 +116,7 @@ def run(config: Config, progress: Progress) -> Report:
 
 
 def _unseen_rooms(rooms: AbstractSet[str], config: Config, source: Path) -> frozenset[str]:
-    """The rooms that are held out. rooms: of all problems, "" where one is set in none.
+    """The held-out rooms. rooms: those of all problems; "" for a problem without one.
 
     Raises ConfigError for tasks that are set in none, DataError where no room is left.
     """

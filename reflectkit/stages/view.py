@@ -33,7 +33,7 @@ EXAMPLES = (
 EPISODES = "episodes.jsonl"
 MADE_BY = "run `reflectkit evaluate`, which writes it, or name another run"
 KILOBYTE = 1000
-IN_MEMORY = 2**20  # bytes of a log before it goes to a file
+IN_MEMORY = 2**20  # bytes of a log that are kept in memory
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Config(StageConfig):
 
 
 def run(config: Config, progress: Progress) -> Report:
-    """Write the page, or the logs. Raises DataError: a path is missing, holds no episodes, or one is broken."""
+    """Write the page, or the logs. Raises DataError if a path is missing, has no episodes, or is damaged."""
     files = episode_files(config.paths or (config.results_dir / config.name,))
     sources = [_source(file, name) for file, name in zip(files, distinct_names(list(map(_place, files))), strict=True)]
     total = sum(file.stat().st_size for file in files) // KILOBYTE
@@ -86,7 +86,7 @@ def run(config: Config, progress: Progress) -> Report:
 
 
 def episode_files(paths: Sequence[Path]) -> list[Path]:
-    """The files of episodes at or below `paths`, each once, in order. Links below are not followed."""
+    """The files of episodes at or below `paths`, each once, in order. Links in folders are not followed."""
     file_of: dict[tuple[int, int], Path] = {}
     for path in paths:
         if not path.exists():
@@ -114,7 +114,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _place(file: Path) -> Path:
-    """A run's folder stands for its episodes.jsonl; another file for itself."""
+    """The folder of a run's episodes.jsonl; any other file itself."""
     return file.parent if file.name == EPISODES else file
 
 
@@ -125,7 +125,7 @@ def _source(file: Path, name: str) -> Source:
 
 
 def _beside(file: Path, name: str, key: str, kind: type) -> Any:
-    """What the run's other files say, where they are there and of the form that we write."""
+    """The facts in the run's other files, if they exist and have our format."""
     path = file.with_name(name)
     if file.name != EPISODES or not path.is_file():
         return None
@@ -151,13 +151,13 @@ def _episodes(files: Sequence[Path], sources: Sequence[Source], bar: Bar, total:
         for episode in read_episodes(file, on_line):
             env = episode.env or str(sources[index].settings.get("env", ""))
             yield index, episode if episode.env == env else dataclasses.replace(episode, env=env)
-    bar.advance(total - shown)  # characters were counted, which may be fewer than bytes
+    bar.advance(total - shown)  # characters were counted, of which there may be fewer than bytes
 
 
 def _write_logs(
     folder: Path, sources: Sequence[Source], files: Sequence[Path], episodes: Iterator[tuple[int, Played]]
 ) -> tuple[int, list[Path]]:
-    """One log for each run, player, env and level."""
+    """Write one log for each run, player, env and level."""
     logs: dict[tuple[int, str, str, str], Log] = {}
     with ExitStack() as stack:
         for index, episode in episodes:

@@ -1,1 +1,1 @@
-"""What several commands share: settings by topic, players, tables and figures."""
+"""Code that several commands share: settings by topic, players, tables and figures."""

@@ -1,4 +1,4 @@
-"""The settings of rlft's algorithms. Contradictory settings are refused before anything is loaded."""
+"""The settings of rlft's algorithms. Contradictory settings raise errors before anything is loaded."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ALGORITHM_LIMITS = {
     "epochs": (1, 10**4),
     "minibatch": (1, 2**30),
 }
-"""The range of each of these settings."""
+"""Range of each of these settings."""
 _SUMMARIES = ", ".join(f"{name} ({row.summary})" for name, row in ALGORITHMS.items())
 _GROUP_SIZES = ", ".join(f"{row.group_size} for {name}" for name, row in ALGORITHMS.items() if row.group_size > 1)
 
 
 def _with_every_algorithm(kind: type[PlayConfig]) -> type[PlayConfig]:
-    """`kind` with the own settings of all algorithms in the table."""
+    """`kind` with the settings of all algorithms in the table."""
     for name, row in ALGORITHMS.items():
         kind = with_settings(kind, row.settings, f"--algo {name}")
     return kind
@@ -39,7 +39,7 @@ def _with_every_algorithm(kind: type[PlayConfig]) -> type[PlayConfig]:
 @_with_every_algorithm
 @dataclass(frozen=True)
 class AlgorithmConfig(PlayConfig):
-    """How rlft learns."""
+    """Settings of the learning algorithm of rlft."""
 
     PANEL: ClassVar = "Algorithm"
     CHOOSERS: ClassVar[tuple[str, ...]] = ("algo",)
@@ -92,7 +92,7 @@ class AlgorithmConfig(PlayConfig):
 
     @property
     def objective(self) -> Objective[Any]:
-        """The algorithm with its settings."""
+        """The algorithm, with its settings."""
         row = algorithm(self.algo)
         return Objective(row, self._own(row), self.gamma, self.normalize)
 
@@ -104,15 +104,15 @@ class AlgorithmConfig(PlayConfig):
 
     @property
     def repeats(self) -> int:
-        """Episodes of each drawn problem."""
+        """Number of episodes of each drawn problem."""
         return self.group_size or algorithm(self.algo).group_size
 
     def _own(self, row: Algorithm[Any]) -> Any:
-        """`row`'s settings, as they are set here. Raises ConfigError where one is out of its limits."""
+        """The settings of `row` with their values here. Raises ConfigError if one is out of range."""
         return self.part(row.settings)
 
     def _there(self, row: Algorithm[Any]) -> list[str]:
-        """The names of `row`'s settings; none that only `chosen` would add."""
+        """The names of the settings of `row`, without those that only `chosen` would add."""
         field_names = {item.name for item in dataclasses.fields(self)}
         return [name for name in _names(row) if name in field_names]
 

@@ -1,4 +1,4 @@
-"""Shared by the stages that use chat models: settings, a cost estimate, and the final figures."""
+"""Code shared by the stages that use chat models: settings, a cost estimate, and the final figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ORACLE = "oracle"
 
 
 class BudgetSpentError(ReflectkitError):
-    """Calls stopped at --max-cost-usd; what was answered until then is kept."""
+    """Calls stopped at --max-cost-usd; answers so far are kept."""
 
 
 @dataclass(frozen=True)
@@ -71,19 +71,19 @@ class ChatConfig(StageConfig):
                 within(name, getattr(self, name), 0, 1_000_000)
 
     def check_budget(self, endpoint: Endpoint) -> None:
-        """Raises ConfigError where the budget cannot be kept with `endpoint`."""
+        """Raises ConfigError if the budget cannot be enforced for `endpoint`."""
         if self.max_cost_usd is not None:
             above("max_cost_usd", self.max_cost_usd, 0)
             if not self.prices_at(endpoint).known:
                 raise ConfigError(f"--max-cost-usd needs the price of {endpoint}: give --price-in and --price-out")
 
     def prices_at(self, endpoint: Endpoint) -> Prices:
-        """Of the tokens there. Raises ConfigError."""
+        """The token prices of `endpoint`. Raises ConfigError."""
         return prices_of(endpoint.kind, endpoint.model, self.price_in, self.price_out)
 
     @contextlib.contextmanager
     def client_at(self, endpoint: Endpoint, journal: Path, **more: Any) -> Iterator[ChatClient]:
-        """A client for `endpoint`, whose answers are kept in `journal`."""
+        """A client for `endpoint` that keeps its answers in `journal`."""
         settings: dict[str, Any] = {
             "concurrency": self.concurrency,
             "budget": Budget(self.max_cost_usd),
@@ -106,28 +106,28 @@ class TeacherConfig(ChatConfig):
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where the teacher is asked. Raises ConfigError."""
+        """The teacher's endpoint. Raises ConfigError."""
         return parse_endpoint(self.teacher, self.base_url)
 
     @property
     def prices(self) -> Prices:
-        """Of the teacher's tokens. Raises ConfigError."""
+        """The teacher's token prices. Raises ConfigError."""
         return self.prices_at(self.endpoint)
 
     @property
     def model_name(self) -> str:
-        """What records call the teacher."""
+        """The teacher's name in records."""
         return ORACLE if self.teacher == ORACLE else self.endpoint.model
 
     @contextlib.contextmanager
     def client(self, journal: Path) -> Iterator[ChatClient]:
-        """A client for the teacher, whose answers are kept in `journal`."""
+        """A client for the teacher that keeps its answers in `journal`."""
         with self.client_at(self.endpoint, journal) as client:
             yield client
 
 
 def free_estimate() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]]:
-    """Figures, outputs and tables of a dry run of the oracle, which asks nobody."""
+    """Figures, outputs and tables of a dry run of the oracle, which is free."""
     rows = tuple((what, "0", "0") for what in ("calls", "prompt tokens", "completion tokens", "US dollars"))
     figures = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "usd": 0.0, "most_usd": 0.0}
     return figures, (), (Table("Estimate for the oracle", ("what", "expected", "at most"), rows),)
@@ -140,7 +140,7 @@ def estimate(
     journal: Path,
     most: Sequence[Request] | None = None,
 ) -> tuple[dict[str, Any], Table]:
-    """What the answers to `requests` would cost, less those that are in the journal: as expected, and at most.
+    """The expected and maximum cost of `requests`, without those already answered in the journal.
 
     written: tokens of a usual answer. most: all that may be asked, where that is not `requests` alone. At most, each is
     asked as often as useless answers allow, has a prompt longer than we count, and is answered up to the limit,
@@ -178,7 +178,7 @@ def estimate(
 
 
 def report_damage(client: ChatClient, progress: Progress) -> None:
-    """Say so where lines of the journal could not be used."""
+    """Report unusable lines of the journal."""
     if client.journal.damaged:
         progress.news(f"{client.journal.path}: ignored {client.journal.damaged} damaged lines and repeated their calls")
 
@@ -186,7 +186,7 @@ def report_damage(client: ChatClient, progress: Progress) -> None:
 def call_figures(
     config: TeacherConfig, client: ChatClient, rejected: Sequence[Rejected], path: Path, progress: Progress
 ) -> dict[str, Any]:
-    """The figures of the client's calls, after the rejected items were written to `path`."""
+    """Write the rejected items to `path`, and return the figures of the client's calls."""
     if rejected or path.exists():
         write_jsonl(path, [{"item": item.name, "reason": item.reason, "text": item.text} for item in rejected])
     report_damage(client, progress)
@@ -203,7 +203,7 @@ def call_figures(
 
 
 def stop_if_spent(config: ChatConfig, client: ChatClient, done: str) -> None:
-    """Raises BudgetSpentError, after everything is written, where the budget left requests unanswered."""
+    """Raises BudgetSpentError if the budget left requests unanswered; called after all files are written."""
     if client.stopped:
         raise BudgetSpentError(
             f"stopped at the budget: ${client.budget.paid:.4f} of --max-cost-usd {config.max_cost_usd:g} spent; {done};"

@@ -1,4 +1,4 @@
-"""Shared by several stages: location of an env's files, its horizon, and the settings of stages that play episodes."""
+"""Code shared by several stages: an env's files, its horizon, and the settings of stages that play episodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEFAULT_HORIZON = 15
 
 @dataclass(frozen=True)
 class EnvConfig(StageConfig):
-    """What a stage takes that works on one environment."""
+    """Settings of a stage that works on one environment."""
 
     CHOOSERS: ClassVar[tuple[str, ...]] = ("env",)
     ENV: ClassVar[str] = ""
@@ -49,7 +49,7 @@ class EnvConfig(StageConfig):
 
     @property
     def env_name(self) -> str:
-        """What the env calls itself, as tasks do."""
+        """The env's own name, as in tasks."""
         return str(self.kind.name)
 
     @property
@@ -59,23 +59,23 @@ class EnvConfig(StageConfig):
 
     @property
     def folder(self) -> Path:
-        """Where the env's records, splits and rows lie."""
+        """The folder of the env's records, splits and rows."""
         return self.env_folder / self.kind.records_folder
 
     @property
     def repos_folder(self) -> Path:
-        """Where filtered repositories lie, unless a setting says otherwise."""
+        """The default folder of filtered repositories."""
         return self.env_folder / self.kind.repositories_folder
 
     @classmethod
     def own_settings(cls, kind: type[BaseEnv]) -> type[Any] | None:
-        """The dataclass of the settings that this stage has for an env alone; None where it has none."""
+        """The dataclass of the settings that this stage has only for this env, if any."""
         return None
 
     @classmethod
     @override
     def chosen(cls, values: Mapping[str, Any]) -> type[Self]:
-        """With the env's own settings. Raises UnknownNameError, and ConfigError where a name is taken."""
+        """The class with the env's own settings. Raises UnknownNameError, and ConfigError if a name is taken."""
         parent = super().chosen(values)
         default = next(item.default for item in dataclasses.fields(parent) if item.name == "env")
         env = values.get("env", default)
@@ -87,7 +87,7 @@ class EnvConfig(StageConfig):
     @classmethod
     @override
     def elsewhere(cls) -> Mapping[str, Elsewhere]:
-        """The settings of the envs in the table, but for those of this one."""
+        """The settings of the other envs in the table."""
         field_names = {item.name for item in dataclasses.fields(cls)}
         others: dict[str, Elsewhere] = {}
         for env in ENVS:
@@ -100,7 +100,7 @@ class EnvConfig(StageConfig):
     @classmethod
     @override
     def refusal(cls, name: str) -> ConfigError | None:
-        """Why setting `name` of another env cannot be given here."""
+        """The error for setting `name` of another env."""
         other = cls.elsewhere().get(name)
         if other is None:
             return None
@@ -109,7 +109,7 @@ class EnvConfig(StageConfig):
 
 
 def _with_env(kind: Any, env: str, own: type[Any]) -> Any:
-    """`kind` with the settings that it has for `env` alone."""
+    """`kind` with the settings that it has only for `env`."""
     names = {item.name for item in dataclasses.fields(own)}
     if taken := sorted(names & {item.name for item in dataclasses.fields(kind)}):
         raise ConfigError(f"env '{env}': its setting '{taken[0]}' is one of the command's already; rename it")
@@ -118,7 +118,7 @@ def _with_env(kind: Any, env: str, own: type[Any]) -> Any:
 
 @dataclass(frozen=True)
 class WorldConfig(EnvConfig):
-    """What a stage takes that makes environments: also the env's own settings."""
+    """Settings of a stage that creates environments, including the env's own."""
 
     PANEL: ClassVar = "Environments"
     shuffle_action: bool = option(
@@ -134,7 +134,7 @@ class WorldConfig(EnvConfig):
     @classmethod
     @override
     def own_settings(cls, kind: type[BaseEnv]) -> type[Any] | None:
-        """Those of the env."""
+        """The settings of the env."""
         return kind.Settings
 
     @property
@@ -155,11 +155,11 @@ class WorldConfig(EnvConfig):
 
     @property
     def _request_limits(self) -> tuple[float, int]:
-        """(seconds for a call, calls at once) of the env's chat models: the stage's own, where it asks some itself."""
+        """(timeout in seconds, concurrent calls) of the env's chat models; the stage's own values if it has them."""
         return (self.timeout_s, self.concurrency) if isinstance(self, ChatConfig) else (120.0, 8)
 
     def input_files(self, tasks: Iterable[Task]) -> list[Path]:
-        """The files and folders that these tasks are set in, besides their records: inputs of a run."""
+        """The files and folders that these tasks use, besides their records: inputs of a run."""
         return self.kind.input_files(self.settings, self.env_folder, list(tasks))
 
     def refuse_uncounted(self, *, dry_run: bool, max_cost_usd: float | None) -> None:
@@ -175,7 +175,7 @@ class WorldConfig(EnvConfig):
                 )
 
     def _endpoint(self, name: str) -> Endpoint | None:
-        """The chat model that setting `name` of the env names; None for its own. Raises ConfigError."""
+        """The chat model that the env's setting `name` names; None if it is not a chat model. Raises ConfigError."""
         address, values = _address_of(name), dataclasses.asdict(self.settings)
         default = next(item.default for item in dataclasses.fields(self.settings) if item.name == name)
         if values[name] != default:
@@ -186,19 +186,19 @@ class WorldConfig(EnvConfig):
 
 
 def _address_of(name: str) -> str:
-    """The setting that holds the address of the server of the chat model in setting `name`."""
+    """The setting with the server address of the chat model in setting `name`."""
     return f"{name}_url"
 
 
 @cache
 def _asker(target: str, endpoint: Endpoint, journal: Path, timeout_s: float, concurrency: int) -> Any:
-    """What asks a chat model for an env, one for all envs of the process."""
+    """The object that asks a chat model for an env; one for all envs of the process."""
     return resolve("class", target, {})(endpoint, journal, timeout_s, concurrency)
 
 
 @dataclass(frozen=True)
 class PlayConfig(WorldConfig):
-    """What a stage takes that plays episodes."""
+    """Settings of a stage that plays episodes."""
 
     horizon: int = option(0, help="Maximum steps per episode; 0: the env's default for the level.")
     width: int = option(128, help="Episodes played in parallel; affects speed and memory, not results.")
@@ -219,7 +219,7 @@ class PlayConfig(WorldConfig):
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """A name for each: its own, with as many of the folders above as it takes to tell them apart."""
+    """A distinct name for each folder: its own, with as many parent folders as necessary."""
     parts = [folder.absolute().parts for folder in folders]
     for depth in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(part[-depth:]) for part in parts]
@@ -229,7 +229,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 
 
 def model_source(name: str, data_dir: Path, progress: Progress) -> str:
-    """`name`, or where a packaged model of that name lies, after it was converted into `data_dir`. Raises
+    """`name`, or the folder of the packaged model of that name, which is converted into `data_dir` first. Raises
     CheckpointError.
     """
     if name not in PACKAGED:
@@ -252,7 +252,7 @@ def check_level(env: str, level: str) -> None:
 
 
 def at_level(env: str, tasks: list[Task], level: str, path: Path) -> list[Task]:
-    """`tasks` as problems of `level`, each once. Raises DataError where there is none."""
+    """`tasks` as problems of `level`, each once. Raises DataError if there are none."""
     moved = [env_class(env).at_level(task, level) for task in tasks]
     tasks_by_id = {task.id: task for task in moved if task is not None}
     if not tasks_by_id:

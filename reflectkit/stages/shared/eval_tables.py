@@ -314,5 +314,5 @@ def csv_text(rows: Sequence[Json]) -> str:
 
 
 def _harmless(value: Any) -> Any:
-    """Spreadsheets run what begins so."""
+    """`value`, quoted if a spreadsheet would execute it."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

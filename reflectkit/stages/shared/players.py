@@ -20,7 +20,7 @@ from reflectkit.models.sampler import Opening
 from reflectkit.stages.shared.chat import report_damage, stop_if_spent
 
 SCRIPTED = ("oracle", "random")
-LONGEST_NAME = 100  # characters of a model's name in a file's
+LONGEST_NAME = 100  # characters of a model's name in a file name
 PLUGINS = "reflectkit.players"
 """The group of entry points in which a package offers its players: NAME = "package.module:make", where `make()` is an
 agent.
@@ -34,7 +34,7 @@ def chat_parts(text: str) -> list[str]:
 
 
 def endpoint_of(config: Any, part: str) -> Endpoint:
-    """Where a chat model of a --policy is asked; where there are local ones, --base-url is theirs alone. Raises
+    """The endpoint of a chat model in a --policy; with local models, --base-url applies only to them. Raises
     ConfigError.
     """
     local = any(other.startswith("local:") for text in config.policy for other in chat_parts(text))
@@ -60,7 +60,7 @@ def parse_policy(text: str, baselines: Sequence[str] = ()) -> tuple[str, Path | 
 
 
 def _plugins(text: str) -> list[str]:
-    """The players of installed packages, which are looked for where `text` may name one."""
+    """The players of installed packages, if `text` may name one."""
     return [] if "=" in text else sorted(plugins(PLUGINS))
 
 
@@ -105,7 +105,7 @@ def journals(folder: Path, endpoint: Endpoint) -> tuple[Path, Path]:
 
 
 class Players:
-    """Opens the players; a reflector is opened once, and its memo kept for all who share it."""
+    """Creates the players; each reflector is loaded once, and players share its memo."""
 
     def __init__(self, config: Any, max_cost_usd: float | None = None) -> None:  # evaluate's or play's
         self.config, self.device = config, config.device
@@ -115,24 +115,24 @@ class Players:
         self._stack = contextlib.ExitStack()
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self._stack.close()
 
     def stop_if_spent(self, name: str) -> None:
-        """Raises BudgetSpentError where a chat model of `name` was not asked any more."""
+        """Raises BudgetSpentError if the budget of a chat model of `name` ran out."""
         for part in chat_parts(name):
             client = self._clients.get(str(endpoint_of(self.config, part)))
             if client is not None:
                 stop_if_spent(self.config, client, "finished episodes are kept")
 
     def report_damage(self, progress: Progress) -> None:
-        """Say so where lines of a chat model's journal could not be used."""
+        """Report unusable lines in the chat models' journals."""
         for client in self._clients.values():
             report_damage(client, progress)
 
     @property
     def usage(self) -> dict[str, dict[str, float]]:
-        """What each chat model was used for: calls, tokens, and dollars where its price is known."""
+        """Usage of each chat model: calls, tokens, and dollars if the price is known."""
         return {
             name: {
                 "calls": client.calls,
@@ -151,7 +151,7 @@ class Players:
         return ChatPolicy(clients[0], clients[1] if len(clients) > 1 else None, self.config.history_tokens)
 
     def _client(self, endpoint: Endpoint) -> ChatClient:
-        """The client of `endpoint`, one for all the players that ask there."""
+        """The client of `endpoint`, which players share."""
         if str(endpoint) not in self._clients:
             config = self.config
             journal, earlier = journals(config.env_folder, endpoint)
@@ -162,7 +162,7 @@ class Players:
         return self._clients[str(endpoint)]
 
     def agent(self, name: str, policy: Path | None, reflector: Path | None) -> Agent:
-        """The agent that `name` stands for."""
+        """The agent called `name`."""
         config = self.config
         from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
 

@@ -1,4 +1,4 @@
-"""Who samples the policy's actions, with settings of its own: `--sampler`."""
+"""The sampler of the policy's actions and its own settings: `--sampler`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOCAL = "local"
 
 @dataclass(frozen=True)
 class SamplerConfig(StageConfig):
-    """What a stage takes in which a trained policy acts."""
+    """Settings of a stage in which a trained policy acts."""
 
     PANEL: ClassVar = "Sampler"
     CHOOSERS: ClassVar[tuple[str, ...]] = ("sampler",)
@@ -35,7 +35,7 @@ class SamplerConfig(StageConfig):
     @classmethod
     @override
     def chosen(cls, values: Mapping[str, Any]) -> type[Self]:
-        """Also with the sampler's own settings. Raises UnknownNameError, and ConfigError where a name is taken."""
+        """The class with the sampler's own settings. Raises UnknownNameError, and ConfigError if a name is taken."""
         kind, name = super().chosen(values), values.get("sampler", LOCAL)
         if kind.SAMPLER or not isinstance(name, str):
             return kind
@@ -48,7 +48,7 @@ class SamplerConfig(StageConfig):
 
 
 def _with_own(kind: Any, name: str, row: Backend) -> Any:
-    """`kind` with the own settings of sampler `name`."""
+    """`kind` with the settings of sampler `name`."""
     check_own_settings(row.settings, f"--sampler {name}")
     own = {item.name for item in dataclasses.fields(row.settings)}
     if not own:
