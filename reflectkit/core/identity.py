@@ -32,8 +32,8 @@ HASHED_WHOLE = 256 * 2**20  # bytes; a larger file is identified by its size and
 
 @dataclass(frozen=True)
 class Identity:
-    """What identifies a run. inputs: digests by path. config: the settings, whose class knows how earlier versions
-    recorded them.
+    """What identifies a run. inputs: digests by path. config: the settings; their class knows the format of earlier
+    versions.
     """
 
     stage: str

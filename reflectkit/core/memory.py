@@ -1,5 +1,5 @@
-"""Turns running out of memory into an error that says what to reduce. Recognises torch's errors by name and text, so
-that torch is not imported.
+"""Turns out-of-memory errors into one that says what to reduce. Recognises torch's errors by name and text, so that
+torch is not imported.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Calls of tools as text: three forms of it, read back without ever failing, and the tools described in words.
+"""Tool calls as text, in three forms; a parser that never fails; and descriptions of tools.
 
-"plain" is our own, for models without a chat template: one call a line, `name {"argument": value}`, or `none`. "hermes"
-is `<tool_call>` around JSON (NousResearch Hermes 2 Pro, Qwen). "llama" is bare JSON with "parameters" (Llama 3.1). What
-is wrong with a call becomes a line for the model to read, so such a line is short, has no control characters, and names
-the fix.
+"plain" is our own, for models without a chat template: one call per line, `name {"argument": value}`, or `none`.
+"hermes" is `<tool_call>` around JSON (NousResearch Hermes 2 Pro, Qwen). "llama" is bare JSON with "parameters" (Llama
+3.1). An error in a call becomes a line for the model, so it is short, has no control characters, and names the fix.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ PYTHON_TAG = "<|python_tag|>"
 NO_CALLS = "none"
 PLAIN_RULES = 'Write one call a line, as name {"argument": value}. Write none to call no tool.'
 
-MAX_CALLS = 64  # read of one text, the wrong ones counted
+MAX_CALLS = 64  # read from one text, including invalid ones
 MAX_ERROR = 300  # characters
-MAX_DEPTH = 32  # of the arguments' nesting
+MAX_DEPTH = 32  # nesting of the arguments
 MAX_DIGITS = 30  # of an integer
-MAX_NAME = 80  # characters of a name that are looked at when it is unknown
-MAX_PROBLEMS = 20  # looked at in one call
+MAX_NAME = 80  # characters of an unknown name that are compared with known ones
+MAX_PROBLEMS = 20  # reported for one call
 
 BETWEEN_LLAMA = re.compile(rf"(?:[\s;]|{re.escape(PYTHON_TAG)})*")
 NEXT_LLAMA = re.compile(rf"[;\n][ \t]{{0,8}}(?=[{{\[])|{re.escape(PYTHON_TAG)}")
@@ -54,15 +53,15 @@ OPEN_ENDED = {
 
 
 def parse(text: str, tools: Sequence[ToolSpec], form: Form) -> ToolUse:
-    """The calls in `text`, which may be anything: those that can be made, and a line about each of the others.
+    """The calls in `text`, which may be anything: the valid ones, and a line about each of the others.
 
-    In the hermes form text around the calls is passed over; in the llama form a text that does not begin with JSON (or
-    hold the python tag) is words, so without calls; in the plain form every line is to be a call. What a model thought
-    aloud before (`<think>…</think>`) is passed over in all of them.
+    In the hermes form, text around the calls is ignored; in the llama form, a text that does not begin with JSON (or
+    contain the python tag) has no calls; in the plain form, every line must be a call. A reasoning block at the start
+    (`<think>…</think>`) is ignored in all forms.
 
     Raises
     ------
-    ConfigError: a tool's own schema is no JSON schema.
+    ConfigError: a tool's own schema is not a valid JSON schema.
     """
     by_name = {tool.name: tool for tool in tools}
     calls: list[ToolCall] = []
@@ -79,7 +78,7 @@ def parse(text: str, tools: Sequence[ToolSpec], form: Form) -> ToolUse:
 
 
 def reads_as_calls(text: str, form: Form) -> bool:
-    """Whether `text` holds a call in `form`, be it legal or not, or nothing but the word for none."""
+    """Whether `text` contains a call in `form`, legal or not, or only the word for no calls."""
     pieces = list(itertools.islice(_READERS[form](_after_thought(text)), MAX_CALLS))
     return not pieces or not all(isinstance(piece, _Wrong) for piece in pieces)
 
@@ -90,9 +89,7 @@ def plain_text(calls: Sequence[ToolCall]) -> str:
 
 
 def form_text(calls: Sequence[ToolCall], form: Form) -> str:
-    """`calls` as a model writes them. What would be a mark or a special token inside an argument is escaped as JSON
-    allows.
-    """
+    """`calls` as a model writes them. Markers and special tokens inside an argument are JSON-escaped."""
     if form == PLAIN:
         return plain_text(calls)
     key = "arguments" if form == HERMES else "parameters"
@@ -101,7 +98,7 @@ def form_text(calls: Sequence[ToolCall], form: Form) -> str:
 
 
 def tools_text(tools: Sequence[ToolSpec]) -> str:
-    """A line for each tool.
+    """One line for each tool.
 
     >>> properties = {"title": {"type": "string"}, "copies": {"type": "integer"}}
     >>> tools_text([ToolSpec("add", "Adds a book.", {"properties": properties, "required": ["title"]})])
@@ -115,11 +112,11 @@ class _Wrong(Exception):
 
 
 _Piece = tuple[str, object] | _Wrong
-"""A call's name and arguments as they stand in the text, or why there are none."""
+"""A call's name and arguments as written, or the reason why there are none."""
 
 
 def _after_thought(text: str) -> str:
-    """`text` behind the thought that it begins with. A prompt may have opened the thought already."""
+    """`text` after the reasoning at its start, whose opening tag may be part of the prompt."""
     thought, end, rest = text.partition("</think>")
     return rest if end and (thought.lstrip().startswith("<think>") or "{" not in thought) else text
 
@@ -212,7 +209,7 @@ def _call(piece: _Piece, by_name: dict[str, ToolSpec]) -> ToolCall:
 
 
 def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> str | None:
-    """What is wrong with a call that was not parsed here, in one line; None where it can be made."""
+    """What is wrong with a call that was not parsed here, in one line; None if it is valid."""
     try:
         _call((call.name, call.arguments), {tool.name: tool for tool in tools})
     except _Wrong as wrong:
@@ -221,7 +218,7 @@ def check_call(call: ToolCall, tools: Sequence[ToolSpec]) -> str | None:
 
 
 def _problems(tool: ToolSpec, arguments: dict[str, Any]) -> list[str]:
-    """What `tool`'s schema has against `arguments`. References are followed within the schema only, never to the
+    """The errors in `arguments` by `tool`'s schema. References are resolved only within the schema, never over the
     network.
     """
     from referencing.exceptions import Unresolvable
@@ -239,7 +236,7 @@ def _problems(tool: ToolSpec, arguments: dict[str, Any]) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def _validator(name: str, schema_json: str) -> Any:
-    """The checker of a tool's arguments. A schema that does not speak of further arguments allows none."""
+    """The validator of a tool's arguments. A schema that does not mention additional arguments allows none."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
     from referencing import Registry
@@ -255,7 +252,7 @@ def _validator(name: str, schema_json: str) -> Any:
 
 
 def _problem(error: Any) -> str:
-    """One finding of jsonschema in our words: which argument, and what is expected."""
+    """A jsonschema error in our words: which argument, and what is expected."""
     path = [str(part) for part in error.absolute_path]
     place = f"argument {_quote('.'.join(path))}" if path else "the arguments"
     properties = error.schema.get("properties", {}) if isinstance(error.schema, dict) else {}
@@ -277,7 +274,7 @@ def _problem(error: Any) -> str:
 
 
 def _decode(text: str, start: int) -> tuple[Any, int]:
-    """(the JSON value at `start`, where what follows it begins). Raises _Wrong."""
+    """(the JSON value at `start`, the position after it). Raises _Wrong."""
     while start < len(text) and text[start].isspace():
         start += 1
     try:
@@ -368,7 +365,7 @@ def _type_text(schema: Any) -> str:
 
 
 def _described(value: object) -> str:
-    """A JSON value, and of which type it is."""
+    """The type and text of a JSON value."""
     names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
     return "null" if value is None else f"{names[type(value)]} {_quote(_dump(value), mark='')}"
 

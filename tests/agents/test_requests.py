@@ -22,7 +22,6 @@ from reflectkit.agents.requests import (
     teaching_request,
 )
 from reflectkit.cli.main import main
-from reflectkit.core.eventloop import result_of
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.prompts import policy_prompt, reflection_prompt
 from reflectkit.core.protocols import Context, rules_of
@@ -76,12 +75,12 @@ def test_the_prompts_of_local_models_are_what_they_were(name: str, level: str) -
     digest = hashlib.sha256()
     for task in listed(name, level)[:3]:
         env = make(name, env_class(name).horizons.get(level, 15))
-        seen = result_of(env.reset(task, 1))
+        seen = env.reset(task, 1)
         for _ in range(3):
             digest.update(
                 (policy_prompt(seen) + policy_prompt(seen, "Some comment.") + reflection_prompt(seen)).encode()
             )
-            result = result_of(env.step(env.oracle()))
+            result = env.step(env.oracle())
             seen = result.observation
             if result.terminated or result.truncated:
                 break
