@@ -24,32 +24,32 @@ class Budget:
     """Set, and replaced, when a reservation ends."""
 
     @contextlib.asynccontextmanager
-    async def reserve(self, most: float) -> AsyncIterator[bool]:
-        """Hold `most` dollars, times the margin, for a call; yields False where too little is left for it.
+    async def reserve(self, max_cost: float) -> AsyncIterator[bool]:
+        """Reserve `max_cost` dollars, times the margin, for a call; yields False if the remaining budget is too small.
 
-        Where only the calls in flight are in the way it waits: they mostly cost less than they reserve.
+        Waits if only the reservations of calls in flight prevent it, since most calls cost less than they reserve.
         """
-        while not self._fits(most) and self._fits_alone(most):
+        while not self._fits(max_cost) and self._fits_alone(max_cost):
             await self.released.wait()
-        if not self._fits_alone(most):
+        if not self._fits_alone(max_cost):
             yield False
             return
-        self.reservations.append(most)
+        self.reservations.append(max_cost)
         try:
             yield True
         finally:
-            self.reservations.remove(most)
+            self.reservations.remove(max_cost)
             self.released.set()
             self.released = asyncio.Event()
 
-    def pay(self, cost: float, most: float) -> None:
-        """Add the cost of a call whose maximum, by our count of its tokens, was `most`."""
+    def pay(self, cost: float, max_cost: float) -> None:
+        """Add the cost of a call whose maximum, by our count of its tokens, was `max_cost`."""
         self.paid += cost
-        if cost > most > 0:
-            self.margin = max(self.margin, cost / most)
+        if cost > max_cost > 0:
+            self.margin = max(self.margin, cost / max_cost)
 
-    def _fits_alone(self, most: float) -> bool:
-        return self.limit is None or self.paid + most * self.margin <= self.limit
+    def _fits_alone(self, max_cost: float) -> bool:
+        return self.limit is None or self.paid + max_cost * self.margin <= self.limit
 
-    def _fits(self, most: float) -> bool:
-        return self.limit is None or self.paid + (sum(self.reservations) + most) * self.margin <= self.limit
+    def _fits(self, max_cost: float) -> bool:
+        return self.limit is None or self.paid + (sum(self.reservations) + max_cost) * self.margin <= self.limit

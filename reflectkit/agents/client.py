@@ -271,8 +271,8 @@ class ChatClient:
                 self.replayed += 1
                 self._count(answer)
                 return answer
-            most = most_usd(self.endpoint, self.prices, request)
-            async with session.slots, self.budget.reserve(most) as affordable:
+            max_cost = most_usd(self.endpoint, self.prices, request)
+            async with session.slots, self.budget.reserve(max_cost) as affordable:
                 asks.check()
                 if not affordable:
                     self.stopped = True

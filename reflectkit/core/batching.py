@@ -101,9 +101,9 @@ class Table:
         if not self._waiting or self._awaited == 0:
             return
         loop = asyncio.get_running_loop()
-        left = self._last_progress + self.patience - loop.time()
-        if left > 0:
-            self._timer = loop.call_later(left, self._on_timeout)
+        left_s = self._last_progress + self.patience - loop.time()
+        if left_s > 0:
+            self._timer = loop.call_later(left_s, self._on_timeout)
             return
         for seat in self._seats:
             seat.late = seat.late or not seat.pending

@@ -130,8 +130,8 @@ def _beside(file: Path, name: str, key: str, kind: type) -> Any:
     if file.name != EPISODES or not path.is_file():
         return None
     value = read_json(path)
-    held = value.get(key) if isinstance(value, dict) else None
-    return json.loads(json.dumps(held), parse_constant=str) if isinstance(held, kind) else None
+    entry = value.get(key) if isinstance(value, dict) else None
+    return json.loads(json.dumps(entry), parse_constant=str) if isinstance(entry, kind) else None
 
 
 def _episodes(files: Sequence[Path], sources: Sequence[Source], bar: Bar, total: int) -> Iterator[tuple[int, Played]]:
@@ -163,9 +163,9 @@ def _write_logs(
         for index, episode in episodes:
             key = index, episode.name, episode.env, episode.level
             if key not in logs:
-                made = datetime.datetime.fromtimestamp(int(files[index].stat().st_mtime), datetime.UTC)
+                modified = datetime.datetime.fromtimestamp(int(files[index].stat().st_mtime), datetime.UTC)
                 samples: Any = stack.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY))
-                logs[key] = Log(sources[index].name, made, sources[index].settings, episode, samples)
+                logs[key] = Log(sources[index].name, modified, sources[index].settings, episode, samples)
             logs[key].add(episode)
         if not logs:
             raise _nothing(files)

@@ -57,10 +57,10 @@ class Belief:
             self.shown = place
         for closed in CLOSED.findall(feedback):
             self.closed.add(closed[0] or closed[1])
-        if taken := TAKEN.search(feedback):
-            self.held, self.origin = taken.groups()
-            if (names := self.places.get(taken[2])) is not None and taken[1] in names:
-                names.remove(taken[1])
+        if picked_up := TAKEN.search(feedback):
+            self.held, self.origin = picked_up.groups()
+            if (names := self.places.get(picked_up[2])) is not None and picked_up[1] in names:
+                names.remove(picked_up[1])
         if moved := MOVED.search(feedback):
             self.held = self.origin = None
             self._fill(moved[2], [*(self.places.get(moved[2]) or []), moved[1]])

@@ -56,10 +56,10 @@ def check_installed() -> None:
             raise lacking(f"No module named {package!r}")
 
 
-def lacking(what: str) -> ConfigError:
+def lacking(detail: str) -> ConfigError:
     """The error for an engine that cannot be imported."""
     return ConfigError(
-        f"env 'alfworld' needs its engine ({what}): pip install 'reflectkit[alfworld]' (or: make alfworld)"
+        f"env 'alfworld' needs its engine ({detail}): pip install 'reflectkit[alfworld]' (or: make alfworld)"
     )
 
 

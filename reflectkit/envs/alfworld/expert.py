@@ -134,9 +134,9 @@ def _search(belief: Belief, goal: Goal) -> Iterable[str]:
         yield from (f"go to {place}" for place in belief.searched if place not in belief.here)
 
 
-def _put(belief: Belief, held: str, places: Iterable[str]) -> Iterable[str]:
+def _put(belief: Belief, item: str, places: Iterable[str]) -> Iterable[str]:
     for place in places:
-        yield from _reach(belief, place, f"move {held} to {place}")
+        yield from _reach(belief, place, f"move {item} to {place}")
 
 
 def _reach(belief: Belief, place: str, command: str) -> Iterable[str]:

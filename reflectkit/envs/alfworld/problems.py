@@ -150,23 +150,23 @@ class Maker:
         """
         with locked(self.root):
             sweep(self.root)
-            names = [trial_name(self.seed, which, self.patterns) for which in range(number)]
+            names = [trial_name(self.seed, index, self.patterns) for index in range(number)]
             existing = {folder.name: folder for folder in self.train.glob("*/trial_*")}
-            finished = {which: existing[name] for which, name in enumerate(names) if name in existing}
+            finished = {index: existing[name] for index, name in enumerate(names) if name in existing}
             for folder in finished.values():
                 self._alike(_problem(folder), folder.name)
-            missing = [which for which in range(number) if which not in finished]
+            missing = [index for index in range(number) if index not in finished]
             players = ThreadPoolExecutor(SIDE_BY_SIDE)
             try:
                 with progress.bar("Games", number, len(finished)) as bar:
-                    waiting = {players.submit(self._one, which): which for which in missing}
+                    waiting = {players.submit(self._one, index): index for index in missing}
                     for done in as_completed(waiting):
                         if game_folder := done.result():
                             finished[waiting[done]] = game_folder
                         bar.advance()
             finally:
                 players.shutdown(cancel_futures=True)
-            return [finished[which] for which in sorted(finished)]
+            return [finished[index] for index in sorted(finished)]
 
     def _one(self, number: int) -> Path | None:
         """Game `which`: the first winnable one of its draws; None if there is none."""

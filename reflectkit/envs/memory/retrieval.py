@@ -9,19 +9,19 @@ from typing import Any
 from reflectkit.envs.memory.language import words
 
 
-def related(texts: Sequence[str], query: str, most: int) -> list[int]:
-    """Indices of up to `most` texts that share a word with `query`, best first; ties in their order.
+def related(texts: Sequence[str], query: str, limit: int) -> list[int]:
+    """Indices of up to `limit` texts that share a word with `query`, best first; ties in their order.
 
     Robertson and Zaragoza 2009, with Lucene's idf, k1 1.5 and b 0.75.
     """
-    if not texts or most <= 0:
+    if not texts or limit <= 0:
         return []
     query_words = words(query)
     if not query_words:
         return []
     scores = _index(tuple(texts)).get_scores(list(query_words)) if any(map(words, texts)) else []
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
-    return [index for index in order[:most] if scores[index] > 0]
+    return [index for index in order[:limit] if scores[index] > 0]
 
 
 @lru_cache(maxsize=512)

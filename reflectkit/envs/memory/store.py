@@ -101,13 +101,13 @@ class Store:
         return item
 
 
-def _checked(content: str, most: int, kind: str) -> str:
+def _checked(content: str, max_tokens: int, kind: str) -> str:
     """`content` on one line."""
-    if len(content) > 100 * most:  # before it is counted
-        raise RefusedError(f"{kind} takes at most {most} tokens a text, and this is far more; shorten it")
+    if len(content) > 100 * max_tokens:  # before it is counted
+        raise RefusedError(f"{kind} takes at most {max_tokens} tokens a text, and this is far more; shorten it")
     text = " ".join(content.split())
     if not text:
         raise RefusedError(f"{kind}: the text is empty; use memory_delete to remove something")
-    if (tokens := count_tokens(text)) > most:
-        raise RefusedError(f"{kind} takes at most {most} tokens a text, and this is {tokens}; shorten it")
+    if (tokens := count_tokens(text)) > max_tokens:
+        raise RefusedError(f"{kind} takes at most {max_tokens} tokens a text, and this is {tokens}; shorten it")
     return text

@@ -66,10 +66,10 @@ class Outcome:
     """Whether the removed text was written at the same chunk."""
 
 
-def search(store: Store, kind: str, query: str, most: int) -> list[Item]:
-    """Up to `most` items of one list that are most related to `query`, best first (the paper's `search_memory`)."""
+def search(store: Store, kind: str, query: str, limit: int) -> list[Item]:
+    """Up to `limit` items of one list that are most related to `query`, best first (the paper's `search_memory`)."""
     items = store.listed(kind)
-    return [items[index] for index in related([item.text for item in items], query, most)]
+    return [items[index] for index in related([item.text for item in items], query, limit)]
 
 
 def apply(store: Store, call: ToolCall, chunk: int) -> Outcome:

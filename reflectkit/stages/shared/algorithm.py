@@ -130,14 +130,14 @@ class AlgorithmConfig(PlayConfig):
             raise ConfigError(f"--algo {self.algo} needs a critic: use --critic linear or mlp, or --algo {without}")
         if self.objective.compares_groups:
             given = [f"{flag(name)} {getattr(self, name)}" for name in self.departed(self._there(row))]
-            who = " ".join([f"--algo {self.algo}", *given])
+            flags = " ".join([f"--algo {self.algo}", *given])
             if self.repeats < 2:
                 raise ConfigError(
-                    f"{who} compares episodes of one problem: --group-size must be at least 2, got {self.repeats}"
+                    f"{flags} compares episodes of one problem: --group-size must be at least 2, got {self.repeats}"
                 )
             if self.replay_size:
                 raise ConfigError(
-                    f"--replay-size: {who} compares episodes within a group, and replayed episodes are in no current"
+                    f"--replay-size: {flags} compares episodes within a group, and replayed episodes are in no current"
                     " group; omit it, or use an algorithm that does not compare groups"
                 )
         if self.merge_first_two and len(self.curriculum) < 2:
@@ -158,6 +158,6 @@ def _with_own(kind: type[Any], name: str) -> Any:
     ours = {base for one in ALGORITHMS.values() for base in one.settings.__mro__ if dataclasses.is_dataclass(base)}
     inherited = {item.name for base in ours & set(row.settings.__mro__) for item in dataclasses.fields(base)}
     own_names = {item.name for item in dataclasses.fields(kind)}
-    if taken := sorted(own_names & set(_names(row)) - inherited):
-        raise ConfigError(f"--algo {name}: its setting '{taken[0]}' is already a setting of rlft; rename it")
+    if duplicates := sorted(own_names & set(_names(row)) - inherited):
+        raise ConfigError(f"--algo {name}: its setting '{duplicates[0]}' is already a setting of rlft; rename it")
     return with_settings(kind, row.settings, f"--algo {name}", ALGO=name)

@@ -128,7 +128,7 @@ class TeacherConfig(ChatConfig):
 
 def free_estimate() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]]:
     """Figures, outputs and tables of a dry run of the oracle, which is free."""
-    rows = tuple((what, "0", "0") for what in ("calls", "prompt tokens", "completion tokens", "US dollars"))
+    rows = tuple((name, "0", "0") for name in ("calls", "prompt tokens", "completion tokens", "US dollars"))
     figures = {"calls": 0, "prompt_tokens": 0, "completion_tokens": 0, "usd": 0.0, "most_usd": 0.0}
     return figures, (), (Table("Estimate for the oracle", ("what", "expected", "at most"), rows),)
 

@@ -111,8 +111,8 @@ class EnvConfig(StageConfig):
 def _with_env(kind: Any, env: str, own: type[Any]) -> Any:
     """`kind` with the settings that it has only for `env`."""
     names = {item.name for item in dataclasses.fields(own)}
-    if taken := sorted(names & {item.name for item in dataclasses.fields(kind)}):
-        raise ConfigError(f"env '{env}': its setting '{taken[0]}' is one of the command's already; rename it")
+    if duplicates := sorted(names & {item.name for item in dataclasses.fields(kind)}):
+        raise ConfigError(f"env '{env}': its setting '{duplicates[0]}' is one of the command's already; rename it")
     return with_settings(kind, own, f"Environment {env}", ENV=env)
 
 

@@ -53,6 +53,6 @@ def _with_own(kind: Any, name: str, row: Backend) -> Any:
     own = {item.name for item in dataclasses.fields(row.settings)}
     if not own:
         return kind
-    if taken := sorted(own & {item.name for item in dataclasses.fields(kind)}):
-        raise ConfigError(f"--sampler {name}: its setting '{taken[0]}' is one of the command's already; rename it")
+    if duplicates := sorted(own & {item.name for item in dataclasses.fields(kind)}):
+        raise ConfigError(f"--sampler {name}: its setting '{duplicates[0]}' is one of the command's already; rename it")
     return with_settings(kind, row.settings, f"--sampler {name}", SAMPLER=name)
