@@ -22,6 +22,7 @@ from reflectkit.agents.requests import (
     teaching_request,
 )
 from reflectkit.cli.main import main
+from reflectkit.core.eventloop import result_of
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.prompts import policy_prompt, reflection_prompt
 from reflectkit.core.protocols import Context, rules_of

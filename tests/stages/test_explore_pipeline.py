@@ -258,7 +258,8 @@ def test_the_originals_files_go_through(old: Path, capsys: pytest.CaptureFixture
     assert [item["info"] for item in kept[0]["trajectories"]] == ["positive0", "negative0", "positive1"]
     assert "commands" not in kept[0]
     shown = capsys.readouterr().out
-    for reason in ("empty question", "vanished file", "no such repository", "there twice", "text that is not valid Unicode"):
+    reasons = ("empty question", "vanished file", "no such repository", "there twice", "text that is not valid Unicode")
+    for reason in reasons:
         assert reason in shown
 
     shutil.copy("data/auto_explore/tasks_filtered/data.json", "data/auto_explore/tasks_filtered/train.json")
