@@ -71,9 +71,16 @@ for _name in STAGES:
     app.command(_name, help=summary(_name))(lambda: None)
 
 
-@app.command("list", epilog="Examples:\n\n  $ reflectkit list")
-def _list() -> None:
+@app.command("list", epilog="Examples:\n\n  $ reflectkit list\n\n  $ reflectkit list --configs")
+def _list(
+    configs: Annotated[
+        bool, typer.Option("--configs", help="List the configs for `accelerate launch` instead, with their paths.")
+    ] = False,
+) -> None:
     """List environments with their levels, and recipes with their ablations."""
+    if configs:
+        _list_configs()
+        return
     from reflectkit.core.errors import ReflectkitError
     from reflectkit.envs import env_class, env_names
     from reflectkit.stages.run import load_recipe, recipe_names
@@ -91,6 +98,15 @@ def _list() -> None:
         screen.say(f"  {name:<20} {recipe.description}")
         if recipe.ablations:
             screen.say(f"  {'':<20} --ablate {','.join(recipe.ablations)}")
+
+
+def _list_configs() -> None:
+    from reflectkit.core.included import launch_config, launch_configs
+
+    screen.say("configs: accelerate launch --config_file FILE -m reflectkit rlft …")
+    for name, about in launch_configs().items():
+        screen.say(f"  {name:<20} {about}")
+        screen.say(f"  {'':<20} {launch_config(name)}")
 
 
 def run(arguments: Sequence[str]) -> int:

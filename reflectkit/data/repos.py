@@ -25,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from reflectkit.core.errors import NO_ROOM, DataError
+from reflectkit.core.tree import CACHE
 from reflectkit.data.archives import MEMBERS, PIECE_BYTES, SUFFIXES, Opener, RefusedError, members, outermost, safe_path
 
 CODE = frozenset({".py", ".c", ".cpp", ".cxx", ".cc", ".h", ".hpp", ".hxx", ".cs", ".java", ".go", ".ipynb"})
@@ -202,6 +203,8 @@ def _folder_files(root: Path, result: Filtered) -> _Files:
             count += 1
             if count > MEMBERS:
                 raise RefusedError(f"more than {MEMBERS} files")
+            if entry.name == CACHE:
+                continue
             path = folder / entry.name
             try:
                 is_folder, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)

@@ -17,6 +17,7 @@ from reflectkit.core.config import above, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import DataError
 from reflectkit.core.folders import write_permission
+from reflectkit.core.included import REPOSITORIES, repositories_in
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.data.repos import Filtered, filter_repository, name_fault, readable, repositories, repository_name
@@ -34,7 +35,10 @@ class Config(EnvConfig):
 
     WRITES_DATA: ClassVar[bool] = True
     env: str = option("auto_explore", help="The environment that explores repositories.")
-    repo_dir: Path = option(Path("data/auto_explore/repos"), help="Folder of the repositories: folders, .zip, .tar.gz.")
+    repo_dir: Path = option(
+        REPOSITORIES,
+        help="Folder of the repositories: folders, .zip, .tar.gz. The included ones where the default is missing.",
+    )
     max_file_mb: float = option(5.0, help="Files larger than this are dropped (MiB).")
 
     def __post_init__(self) -> None:
@@ -46,10 +50,11 @@ class Config(EnvConfig):
 
 def run(config: Config, progress: Progress) -> Report:
     """Write `repos_filtered/<name>/` for each repository. Raises DataError if none is left."""
-    paths = repositories(config.repo_dir)
+    source = repositories_in(config.repo_dir)
+    paths = repositories(source)
     target = config.repos_folder
-    source, copies = config.repo_dir.resolve(), target.resolve()
-    if source.is_relative_to(copies) or copies.is_relative_to(source):
+    originals, copies = source.resolve(), target.resolve()
+    if originals.is_relative_to(copies) or copies.is_relative_to(originals):
         raise DataError(
             config.repo_dir,
             f"contains, or is in, {target}, where the filtered copies go; give the folder of the originals",
@@ -58,7 +63,7 @@ def run(config: Config, progress: Progress) -> Report:
     with open_run("filter-repo", config, list(filter(readable, paths))) as current:
         if current.done:
             return current.done
-        links = sorted(entry.name for entry in os.scandir(config.repo_dir) if entry.is_symlink())
+        links = sorted(entry.name for entry in os.scandir(source) if entry.is_symlink())
         if links:
             progress.news(f"links are not followed: {', '.join(map(ascii, links[:5]))} in {config.repo_dir} skipped")
         results: list[Filtered] = []

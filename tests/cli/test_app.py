@@ -66,6 +66,8 @@ def test_only_one_place_prints() -> None:
     """Everything else goes through it, and so is cleaned. `pages` is a developers' tool; `main` prints a fixed text."""
     printing = set()
     for path in PACKAGE.rglob("*.py"):
+        if PACKAGE / "boxed" in path.parents:
+            continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             called = node.func if isinstance(node, ast.Call) else None
             if getattr(called, "id", "") in ("print", "Console") or getattr(called, "attr", "") in (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from reflectkit.core.config import StageConfig
 from reflectkit.core.errors import ConfigError
+from reflectkit.core.included import launch_config
 from reflectkit.core.runs import Run, open_run
 from reflectkit.core.threads import use_threads
 
@@ -36,9 +37,11 @@ def start_processes(device: str, trackers: Sequence[str], results_dir: Path, thr
     )
     supported = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED")
     if accelerator.distributed_type not in map(DistributedType, supported):
-        raise ConfigError(f"rlft does not support {accelerator.distributed_type}; configs/ has what it supports")
+        raise ConfigError(
+            f"rlft does not support {accelerator.distributed_type}; `reflectkit list --configs` lists what it supports"
+        )
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
-        raise ConfigError("rlft supports FSDP2 only: set fsdp_version: 2, as in configs/fsdp2.yaml")
+        raise ConfigError(f"rlft supports FSDP2 only: set fsdp_version: 2, as in {launch_config('fsdp2')}")
     return Processes(accelerator)
 
 
