@@ -105,8 +105,8 @@ def _list_configs() -> None:
 
     screen.say("configs: accelerate launch --config_file FILE -m reflectkit rlft …")
     for name, about in launch_configs().items():
-        screen.say(f"  {name:<20} {about}")
-        screen.say(f"  {'':<20} {launch_config(name)}")
+        screen.say(f"  {name:<12} {about}")
+        screen.say(f"  {'':<12} {launch_config(name)}")
 
 
 def run(arguments: Sequence[str]) -> int:
