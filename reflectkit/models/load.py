@@ -6,6 +6,7 @@ Only safetensors are read and written, and no code that comes with a model is ru
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,9 +20,12 @@ from reflectkit.core.config import DTYPES, PACKAGED, QUANTIZE, TINY
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError, unknown_name
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, write_json
 from reflectkit.models.checks import all_finite
+from reflectkit.models.hub import hub_options
 from reflectkit.models.silence import silence_libraries
 
 ROLE_FILE = "reflectkit.json"
+BASE_FOLDER = "base_folder"
+"""Key in it of where the base of an adapter lies."""
 POLICY_ADAPTER = "default"  # peft's own name for the first adapter of a model
 SIZES = {
     "num_hidden_layers": 10_000,
@@ -89,26 +93,30 @@ def load_player(
     ------
     CheckpointError: no such folder, no tokenizer, damaged weights, the wrong role, or an id that cannot be fetched.
     """
-    from transformers import AutoModelForCausalLM
-
     folder = Path(source)
     facts = _check_folder(folder, role) if looks_local(source) else {}
+    base_name = base_of(folder)
+    fetching = _fetching(base_name or source)
+    from transformers import AutoModelForCausalLM
+
     dtype, quantize = dtype or facts.get("dtype", "float32"), quantize or facts.get("quantize", "none")
     name = str(source)
     tokenizer = load_tokenizer(source)
-    _config(base_of(folder) or source)
+    _config(base_name or source)
     place = pick_device(device)
     options: dict[str, Any] = {"dtype": getattr(torch, dtype), "use_safetensors": True, "trust_remote_code": False}
+    if fetching:
+        options |= fetching | {"adapter_kwargs": dict(fetching)}
     if quantize != "none":
         options |= {"quantization_config": _quantization(quantize, dtype), "device_map": {"": place}}
     try:
-        if (folder / "adapter_config.json").is_file():
+        if base_name is not None:
             from peft import PeftModel
 
-            base_name = base_of(folder)
             base, report = AutoModelForCausalLM.from_pretrained(base_name, output_loading_info=True, **options)
-            _refuse_missing(str(base_name), report["missing_keys"])
+            _refuse_missing(base_name, report["missing_keys"])
             model: Any = PeftModel.from_pretrained(base, name, is_trainable=True)
+            model.peft_config[POLICY_ADAPTER].base_model_name_or_path = base_name
             _refuse_missing(name, _adapter_keys(model) - _written_keys(folder))
         else:
             model, report = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
@@ -129,13 +137,14 @@ def load_player(
 
 def load_tokenizer(source: str | Path) -> Any:
     """The tokenizer of folder or hub id `source`. Raises CheckpointError."""
+    if looks_local(source):
+        _check_folder(Path(source), None)
+    fetching = _fetching(source)
     from transformers import AutoTokenizer
 
     silence_libraries()
-    if looks_local(source):
-        _check_folder(Path(source), None)
     try:
-        return AutoTokenizer.from_pretrained(str(source), padding_side="left", trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(str(source), padding_side="left", trust_remote_code=False, **fetching)
     except Exception as error:  # the library raises many types where there is no usable tokenizer
         raise CheckpointError(f"{source}: no usable tokenizer ({_first_line(error)})") from None
 
@@ -147,10 +156,11 @@ def context_of(source: str | Path) -> int | None:
 
 def _config(source: str | Path) -> Any:
     """The language model's config of folder or hub id `source`. Raises CheckpointError if it is not a usable one."""
+    fetching = _fetching(source)
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(str(source), trust_remote_code=False).get_text_config()
+        config = AutoConfig.from_pretrained(str(source), trust_remote_code=False, **fetching).get_text_config()
     except Exception as error:  # the library raises many types here too
         raise CheckpointError(f"{source}: no usable config ({_first_line(error)})") from None
     for name, most in SIZES.items():
@@ -254,8 +264,22 @@ def starting_policy(player: Player, source: str | Path, fresh_adapter: bool, dev
     return Reference(player, copy=start.model.eval().requires_grad_(False))
 
 
+def _fetching(source: str | Path) -> dict[str, Any]:
+    """Options for loading `source`. Raises CheckpointError if it must be fetched from a hub that cannot be reached."""
+    return {} if looks_local(source) else hub_options(str(source))
+
+
 def base_of(folder: Path) -> str | None:
-    """The base model of the adapter in `folder`, as named in its config; None without one. Raises CheckpointError."""
+    """The base model of the adapter in `folder`: its folder, or its hub id; None without an adapter.
+
+    A relative path in the adapter's config starts at the folder in which the adapter was trained, which may not be the
+    working directory. The checkpoint says where the base lies as seen from itself; an older one is taken to lie, like
+    its base, somewhere below the folder in which it was trained.
+
+    Raises
+    ------
+    CheckpointError: the config is damaged, or the base is not there.
+    """
     path = folder / "adapter_config.json"
     if not path.is_file():
         return None
@@ -265,7 +289,35 @@ def base_of(folder: Path) -> str | None:
             raise TypeError("it does not name a base model")
     except (DataError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is damaged ({_first_line(error)}); make the checkpoint again") from None
+    here = Path(os.path.realpath(folder))
+    recorded = _recorded_base(folder, name)
+    places = [here / recorded] if recorded else []
+    if "/" in name:
+        places += [parent / name for parent in here.parents]
+    for place in places:
+        if (place / "config.json").is_file():
+            same = os.path.isdir(name) and os.path.samefile(place, name)
+            return name if same else os.path.realpath(place)
+    if looks_local(name) and not os.path.isdir(name):
+        raise CheckpointError(f"{folder} is an adapter of {name}, which is missing; put that model there again")
     return name
+
+
+def _recorded_base(folder: Path, name: str) -> str:
+    """Where the base that the adapter in `folder` calls `name` lies as seen from `folder`; empty if not recorded."""
+    try:
+        base = read_json(folder / ROLE_FILE)[BASE_FOLDER]
+        return str(base["path"]) if base["name"] == name else ""
+    except (DataError, KeyError, TypeError):
+        return ""
+
+
+def _base_fact(model: Any, adapter: str, folder: Path) -> dict[str, Any]:
+    """What a checkpoint in `folder` records about the base of `adapter`: nothing unless that is a relative path."""
+    name = model.peft_config[adapter].base_model_name_or_path
+    if not name or os.path.isabs(name) or not os.path.isdir(name):
+        return {}
+    return {BASE_FOLDER: {"name": name, "path": os.path.relpath(os.path.realpath(name), os.path.realpath(folder))}}
 
 
 def _add_adapter(model: Any, folder: str | Path, name: str) -> None:
@@ -333,12 +385,15 @@ def save_player(
         shutil.rmtree(staging)
     staging.mkdir(parents=True)
     try:
-        only = {"selected_adapters": [player.adapter or POLICY_ADAPTER]} if hasattr(player.model, "peft_config") else {}
+        only, base = {}, {}
+        if hasattr(player.model, "peft_config"):
+            adapter = player.adapter or POLICY_ADAPTER
+            only, base = {"selected_adapters": [adapter]}, _base_fact(player.model, adapter, folder)
         held = {} if weights is None else {"state_dict": dict(weights)}
         player.model.save_pretrained(staging, safe_serialization=True, **only, **held)
         player.tokenizer.save_pretrained(staging)
         loading = {"dtype": player.dtype, "quantize": player.quantize}
-        write_json(staging / ROLE_FILE, {"role": player.role} | loading | (facts or {}))
+        write_json(staging / ROLE_FILE, {"role": player.role} | loading | base | (facts or {}))
         if beside is not None:
             beside(staging)
     except BaseException:  # a full disk must not stay full
