@@ -76,12 +76,12 @@ def test_the_prompts_of_local_models_are_what_they_were(name: str, level: str) -
     digest = hashlib.sha256()
     for task in listed(name, level)[:3]:
         env = make(name, env_class(name).horizons.get(level, 15))
-        seen = env.reset(task, 1)
+        seen = result_of(env.reset(task, 1))
         for _ in range(3):
             digest.update(
                 (policy_prompt(seen) + policy_prompt(seen, "Some comment.") + reflection_prompt(seen)).encode()
             )
-            result = env.step(env.oracle())
+            result = result_of(env.step(env.oracle()))
             seen = result.observation
             if result.terminated or result.truncated:
                 break
