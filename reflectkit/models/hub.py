@@ -1,28 +1,58 @@
-"""Whether the model hub can be reached, asked before a library spends a minute on retries."""
+"""Which names are hub ids, and whether the hub can be reached: asked before a library spends a minute on retries, and
+before torch is imported.
+"""
 
 from __future__ import annotations
 
 import functools
 import threading
+from pathlib import Path
 from typing import Any
 
-from reflectkit.core.errors import CheckpointError
+from reflectkit.core.config import PACKAGED, TINY
+from reflectkit.core.errors import CheckpointError, ConfigError, unknown_name
 
 PATIENCE = 3.0  # seconds
+LONGEST_NAME = 4096  # characters of a path
 
 
-def hub_options(name: str) -> dict[str, Any]:
-    """What `from_pretrained` needs to load hub id `name`: nothing, or to use only what was downloaded earlier.
+def looks_local(source: str | Path) -> bool:
+    """Whether `source` is a folder, or looks like a path rather than a hub id (`name` or `owner/name`).
 
-    Raises CheckpointError if `name` was not downloaded and the hub cannot be reached; this takes at most `PATIENCE`.
+    Raises UnknownNameError for a name that resembles a built-in model's.
     """
+    text = str(source)
+    if len(text) > LONGEST_NAME or "\0" in text:
+        raise ConfigError("a model's name is neither a path nor a hub id: it is too long or contains a NUL character")
+    if Path(text).exists() or text.startswith((".", "/", "~")) or text.count("/") > 1:
+        return True
+    if text.partition("/")[0] in ("results", "data"):
+        return True
+    error = unknown_name("model", text, (*TINY, *PACKAGED), "(or give a folder or a hub id)")
+    if "did you mean" in str(error):
+        raise error
+    return False
+
+
+def hub_options(source: str | Path) -> dict[str, Any]:
+    """What `from_pretrained` needs to load `source`: nothing, or for a hub id to use only what was downloaded earlier.
+
+    Raises CheckpointError if it was not downloaded and the hub cannot be reached; this takes at most `PATIENCE`.
+    """
+    if looks_local(source):
+        return {}
+    name = str(source)
     from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
     fault = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _fault(constants.ENDPOINT)
     if not fault:
         return {}
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
-        return {"local_files_only": True}
+    try:
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            return {"local_files_only": True}
+    except HFValidationError as error:
+        raise CheckpointError(f"{name} is neither a folder nor a hub id ({str(error).splitlines()[0][:120]})") from None
     raise CheckpointError(
         f"{name} is neither a folder nor a downloaded model (in {constants.HF_HUB_CACHE}), and {fault}; where there is"
         f" a network, run `hf download {name} --local-dir {name}`, copy the folder here, and give its path, e.g."

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from reflectkit.core.config import DTYPES, PACKAGED, QUANTIZE, TINY
-from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError, unknown_name
+from reflectkit.core.config import DTYPES, QUANTIZE
+from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, write_json
 from reflectkit.models.checks import all_finite
-from reflectkit.models.hub import hub_options
+from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.silence import silence_libraries
 
 ROLE_FILE = "reflectkit.json"
@@ -35,7 +35,6 @@ SIZES = {
     "max_position_embeddings": 10**9,
 }
 """Upper limits of the sizes in a model's config."""
-LONGEST_NAME = 4096  # characters of a path
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def load_player(
     folder = Path(source)
     facts = _check_folder(folder, role) if looks_local(source) else {}
     base_name = base_of(folder)
-    fetching = _fetching(base_name or source)
+    fetching = hub_options(base_name or source)
     from transformers import AutoModelForCausalLM
 
     dtype, quantize = dtype or facts.get("dtype", "float32"), quantize or facts.get("quantize", "none")
@@ -139,7 +138,7 @@ def load_tokenizer(source: str | Path) -> Any:
     """The tokenizer of folder or hub id `source`. Raises CheckpointError."""
     if looks_local(source):
         _check_folder(Path(source), None)
-    fetching = _fetching(source)
+    fetching = hub_options(source)
     from transformers import AutoTokenizer
 
     silence_libraries()
@@ -156,7 +155,7 @@ def context_of(source: str | Path) -> int | None:
 
 def _config(source: str | Path) -> Any:
     """The language model's config of folder or hub id `source`. Raises CheckpointError if it is not a usable one."""
-    fetching = _fetching(source)
+    fetching = hub_options(source)
     from transformers import AutoConfig
 
     try:
@@ -262,11 +261,6 @@ def starting_policy(player: Player, source: str | Path, fresh_adapter: bool, dev
         return Reference(player, adapter="reference")
     start = load_player(source, "policy", device=device, dtype=player.dtype, quantize=player.quantize)
     return Reference(player, copy=start.model.eval().requires_grad_(False))
-
-
-def _fetching(source: str | Path) -> dict[str, Any]:
-    """Options for loading `source`. Raises CheckpointError if it must be fetched from a hub that cannot be reached."""
-    return {} if looks_local(source) else hub_options(str(source))
 
 
 def base_of(folder: Path) -> str | None:
@@ -403,24 +397,6 @@ def save_player(
         folder.rename(folder.with_name(f"{TEMPORARY_PREFIX}old-{folder.name}"))
     staging.rename(folder)
     shutil.rmtree(folder.with_name(f"{TEMPORARY_PREFIX}old-{folder.name}"), ignore_errors=True)
-
-
-def looks_local(source: str | Path) -> bool:
-    """Whether `source` is a folder, or looks like a path rather than a hub id (`name` or `owner/name`).
-
-    Raises UnknownNameError for a name that resembles a built-in model's.
-    """
-    text = str(source)
-    if len(text) > LONGEST_NAME or "\0" in text:
-        raise ConfigError("a model's name is neither a path nor a hub id: it is too long or contains a NUL character")
-    if Path(text).exists() or text.startswith((".", "/", "~")) or text.count("/") > 1:
-        return True
-    if text.partition("/")[0] in ("results", "data"):
-        return True
-    error = unknown_name("model", text, (*TINY, *PACKAGED), "(or give a folder or a hub id)")
-    if "did you mean" in str(error):
-        raise error
-    return False
 
 
 def pick_device(name: str) -> torch.device:

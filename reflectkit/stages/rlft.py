@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from reflectkit.core.config import DTYPES, QUANTIZE, TINY, above, fraction, one_of, option, within
+from reflectkit.core.config import DTYPES, PACKAGED, QUANTIZE, TINY, above, fraction, one_of, option, within
 from reflectkit.core.console import Progress, Quiet
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError, ReflectkitError
 from reflectkit.core.eventloop import result_of
@@ -27,6 +27,7 @@ from reflectkit.core.types import Task, to_json
 from reflectkit.data.episodes import episode_to_json, write_episodes
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of
+from reflectkit.models.hub import hub_options
 from reflectkit.models.sampler import Opening
 from reflectkit.stages.shared.algorithm import AlgorithmConfig
 from reflectkit.stages.shared.distributed import shared_run, start_processes
@@ -188,6 +189,8 @@ def run(config: Config, progress: Progress) -> Report:
     """
     source = config.task_file or config.folder / "train.json"
     tasks = [record.task for record in read_records(source, config.env_name)]
+    if config.model not in PACKAGED:
+        hub_options(config.start)  # whether it can be fetched is known before torch is imported
     levels = _levels(config, tasks, source)
     processes = start_processes(config.device, config.report_to, config.results_dir, config.threads)
     if processes.sharded and config.share_base:

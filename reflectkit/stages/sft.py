@@ -24,6 +24,7 @@ from reflectkit.core.prompts import ACTION_MARKER, CALLS_MARKER, LABELS
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.runs import open_run
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
+from reflectkit.models.hub import hub_options
 from reflectkit.stages.shared.environments import EnvConfig, model_source
 
 if TYPE_CHECKING:
@@ -127,6 +128,8 @@ def run(config: Config, progress: Progress) -> Report:
         if current.done:
             return current.done
         progress.news(f"sft ({config.role}): {len(rows)} rows of {source} → {current.folder}")
+        if config.model not in TINY:
+            hub_options(config.model)  # whether it can be fetched is known before torch is imported
         from reflectkit.models.load import save_player
 
         resume = _last_whole(current.folder / "trainer", progress)

@@ -111,6 +111,11 @@ def test_a_downloaded_model_needs_no_hub(silent: str, checkpoints: dict[str, Pat
     assert time.monotonic() - began < 5
 
 
+def test_a_name_that_is_no_hub_id_is_refused(silent: str) -> None:
+    with pytest.raises(CheckpointError, match="my model is neither a folder nor a hub id"):
+        load_player("my model")
+
+
 def test_offline_mode_is_said(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE is set"):
