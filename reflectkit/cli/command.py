@@ -15,7 +15,7 @@ import typer
 from reflectkit.cli.screen import process_number
 from reflectkit.core.config import StageConfig, flag, from_mapping, is_path, parse_yaml
 from reflectkit.core.errors import DataError
-from reflectkit.stages import STAGES
+from reflectkit.stages import STAGES, config_class
 
 ASIDE = {"help", "config"}
 """Flags that are no settings."""
@@ -37,7 +37,7 @@ def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
 
 def stage_flags(*, every_env: bool = False) -> dict[str, set[str]]:
     """The flags of each command. every_env: with the own settings of all envs."""
-    kinds = {name: importlib.import_module(STAGES[name]).Config.chosen({}) for name in STAGES}
+    kinds = {name: config_class(name).chosen({}) for name in STAGES}
     return {
         name: {flag(item.name) for item in dataclasses.fields(kind) if not item.metadata.get("argument")}
         | {flag(other) for other in (kind.elsewhere() if every_env else ())}

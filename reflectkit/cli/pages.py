@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.cli.command import order, panel
-from reflectkit.core.config import StageConfig, flag
+from reflectkit.core.config import NoSettings, StageConfig, flag
 from reflectkit.core.jsonl import write_text
 from reflectkit.envs import ENVS, env_class
-from reflectkit.envs.base import NoSettings
 from reflectkit.stages import STAGES
 
 

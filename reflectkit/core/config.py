@@ -205,6 +205,19 @@ def _with_settings(kind: Any, own: Any, panel: str, marks: tuple[tuple[str, str]
     return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, namespace=namespace)
 
 
+@dataclass(frozen=True)
+class NoSettings:
+    """The settings of an env or a sampler without any."""
+
+
+def with_own_settings(kind: type[Config], own: type, panel: str, whose: str, **marks: str) -> type[Config]:
+    """`with_settings` for an `own` that repeats no name of `kind`. Raises ConfigError, beginning with `whose`."""
+    names = {item.name for item in dataclasses.fields(own)}
+    if duplicates := sorted(names & {item.name for item in dataclasses.fields(kind)}):
+        raise ConfigError(f"{whose}: its setting '{duplicates[0]}' is one of the command's already; rename it")
+    return with_settings(kind, own, panel, **marks)
+
+
 def check_own_settings(own: Any, whose: str) -> None:
     """Raises ConfigError unless `own` is a dataclass of fields that can be flags, with defaults; `whose` begins the
     message.

@@ -9,18 +9,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from reflectkit.core.config import option, within
+from reflectkit.core.config import NoSettings, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, IllegalActionError
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.types import Message, Observation, Task, ToolUse, Trajectory
 
 MOST_TOKENS = 1_000_000  # of a prompt or an answer
-
-
-@dataclass(frozen=True)
-class NoSettings:
-    """Settings of an env without any."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from reflectkit.core.config import NoSettings
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.registry import resolve
 from reflectkit.core.seeding import uniform
@@ -115,11 +116,6 @@ class Backend:
     """A frozen dataclass of the settings of its own, made by `core.config.option`; they are flags of the commands."""
     open: Callable[[Opening, Any], Sampler]
     """From what the command knows, and the settings, to a sampler."""
-
-
-@dataclass(frozen=True)
-class NoSettings:
-    """The settings of a sampler that has none."""
 
 
 def open_local(opening: Opening, settings: object = None) -> Sampler:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 from typing_extensions import override
 
 from reflectkit.agents.endpoints import Endpoint, parse_endpoint
-from reflectkit.core.config import PACKAGED, Elsewhere, StageConfig, flag, option, with_settings, within
+from reflectkit.core.config import PACKAGED, Elsewhere, NoSettings, StageConfig, flag, option, with_own_settings, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.protocols import Env
@@ -20,7 +20,7 @@ from reflectkit.core.registry import resolve
 from reflectkit.core.types import Task
 from reflectkit.envs import ENVS, data_folder, env_class, make
 from reflectkit.envs.base import MOST_TOKENS as MOST_TOKENS
-from reflectkit.envs.base import BaseEnv, Explorer, NoSettings
+from reflectkit.envs.base import BaseEnv, Explorer
 from reflectkit.stages.shared.chat import ChatConfig
 
 RECORDS = "data_reflection_negative.json"
@@ -82,7 +82,7 @@ class EnvConfig(StageConfig):
         if parent.ENV or not isinstance(env, str):
             return parent
         own = parent.own_settings(env_class(env))
-        return parent if own is None else _with_env(parent, env, own)
+        return parent if own is None else with_own_settings(parent, own, f"Environment {env}", f"env '{env}'", ENV=env)
 
     @classmethod
     @override
@@ -106,14 +106,6 @@ class EnvConfig(StageConfig):
             return None
         place = f" is not for env '{cls.ENV}', it" if cls.ENV else ""
         return ConfigError(f"{flag(name)}{place} is a setting of {other.owner}; leave it out")
-
-
-def _with_env(kind: Any, env: str, own: type[Any]) -> Any:
-    """`kind` with the settings that it has only for `env`."""
-    names = {item.name for item in dataclasses.fields(own)}
-    if duplicates := sorted(names & {item.name for item in dataclasses.fields(kind)}):
-        raise ConfigError(f"env '{env}': its setting '{duplicates[0]}' is one of the command's already; rename it")
-    return with_settings(kind, own, f"Environment {env}", ENV=env)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from typing import Any, ClassVar, Self
 
 from typing_extensions import override
 
-from reflectkit.core.config import StageConfig, check_own_settings, option, with_settings
-from reflectkit.core.errors import ConfigError
-from reflectkit.models.sampler import BACKENDS, Backend, Opening, Sampler, backend
+from reflectkit.core.config import StageConfig, check_own_settings, option, with_own_settings
+from reflectkit.models.sampler import BACKENDS, Opening, Sampler, backend
 
 LOCAL = "local"
 
@@ -39,20 +38,11 @@ class SamplerConfig(StageConfig):
         kind, name = super().chosen(values), values.get("sampler", LOCAL)
         if kind.SAMPLER or not isinstance(name, str):
             return kind
-        return _with_own(kind, name, backend(name))  # type: ignore[no-any-return]
+        own, whose = backend(name).settings, f"--sampler {name}"
+        check_own_settings(own, whose)
+        return with_own_settings(kind, own, whose, whose, SAMPLER=name) if dataclasses.fields(own) else kind
 
     def open_sampler(self, opening: Opening) -> Sampler:
         """The sampler. Raises CheckpointError."""
         row = backend(self.sampler)
         return row.open(opening, self.part(row.settings))
-
-
-def _with_own(kind: Any, name: str, row: Backend) -> Any:
-    """`kind` with the settings of sampler `name`."""
-    check_own_settings(row.settings, f"--sampler {name}")
-    own = {item.name for item in dataclasses.fields(row.settings)}
-    if not own:
-        return kind
-    if duplicates := sorted(own & {item.name for item in dataclasses.fields(kind)}):
-        raise ConfigError(f"--sampler {name}: its setting '{duplicates[0]}' is one of the command's already; rename it")
-    return with_settings(kind, row.settings, f"--sampler {name}", SAMPLER=name)
