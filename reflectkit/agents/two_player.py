@@ -135,7 +135,8 @@ class TwoPlayerAgent:
         sampled = await self.policy.sample(Ask(prompt, labels, temperature=self.temperature, seed=context.seed))
         if sampled.too_long:
             return Decision(0, comment, overflow=sampled.too_long)
-        if len(sampled.label_logprobs) != len(labels) or sampled.token_ids[:1] not in [(label,) for label in labels]:
+        token = sampled.token_ids[0] if sampled.token_ids else None
+        if token not in labels or len(sampled.label_logprobs) != len(labels):
             raise ConfigError(
                 f"the sampler was asked for one of {len(labels)} labels, and answered with token {sampled.token_ids}"
                 f" and {len(sampled.label_logprobs)} log-probabilities"
@@ -143,7 +144,7 @@ class TwoPlayerAgent:
         probabilities = tuple(map(math.exp, sampled.label_logprobs))
         terms = zip(probabilities, sampled.label_logprobs, strict=True)
         return Decision(
-            labels.index(sampled.token_ids[0]),
+            labels.index(token),
             comment,
             prompt,
             sampled.token_ids,

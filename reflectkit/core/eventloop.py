@@ -75,14 +75,15 @@ def _run(
     arguments: tuple[Any, ...],
 ) -> None:
     try:
-        deliver = functools.partial(_deliver, future, work(*arguments))
+        settled = functools.partial(deliver, future, work(*arguments))
     except BaseException as error:
-        deliver = functools.partial(_fail, future, error)
+        settled = functools.partial(_fail, future, error)
     with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-        loop.call_soon_threadsafe(deliver)
+        loop.call_soon_threadsafe(settled)
 
 
-def _deliver(future: asyncio.Future[Value], value: Value) -> None:
+def deliver(future: asyncio.Future[Value], value: Value) -> None:
+    """Set the result of `future`, unless it was cancelled or has one."""
     if not future.done():
         future.set_result(value)
 

@@ -7,7 +7,7 @@ Greedy texts and scores are functions of their prompt, so equal requests in a ba
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -87,25 +87,26 @@ class LocalSampler:
         self._scores.clear()
 
     def _answer(self, asks: list[Ask]) -> list[Sampled]:
-        fits = [len(ask.prompt_ids) + (0 if ask.labels else 1) <= self.context for ask in asks]
-        self._has_read = self._has_read or any(fits)
+        fitting = [ask for ask in asks if self._fits(ask)]
+        self._has_read = self._has_read or bool(fitting)
         if not self._has_read:
             raise CheckpointError(self._too_long(min(len(ask.prompt_ids) for ask in asks)))
         self.player.model.eval()
         self.player.activate()
-        choosing = [ask for ask, fit in zip(asks, fits, strict=True) if fit and ask.labels]
-        self._score([(ask.labels, ask.prompt_ids, ask.temperature) for ask in choosing])
-        written = self._write([ask for ask, fit in zip(asks, fits, strict=True) if fit and not ask.labels])
-        return [
-            Sampled(version=self.version, too_long=self._too_long(len(ask.prompt_ids)))
-            if not fit
-            else self._chosen(ask)
-            if ask.labels
-            else written[ask]
-            for ask, fit in zip(asks, fits, strict=True)
-        ]
+        self._score([(ask.labels, ask.prompt_ids, ask.temperature) for ask in fitting if ask.labels])
+        written = self._write([ask for ask in fitting if not ask.labels])
+        return [self._sampled(ask, written) for ask in asks]
 
-    def _chosen(self, ask: Ask) -> Sampled:
+    def _fits(self, ask: Ask) -> bool:
+        """Whether the context holds the prompt, and a token of text where one is written."""
+        return len(ask.prompt_ids) + (0 if ask.labels else 1) <= self.context
+
+    def _sampled(self, ask: Ask, written: Mapping[Ask, Sampled]) -> Sampled:
+        """The answer to `ask`: nothing if its prompt is too long, the text that was written, or a label."""
+        if not self._fits(ask):
+            return Sampled(version=self.version, too_long=self._too_long(len(ask.prompt_ids)))
+        if not ask.labels:
+            return written[ask]
         row = self._scores[ask.labels, ask.prompt_ids, ask.temperature]
         chosen = draw(row, ask.temperature, ask.seed)
         return Sampled((ask.labels[chosen],), (row[chosen],), row, self.version)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
+from reflectkit.core.eventloop import deliver
 from reflectkit.envs.alfworld.engine import State, check_installed
 from reflectkit.envs.alfworld.worker import DONE, REFUSED
 
@@ -126,7 +127,7 @@ async def _readable(connection: Connection, seconds: float) -> bool:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     number = connection.fileno()
-    loop.add_reader(number, _note, ready)
+    loop.add_reader(number, deliver, ready, None)
     try:
         await asyncio.wait_for(ready, seconds)
     except TimeoutError:
@@ -134,11 +135,6 @@ async def _readable(connection: Connection, seconds: float) -> bool:
     finally:
         loop.remove_reader(number)
     return True
-
-
-def _note(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
 
 
 class Pool:
