@@ -337,6 +337,8 @@ def _trainer(
     from reflectkit.rl.learner import Learner, Settings
     from reflectkit.rl.loop import Plan, Trainer
 
+    if processes.sharded and config.sampler != LOCAL:
+        raise ConfigError(f"--sampler {config.sampler}: a policy spread over processes samples locally; leave it out")
     device = str(processes.accelerator.device) if config.device == "auto" or processes.count > 1 else config.device
     reflector_player: Player | None = None
     if config.share_base and config.reflect_load_dir is not None:
@@ -380,17 +382,9 @@ def _trainer(
     critic = Critic(policy, own.head, own.critic_trunk, config.seed) if own else None
     reference = starting_policy(policy, config.start, bool(config.lora_r), device) if config.kl else None
     learner = Learner(policy, settings, critic, reference, processes, progress.news)
-    if processes.sharded and config.sampler != LOCAL:
-        raise ConfigError(f"--sampler {config.sampler}: a policy spread over processes samples locally; leave it out")
+    scorer, team = (learner.scorer, processes) if processes.sharded else (None, None)
     sampler = config.open_sampler(
-        Opening(
-            str(config.start),
-            config.device,
-            policy,
-            scorer=learner.scorer if processes.sharded else None,
-            team=processes if processes.sharded else None,
-            watch=learner.observe,
-        )
+        Opening(str(place or config.start), device, policy, scorer=scorer, team=team, watch=learner.observe)
     )
     reflector = None
     if reflector_player:
