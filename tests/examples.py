@@ -5,9 +5,24 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
+CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 EXAMPLE = re.compile(r"as `(\w+)\.py`:\n+```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def examples(page: Path) -> dict[str, str]:
     """The code of each example in `page`, by the name of its module."""
     return dict(EXAMPLE.findall(page.read_text(encoding="utf-8")))
+
+
+def save_example(name: str, module: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save example `name` of CONTRIBUTING as `module` in `folder`, now the working directory and on the Python path."""
+    (folder / f"{module}.py").write_text(examples(CONTRIBUTING)[name], encoding="utf-8")
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def own_module(node: pytest.Item) -> str:
+    """A module name of this test's own."""
+    return "own_" + re.sub(r"\W", "_", node.name)

@@ -4,7 +4,6 @@ one line.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,7 @@ from reflectkit.envs.corridor import Corridor
 from reflectkit.models.load import Player, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.stages import rlft
-from tests.examples import examples
-
-PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+from tests.examples import own_module, save_example
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +42,8 @@ def module(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     """The example in CONTRIBUTING under a module name of this test's, in the working directory and on the
     Python path.
     """
-    name = "own_" + re.sub(r"\W", "_", request.node.name)
-    (tmp_path / f"{name}.py").write_text(examples(PAGE)["my_algorithm"], encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    name = own_module(request.node)
+    save_example("my_algorithm", name, tmp_path, monkeypatch)
     return name
 
 

@@ -5,7 +5,6 @@ a base works, packages offer environments and players, and mistakes in such a fi
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,7 @@ from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import read_json, write_json
 from reflectkit.envs import env_class
 from reflectkit.stages import evaluate, gen_sft, rlft
-from tests.examples import examples
-
-PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+from tests.examples import CONTRIBUTING, examples, own_module, save_example
 
 
 @pytest.fixture
@@ -28,10 +25,8 @@ def module(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     """The example in CONTRIBUTING under a module name of this test's, in the working directory and on the
     Python path.
     """
-    name = "own_" + re.sub(r"\W", "_", request.node.name)
-    (tmp_path / f"{name}.py").write_text(examples(PAGE)["my_lock"], encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    name = own_module(request.node)
+    save_example("my_lock", name, tmp_path, monkeypatch)
     return name
 
 
@@ -76,7 +71,7 @@ def test_its_setting_is_a_key_of_files_and_recipes(module: str, capsys: pytest.C
 
 
 def test_an_env_and_an_algorithm_bring_their_settings_along(module: str) -> None:
-    Path(f"{module}_algorithm.py").write_text(examples(PAGE)["my_algorithm"], encoding="utf-8")
+    Path(f"{module}_algorithm.py").write_text(examples(CONTRIBUTING)["my_algorithm"], encoding="utf-8")
     values = {"env": f"{module}:Lock", "algo": f"{module}_algorithm:ALGORITHM", "load_dir": "none"}
     config = from_mapping(rlft.Config, values | {"turn_cost": 0.4, "clip_high": 0.5}, "rlft")
     assert config.settings.turn_cost == 0.4

@@ -18,17 +18,13 @@ from reflectkit.models.load import Player, save_player
 from reflectkit.models.sampler import Ask, Opening, backend
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import label_ids, prompt_ids
-from tests.examples import examples
-
-PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+from tests.examples import save_example
 
 
 @pytest.fixture
 def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An untrained policy of the corridor in a working directory with its problems and the example."""
-    (tmp_path / "my_sampler.py").write_text(examples(PAGE)["my_sampler"], encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    save_example("my_sampler", "my_sampler", tmp_path, monkeypatch)
     seen = [make("corridor").reset(task, 0) for task in Corridor.tasks("long")]
     tokenizer = build_tokenizer([policy_prompt(one) for one in seen], [label(index) for index in range(2)])
     save_player(tmp_path / "policy", Player(build_model(tokenizer, 64, 0), tokenizer, "plain"))
