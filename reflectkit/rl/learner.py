@@ -138,9 +138,8 @@ class Learner:
             device = next(self.player.model.parameters()).device
             rows = torch.arange(len(micro), device=device)
             ends = torch.tensor([len(row) - 1 for row in tokens], device=device)
-            label = torch.zeros(
-                len(micro), 1, dtype=torch.long, device=device
-            )  # no label matters: the hidden state is all
+            # no label matters: the hidden state is all
+            label = torch.zeros(len(micro), 1, dtype=torch.long, device=device)
             hidden_ND, _ = self.scorer(right_pad(tokens, self.player.pad_id, device), rows, ends, label)
             value_of |= zip([unit.rows[0] for unit in micro], self.critic(hidden_ND, tokens).tolist(), strict=True)
         return [value_of[row] for row in range(len(prompts))]

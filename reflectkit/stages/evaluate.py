@@ -291,9 +291,8 @@ def _estimate(config: Config, matches: Sequence[Match], progress: Progress) -> R
             steps = min(env.steps, config.kind.episode_steps(trajectory.task) or env.steps)
             usual = _longest_requests(env, trajectory.turns[:1], len(endpoints), ANSWER)
             longest = _longest_requests(env, trajectory.turns, len(endpoints), ANSWER_TOKENS)
-            in_a_turn = (
-                0  # the most tokens that this model and those before it write; a reflector sees the player's actions
-            )
+            # the most tokens that this model and those before it write; a reflector sees the player's actions
+            in_a_turn = 0
             for endpoint, price, one, other in zip(endpoints, prices, usual, longest, strict=True):
                 in_a_turn += other.max_tokens
                 read, most_read = (

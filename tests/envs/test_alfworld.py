@@ -172,8 +172,7 @@ def test_a_plan_is_made_for_what_matters_from_where_one_is() -> None:
     assert left.endswith(problem[problem.index("(:goal") :])
 
 
-# ---------------------------------------------------------------------------------------------------------- the
-# processes
+# -------------------------------------------------------------------------------------------------------- the processes
 
 
 def test_a_hung_engine_is_stopped_and_the_next_reset_has_another(root: Path, tasks: list[Task]) -> None:
@@ -285,8 +284,7 @@ def gone(pid: int) -> bool:
     return False
 
 
-# ------------------------------------------------------------------------------------------------------------- the
-# experts
+# ---------------------------------------------------------------------------------------------------------- the experts
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
@@ -335,8 +333,7 @@ def test_a_game_that_cannot_be_won_is_said_to_be_so(root: Path, tasks: list[Task
         result_of(Alfworld(tmp_path).reset(task, 0))
 
 
-# ------------------------------------------------------------------------------------------------------------ what is
-# known
+# -------------------------------------------------------------------------------------------------------- what is known
 
 
 def seen(*steps: tuple[str, tuple[str, ...]]) -> Belief:
@@ -464,8 +461,7 @@ def test_mistakes_leave_alone_what_leads_on(root: Path, tasks: list[Task]) -> No
     assert len([choice for choice in wrong if choice.startswith("go to ")]) == 2
 
 
-# ------------------------------------------------------------------------------------------------------------ what is
-# shown
+# -------------------------------------------------------------------------------------------------------- what is shown
 
 
 def test_what_the_player_sees(root: Path, tasks: list[Task]) -> None:
@@ -542,8 +538,7 @@ def test_bench_plays_games_that_it_makes(tmp_path: Path, monkeypatch: pytest.Mon
     assert figures["steps_per_wall_second_16_at_once"] > 0
 
 
-# -------------------------------------------------------------------------------------------------------------- bad
-# input
+# ------------------------------------------------------------------------------------------------------------ bad input
 
 
 def altered(root: Path, target: Path, task: Task, change: Callable[[str], str], file: str = "game.tw-pddl") -> Task:

@@ -70,8 +70,7 @@ def facts(game: Game, name: str) -> list[list[str]]:
     return [found.split() for found in re.findall(rf"^\({name} ([^()]*)\)$", game.problem, re.MULTILINE)]
 
 
-# ------------------------------------------------------------------------------------------------------------ rooms and
-# draws
+# ------------------------------------------------------------------------------------------------------ rooms and draws
 
 
 def test_every_floor_plan_is_a_room_as_the_benchmark_has_them() -> None:
@@ -131,8 +130,7 @@ def test_patterns_narrow_the_goals() -> None:
         levels(("Tomato",))
 
 
-# -----------------------------------------------------------------------------------------------------------------
-# winnable
+# ------------------------------------------------------------------------------------------------------------- winnable
 
 
 def test_games_of_every_type_are_made_and_won(made: Path) -> None:
@@ -261,8 +259,7 @@ def test_where_two_engines_hang_the_reason_says_so(root: Path, monkeypatch: pyte
     assert [engine.alive for engine in taken] == [False, False]
 
 
-# ------------------------------------------------------------------------------------------------------- a benchmark's
-# folder
+# ------------------------------------------------------------------------------------------------- a benchmark's folder
 
 
 def test_games_are_found_by_split_and_pattern(root: Path) -> None:
@@ -503,8 +500,7 @@ def test_no_usable_game_is_an_error_with_a_reason(
     assert "none of 12 games can be used, e.g. train/look_at" in capsys.readouterr().err
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# split
+# ---------------------------------------------------------------------------------------------------------------- split
 
 
 def split_of(tmp_path: Path, *flags: str, games: int = 120) -> dict[str, list[dict[str, Any]]]:

@@ -199,8 +199,7 @@ def test_a_half_copied_repository_is_never_there(tmp_path: Path) -> None:
     assert not list(target.rglob("half.py"))
 
 
-# ------------------------------------------------------------------------------------------- the original toolkit's
-# files
+# ----------------------------------------------------------------------------------------- the original toolkit's files
 
 
 def original(

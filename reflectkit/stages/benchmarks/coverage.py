@@ -102,8 +102,7 @@ def _covered(methods: Mapping[str, Ends], truth: float) -> tuple[dict[str, float
     return coverage, {name: float((high - low).mean()) for name, (low, high) in methods.items()}
 
 
-# ------------------------------------------------------------------------------------------------------------------
-# drawing
+# -------------------------------------------------------------------------------------------------------------- drawing
 
 
 def draw_rates(chance: np.random.Generator, simulations: int, sizes_C: Array, rate: float, correlation: str) -> Array:
@@ -148,8 +147,7 @@ def _dirichlet(chance: np.random.Generator, shares_K: Array, shape: tuple[int, i
     return np.stack([broken_NC, rest_NC, np.maximum(1 - broken_NC - rest_NC, 0.0)], axis=-1)
 
 
-# ------------------------------------------------------------------------------------------------------------------
-# methods
+# -------------------------------------------------------------------------------------------------------------- methods
 
 
 def _of_a_rate(counts_NC: Array, sizes_C: Array) -> dict[str, Ends]:
@@ -220,8 +218,7 @@ def _student(totals_NC: Array, sizes_C: Array) -> Ends:
     return mean_N - half_N, mean_N + half_N
 
 
-# ------------------------------------------------------------------------------------------------------------------
-# repeats
+# -------------------------------------------------------------------------------------------------------------- repeats
 
 
 def repeats(simulations: int, seed: int) -> Table:
@@ -247,8 +244,7 @@ def repeats(simulations: int, seed: int) -> Table:
     return Table(title, ("repeats", *worlds), tuple(rows))
 
 
-# -------------------------------------------------------------------------------------------------------------------
-# tables
+# --------------------------------------------------------------------------------------------------------------- tables
 
 
 def tables(measured: Sequence[Cell]) -> list[Table]:
