@@ -208,7 +208,7 @@ def _reason(client: ChatClient, outcome: Outcome[Any]) -> str:
 def _played(text: str, observation: Observation) -> tuple[str | None, int | ToolUse]:
     """(analysis, action) of a reply. Raises ValueError."""
     if observation.tools:
-        return None, parse(text, observation.tools, PLAIN)
+        return None, parse(text, observation.tools, PLAIN, replies=observation.replies)
     return parse_reply(text, observation.choices)
 
 

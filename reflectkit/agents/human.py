@@ -13,7 +13,7 @@ from reflectkit.core.console import Progress
 from reflectkit.core.errors import IllegalActionError, ReflectkitError
 from reflectkit.core.prompts import LABELS, one_line
 from reflectkit.core.protocols import Context, Env, rules_of
-from reflectkit.core.tools import PLAIN, PLAIN_RULES, parse, plain_text, tools_text
+from reflectkit.core.tools import PLAIN, PLAIN_RULES, TURN_RULES, parse, plain_text, tools_text
 from reflectkit.core.types import Decision, Observation, ToolCall, ToolUse
 
 LEFT = "the person left"
@@ -36,7 +36,8 @@ class Human:
         env = context.env
         if observation.choices:
             self.progress.news(choices_text(observation.choices))
-        action = self._calls(observation, env) if observation.tools else self._line(observation, env)
+        answer = self._turn if observation.replies else self._calls if observation.tools else self._line
+        action = answer(observation, env)
         if action is None:
             self.left = True
             return Decision(0, overflow=LEFT)
@@ -51,6 +52,15 @@ class Human:
                 return choice_of(text, observation.choices)
             except IllegalActionError as error:
                 self.progress.news(str(error))
+        return None
+
+    def _turn(self, observation: Observation, env: Env) -> ToolUse | None:
+        """One call or one reply to the user; None if the person quits."""
+        while (text := self._answer("Your call or reply: ", observation, env)) is not None:
+            use = parse(text, observation.tools, PLAIN, replies=True)
+            if text.strip() and not use.errors:
+                return use
+            self.progress.news("; ".join(use.errors) or "Nothing was written; h lists the tools.")
         return None
 
     def _calls(self, observation: Observation, env: Env) -> ToolUse | None:
@@ -117,7 +127,9 @@ def choices_text(choices: Sequence[str]) -> str:
 
 def help_text(observation: Observation, env: Env) -> str:
     """The env's rules, and the possible answers."""
-    if observation.tools:
+    if observation.replies:
+        answers = f"{tools_text(observation.tools)}\n{TURN_RULES}\n{COMMANDS}."
+    elif observation.tools:
         answers = f"{tools_text(observation.tools)}\n{PLAIN_RULES} An empty line goes on.\n{COMMANDS}."
     elif observation.choices:
         answers = (

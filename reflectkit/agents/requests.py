@@ -60,6 +60,10 @@ CALL = (
     "object, for example"
     ' name {"argument": "value"}; or with the word none.'
 )
+REPLY = (
+    "\n\nAnswer with one call of a tool, as the tool's name and its arguments as a JSON object, for example"
+    ' name {"argument": "value"}; or with your reply to the user, in words alone.'
+)
 COMMENT = f"\n\nAnswer with your comment on this state alone, at most {ANALYSIS_WORDS} words in one line."
 DONE = "The player did: "
 EARLIER, NOW = "Earlier:\n", "Now:\n"
@@ -80,8 +84,8 @@ def playing_request(
     """
     _refuse_free_text(observation)
     earlier = [_acted(turn, commented=comment is not None) for turn in context.turns]
-    ask = CALL if observation.tools else ASK
-    tokens = CALL_TOKENS if observation.tools else ANSWER_TOKENS
+    ask = REPLY if observation.replies else CALL if observation.tools else ASK
+    tokens = CALL_TOKENS if observation.tools or observation.replies else ANSWER_TOKENS
     messages = _chat(PLAYING, observation, context, earlier, _shown(observation, comment) + ask, history_tokens)
     return Request(_title(observation), messages, tokens, context.seed)
 
@@ -151,7 +155,8 @@ def _comments_chat(
     done = ["", *(f"{DONE}{one_line(turn.action_text)}\n" for turn in context.turns)]
     states = [before + _text(turn.observation) for before, turn in zip(done, context.turns, strict=False)]
     earlier = list(zip(states, comments, strict=True))
-    return _chat(role, observation, context, earlier, done[-1] + _text(observation) + ask, history_tokens)
+    before = "" if observation.replies else done[-1]
+    return _chat(role, observation, context, earlier, before + _text(observation) + ask, history_tokens)
 
 
 def _chat(
@@ -168,6 +173,7 @@ def _chat(
     that says how many were left out. A turn that the model did not answer itself is put before the next one, in the
     same message.
     """
+    earlier = [] if observation.replies else earlier  # a conversation holds its own
     first, later = list(earlier[:1]), list(earlier[1:])
     room = history_tokens - sum(map(_tokens, first))
     kept_count = 0
@@ -214,13 +220,14 @@ def _acted(turn: Turn, *, commented: bool) -> tuple[str, str | None]:
 
 def _shown(observation: Observation, comment: str | None = None) -> str:
     """The state, the comment on it, and the numbered actions, as in a policy prompt."""
-    bare = replace(observation, messages=(Message("user", _text(observation)),), tools=())
+    bare = replace(observation, messages=(Message("user", _text(observation)),), tools=(), replies=False)
     return policy_prompt(bare, comment).rpartition("\n")[0]
 
 
 def _text(observation: Observation) -> str:
     """The observation's text without its system messages."""
-    return "\n".join(message.content for message in observation.messages if message.role != "system")
+    shown = replace(observation, messages=tuple(one for one in observation.messages if one.role != "system"))
+    return shown.text
 
 
 def answer_text(analysis: str | None, action: int | str | ToolUse) -> str:
@@ -231,7 +238,7 @@ def answer_text(analysis: str | None, action: int | str | ToolUse) -> str:
 
 
 def _refuse_free_text(observation: Observation) -> None:
-    if not observation.choices and not observation.tools:
+    if not observation.choices and not observation.tools and not observation.replies:
         raise ConfigError(
             "chat models choose among actions or call tools, and here an action is free text; leave out --typed"
         )

@@ -84,7 +84,8 @@ class Replay:
         step = self.steps[self.next]
         if observation.tools:
             self.next += 1
-            return Decision(parse(step["cmd"], observation.tools, PLAIN), step["reflection"], note=step["note"])
+            action = parse(step["cmd"], observation.tools, PLAIN, replies=observation.replies)
+            return Decision(action, step["reflection"], note=step["note"])
         if not observation.choices:
             self.next += 1
             return Decision(step["cmd"], step["reflection"], note=step["note"])
@@ -117,19 +118,33 @@ def _any_choice(observation: Observation, env: Any, chance: random.Random) -> De
 
 
 def _any_calls(observation: Observation, chance: random.Random) -> Decision:
-    """Up to two random calls; texts consist of one to four words of the observation."""
+    """Up to two random calls, or, in a conversation, one or a reply; texts consist of one to four words of the
+    observation.
+    """
     seen = observation.text.split() or ["nothing"]
     calls = []
-    for _ in range(chance.randrange(3)):
+    for _ in range(chance.randrange(2 if observation.replies else 3)):
         tool = chance.choice(observation.tools)
-        arguments = {
-            name: chance.choice(schema["enum"])
-            if "enum" in schema
-            else " ".join(chance.choices(seen, k=chance.randint(1, 4)))
-            for name, schema in tool.parameters["properties"].items()
-        }
+        arguments = {name: _any_value(schema, seen, chance) for name, schema in tool.parameters["properties"].items()}
         calls.append(ToolCall(tool.name, arguments))
+    if observation.replies and not calls:
+        return Decision(ToolUse(_any_words(seen, chance)))
     return Decision(ToolUse(plain_text(calls), tuple(calls)))
+
+
+def _any_value(schema: Mapping[str, Any], seen: Sequence[str], chance: random.Random) -> Any:
+    """A value of the schema's type."""
+    if "enum" in schema:
+        return chance.choice(schema["enum"])
+    kind = schema.get("type", "string")
+    if kind == "array":
+        return [_any_value(schema.get("items", {}), seen, chance)]
+    simple = {"integer": 1, "number": 1.0, "boolean": True, "object": {}}
+    return simple[kind] if kind in simple else _any_words(seen, chance)
+
+
+def _any_words(seen: Sequence[str], chance: random.Random) -> str:
+    return " ".join(chance.choices(seen, k=chance.randint(1, 4)))
 
 
 def require_oracle(env: Any) -> Any:

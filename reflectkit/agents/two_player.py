@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 
 from reflectkit.core.errors import ConfigError
-from reflectkit.core.prompts import one_line, policy_prompt, reflection_prompt
+from reflectkit.core.prompts import one_line, policy_prompt, reflection_prompt, with_comments
 from reflectkit.core.protocols import Context
 from reflectkit.core.seeding import derive, uniform
 from reflectkit.core.tools import parse
@@ -128,6 +128,8 @@ class TwoPlayerAgent:
             self.reflect_prob >= 1 or uniform(context.seed, "reflect") < self.reflect_prob
         ):
             comment = await self.reflector.comment(observation, derive(context.seed, "comment"))
+        if observation.replies:
+            observation = with_comments(observation, [turn.decision.reflection for turn in context.turns])
         if not observation.choices:
             return await self._write(observation, comment, context.seed)
         prompt = self._ids(policy_prompt(observation, comment))
@@ -161,7 +163,7 @@ class TwoPlayerAgent:
 
     async def _write(self, observation: Observation, comment: str | None, seed: int) -> Decision:
         """A line, or calls of tools."""
-        if observation.tools:
+        if observation.tools or observation.replies:
             prompt, stop_ids = self.dialogue.ids(observation, comment), self.dialogue.stop_ids
         else:
             prompt, stop_ids = self._ids(policy_prompt(observation, comment)), self._stop_ids
@@ -177,10 +179,10 @@ class TwoPlayerAgent:
     ) -> str | ToolUse:
         """What was written behind `prompt`, as an action."""
         text_ids = _text_ids(sampled, stop_ids)
-        if not observation.tools:
+        if not observation.tools and not observation.replies:
             return one_line(self.policy.tokenizer.decode(text_ids, skip_special_tokens=True))
         self.dialogue.remember(prompt, sampled.token_ids)
-        return parse(self.dialogue.words(text_ids), observation.tools, self.dialogue.form)
+        return parse(self.dialogue.words(text_ids), observation.tools, self.dialogue.form, replies=observation.replies)
 
     def _ids(self, text: str) -> tuple[int, ...]:
         """The prompt's tokens; an episode's prompts come again in others, so they are kept."""

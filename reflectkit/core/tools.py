@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ FORMS: tuple[Form, ...] = (PLAIN, HERMES, LLAMA)
 OPENED, CLOSED = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 NO_CALLS = "none"
+TURN_RULES = 'Write one call, as name {"argument": value}, or your reply to the user.'
 PLAIN_RULES = 'Write one call a line, as name {"argument": value}. Write none to call no tool.'
 
 MAX_CALLS = 64  # read from one text, including invalid ones
@@ -39,6 +40,7 @@ MAX_PROBLEMS = 20  # reported for one call
 
 BETWEEN_LLAMA = re.compile(rf"(?:[\s;]|{re.escape(PYTHON_TAG)})*")
 NEXT_LLAMA = re.compile(rf"[;\n][ \t]{{0,8}}(?=[{{\[])|{re.escape(PYTHON_TAG)}")
+CALL_START = re.compile(r"\s*[\w.-]{1,80}\s?\{")
 MARKS = re.compile(r"<(?=/?tool_call>|\|)")
 OPEN_ENDED = {
     "additionalProperties",
@@ -52,21 +54,24 @@ OPEN_ENDED = {
 }
 
 
-def parse(text: str, tools: Sequence[ToolSpec], form: Form) -> ToolUse:
+def parse(text: str, tools: Sequence[ToolSpec], form: Form, *, replies: bool = False) -> ToolUse:
     """The calls in `text`, which may be anything: the valid ones, and a line about each of the others.
 
     In the hermes form, text around the calls is ignored; in the llama form, a text that does not begin with JSON (or
-    contain the python tag) has no calls; in the plain form, every line must be a call. A reasoning block at the start
-    (`<think>…</think>`) is ignored in all forms.
+    contain the python tag) has no calls; in the plain form, every line must be a call, unless words may be a reply to a
+    user (`replies`) and the text does not begin like a call. A reasoning block at the start (`<think>…</think>`) is
+    ignored in all forms.
 
     Raises
     ------
     ConfigError: a tool's own schema is not a valid JSON schema.
     """
     by_name = {tool.name: tool for tool in tools}
+    if replies and form == PLAIN and not _begins_like_a_call(after_thought(text), by_name):
+        return ToolUse(text)
     calls: list[ToolCall] = []
     errors: list[str] = []
-    pieces = _READERS[form](_after_thought(text))
+    pieces = _READERS[form](after_thought(text))
     for number, piece in enumerate(itertools.islice(pieces, MAX_CALLS), start=1):
         try:
             calls.append(_call(piece, by_name))
@@ -79,8 +84,14 @@ def parse(text: str, tools: Sequence[ToolSpec], form: Form) -> ToolUse:
 
 def reads_as_calls(text: str, form: Form) -> bool:
     """Whether `text` contains a call in `form`, legal or not, or only the word for no calls."""
-    pieces = list(itertools.islice(_READERS[form](_after_thought(text)), MAX_CALLS))
+    pieces = list(itertools.islice(_READERS[form](after_thought(text)), MAX_CALLS))
     return not pieces or not all(isinstance(piece, _Wrong) for piece in pieces)
+
+
+def _begins_like_a_call(text: str, names: Container[str]) -> bool:
+    """Whether the first word is a tool's name, or any name with a brace behind it."""
+    words = text.split(maxsplit=1)
+    return CALL_START.match(text) is not None or (bool(words) and words[0] in names)
 
 
 def plain_text(calls: Sequence[ToolCall]) -> str:
@@ -115,7 +126,7 @@ _Piece = tuple[str, object] | _Wrong
 """A call's name and arguments as written, or the reason why there are none."""
 
 
-def _after_thought(text: str) -> str:
+def after_thought(text: str) -> str:
     """`text` after the reasoning at its start, whose opening tag may be part of the prompt."""
     thought, end, rest = text.partition("</think>")
     return rest if end and (thought.lstrip().startswith("<think>") or "{" not in thought) else text

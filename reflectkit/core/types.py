@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeVar
 
 from reflectkit.core.errors import DataError
 
+AGENT_MARKER = "Agent:"
+"""What the agent says follows this, in the text of a conversation."""
 LARGEST = 1e100
 """Largest magnitude of a reward, a return or a figure: sums of the squares of larger numbers overflow."""
 
@@ -73,6 +75,18 @@ class Message:
     calls: tuple[ToolCall, ...] = ()
     name: str = ""
 
+    @property
+    def line(self) -> str:
+        """The message in the text of a conversation, with its speaker. What users and tools say is on one line, so that
+        it cannot imitate another speaker.
+        """
+        if self.role == "system":
+            return self.content
+        if self.role == "assistant":
+            return f"{AGENT_MARKER}{'' if self.content.startswith(' ') else ' '}{self.content}"
+        speaker = "User" if self.role == "user" else f"Tool {self.name}".rstrip()
+        return f"{speaker}: {' '.join(self.content.split())}"
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:
@@ -84,11 +98,13 @@ class Observation:
     messages: tuple[Message, ...]
     choices: tuple[str, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
+    replies: bool = False
+    """Whether the messages are a conversation with a user, and words without a call are a reply to them."""
 
     @property
     def text(self) -> str:
-        """The contents of the messages, joined by newlines."""
-        return "\n".join(message.content for message in self.messages)
+        """The contents of the messages, joined by newlines; in a conversation, with their speakers."""
+        return "\n".join(message.line if self.replies else message.content for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import lone_surrogate, read_jsonl
-from reflectkit.core.prompts import action_completion, policy_prompt, reflection_completion, reflection_prompt
+from reflectkit.core.prompts import (
+    action_completion,
+    policy_prompt,
+    reflection_completion,
+    reflection_prompt,
+    with_comments,
+)
 from reflectkit.core.types import Observation, Trajectory
 
 FILES = ("sft", "sft_reflection", "sft_policy", "sft_reflection_positive", "sft_policy_positive")
@@ -22,26 +28,35 @@ FILE_OF_ROLE = {"plain": "sft.jsonl", "reflection": "sft_reflection.jsonl", "pol
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One step to learn from. completion: the policy's target. note: "positive", "mistake" or "correction"."""
+    """One step to learn from. completion: the policy's target. note: "positive", "mistake" or "correction". earlier:
+    the steps before it in its conversation, whose comments the policy has read; empty outside of conversations.
+    """
 
     observation: Observation
     reflection: str
     completion: str
     note: str
+    earlier: tuple[Lesson, ...] = ()
 
 
 def lessons(trajectories: Sequence[Trajectory]) -> list[Lesson]:
     """The steps of `trajectories`, in order."""
-    return [
-        Lesson(
-            turn.observation,
-            turn.decision.reflection or "",
-            action_completion(turn.decision.action),
-            turn.decision.note or "positive",
-        )
-        for trajectory in trajectories
-        for turn in trajectory.turns
-    ]
+    steps: list[Lesson] = []
+    for trajectory in trajectories:
+        earlier: list[Lesson] = []
+        for turn in trajectory.turns:
+            decision = turn.decision
+            step = Lesson(
+                turn.observation,
+                decision.reflection or "",
+                action_completion(decision.action),
+                decision.note or "positive",
+                tuple(earlier),
+            )
+            steps.append(step)
+            if turn.observation.replies:
+                earlier.append(replace(step, earlier=()))
+    return steps
 
 
 def plain_row(lesson: Lesson) -> dict[str, str]:
@@ -54,9 +69,10 @@ def reflection_row(lesson: Lesson) -> dict[str, str]:
     return {"prompt": reflection_prompt(lesson.observation), "completion": reflection_completion(lesson.reflection)}
 
 
-def policy_row(lesson: Lesson, comment: str) -> dict[str, str]:
-    """Prompt with `comment` → label."""
-    return {"prompt": policy_prompt(lesson.observation, comment), "completion": lesson.completion}
+def policy_row(lesson: Lesson, comment: str, earlier: Sequence[str] = ()) -> dict[str, str]:
+    """Prompt with `comment` → label. earlier: the comments on `lesson.earlier`."""
+    observation = with_comments(lesson.observation, earlier) if earlier else lesson.observation
+    return {"prompt": policy_prompt(observation, comment), "completion": lesson.completion}
 
 
 def mismatched(comments: Sequence[str], share: float, generator: random.Random) -> list[str]:

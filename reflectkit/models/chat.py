@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from reflectkit.core.errors import CheckpointError
-from reflectkit.core.prompts import REFLECTION_MARKER, action_completion, one_line, policy_prompt
+from reflectkit.core.prompts import REFLECTION_MARKER, TURN_END, action_completion, one_line, policy_prompt
 from reflectkit.core.tools import (
     CLOSED,
     HERMES,
@@ -23,6 +23,7 @@ from reflectkit.core.tools import (
     PLAIN,
     PLAIN_RULES,
     PYTHON_TAG,
+    TURN_RULES,
     Form,
     form_text,
     tools_text,
@@ -72,8 +73,9 @@ class Dialogue:
         CheckpointError: the template rejects the messages.
         """
         if not self.template:
-            return self.harmless(policy_prompt(observation, comment))
-        messages = [self._message(message) for message in observation.messages]
+            prompt = policy_prompt(observation, comment)
+            return self.conversation(prompt) if observation.replies else self.harmless(prompt)
+        messages = _with_notes([self._message(message) for message in observation.messages])
         if comment is not None:
             last = max((i for i, message in enumerate(messages) if message["role"] in ("user", "tool")), default=None)
             line = _neutral(f"{REFLECTION_MARKER} {one_line(comment)}", self._marks)
@@ -84,7 +86,8 @@ class Dialogue:
         if self.form != PLAIN:
             return self._render(messages, [self._tool(tool) for tool in observation.tools])
         if observation.tools:
-            offer = f"{_neutral(tools_text(observation.tools), self._marks)}\n{PLAIN_RULES}"
+            rules = TURN_RULES if observation.replies else PLAIN_RULES
+            offer = f"{_neutral(tools_text(observation.tools), self._marks)}\n{rules}"
             first = messages.pop(0)["content"] + "\n\n" if messages and messages[0]["role"] == "system" else ""
             messages.insert(0, {"role": "system", "content": first + offer})
         return self._render(self._two_sided(messages), [])
@@ -92,6 +95,10 @@ class Dialogue:
     def harmless(self, text: str) -> str:
         """`text` for use without a template, with its marks neutralised."""
         return _neutral(text, self._marks)
+
+    def conversation(self, prompt: str) -> str:
+        """Likewise a conversation's policy prompt, in which each of the agent's messages ends with the end token."""
+        return self.harmless(prompt).replace(TURN_END, self.tokenizer.eos_token or "")
 
     def ids(self, observation: Observation, comment: str | None = None) -> tuple[int, ...]:
         """The tokens of `text`: the remembered beginning as it was sampled, the rest tokenised."""
@@ -187,6 +194,17 @@ class Dialogue:
 
     def _tokenise(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(encodable(text), add_special_tokens=False)["input_ids"])
+
+
+def _with_notes(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """`messages` with each comment on the conversation added to the message that it is on."""
+    merged: list[dict[str, str]] = []
+    for message in messages:
+        if message["role"] == "system" and merged and merged[-1]["role"] != "system":
+            merged[-1]["content"] += f"\n{message['content']}"
+        else:
+            merged.append(message)
+    return merged
 
 
 def _user(content: str) -> dict[str, str]:

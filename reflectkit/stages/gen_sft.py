@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -160,6 +161,7 @@ def _reflector_comments(config: Config, steps: list[Lesson], progress: Progress)
     from reflectkit.models.load import load_player
     from reflectkit.models.local import LocalSampler
 
+    steps = list({part.observation.text: part for step in steps for part in (*step.earlier, step)}.values())
     sampler = LocalSampler(load_player(config.reflect_load_dir, "reflection"), frozen=True)
     reflector = Reflector(sampler)
     own: dict[str, str] = {}
@@ -173,14 +175,18 @@ def _reflector_comments(config: Config, steps: list[Lesson], progress: Progress)
 
 
 def _policy_rows(config: Config, steps: list[Lesson], own: dict[str, str]) -> list[dict[str, str]]:
-    sources = {
-        "teacher": [step.reflection for step in steps],
-        "reflector": [own.get(step.observation.text, "") for step in steps],
+    sources: dict[str, Callable[[Lesson], str]] = {
+        "teacher": lambda step: step.reflection,
+        "reflector": lambda step: own.get(step.observation.text, ""),
     }
     rows: list[dict[str, str]] = []
     for name in ("teacher", "reflector"):
         if config.comments in (name, "both") and steps:
             chance = generator(derive(config.seed, "mismatch"), name)
-            shown = mismatched(sources[name], config.mismatch, chance)
-            rows += [policy_row(step, comment) for step, comment in zip(steps, shown, strict=True)]
+            comment_on = sources[name]
+            shown = mismatched([comment_on(step) for step in steps], config.mismatch, chance)
+            rows += [
+                policy_row(step, comment, [comment_on(before) for before in step.earlier])
+                for step, comment in zip(steps, shown, strict=True)
+            ]
     return rows

@@ -23,11 +23,13 @@ from reflectkit.core.memory import memory_explained
 from reflectkit.core.prompts import ACTION_MARKER, CALLS_MARKER, LABELS
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.runs import open_run
+from reflectkit.core.types import AGENT_MARKER
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
 from reflectkit.models.hub import hub_options
 from reflectkit.stages.shared.environments import EnvConfig, model_source
 
 if TYPE_CHECKING:
+    from reflectkit.models.chat import Dialogue
     from reflectkit.models.load import Player
 
 EXAMPLES = (
@@ -209,7 +211,16 @@ def _inputs(config: Config, source: Path) -> list[Path]:
 
 def _in_words(prompt: str) -> bool:
     """Whether a policy answers `prompt` with calls or in words, since it lists no actions."""
-    return prompt.endswith(CALLS_MARKER) or (prompt.endswith(ACTION_MARKER) and "\nActions:\n" not in prompt)
+    return prompt.endswith((CALLS_MARKER, AGENT_MARKER)) or (
+        prompt.endswith(ACTION_MARKER) and "\nActions:\n" not in prompt
+    )
+
+
+def _as_read(dialogue: Dialogue, prompt: str) -> str:
+    """The row's prompt as the agent reads it."""
+    if prompt.endswith(AGENT_MARKER):
+        return dialogue.conversation(prompt)
+    return dialogue.harmless(prompt) if prompt.endswith(CALLS_MARKER) else prompt
 
 
 def _encode(
@@ -222,10 +233,10 @@ def _encode(
     from reflectkit.models.tokens import completion_ids, prompt_ids
 
     limit = min(config.max_length, player.context)
-    harmless = Dialogue(player.tokenizer, plain=True).harmless  # as the agent reads it
+    dialogue = Dialogue(player.tokenizer, plain=True)
     encoded = []
     for line, prompt, completion in rows:
-        before = prompt_ids(player.tokenizer, harmless(prompt) if prompt.endswith(CALLS_MARKER) else prompt)
+        before = prompt_ids(player.tokenizer, _as_read(dialogue, prompt))
         after = completion_ids(player.tokenizer, completion)
         if config.role == "reflection" or _in_words(prompt):
             after = [*after, player.tokenizer.eos_token_id]
