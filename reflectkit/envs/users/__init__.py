@@ -1,0 +1,1 @@
+"""Who sits at the other end of a conversation."""
