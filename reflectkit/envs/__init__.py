@@ -22,6 +22,7 @@ ENVS = {
     "auto_explore": "reflectkit.envs.autoexplore.env:AutoExplore",
     "memory": "reflectkit.envs.memory.env:Memory",
     "alfworld": "reflectkit.envs.alfworld.env:Alfworld",
+    "support": "reflectkit.envs.support.env:Support",
 }
 PLUGINS = "reflectkit.envs"
 """The group of entry points in which a package offers its envs: NAME = "package.module:Class"."""
