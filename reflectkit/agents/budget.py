@@ -7,6 +7,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from reflectkit.core.errors import ReflectkitError
+
+
+class BudgetSpentError(ReflectkitError):
+    """Calls stopped at the budget; answers so far are kept."""
+
 
 @dataclass(slots=True)
 class Budget:

@@ -54,11 +54,13 @@ class Human:
                 self.progress.news(str(error))
         return None
 
-    def _turn(self, observation: Observation, env: Env) -> ToolUse | None:
+    def _turn(self, observation: Observation, env: Env) -> str | ToolUse | None:
         """One call or one reply to the user; None if the person quits."""
         while (text := self._answer("Your call or reply: ", observation, env)) is not None:
+            if not observation.tools and text:
+                return text
             use = parse(text, observation.tools, PLAIN, replies=True)
-            if text.strip() and not use.errors:
+            if text and not use.errors:
                 return use
             self.progress.news("; ".join(use.errors) or "Nothing was written; h lists the tools.")
         return None

@@ -43,7 +43,7 @@ class RandomAgent:
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """An action that the turn's own seed draws."""
         chance = generator(context.seed, "random")
-        if observation.tools:
+        if observation.tools or observation.replies:
             return _any_calls(observation, chance)
         return _any_choice(observation, context.env, chance)
 
@@ -123,7 +123,7 @@ def _any_calls(observation: Observation, chance: random.Random) -> Decision:
     """
     seen = observation.text.split() or ["nothing"]
     calls = []
-    for _ in range(chance.randrange(2 if observation.replies else 3)):
+    for _ in range(chance.randrange(2 if observation.replies else 3) if observation.tools else 0):
         tool = chance.choice(observation.tools)
         arguments = {name: _any_value(schema, seen, chance) for name, schema in tool.parameters["properties"].items()}
         calls.append(ToolCall(tool.name, arguments))

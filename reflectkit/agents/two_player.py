@@ -182,6 +182,8 @@ class TwoPlayerAgent:
         if not observation.tools and not observation.replies:
             return one_line(self.policy.tokenizer.decode(text_ids, skip_special_tokens=True))
         self.dialogue.remember(prompt, sampled.token_ids)
+        if not observation.tools:
+            return self.dialogue.words(text_ids)
         return parse(self.dialogue.words(text_ids), observation.tools, self.dialogue.form, replies=observation.replies)
 
     def _ids(self, text: str) -> tuple[int, ...]:

@@ -59,9 +59,9 @@ class BaseEnv:
     """Whether the constructor takes the horizon, as `horizon`."""
     chat_settings: ClassVar[Mapping[str, str]] = {}
     """Settings that name a chat model which the env asks, each with the class that asks it, as "module:Class"; the
-    constructor gets an instance (made of the endpoint, a journal's path, the timeout in seconds and the number of calls
-    at once), or None where the setting is at its default. The server's address is the setting of
-    the same name with `_url` behind it.
+    constructor gets an instance (made of the endpoint, a journal's path, the timeout in seconds, the number of calls at
+    once and the budget in US dollars or None), or None where the setting is at its default. The server's address is the
+    setting of the same name with `_url` behind it, and its budget, if the env has such a setting, that with `_max_usd`.
     """
     awaited: ClassVar[bool] = False
     """Whether `reset` and `step` return awaitables, because an engine, a server or a user answers."""

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from reflectkit.core.errors import IllegalActionError
 from reflectkit.core.types import Message, Observation, ToolCall, ToolSpec, ToolUse
-from reflectkit.envs.users.base import LONGEST
 
+LONGEST = 2000
+"""Characters of a user's message; the rest is cut off."""
 LONGEST_RESULT = 16_000
 """Characters of a tool's result; the rest is cut off, with a note."""
 LONGEST_REPLY = 16_000

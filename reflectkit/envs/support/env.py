@@ -21,12 +21,14 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from reflectkit.core.config import option
+from reflectkit.core.config import above, option
 from reflectkit.core.errors import ConfigError, DataError, IllegalActionError
 from reflectkit.core.eventloop import followed
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.seeding import derive, generator
+from reflectkit.core.tools import PLAIN, parse
 from reflectkit.core.types import Observation, Task, ToolCall, ToolUse, Trajectory
+from reflectkit.core.users import User, UserTurn
 from reflectkit.envs.base import BaseEnv, check_task
 from reflectkit.envs.conversation import Refusal, Reply, Transcript
 from reflectkit.envs.support.database import Database, Ledger
@@ -39,7 +41,6 @@ from reflectkit.envs.support.policy import POLICY
 from reflectkit.envs.support.requests import Request, from_json
 from reflectkit.envs.support.tasks import ALL, NAME, ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.envs.support.tools import TOOLS, execute
-from reflectkit.envs.users.base import User, UserTurn
 
 SCRIPTED = "scripted"
 MOST_CUSTOMERS = 100_000
@@ -51,7 +52,14 @@ class SupportSettings:
 
     user: str = option(SCRIPTED, help="Who the agent talks with: scripted, openai:MODEL, azure:… or local:MODEL.")
     user_url: str | None = option(None, help="The server of the user's model; for local: http://localhost:1234/v1.")
-    brief: bool = option(False, help="Leave out the policy in the prompt, for a model trained without it.")
+    user_max_usd: float | None = option(None, help="The most that the user's model may cost, in US dollars.")
+    brief: bool = option(
+        False, help="Leave out the policy and the tools in the prompt, for a model trained without them."
+    )
+
+    def __post_init__(self) -> None:
+        if self.user_max_usd is not None:
+            above("user_max_usd", self.user_max_usd, 0)
 
 
 class Support(BaseEnv):
@@ -102,7 +110,8 @@ class Support(BaseEnv):
         return self._observe()
 
     def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
-        """Carry out a call, or tell the user the reply. The result is awaitable if the user's answer is.
+        """Carry out a call, or tell the user the reply. Text is read as a call in the plain form, or else as a reply.
+        The result is awaitable if the user's answer is.
 
         Raises
         ------
@@ -110,6 +119,8 @@ class Support(BaseEnv):
         """
         if self._over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
+        if isinstance(action, str):
+            action = parse(action, TOOLS, PLAIN, replies=True)
         before = self._state()
         meaning = self.transcript.add_action(action)
         self._steps += 1
@@ -166,7 +177,7 @@ class Support(BaseEnv):
         return self.desk.need, persona.number, persona.revised, persona.pushes, dict(persona.revealed)
 
     def _observe(self) -> Observation:
-        return self.transcript.observe(TOOLS)
+        return self.transcript.observe(() if self.settings.brief else TOOLS)
 
     @classmethod
     def at_level(cls, task: Task, level: str) -> Task | None:

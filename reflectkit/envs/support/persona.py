@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from reflectkit.core.users import UserTurn
 from reflectkit.envs.support.requests import QUESTIONS, Request
-from reflectkit.envs.users.base import UserTurn
 
 TERSE, CHATTY, WAVERING, PUSHY = "terse", "chatty", "wavering", "pushy"
 MOODS = (TERSE, CHATTY, WAVERING, PUSHY)

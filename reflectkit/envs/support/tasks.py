@@ -6,6 +6,7 @@ in success (`problems.py`).
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -45,7 +46,8 @@ EMAIL_KNOWN = 0.8
 BAD_REASON = "cheaper elsewhere"
 FORBIDDEN_AS_WELL = 0.25
 """Probability that the last of several requests is forbidden."""
-TRIES = 2000
+TRIES = 300
+"""Customers that are tried before other wishes are drawn."""
 
 SHIPPED_WORDS = ("shipped", "dispatched", "on its way", "not pending", "no longer pending")
 LATE_WORDS = (str(RETURN_DAYS), "thirty", "too long ago", "too late")
@@ -63,32 +65,30 @@ class _UnfitError(Exception):
 def make_task(seed: int, number: int, level: str, database: Database, source: Mapping[str, Any]) -> Task:
     """Task `number` of `level`. source: how to make the database again, as `database` in the task's data."""
     chance = generator(seed, "support", level, number)
-    wishes = _wishes(level, chance)
+    customer, mood, requests = _drawn(level, database, chance)
+    record = database.tables["customers"][customer]
+    city = city_of(record)
+    knows_email = chance.random() < EMAIL_KNOWN or len(database.customers_named(record["name"], city)) > 1
+    email = record["email"] if knows_email else ""
+    data = {
+        "database": dict(source),
+        "customer": customer,
+        "user": {"name": record["name"], "city": city, "email": email, "mood": mood},
+        "kind": "+".join(request.kind for request in requests if request.kind != EXTRA),
+        "requests": [to_json(request) for request in requests],
+    }
+    return Task(f"{level}-{number}", NAME, level, customer, data)
+
+
+def _drawn(level: str, database: Database, chance: random.Random) -> tuple[str, str, list[Request]]:
+    """(customer, mood, requests), in which the requests fit the customer and the mood."""
     customers = list(database.tables["customers"])
-    for _ in range(TRIES):
-        customer, mood = chance.choice(customers), chance.choice(MOODS)
-        try:
-            requests = _requests(level, _Shopper(database, customer, chance), wishes, mood)
-        except _UnfitError:
-            continue
-        record = database.tables["customers"][customer]
-        knows_email = (
-            chance.random() < EMAIL_KNOWN or len(database.customers_named(record["name"], city_of(record))) > 1
-        )
-        identity = {
-            "name": record["name"],
-            "city": city_of(record),
-            "email": record["email"] if knows_email else "",
-        }
-        data = {
-            "database": dict(source),
-            "customer": customer,
-            "user": {**identity, "mood": mood},
-            "kind": "+".join(request.kind for request in requests if request.kind != EXTRA),
-            "requests": [to_json(request) for request in requests],
-        }
-        return Task(f"{level}-{number}", NAME, level, customer, data)
-    raise AssertionError(f"no customer fits {level}")
+    while True:  # some wishes fit nobody
+        wishes = _wishes(level, chance)
+        for _ in range(TRIES):
+            customer, mood = chance.choice(customers), chance.choice(MOODS)
+            with contextlib.suppress(_UnfitError):
+                return customer, mood, _requests(level, _Shopper(database, customer, chance), wishes, mood)
 
 
 def source_of(seed: int, customers: int) -> dict[str, Any]:

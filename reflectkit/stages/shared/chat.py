@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.agents.budget import Budget
+from reflectkit.agents.budget import Budget, BudgetSpentError
 from reflectkit.agents.client import (
     ASKED_AGAIN,
     PROMPT_MARGIN,
@@ -25,15 +25,11 @@ from reflectkit.agents.journal import open_journal
 from reflectkit.agents.prices import Prices, prices_of
 from reflectkit.core.config import StageConfig, above, option, within
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError, ReflectkitError
+from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.reports import Table
 
 ORACLE = "oracle"
-
-
-class BudgetSpentError(ReflectkitError):
-    """Calls stopped at --max-cost-usd; answers so far are kept."""
 
 
 @dataclass(frozen=True)

@@ -139,9 +139,10 @@ class WorldConfig(EnvConfig):
         arguments = self.kind.constructor_arguments(self.settings, self.env_folder)
         for name, target in self.kind.chat_settings.items():
             arguments.pop(_address_of(name), None)
+            budget = arguments.pop(_budget_of(name), None)
             endpoint = self._endpoint(name)
             arguments[name] = endpoint and _asker(
-                target, endpoint, self.env_folder / f"{name}.jsonl", *self._request_limits
+                target, endpoint, self.env_folder / f"{name}.jsonl", *self._request_limits, budget
             )
         return make(self.env, horizon, shuffle=self.shuffle_action, **arguments)
 
@@ -160,7 +161,8 @@ class WorldConfig(EnvConfig):
         """
         for name in self.kind.chat_settings:
             endpoint = self._endpoint(name)
-            if endpoint and (dry_run or (max_cost_usd is not None and endpoint.kind != "local")):
+            budgeted = getattr(self.settings, _budget_of(name), None) is not None
+            if endpoint and (dry_run or (max_cost_usd is not None and endpoint.kind != "local" and not budgeted)):
                 raise ConfigError(
                     f"{'--dry-run' if dry_run else '--max-cost-usd'} does not count what {flag(name)} {endpoint} is"
                     f" asked; leave it out, or leave out {flag(name)}"
@@ -182,10 +184,17 @@ def _address_of(name: str) -> str:
     return f"{name}_url"
 
 
+def _budget_of(name: str) -> str:
+    """The setting with the budget of the chat model in setting `name`, in US dollars."""
+    return f"{name}_max_usd"
+
+
 @cache
-def _asker(target: str, endpoint: Endpoint, journal: Path, timeout_s: float, concurrency: int) -> Any:
+def _asker(
+    target: str, endpoint: Endpoint, journal: Path, timeout_s: float, concurrency: int, budget_usd: float | None
+) -> Any:
     """The object that asks a chat model for an env; one for all envs of the process."""
-    return resolve("class", target, {})(endpoint, journal, timeout_s, concurrency)
+    return resolve("class", target, {})(endpoint, journal, timeout_s, concurrency, budget_usd)
 
 
 @dataclass(frozen=True)
