@@ -1,4 +1,4 @@
-"""A chat model that an env asks: its client is opened with the first question, and its answers are kept in a journal."""
+"""A chat model that an env asks: its client opens with the first question, and its answers are kept in a journal."""
 
 from __future__ import annotations
 

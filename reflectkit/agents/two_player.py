@@ -13,6 +13,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 
+from reflectkit.core.config import THINKING
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.prompts import one_line, policy_prompt, reflection_prompt, with_comments
 from reflectkit.core.protocols import Context
@@ -97,8 +98,9 @@ class TwoPlayerAgent:
     """Asks the policy to choose among the legal labels, or to write a line or calls of tools where there are none.
 
     reflector: None for the plain arm. temperature: of the sampling; 0 takes the likeliest action. reflect_prob: share
-    of decisions that see their comment; the rest act without. max_new_tokens: of a line, or of calls. show: record the
-    probabilities of all choices.
+    of decisions that see their comment; the rest act without. max_new_tokens: of a line, or of calls. episode_tokens:
+    that it writes in a whole episode, which is then TRUNCATED; 0 is no limit. thinking: see `models.chat.Dialogue`.
+    show: record the probabilities of all choices.
     """
 
     def __init__(
@@ -109,9 +111,12 @@ class TwoPlayerAgent:
         temperature: float = 1.0,
         reflect_prob: float = 1.0,
         max_new_tokens: int = 64,
+        episode_tokens: int = 0,
+        thinking: str = THINKING[0],
         show: bool = False,
     ) -> None:
         self.policy, self.reflector = policy, reflector
+        self.episode_tokens, self.thinking = episode_tokens, thinking
         self.temperature, self.reflect_prob, self.show = temperature, reflect_prob, show
         self.max_new_tokens = max_new_tokens
         self._stop_ids = _line_ends(policy)
@@ -131,7 +136,7 @@ class TwoPlayerAgent:
         if observation.replies:
             observation = with_comments(observation, [turn.decision.reflection for turn in context.turns])
         if not observation.choices:
-            return await self._write(observation, comment, context.seed)
+            return await self._write(observation, comment, context)
         prompt = self._ids(policy_prompt(observation, comment))
         labels = label_ids(self.policy.tokenizer, len(observation.choices))
         sampled = await self.policy.sample(Ask(prompt, labels, temperature=self.temperature, seed=context.seed))
@@ -159,20 +164,34 @@ class TwoPlayerAgent:
     @functools.cached_property
     def dialogue(self) -> Dialogue:
         """How the policy is shown tools."""
-        return Dialogue(self.policy.tokenizer, plain=self.policy.role is not None)  # SFT's rows are plain
+        plain = self.policy.role is not None  # SFT's rows are plain
+        return Dialogue(self.policy.tokenizer, plain=plain, thinking=self.thinking)
 
-    async def _write(self, observation: Observation, comment: str | None, seed: int) -> Decision:
+    async def _write(self, observation: Observation, comment: str | None, context: Context) -> Decision:
         """A line, or calls of tools."""
+        left = self.max_new_tokens
+        if self.episode_tokens:
+            left = min(left, self.episode_tokens - sum(len(turn.decision.token_ids) for turn in context.turns))
+        if left < 1:
+            return Decision(0, comment, overflow=f"it wrote its {self.episode_tokens} tokens")
         if observation.tools or observation.replies:
             prompt, stop_ids = self.dialogue.ids(observation, comment), self.dialogue.stop_ids
         else:
             prompt, stop_ids = self._ids(policy_prompt(observation, comment)), self._stop_ids
-        ask = Ask(prompt, (), self.max_new_tokens, self.temperature, derive(seed, "text"), stop_ids)
+        ask = Ask(prompt, (), left, self.temperature, derive(context.seed, "text"), stop_ids)
         sampled = await self.policy.sample(ask)
         if sampled.too_long:
             return Decision(0, comment, overflow=sampled.too_long)
         action = self._read(observation, prompt, sampled, stop_ids)
-        return Decision(action, comment, prompt, sampled.token_ids, sampled.logprobs, version=sampled.version)
+        return Decision(
+            action,
+            comment,
+            prompt,
+            sampled.token_ids,
+            sampled.logprobs,
+            version=sampled.version,
+            thoughts=self.dialogue.thought_tokens(sampled.token_ids) if observation.tools else None,
+        )
 
     def _read(
         self, observation: Observation, prompt: tuple[int, ...], sampled: Sampled, stop_ids: frozenset[int]

@@ -125,6 +125,7 @@ class StageConfig:
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZE = ("none", "8bit", "4bit")
+THINKING = ("on", "off", "hidden")
 TINY = ("tiny", "tiny-hybrid")
 """Models that are built here with random weights."""
 PASSAGE = 64

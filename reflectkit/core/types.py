@@ -145,6 +145,8 @@ class Decision:
     """Cost of its requests in US dollars; None if the price is unknown."""
     tokens: int | None = None
     """Number of tokens generated for it, where `token_ids` is unknown."""
+    thoughts: int | None = None
+    """How many of its tokens are reasoning; None where that is unknown."""
     answer: str | None = None
     """The chat model's answer, in the requested format."""
     version: int | None = None

@@ -2,8 +2,8 @@
 
 A line is `{name, env, level, task, group, cluster, seed, status, success, return, reason, figures, data, unfit,
 illegal, unreadable, price_usd, turns}`. A turn is `{seen, reflection, choices, probabilities, action, said, reward,
-value, advantage, tokens, illegal, unreadable, info}`. Unknown values are left out. cluster: what the task is about,
-as defined by its env; tasks of one cluster are not independent. unfit: the episode ended because no answer was a
+value, advantage, tokens, thoughts, illegal, unreadable, info}`. Unknown values are left out. cluster: what the task is
+about, as defined by its env; tasks of one cluster are not independent. unfit: the episode ended because no answer was a
 legal action. illegal, unreadable: how many answers, in the turn or at that end, were not a legal action or not in the
 requested format.
 """
@@ -76,6 +76,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "reward": turn.reward,
         "value": decision.value,
         "tokens": len(decision.token_ids) or decision.tokens,
+        "thoughts": decision.thoughts or None,
         "illegal": decision.illegal or None,
         "unreadable": decision.unreadable or None,
         "info": turn.info or None,

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+from reflectkit.core.config import THINKING
 from reflectkit.core.errors import CheckpointError
 from reflectkit.core.prompts import REFLECTION_MARKER, TURN_END, action_completion, one_line, policy_prompt
 from reflectkit.core.tools import (
@@ -25,6 +26,7 @@ from reflectkit.core.tools import (
     PYTHON_TAG,
     TURN_RULES,
     Form,
+    after_thought,
     form_text,
     tools_text,
 )
@@ -35,6 +37,7 @@ MEMO_LIMIT = 4096  # conversations; the oldest are dropped first
 UNSEEN = "\u200b"  # zero-width space
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
 THOUGHT = ("<think>", "</think>")
+SWITCH = "enable_thinking"  # the variable with which Qwen3's template and others turn thinking off
 LITERAL_MARK = re.compile(r"<[^<>\s'\"{}]{1,40}>|\[/?[A-Z_]{2,40}\]")
 PROBE = ToolSpec("probe_tool", "Probes.", {"type": "object", "properties": {}})
 DATE = "26 Jul 2024"  # Llama 3's default; its template would insert today's date
@@ -44,15 +47,21 @@ Value = TypeVar("Value")
 
 
 class Dialogue:
-    """Renders observations for `tokenizer`. plain: do not use its chat template, for a model fine-tuned without it.
+    """Renders observations for `tokenizer`.
 
-    form: the form of calls (see `core/tools.py`) that the template teaches; "plain" if it has no tools or another form.
-    stop_ids: an answer ends with any of these.
+    plain: do not use its chat template, for a model fine-tuned without it. thinking: "on" leaves it to the template
+    whether the model thinks and what it later sees of it; "off" asks the template for no thinking; "hidden" shows no
+    earlier thoughts. form: the form of calls (see `core/tools.py`) that the template teaches; "plain" if it has no
+    tools or another form. stop_ids: an answer ends with any of these.
+
+    Raises CheckpointError where thinking is to be off and the template has no switch for it.
     """
 
-    def __init__(self, tokenizer: Any, *, plain: bool = False) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, *, plain: bool = False, thinking: str = THINKING[0]) -> None:
+        self.tokenizer, self.thinking = tokenizer, thinking
         self.template = bool(tokenizer.chat_template) and not plain
+        if thinking == "off" and self.template and SWITCH not in str(tokenizer.chat_template):
+            raise CheckpointError(f"--thinking off: the model's chat template has no {SWITCH}; leave it out")
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         ends = [tokenizer.convert_tokens_to_ids(end) for end in TURN_ENDS if end in special]
         self.stop_ids = frozenset(stop for stop in (tokenizer.eos_token_id, *ends) if stop is not None)
@@ -125,6 +134,17 @@ class Dialogue:
             self.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         )
 
+    def thought_tokens(self, token_ids: Sequence[int]) -> int:
+        """How many of the tokens of an answer are reasoning, its marks included."""
+        text = self.words(token_ids)
+        if after_thought(text) is text:
+            return len(token_ids) if text.lstrip().startswith(THOUGHT[0]) else 0
+        low, high = 1, len(token_ids)  # the first token with which the closing mark is complete
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if THOUGHT[1] in self.words(token_ids[:middle]) else (middle + 1, high)
+        return low
+
     def completion(self, action: int | str | ToolUse) -> str:
         """What the model is trained to write after `text`: the calls in its form, or the words if there are none."""
         if not isinstance(action, ToolUse):
@@ -140,6 +160,8 @@ class Dialogue:
             named = {"name": message.name} if message.name else {}
             return {"role": message.role, "content": _neutral(message.content, self._marks), **named}
         content = message.content or (form_text(message.calls, self.form) if message.calls else "")
+        if self.thinking == "hidden":
+            content = after_thought(content).lstrip()
         return {"role": "assistant", "content": _neutral(content, self._foreign_marks)}
 
     def _tool(self, tool: ToolSpec) -> dict[str, Any]:
@@ -184,7 +206,12 @@ class Dialogue:
 
         try:
             return self.tokenizer.apply_chat_template(
-                messages, tools=tools or None, add_generation_prompt=True, tokenize=False, date_string=DATE
+                messages,
+                tools=tools or None,
+                add_generation_prompt=True,
+                tokenize=False,
+                date_string=DATE,
+                **({SWITCH: False} if self.thinking == "off" else {}),
             )
         except (TemplateError, TypeError, ValueError) as error:
             reason = one_line(str(error))[:200]

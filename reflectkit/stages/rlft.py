@@ -396,6 +396,8 @@ def _trainer(
         temperature=config.temperature,
         reflect_prob=config.reflect_prob,
         max_new_tokens=config.max_new_tokens,
+        episode_tokens=config.episode_tokens,
+        thinking=config.thinking,
     )
     plan = Plan(
         levels,

@@ -1,3 +1,5 @@
+"""The protocol of users, where envs look for it."""
+
 from reflectkit.core.users import User as User
 from reflectkit.core.users import UserTurn as UserTurn
 

@@ -21,6 +21,7 @@ MORE = (
     ("by seed", "by_seed"),
     ("no readable answer", "unreadable_share"),
     ("illegal", "illegal_share"),
+    ("thoughts", "thoughts"),
     ("US dollars", "price_usd"),
 )
 """Columns of the table that are left out if they are all 0, with their figures."""
@@ -37,7 +38,8 @@ def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, An
     action, or whose action or calls the env refused (in taxi: a wall, or an impossible pickup or drop-off, which is
     fatal). unreadable_share: turns whose answer was not in the required form, so that no action could be read.
     price_usd: the cost of the player's requests, including those answered from the journal; 0 for local players, None
-    if a price is unknown. reflection_words: per comment. tokens: written by the policy per episode.
+    if a price is unknown. reflection_words: per comment. tokens, thoughts: written by the policy per episode, and how
+    many of them are reasoning.
     """
     counted = [episode for episode in played if episode["status"] != "aborted"]
     rates = by_task((episode["task"], float(episode["success"])) for episode in counted)
@@ -67,6 +69,7 @@ def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, An
         "price_usd": None if None in prices else sum(prices),
         "reflection_words": sum(comments) / len(comments) if comments else None,
         "tokens": sum(turn.get("tokens", 0) for turn in turns) / count,
+        "thoughts": sum(turn.get("thoughts", 0) for turn in turns) / count,
         "figures": figures_of(((episode["task"], episode.get("figures", {})) for episode in counted), cluster),
     }
     return figures | _passes(counted, cluster)
@@ -215,6 +218,7 @@ def _cells(row: Json, more: Sequence[str]) -> tuple[str, ...]:
         "by seed": " · ".join(f"{100 * rate:.0f}" for rate in row.get("by_seed", ())),
         "no readable answer": f"{100 * row.get('unreadable_share', 0):.1f} %",
         "illegal": f"{100 * row['illegal_share']:.1f} %",
+        "thoughts": f"{row.get('thoughts', 0):.0f}",
         "US dollars": "unknown" if price is None else f"{price:.4f}" if price else "0",
     }
     return (

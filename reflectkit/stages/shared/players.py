@@ -180,6 +180,8 @@ class Players:
             commentator,
             temperature=config.temperature,
             max_new_tokens=config.max_new_tokens,
+            episode_tokens=config.episode_tokens,
+            thinking=config.thinking,
             show=True,
         )
 

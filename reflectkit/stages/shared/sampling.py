@@ -9,7 +9,15 @@ from typing import Any, ClassVar, Self
 
 from typing_extensions import override
 
-from reflectkit.core.config import StageConfig, check_own_settings, option, with_own_settings
+from reflectkit.core.config import (
+    THINKING,
+    StageConfig,
+    check_own_settings,
+    one_of,
+    option,
+    with_own_settings,
+    within,
+)
 from reflectkit.models.sampler import BACKENDS, Opening, Sampler, backend
 
 LOCAL = "local"
@@ -26,9 +34,19 @@ class SamplerConfig(StageConfig):
     sampler: str = option(
         LOCAL, help=f"Who samples the policy's actions: {', '.join(BACKENDS)}, or your own as package.module:NAME."
     )
+    thinking: str = option(
+        THINKING[0],
+        help="Reasoning of a model with a chat template: on (as its template does), off, or hidden (not shown to it"
+        " later).",
+    )
+    episode_tokens: int = option(
+        0, help="Most tokens that the policy may write in an episode, without enumerated actions; 0: no limit."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        one_of("thinking", self.thinking, THINKING)
+        within("episode_tokens", self.episode_tokens, 0, 10**9)
         self.part(backend(self.sampler).settings)  # which checks them
 
     @classmethod
