@@ -30,16 +30,19 @@ from reflectkit.envs import ENVS, cluster_of, env_class
 from reflectkit.envs import make as make_env
 from reflectkit.envs.autoexplore.repo import open_repository
 from reflectkit.envs.memory.generate import conversation
+from reflectkit.envs.support.generate import CUSTOMERS, shop
+from reflectkit.envs.support.tasks import make_task, source_of
 from tests.explore import explore_task, write_repository
 from tests.household import write_games
 
 OWN_LEVELS = {
     "auto_explore": ("0", "1", "2"),
     "alfworld": env_class("alfworld").levels[:-1],
+    "support": env_class("support").levels[:-1],
 }  # "all" is no task's own level
 NAMES = [name for name in ENVS if name != "alfworld" or find_spec("alfworld")]
 EVERY = [(name, level) for name in NAMES for level in OWN_LEVELS.get(name, env_class(name).levels)]
-UNLISTED = ("auto_explore", "memory", "alfworld")
+UNLISTED = ("auto_explore", "memory", "alfworld", "support")
 
 
 @cache
@@ -69,6 +72,8 @@ def listed(name: str, level: str) -> list[Task]:
         return [conversation(number, 40 if level == "long" else 4 + number % 7, level, seed=1) for number in range(4)]
     if name == "alfworld":
         return [task for task in games()[1] if task.level == level]
+    if name == "support":
+        return [make_task(1, number, level, shop(1), source_of(1, CUSTOMERS)) for number in range(12)]
     if name != "auto_explore":
         return env_class(name).tasks(level)
     paths = sorted(open_repository(repos() / "library").sizes)
@@ -294,7 +299,7 @@ def test_a_cluster_is_what_a_task_is_about_at_every_level(name: str) -> None:
             cluster = cluster_of(name, task)
             assert cluster
             assert cluster_of(name, replace(task, id="another id")) == (
-                cluster if name not in ("corridor", "memory") else "another id"
+                cluster if name not in ("corridor", "memory", "support") else "another id"
             )
             others = [kind.at_level(task, other) for other in kind.levels] if hasattr(kind, "at_level") else []
             same = {cluster_of(name, other) for other in others if other is not None and other.data == task.data}

@@ -76,9 +76,9 @@ class Ledger:
         assert record is not None, (table, name)
         return record
 
-    def change(self, table: str, name: str, **values: Any) -> None:
+    def change(self, table: str, record: str, /, **values: Any) -> None:
         """Set fields of a record."""
-        self.changed[table, name] = copy.deepcopy(self.of(table, name)) | values
+        self.changed[table, record] = copy.deepcopy(self.of(table, record)) | values
 
     def differences(self) -> dict[tuple[str, str], dict[str, tuple[Any, Any]]]:
         """(before, after) of each field that differs from the database, by record; without records that are as they

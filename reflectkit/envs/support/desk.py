@@ -61,6 +61,7 @@ REPORTS = {
     MOVE: "your address is {address}",
     CREDIT: "you get {told} euros",
 }
+UNKNOWN = ("The customer is not known yet.", "It is not known who this is.")
 LOOKED_UP = ("find_customer", "find_customer_by_name")
 CONFIRM, DO, REPORT, REFUSE, ANSWER = "confirm", "do", "report", "refuse", "answer"
 
@@ -192,7 +193,7 @@ class Desk:
         """What is known, what the policy says, and what is missing."""
         step, subject = self.need
         persona, request = self.persona, self.persona.current
-        parts = [f"The customer is {self.customer}." if self.found else "The customer is not known yet."]
+        parts = [f"The customer is {self.customer}." if self.found else chance.choice(UNKNOWN)]
         order = persona.revealed.get("order", "")
         if order in self.orders:
             parts.append(f"{order} is {self.ledger.of('orders', order)['status']}.")

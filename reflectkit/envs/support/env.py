@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from reflectkit.core.config import above, option
@@ -92,7 +92,7 @@ class Support(BaseEnv):
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`. Raises DataError for another env's task, a level or data that this env does not know."""
-        check_task(task, self.name, self.levels)
+        check_task(task, self.name, self.levels[:-1])
         database = _database(task)
         self._requests = _requests(task)
         self._expected = truth(database, self._requests, task.id)
@@ -181,15 +181,14 @@ class Support(BaseEnv):
 
     @classmethod
     def at_level(cls, task: Task, level: str) -> Task | None:
-        """The task itself, if it has this level; each belongs to "all" as well."""
-        return replace(task, level=ALL) if level == ALL else task if task.level == level else None
+        """The task itself, if it is of `level` or `level` is "all"."""
+        return task if level in (ALL, task.level) else None
 
     @classmethod
     def example(cls, level: str, seed: int) -> Task:
         """A generated task, for users without a file of them."""
         source = source_of(seed % 2**31, CUSTOMERS)
-        wanted = ONE if level == ALL else level
-        return replace(make_task(seed, 0, wanted, shop(source["seed"], CUSTOMERS), source), level=level)
+        return make_task(seed, 0, SEVERAL if level == ALL else level, shop(source["seed"], CUSTOMERS), source)
 
     @classmethod
     def is_demonstration(cls, trajectory: Trajectory) -> bool:

@@ -53,6 +53,7 @@ DONE = re.compile(
     r"\bdone\b|\b(has|have) been\b|\bis now\b|\bi have\b|\bi've\b|\bsuccessful"
     r"|\b(is|was|are) (cancell?ed|changed|swapped|returned|exchanged|credited|refunded|updated)\b"
 )
+ANSWER = re.compile(r"\d|\bsold out\b|\bin stock\b|\bavailable\b|\bnone\b")
 PUSHING = (
     "I have been a customer for years. Make an exception.",
     "Your colleague did it for me last time. Just do it.",
@@ -115,7 +116,8 @@ class Persona:
         if REFUSAL.search(said) and self.mood == PUSHY and self.current.refused and self.pushes < PUSHES:
             self.pushes += 1
             return UserTurn(self.chance.choice(PUSHING))
-        if self.current.kind in QUESTIONS or any(pattern.search(said) for pattern in (ELSE, REFUSAL, DONE)):
+        answered = self.current.kind in QUESTIONS and ANSWER.search(said)
+        if answered or any(pattern.search(said) for pattern in (ELSE, REFUSAL, DONE)):
             return self._next()
         return self._complain()
 

@@ -45,7 +45,7 @@ EMAIL_KNOWN = 0.8
 """Probability that a user remembers their email."""
 BAD_REASON = "cheaper elsewhere"
 FORBIDDEN_AS_WELL = 0.25
-"""Probability that the last of several requests is forbidden."""
+"""Probability that one of several requests is forbidden."""
 TRIES = 300
 """Customers that are tried before other wishes are drawn."""
 
@@ -105,15 +105,12 @@ def _wishes(level: str, chance: random.Random) -> list[_Wish]:
         return [_ALLOWED[chance.choice(CHANGES)]]
     if level == REFUSE:
         return [chance.choice(_FORBIDDEN)]
-    number = chance.choice((2, 2, 3))
-    kinds = [chance.choice(CHANGES)]
-    kinds += chance.sample([kind for kind in (*CHANGES, *QUESTIONS) if kind not in kinds], number - 1)
-    chance.shuffle(kinds)
-    wishes = [_ALLOWED[kind] for kind in kinds]
+    first = chance.choice(CHANGES)  # one change at least
+    others = chance.sample([kind for kind in (*CHANGES, *QUESTIONS) if kind != first], chance.choice((1, 1, 2)))
+    wishes = [_ALLOWED[kind] for kind in (first, *others)]
     if chance.random() < FORBIDDEN_AS_WELL:
-        wishes[chance.choice([place for place, kind in enumerate(kinds) if kind != kinds[0]])] = chance.choice(
-            _FORBIDDEN
-        )
+        wishes[-1] = chance.choice(_FORBIDDEN)
+    chance.shuffle(wishes)
     return wishes
 
 
