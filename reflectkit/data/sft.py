@@ -1,26 +1,29 @@
 """Converts turns to SFT rows: the original's five files, in which each row has a `prompt` and a `completion`.
 
 A wrong move gives no row for a policy, but the comment before it was right and gives a row for the reflector. A move
-that corrects a mistake is in the full files but not in the `_positive` ones.
+that corrects a mistake is in the full files but not in the `_positive` ones. A policy's turns of one conversation are
+one row, with those after the first in its list `then`.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import lone_surrogate, read_jsonl
 from reflectkit.core.prompts import (
+    TURN_END,
     action_completion,
     policy_prompt,
     reflection_completion,
     reflection_prompt,
     with_comments,
 )
-from reflectkit.core.types import Observation, Trajectory
+from reflectkit.core.types import AGENT_MARKER, Observation, Trajectory
 
 FILES = ("sft", "sft_reflection", "sft_policy", "sft_reflection_positive", "sft_policy_positive")
 FILE_OF_ROLE = {"plain": "sft.jsonl", "reflection": "sft_reflection.jsonl", "policy": "sft_policy.jsonl"}
@@ -83,16 +86,53 @@ def mismatched(comments: Sequence[str], share: float, generator: random.Random) 
     return [generator.choice(comments) if generator.random() < share else comment for comment in comments]
 
 
-def read_rows(path: Path) -> list[tuple[int, str, str]]:
-    """(line, prompt, completion) of each row of `path`. Raises DataError with line and field."""
-    rows = []
-    for number, row in read_jsonl(path):
+def joined(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`rows`, in which each that goes on from the one before it, as the turns of a conversation do, is added to it as
+    `{prompt, completion}` in the list `then`, with the new part of its prompt. A conversation is then one row.
+    """
+    long_rows: list[dict[str, Any]] = []
+    so_far = ""
+    for row in rows:
+        if so_far and row["prompt"].startswith(so_far):
+            new = {"prompt": row["prompt"][len(so_far) :], "completion": row["completion"]}
+            long_rows[-1].setdefault("then", []).append(new)
+        else:
+            long_rows.append(dict(row))
+        so_far = f"{row['prompt']}{row['completion']}{TURN_END}" if row["prompt"].endswith(AGENT_MARKER) else ""
+    return long_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row to train on. line: its number in the file. parts: (prompt, completion); several in a conversation, where
+    each prompt but the first is what was said after the completion before it.
+    """
+
+    line: int
+    parts: tuple[tuple[str, str], ...]
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        return "".join(prompt + completion for prompt, completion in self.parts)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of `path`. Raises DataError with line and field."""
+    return [Row(number, tuple(_parts(path, number, row))) for number, row in read_jsonl(path)]
+
+
+def _parts(path: Path, line: int, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    then = row.get("then", [])
+    if not isinstance(then, list) or not all(isinstance(part, dict) for part in then):
+        raise DataError(path, f"expected a list of objects, found {then!r:.60}", line=line, field="then")
+    for number, part in enumerate([row, *then]):
         for name in ("prompt", "completion"):
-            if not isinstance(row.get(name), str) or not row[name]:
-                raise DataError(path, f"expected non-empty text, found {row.get(name)!r:.60}", line=number, field=name)
-            if place := lone_surrogate(row[name]):
+            field = f"then[{number - 1}].{name}" if number else name
+            if not isinstance(part.get(name), str) or not part[name]:
+                raise DataError(path, f"expected non-empty text, found {part.get(name)!r:.60}", line=line, field=field)
+            if place := lone_surrogate(part[name]):
                 raise DataError(
-                    path, f"half a surrogate pair at character {place}; fix the text", line=number, field=name
+                    path, f"half a surrogate pair at character {place}; fix the text", line=line, field=field
                 )
-        rows.append((number, row["prompt"], row["completion"]))
-    return rows
+        yield part["prompt"], part["completion"]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from reflectkit.agents.scripted import Replay
 from reflectkit.core.config import fraction, one_of, option, within
@@ -21,7 +21,7 @@ from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Status, Trajectory
-from reflectkit.data.sft import FILES, Lesson, lessons, mismatched, plain_row, policy_row, reflection_row
+from reflectkit.data.sft import FILES, Lesson, joined, lessons, mismatched, plain_row, policy_row, reflection_row
 from reflectkit.data.trajectories import Demonstration, Record, demonstration_steps, read_records
 from reflectkit.stages.shared.environments import WorldConfig
 
@@ -90,8 +90,8 @@ def run(config: Config, progress: Progress) -> Report:
         right = [step for step in steps if step.note != "mistake"]
         positive = [step for step in steps if step.note == "positive"]
         own = _reflector_comments(config, right, progress)
-        rows: dict[str, list[dict[str, str]]] = {
-            "sft": [plain_row(step) for step in right],
+        rows: dict[str, list[dict[str, Any]]] = {
+            "sft": joined([plain_row(step) for step in right]),
             "sft_reflection": [reflection_row(step) for step in steps],
             "sft_policy": _policy_rows(config, right, own),
             "sft_reflection_positive": [reflection_row(step) for step in positive],
@@ -174,19 +174,21 @@ def _reflector_comments(config: Config, steps: list[Lesson], progress: Progress)
     return own
 
 
-def _policy_rows(config: Config, steps: list[Lesson], own: dict[str, str]) -> list[dict[str, str]]:
+def _policy_rows(config: Config, steps: list[Lesson], own: dict[str, str]) -> list[dict[str, Any]]:
     sources: dict[str, Callable[[Lesson], str]] = {
         "teacher": lambda step: step.reflection,
         "reflector": lambda step: own.get(step.observation.text, ""),
     }
-    rows: list[dict[str, str]] = []
+    rows: list[dict[str, Any]] = []
     for name in ("teacher", "reflector"):
         if config.comments in (name, "both") and steps:
             chance = generator(derive(config.seed, "mismatch"), name)
             comment_on = sources[name]
             shown = mismatched([comment_on(step) for step in steps], config.mismatch, chance)
-            rows += [
-                policy_row(step, comment, [comment_on(before) for before in step.earlier])
-                for step, comment in zip(steps, shown, strict=True)
-            ]
+            rows += joined(
+                [
+                    policy_row(step, comment, [comment_on(before) for before in step.earlier])
+                    for step, comment in zip(steps, shown, strict=True)
+                ]
+            )
     return rows

@@ -10,6 +10,7 @@ import errno
 import math
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,7 +25,7 @@ from reflectkit.core.prompts import ACTION_MARKER, CALLS_MARKER, LABELS
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.runs import open_run
 from reflectkit.core.types import AGENT_MARKER
-from reflectkit.data.sft import FILE_OF_ROLE, read_rows
+from reflectkit.data.sft import FILE_OF_ROLE, Row, read_rows
 from reflectkit.models.hub import hub_options
 from reflectkit.stages.shared.environments import EnvConfig, model_source
 
@@ -157,7 +158,7 @@ def run(config: Config, progress: Progress) -> Report:
         return current.finish(figures, [target])
 
 
-def _player(config: Config, source: Path, rows: list[tuple[int, str, str]]) -> Player:
+def _player(config: Config, source: Path, rows: Sequence[Row]) -> Player:
     """The model to train. Raises CheckpointError."""
     from reflectkit.models.load import Player, load_player, pick_device, with_adapter
     from reflectkit.models.silence import silence_libraries
@@ -166,10 +167,11 @@ def _player(config: Config, source: Path, rows: list[tuple[int, str, str]]) -> P
     if config.model in TINY:
         from reflectkit.models.tiny import build_model, build_tokenizer
 
-        texts = [prompt + completion for _, prompt, completion in rows]
-        for other in _inputs(config, source)[1:]:
-            texts += [prompt + completion for _, prompt, completion in read_rows(other)]
-        tokenizer = build_tokenizer(texts, _labels(texts, {completion for _, _, completion in rows}), config.vocabulary)
+        texts = [
+            row.text for row in (*rows, *(row for other in _inputs(config, source)[1:] for row in read_rows(other)))
+        ]
+        used = {completion for row in rows for _, completion in row.parts}
+        tokenizer = build_tokenizer(texts, _labels(texts, used), config.vocabulary)
         model = build_model(
             tokenizer, config.max_length, config.seed, config.init_range, hybrid=config.model == "tiny-hybrid"
         )
@@ -223,9 +225,7 @@ def _as_read(dialogue: Dialogue, prompt: str) -> str:
     return dialogue.harmless(prompt) if prompt.endswith(CALLS_MARKER) else prompt
 
 
-def _encode(
-    config: Config, source: Path, rows: list[tuple[int, str, str]], player: Player
-) -> list[dict[str, list[int]]]:
+def _encode(config: Config, source: Path, rows: Sequence[Row], player: Player) -> list[dict[str, list[int]]]:
     """input_ids and labels of each row; the prompt's labels are -100 unless it is trained on too. Text ends with the
     end token, a label does not.
     """
@@ -235,27 +235,32 @@ def _encode(
     limit = min(config.max_length, player.context)
     dialogue = Dialogue(player.tokenizer, plain=True)
     encoded = []
-    for line, prompt, completion in rows:
-        before = prompt_ids(player.tokenizer, _as_read(dialogue, prompt))
-        after = completion_ids(player.tokenizer, completion)
-        if config.role == "reflection" or _in_words(prompt):
-            after = [*after, player.tokenizer.eos_token_id]
-        elif len(after) != 1:
+    for row in rows:
+        input_ids: list[int] = []
+        labels: list[int] = []
+        for prompt, completion in row.parts:
+            text = _as_read(dialogue, prompt)
+            before = completion_ids(player.tokenizer, text) if input_ids else prompt_ids(player.tokenizer, text)
+            after = completion_ids(player.tokenizer, completion)
+            if config.role == "reflection" or _in_words(prompt):
+                after = [*after, player.tokenizer.eos_token_id]
+            elif len(after) != 1:
+                raise DataError(
+                    source,
+                    f"the label {completion!r} is {len(after)} tokens of this tokenizer",
+                    line=row.line,
+                    field="completion",
+                )
+            input_ids += before + after
+            labels += (before if config.prompt_loss else [-100] * len(before)) + after
+        if len(input_ids) > limit:
             raise DataError(
                 source,
-                f"the label {completion!r} is {len(after)} tokens of this tokenizer",
-                line=line,
-                field="completion",
-            )
-        if len(before) + len(after) > limit:
-            raise DataError(
-                source,
-                f"the row has {len(before) + len(after)} tokens and {limit} fit; raise --max-length"
+                f"the row has {len(input_ids)} tokens and {limit} fit; raise --max-length"
                 f"{' and use a model with a longer context' if limit == player.context else ''}",
-                line=line,
+                line=row.line,
             )
-        unseen = before if config.prompt_loss else [-100] * len(before)
-        encoded.append({"input_ids": before + after, "labels": unseen + after})
+        encoded.append({"input_ids": input_ids, "labels": labels})
     return encoded
 
 
