@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from reflectkit.core.errors import ConfigError
+from reflectkit.core.locks import take
 
 MOST_TOKENS = 10_000_000  # in a prompt or an answer; more is an error of the bill
 CHECKSUM = "sha256"
@@ -80,7 +81,8 @@ def open_journal(
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
-        _hold(file, path)
+        if not take(file):
+            raise JournalHeldError(f"another process writes into {path}; wait for it, or stop it")
         journal = Journal(path, file, before)
         file.seek(0)
         whole = _load(journal, file, model)
@@ -122,14 +124,3 @@ def _read(record: dict[str, Any]) -> tuple[str, str, Answer]:
 def _checksum(record: Mapping[str, Any]) -> str:
     """Of a record without its checksum, whatever the order of its fields."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def _hold(file: IO[bytes], path: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # Windows: not guarded against a second process
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise JournalHeldError(f"another process writes into {path}; wait for it, or stop it") from None

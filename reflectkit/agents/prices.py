@@ -1,4 +1,6 @@
-"""Token prices: OpenAI's of 2025. `--price-in` and `--price-out` override this table."""
+"""Token prices, from the genai-prices package's table, which it carries with it. `--price-in` and `--price-out` override
+them.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +8,10 @@ from dataclasses import dataclass
 
 from reflectkit.core.errors import ConfigError
 
-USD_PER_MILLION = {
-    "gpt-3.5-turbo": (0.50, 1.50),
-    "gpt-4": (30.0, 60.0),
-    "gpt-4-turbo": (10.0, 30.0),
-    "gpt-4.1": (2.0, 8.0),
-    "gpt-4.1-mini": (0.40, 1.60),
-    "gpt-4.1-nano": (0.10, 0.40),
-    "gpt-4o": (2.50, 10.0),
-    "gpt-4o-mini": (0.15, 0.60),
-    "gpt-5": (1.25, 10.0),
-    "gpt-5-mini": (0.25, 2.0),
-    "gpt-5-nano": (0.05, 0.40),
-    "o3": (2.0, 8.0),
-    "o4-mini": (1.10, 4.40),
-}
-"""(prompt, completion) by model; dated versions cost the same."""
+TOKENS = 1000
+"""Size of the request whose price is looked up. Some models cost more per token beyond about 200,000, which no prompt
+of ours reaches.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +28,7 @@ class Prices:
 
 
 def prices_of(kind: str, model: str, read: float | None, written: float | None) -> Prices:
-    """The prices of a model; `read` and `written`, if both are given, override the table. Local models are free.
+    """Today's prices of a model; `read` and `written`, if both are given, override the table. Local models are free.
     Raises ConfigError.
     """
     if (read is None) != (written is None):
@@ -47,7 +37,11 @@ def prices_of(kind: str, model: str, read: float | None, written: float | None) 
         return Prices(read, written)
     if kind == "local":
         return Prices(0.0, 0.0)
-    matching = [
-        name for name in USD_PER_MILLION if model == name or model.startswith((f"{name}-20", f"{name}-0", f"{name}-1"))
-    ]
-    return Prices(*USD_PER_MILLION[max(matching, key=len)]) if matching else Prices(0.0, 0.0, known=False)
+    from genai_prices import Usage, calc_price
+
+    try:
+        price = calc_price(Usage(input_tokens=TOKENS, output_tokens=TOKENS), model, provider_id=kind)
+    except LookupError:
+        return Prices(0.0, 0.0, known=False)
+    read, written = (float(part * 1_000_000 / TOKENS) for part in (price.input_price, price.output_price))
+    return Prices(read, written) if read and written else Prices(0.0, 0.0, known=False)  # not a chat model

@@ -696,12 +696,30 @@ def test_bad_addresses_are_refused_without_showing_a_key(url: str) -> None:
     assert KEY not in str(caught.value)
 
 
-def test_prices_go_by_model_and_date_suffixes() -> None:
-    assert prices_of("openai", "gpt-4o-mini-2024-07-18", None, None) == Prices(0.15, 0.60)
-    assert prices_of("openai", "gpt-4o", None, None) == Prices(2.50, 10.0)
-    assert prices_of("openai", "gpt-4", None, None) == Prices(30.0, 60.0)
-    assert not prices_of("openai", "brand-new", None, None).known
-    assert prices_of("openai", "brand-new", 1.0, 2.0) == Prices(1.0, 2.0)
-    assert prices_of("local", "anything", None, None) == Prices(0.0, 0.0)
+@pytest.mark.parametrize("kind", ["openai", "azure"])
+@pytest.mark.parametrize(
+    ("model", "read", "written"),
+    [
+        ("gpt-3.5-turbo", 0.50, 1.50),
+        ("gpt-4", 30.0, 60.0),
+        ("gpt-4-0613", 30.0, 60.0),
+        ("gpt-4.1-mini", 0.40, 1.60),
+        ("gpt-4o", 2.50, 10.0),
+        ("gpt-4o-2024-05-13", 5.0, 15.0),
+        ("gpt-4o-mini-2024-07-18", 0.15, 0.60),
+        ("gpt-5-nano", 0.05, 0.40),
+        ("gpt-5.4", 2.50, 15.0),  # twice as much in prompts over 272,000 tokens
+        ("o4-mini", 1.10, 4.40),
+    ],
+)
+def test_prices_are_those_of_the_model_and_its_date(kind: str, model: str, read: float, written: float) -> None:
+    assert prices_of(kind, model, None, None) == Prices(read, written)
+
+
+@pytest.mark.parametrize("model", ["brand-new", "gpt-4o-team", "whisper-1", "text-embedding-3-small", "", "\ud800"])
+def test_the_price_of_another_model_is_unknown_but_can_be_given(model: str) -> None:
+    assert not prices_of("openai", model, None, None).known
+    assert prices_of("openai", model, 1.0, 2.0) == Prices(1.0, 2.0)
+    assert prices_of("local", model, None, None) == Prices(0.0, 0.0)
     with pytest.raises(ConfigError, match="go together"):
-        prices_of("openai", "x", 1.0, None)
+        prices_of("openai", model, 1.0, None)
