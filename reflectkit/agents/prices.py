@@ -1,6 +1,4 @@
-"""Token prices, from the genai-prices package's table, which it carries with it. `--price-in` and `--price-out` override
-them.
-"""
+"""Token prices, from the table in the genai-prices package. `--price-in` and `--price-out` override them."""
 
 from __future__ import annotations
 

@@ -30,22 +30,6 @@ Clusters = Sequence[Sequence[float]]
 """The tasks' mean outcomes, one sequence per cluster."""
 
 
-def wilson(successes: float, trials: float, z: float = Z95) -> tuple[float, float]:
-    """Wilson's score interval for a proportion of independent trials, both ends in [0, 1]; (0, 1) without trials.
-
-    Wilson 1927, JASA 22:209. For tasks, which come in clusters, use `rate_interval`.
-    """
-    if trials <= 0:
-        return 0.0, 1.0
-    if not 0 <= successes <= trials:
-        raise ValueError(f"successes must lie in [0, trials], got {successes} of {trials}")
-    rate = successes / trials
-    centre = (rate + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials)) / (1 + z * z / trials)
-    low = 0.0 if successes == 0 else max(0.0, centre - half)  # no 1e-17 from rounding where the endpoint is exact
-    return low, 1.0 if successes == trials else min(1.0, centre + half)
-
-
 def by_task(outcomes: Iterable[tuple[str, float]]) -> Mapping[str, float]:
     """Mean outcome of each distinct task, from (task id, outcome) pairs."""
     sums: dict[str, tuple[float, int]] = {}

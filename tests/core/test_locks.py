@@ -14,7 +14,13 @@ import pytest
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.locks import is_locked, locked, take
 
-HOLD = "import sys, pathlib, reflectkit.core.locks as l\nwith l.locked(pathlib.Path(sys.argv[1])): print(1, flush=True); input()"
+HOLD = """
+import sys, pathlib
+from reflectkit.core.locks import locked
+with locked(pathlib.Path(sys.argv[1])):
+    print(1, flush=True)
+    input()
+"""
 
 
 def holder(folder: Path) -> subprocess.Popen[str]:

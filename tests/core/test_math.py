@@ -1,33 +1,14 @@
-"""Seeding, intervals and splits against numbers derived by hand."""
+"""Seeding, means and splits against numbers derived by hand."""
 
 from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectkit.core import seeding, stats
 from reflectkit.data.splits import apportion, split_groups
-
-
-def test_wilson_against_newcombe() -> None:
-    # Newcombe 1998, Statistics in Medicine 17:857, table I: 81/263 gives 0.2553 to 0.3662.
-    low, high = stats.wilson(81, 263)
-    assert (round(low, 4), round(high, 4)) == (0.2553, 0.3662)
-    assert stats.wilson(0, 20)[0] == 0.0
-    assert stats.wilson(0, 20)[1] == pytest.approx(0.1611, abs=5e-5)
-    assert stats.wilson(0, 0) == (0.0, 1.0)
-    with pytest.raises(ValueError, match="lie in"):
-        stats.wilson(3, 2)
-
-
-@given(st.integers(1, 10_000), st.floats(0, 1))
-def test_wilson_holds_the_rate(trials: int, share: float) -> None:
-    low, high = stats.wilson(share * trials, trials)
-    assert 0 <= low <= share + 1e-9
-    assert share - 1e-9 <= high <= 1
 
 
 def test_by_task_weighs_tasks_alike() -> None:

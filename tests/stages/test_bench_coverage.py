@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from reflectkit.cli.main import main
 from reflectkit.stages.benchmarks import coverage as bench_coverage
@@ -24,6 +25,13 @@ def test_the_cells_that_are_wanted() -> None:
         ("1", "0"), *((size, of) for size in ("3", "10", "1 to 10") for of in ("0", "0.5", "0.5, half alike", "1")),
     }  # fmt: skip
     assert (1.0, 0.95) in {truth for _, _, _, truth in cells(DIFFERENCE)}
+
+
+def test_wilsons_interval_is_scipys() -> None:
+    low_N, high_N = bench_coverage.wilson(np.array([0.0, 10.0, 96.0]), 96)
+    for low, high, successes in zip(low_N, high_N, (0, 10, 96), strict=True):
+        interval = binomtest(successes, 96).proportion_ci(method="wilson")
+        assert (low, high) == pytest.approx((interval.low, interval.high), abs=1e-12)
 
 
 @pytest.mark.parametrize(("correlation", "wanted"), [("0", 0.0), ("0.5", 0.5), ("0.5, half alike", 0.5), ("1", 1.0)])

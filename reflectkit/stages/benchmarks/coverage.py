@@ -17,15 +17,7 @@ import numpy as np
 from reflectkit.core.console import Bar
 from reflectkit.core.reports import Table
 from reflectkit.core.seeding import derive
-from reflectkit.core.stats import (
-    Z95,
-    agree_with_test,
-    difference_intervals,
-    flips,
-    rate_intervals,
-    sign_flip_p,
-    wilson,
-)
+from reflectkit.core.stats import Z95, agree_with_test, difference_intervals, flips, rate_intervals, sign_flip_p
 
 CLUSTERS = (10, 20, 50, 100)
 SIZES = ("1", "3", "10", "1 to 10")  # tasks of a cluster
@@ -152,12 +144,11 @@ def _dirichlet(chance: np.random.Generator, shares_K: Array, shape: tuple[int, i
 
 def _of_a_rate(counts_NC: Array, sizes_C: Array) -> dict[str, Ends]:
     tasks = float(sizes_C.sum())
-    wilson_N2 = np.array([wilson(count, tasks) for count in counts_NC.sum(axis=1)])
     return {
         OURS: rate_intervals(counts_NC, counts_NC.sum(axis=1), sizes_C.astype(float), tasks),
         "Korn-Graubard": _korn_graubard(counts_NC, sizes_C),
         "bootstrap of clusters": _bootstrap(counts_NC, sizes_C),
-        "Wilson over tasks": (wilson_N2[:, 0], wilson_N2[:, 1]),
+        "Wilson over tasks": wilson(counts_NC.sum(axis=1), tasks),
     }
 
 
@@ -178,6 +169,15 @@ def _tested(low: float, high: float, totals_C: Array, sizes_C: Array) -> tuple[f
     signs_DC, every = flips(totals_C, DRAWS)
     p = float(sign_flip_p(totals_C[None], signs_DC, every)[0])
     return agree_with_test(low, high, p, totals_C, sizes_C, signs_DC, every)
+
+
+def wilson(successes_N: Array, trials: float) -> Ends:
+    """Wilson's score interval of a proportion of independent trials (1927, JASA 22:209), as `scipy.stats.binomtest` has
+    it for one data set.
+    """
+    rate_N, weight = successes_N / trials, Z95**2 / trials
+    half_N = np.sqrt(weight * rate_N * (1 - rate_N) + weight**2 / 4)
+    return (rate_N + weight / 2 - half_N) / (1 + weight), (rate_N + weight / 2 + half_N) / (1 + weight)
 
 
 def _korn_graubard(counts_NC: Array, sizes_C: Array) -> Ends:
