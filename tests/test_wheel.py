@@ -109,6 +109,7 @@ def test_the_wheel_lists_launch_configs_that_exist(installed: Path, tmp_path: Pa
     for path in paths:
         assert path.startswith(str(installed))
         assert "distributed_type" in yaml.safe_load(Path(path).read_text("utf-8"))
+        assert run(installed, tmp_path, "list", "--configs", Path(path).stem) == f"{path}\n"
 
 
 def test_the_wheel_has_every_included_file(installed: Path) -> None:

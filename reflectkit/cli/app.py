@@ -71,16 +71,28 @@ for _name in STAGES:
     app.command(_name, help=summary(_name))(lambda: None)
 
 
-@app.command("list", epilog="Examples:\n\n  $ reflectkit list\n\n  $ reflectkit list --configs")
+LIST_EXAMPLES = (
+    "reflectkit list",
+    "reflectkit list --configs",
+    'accelerate launch --config_file "$(reflectkit list --configs multi_gpu)" -m reflectkit rlft --env taxi …',
+)
+
+
+@app.command("list", epilog="Examples:\n\n" + "\n\n".join(f"  $ {example}" for example in LIST_EXAMPLES))
 def _list(
+    name: Annotated[
+        str | None, typer.Argument(help="With --configs: show only the path of this one.", show_default=False)
+    ] = None,
     configs: Annotated[
         bool, typer.Option("--configs", help="List the configs for `accelerate launch` instead, with their paths.")
     ] = False,
 ) -> None:
     """List environments with their levels, and recipes with their ablations."""
     if configs:
-        _list_configs()
+        _list_configs(name)
         return
+    if name is not None:
+        raise ConfigError(f"list {name!r}: only --configs takes a name; run `reflectkit list` to see everything")
     from reflectkit.core.errors import ReflectkitError
     from reflectkit.envs import env_class, env_names
     from reflectkit.stages.run import load_recipe, recipe_names
@@ -100,13 +112,16 @@ def _list(
             screen.say(f"  {'':<20} --ablate {','.join(recipe.ablations)}")
 
 
-def _list_configs() -> None:
+def _list_configs(name: str | None) -> None:
     from reflectkit.core.included import launch_config, launch_configs
 
-    screen.say("configs: accelerate launch --config_file FILE -m reflectkit rlft …")
-    for name, about in launch_configs().items():
-        screen.say(f"  {name:<12} {about}")
-        screen.say(f"  {'':<12} {launch_config(name)}")
+    if name is not None:
+        screen.say(str(launch_config(name)))
+        return
+    screen.say('configs: accelerate launch --config_file "$(reflectkit list --configs NAME)" -m reflectkit rlft …')
+    for one, about in launch_configs().items():
+        screen.say(f"  {one:<12} {about}")
+        screen.say(f"  {'':<12} {launch_config(one)}")
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
+from reflectkit.core.errors import unknown_name
+
 REPOSITORIES = Path("data/auto_explore/repos")
 """Where users put their own repositories. Where it is missing, the included ones are meant."""
 
@@ -18,8 +20,11 @@ def repositories_in(folder: Path) -> Path:
 
 
 def launch_config(name: str) -> Path:
-    """The file of the config for `accelerate launch --config_file` called `name`."""
-    return _package() / "configs" / f"{name}.yaml"
+    """The file of the config for `accelerate launch --config_file` called `name`. Raises UnknownNameError."""
+    files = {path.stem: path for path in sorted((_package() / "configs").glob("*.yaml"))}
+    if name not in files:
+        raise unknown_name("config", name, files)
+    return files[name]
 
 
 def launch_configs() -> Mapping[str, str]:

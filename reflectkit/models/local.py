@@ -149,7 +149,8 @@ class LocalSampler:
         """A text for each request; equal ones are written once. A full context cuts them short."""
         if asks and self.team:
             raise CheckpointError(
-                "a policy that is spread over processes chooses among enumerated actions only; use multi_gpu.yaml"
+                "a policy that is spread over processes chooses among enumerated actions only; use"
+                ' `accelerate launch --config_file "$(reflectkit list --configs multi_gpu)"`'
             )
         texts: dict[Ask, Sampled] = {}
         kinds = dict.fromkeys((ask.stop_ids, ask.temperature) for ask in asks)

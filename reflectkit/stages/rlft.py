@@ -18,7 +18,6 @@ from reflectkit.core.console import Progress, Quiet
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError, ReflectkitError
 from reflectkit.core.eventloop import result_of
 from reflectkit.core.identity import default_settings, digest, foreign_defaults, plain_settings
-from reflectkit.core.included import launch_config
 from reflectkit.core.jsonl import read_json, salvage, write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.prompts import policy_prompt
@@ -196,12 +195,12 @@ def run(config: Config, progress: Progress) -> Report:
     if processes.sharded and config.share_base:
         raise ConfigError(
             "--share-base needs an unsharded base in each process; omit it, or use `accelerate launch --config_file"
-            f" {launch_config('multi_gpu')}`"
+            ' "$(reflectkit list --configs multi_gpu)"`'
         )
     if processes.kind == "DEEPSPEED" and config.target_kl:
         raise ConfigError(
             "--target-kl cannot discard gradients under DeepSpeed; omit it, or use `accelerate launch --config_file"
-            f" {launch_config('fsdp2')}`"
+            ' "$(reflectkit list --configs fsdp2)"`'
         )
     progress = progress if processes.first else Quiet()
     with processes.first_then_rest():

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, read_jsonl
 from tests.rlft_runs import command, weights
 
@@ -19,13 +20,20 @@ TWO = ["--algo", "ppo", "--replay-size", "5", "--max-steps", "4", "--episodes", 
        "--minibatch", "40"]  # fmt: skip
 
 
-def test_two_processes_play_and_learn_what_one_does(corridor_folder: Path, tmp_path: Path) -> None:
+def test_two_processes_play_and_learn_what_one_does(
+    corridor_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One process of torchrun, and two of `accelerate launch` with the config whose path `list --configs` prints."""
+    assert main(["list", "--configs", "multi_gpu"]) == 0
+    config = capsys.readouterr().out.strip()
+    accelerate = ["accelerate.commands.launch", "--config_file", config, "--main_process_port", "0"]
+    torchrun = ["torch.distributed.run", "--standalone"]
     found = []
-    for count in (1, 2):
+    for count, launcher in ((1, [*torchrun, "--nproc_per_node", "1"]), (2, [*accelerate, "--num_processes", "2"])):
         results = tmp_path / f"results{count}"
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
+        arguments = [*command(corridor_folder, *TWO), "--results-dir", str(results)]
         done = subprocess.run(
-            [*torchrun, "-m", "reflectkit", *command(corridor_folder, *TWO), "--results-dir", str(results)],
+            [sys.executable, "-m", *launcher, "-m", "reflectkit", *arguments],
             cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
