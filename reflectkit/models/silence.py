@@ -1,4 +1,6 @@
-"""Keep the libraries' progress bars and notices off the terminal, where they would break up ours."""
+"""Keep the libraries' progress bars and notices off the terminal, where they would break up ours, and their usage
+reports off the network.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ def silence_libraries() -> None:
     """Silence transformers, datasets, TRL and bitsandbytes except for errors. Cheap to call again."""
     import datasets
     import transformers
+    from huggingface_hub import constants
 
+    constants.HF_HUB_DISABLE_TELEMETRY = True  # TRL's trainers report the GPU and the type of the model to the hub
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
