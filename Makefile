@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.installed-test
 ALFWORLD_INSTALLED := $(VENV)/.installed-alfworld
 
-.PHONY: help install demo test check lint format type bench docs alfworld smollm2 clean
+.PHONY: help install demo test check lint format type bench docs dist alfworld smollm2 clean
 .PHONY: demo-explore demo-memory demo-alfworld play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot view export
 
 help: ## List the targets
@@ -101,6 +101,12 @@ docs: $(INSTALLED) ## Build the documentation site in build/site
 	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[docs]'
 	$(BIN)/python -m reflectkit.cli.pages docs/commands
 	$(BIN)/mkdocs build --strict --site-dir build/site
+
+dist: $(INSTALLED) ## Build the wheel and the sdist in dist/, and check them as a package index does
+	$(BIN)/pip install --quiet build twine
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
 
 alfworld: $(ALFWORLD_INSTALLED) ## Install what --env alfworld needs: the text engine, without the simulator
 
