@@ -252,6 +252,23 @@ def test_inspect_log(tmp_path: Path, quiet: Quiet) -> None:
     assert answer["metadata"]["probabilities"] == [0.7, 0.3]
 
 
+def test_inspect_itself_reads_the_log(tmp_path: Path, quiet: Quiet) -> None:
+    inspect_log = pytest.importorskip("inspect_ai.log", reason="needs inspect-ai, with 84 packages")
+    aborted = episode("c", status="aborted", success=False)
+    write(tmp_path / "run", [episode("a"), episode("b\ud800", success=False), aborted])
+    (made,) = view.run(view.Config(paths=(tmp_path / "run",), inspect=True), quiet).outputs
+    inspect_log.write_eval_log(inspect_log.read_eval_log(str(made)), str(tmp_path / "log.eval"))
+    log = inspect_log.read_eval_log(str(tmp_path / "log.eval"))
+    assert [(sample.id, sample.scores["success"].value) for sample in log.samples] == [
+        ("a", 1),
+        ("b\ufffd", 0),
+        ("c", 0),
+    ]
+    assert log.results.scores[0].metrics["mean"].value == 0.5
+    assert log.samples[0].output.message.content[0].reasoning == "a"
+    assert log.samples[2].error.message == "c"
+
+
 def test_command_opens_without_heavy_imports(tmp_path: Path) -> None:
     write(tmp_path, [episode("hello")])
     code = "import sys; from reflectkit.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
