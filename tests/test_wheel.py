@@ -117,13 +117,24 @@ def test_the_wheel_has_every_included_file(installed: Path) -> None:
         assert included(installed / "reflectkit" / name) == included(ROOT / "reflectkit" / name)
 
 
+def test_the_description_has_no_link_that_leads_nowhere_on_a_package_index(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = archive.read(name).decode()
+    assert "\nDescription-Content-Type: text/markdown\n" in metadata
+    assert "\n# reflectkit\n" in metadata
+    assert "](docs/" not in metadata
+
+
 def test_the_sdist_has_tests_pages_and_included_files(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         files = {name.partition("/")[2] for name in archive.getnames() if not name.endswith("/")}
     for name in ("reflectkit", "tests", "docs"):
         assert {f"{name}/{path}" for path in included(ROOT / name)} <= files
-    assert {"CHANGELOG.md", "LICENSE", "Makefile", "README.md", "constraints.txt", "mkdocs.yml"} <= files
+    assert {"CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md"} <= files
+    assert {"Makefile", "constraints.txt", "environment.yml", "mkdocs.yml", "pyproject.toml", "setup.py"} <= files
 
 
 def test_the_old_paths_of_a_checkout_lead_to_the_included_files() -> None:
