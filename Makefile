@@ -103,7 +103,7 @@ docs: $(INSTALLED) ## Build the documentation site in build/site
 	$(BIN)/mkdocs build --strict --site-dir build/site
 
 dist: $(INSTALLED) ## Build the wheel and the sdist in dist/, and check them as a package index does
-	$(BIN)/pip install --quiet build twine
+	$(BIN)/pip install --quiet build twine 'readme_renderer[md]'
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/twine check --strict dist/*
