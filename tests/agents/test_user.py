@@ -1,0 +1,144 @@
+"""A chat model as the user of the service desk, against a real server: roles, the journal, faults, its budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.agents.endpoints import Endpoint
+from reflectkit.agents.user import GREETING, ChatUser
+from reflectkit.cli.main import main
+from reflectkit.core.eventloop import wait_for
+from reflectkit.core.jsonl import read_json, write_json
+from reflectkit.core.rollout import Episode, rollout
+from reflectkit.core.types import Decision, Message, Status, ToolUse
+from reflectkit.core.users import UserTurn
+from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.envs.support.env import Support
+from reflectkit.envs.support.generate import CUSTOMERS, shop
+from reflectkit.envs.support.tasks import make_task, source_of
+from reflectkit.envs.wrappers import Horizon
+from tests.commands import error_of
+from tests.server import serve
+
+TASKS = [make_task(0, number, "one", shop(0), source_of(0, CUSTOMERS)) for number in range(6)]
+
+
+class Greeter:
+    """Says hello at every turn."""
+
+    async def decide(self, observation: Any, context: Any) -> Decision:
+        return Decision(ToolUse(f"Hello, {len(context.turns)}."))
+
+
+def test_the_user_sees_its_own_words_as_its_own(tmp_path: Path) -> None:
+    said = [Message("user", "I want my money."), Message("assistant", "Why?")]
+    with serve(lambda body: "It broke.") as server:
+        user = ChatUser(Endpoint("local", "m", server.url), tmp_path / "user.jsonl")
+        for _ in range(2):
+            assert wait_for(user.say("You are Anna.", said, 7)) == UserTurn("It broke.")
+        wait_for(user.say("You are Anna.", said, 8))
+        user.close()
+    assert [(message["role"], message["content"]) for message in server.requests[0]["messages"][1:]] == [
+        ("user", GREETING),
+        ("assistant", "I want my money."),
+        ("user", "Why?"),
+    ]
+    assert server.requests[0]["messages"][0]["content"].endswith("You are Anna.")
+    assert len(server.requests) == 2, "the same turn is asked once, another seed anew"
+
+
+@pytest.mark.parametrize(
+    ("text", "turn"),
+    [
+        ("###STOP###", UserTurn("Goodbye.", over=True)),
+        ("Thank you. ###STOP###", UserTurn("Thank you.", over=True)),
+        ("No, stop.", UserTurn("No, stop.")),
+    ],
+)
+def test_the_stop_mark_ends_the_conversation_and_is_not_shown(tmp_path: Path, text: str, turn: UserTurn) -> None:
+    with serve(lambda body: text) as server:
+        user = ChatUser(Endpoint("local", "m", server.url), tmp_path / "user.jsonl")
+        assert wait_for(user.say("", [], 0)) == turn
+        user.close()
+
+
+def play(server_url: str, journal: Path, horizon: int = 3) -> list[Any]:
+    user = ChatUser(Endpoint("local", "m", server_url), journal, timeout_s=5)
+    episodes = [Episode(task, 5) for task in TASKS]
+    try:
+        return rollout(episodes, lambda: Horizon(Support(user, horizon=horizon), horizon), Greeter(), width=6)
+    finally:
+        user.close()
+
+
+def test_episodes_do_not_wait_for_each_other_and_come_again_from_the_journal(tmp_path: Path) -> None:
+    def answer(body: dict[str, Any]) -> str:
+        turns = len(body["messages"])
+        return "Bye. ###STOP###" if turns > 4 else f"Turn {turns}."
+
+    with serve(answer) as server:
+        played = play(server.url, tmp_path / "user.jsonl")
+        asked = len(server.requests)
+        assert server.most_at_once > 1
+        assert play(server.url, tmp_path / "user.jsonl") == played
+        assert len(server.requests) == asked
+    assert {trajectory.status for trajectory in played} == {Status.COMPLETED}
+    assert not any(trajectory.success for trajectory in played)
+
+
+def test_a_server_that_fails_aborts_the_episode_which_is_counted(tmp_path: Path) -> None:
+    with serve(lambda body: "Hello?") as server:
+        first = play(server.url, tmp_path / "user.jsonl", horizon=1)
+        assert {trajectory.status for trajectory in first} == {Status.COMPLETED, Status.TRUNCATED} - {Status.COMPLETED}
+    user = ChatUser(Endpoint("local", "m", server.url), tmp_path / "other.jsonl", timeout_s=5)
+    (played,) = rollout([Episode(TASKS[0], 5)], lambda: Support(user), Greeter(), width=1)
+    user.close()
+    assert played.status is Status.ABORTED
+    assert "--user-url" in played.reason
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_json(tmp_path / "tasks.json", [record_to_json(Record(task, ())) for task in TASKS[:2]])
+    return tmp_path
+
+
+def test_evaluate_with_a_user_by_flag(written: Path) -> None:
+    with serve(lambda body: "Bye. ###STOP###" if len(body["messages"]) > 3 else "I want to cancel.") as server:
+        command = ["evaluate", "--env", "support", "--policy", "random", "--task-file", "tasks.json", "--level", "one"]
+        assert main([*command, "--user", "local:m", "--user-url", server.url]) == 0
+    (table,) = written.glob("results/*_evaluate/eval.json")
+    (row,) = read_json(table)["rows"]
+    assert row["episodes"] + row["aborted"] == 2
+    assert (written / "data/support/user.jsonl").is_file()
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--user", "gpt-4o"], "scripted, openai:MODEL"),
+        (["--user-url", "http://localhost:1"], "--user-url needs a --user"),
+        (["--user-max-usd", "0"], "--user-max-usd"),
+        (["--user", "local:m"], "--user-url"),
+    ],
+)
+def test_a_wrong_user_is_one_line(
+    written: Path, capsys: pytest.CaptureFixture[str], flags: list[str], why: str
+) -> None:
+    command = ["evaluate", "--env", "support", "--policy", "random", "--task-file", "tasks.json", "--level", "one"]
+    assert why in error_of([*command, *flags], capsys)
+
+
+def test_the_budget_stops_before_it_is_overspent(
+    written: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    with serve(lambda body: "I want to cancel.") as server:
+        command = ["evaluate", "--env", "support", "--policy", "random", "--task-file", "tasks.json", "--level", "one"]
+        paid = ["--user", "openai:gpt-4o-mini", "--user-url", server.url, "--user-max-usd", "0.000001"]
+        assert "--user-max-usd" in error_of([*command, *paid], capsys)
+        assert not server.requests
