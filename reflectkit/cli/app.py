@@ -108,6 +108,8 @@ def _list(
     for name in recipe_names():
         recipe = load_recipe(name)
         screen.say(f"  {name:<20} {recipe.description}")
+        if recipe.fast_shows:
+            screen.say(f"  {'':<20} --fast: {recipe.fast_shows}")
         if recipe.ablations:
             screen.say(f"  {'':<20} --ablate {','.join(recipe.ablations)}")
 

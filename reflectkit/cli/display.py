@@ -141,6 +141,8 @@ def show(console: Screen, report: Report) -> None:
         console.say(f"Already finished in {_one_line(report.folder)}; --force runs it again.")
     for output in report.outputs:
         console.say(f"→ {_one_line(output)}")
+    for line in report.closing:
+        console.say(line)
 
 
 def _one_line(path: Path) -> str:

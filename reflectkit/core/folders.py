@@ -75,14 +75,19 @@ def find_run(config: StageConfig, identity: Identity) -> Path | None:
         for folder in runs if same is None else ():
             intact_record(folder)  # otherwise a damaged run would silently start again
         return same
-    first = results_dir / config.name
-    for folder in [first, *_beside(first)] if config.keep else [first]:
+    for folder in named_runs(config):
         if identity.fits(intact_record(folder)):
             return folder
     for _, stage, folder in sorted(numbered_runs(results_dir), reverse=True):
         if stage == identity.stage and "name" not in (record := read_record(folder)) and identity.fits(record):
             return folder
     return None
+
+
+def named_runs(config: StageConfig) -> list[Path]:
+    """The folders that a run named by `config` may be in."""
+    first = config.results_dir / config.name
+    return [first, *_beside(first)] if config.keep else [first]
 
 
 def new_folder(config: StageConfig, identity: Identity, again: bool) -> tuple[Path, Path | None]:

@@ -42,3 +42,5 @@ class Report:
     """Results for a person."""
     skipped: bool = False
     """Whether the run had already finished."""
+    closing: tuple[str, ...] = ()
+    """Lines to end with, e.g. commands to type next."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from reflectkit.core.config import StageConfig
 from reflectkit.core.errors import DataError
-from reflectkit.core.folders import find_run, new_folder, remove_if_empty, runs_of
+from reflectkit.core.folders import find_run, named_runs, new_folder, remove_if_empty, runs_of
 from reflectkit.core.identity import Identity, digest, plain_settings, read_record
 from reflectkit.core.jsonl import read_json, sweep, write_json
 from reflectkit.core.locks import locked
@@ -83,6 +83,25 @@ def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = (), *, ag
                 if replaced:
                     shutil.rmtree(replaced, ignore_errors=True)
             return
+
+
+def finished_as(stage: str, config: StageConfig) -> Report | None:
+    """The finished run of `stage` with the name and settings of `config`, if no file that it read or made has changed.
+
+    It is read from the run's own record and imports nothing. None does not mean that there is none: a stage may have
+    recorded other settings than it was given, and only `open_run` in the stage decides.
+    """
+    if config.force or not config.name:
+        return None
+    for folder in named_runs(config):
+        try:
+            record = read_record(folder)
+            inputs = {path: digest(Path(path)) for path in record["inputs"]}
+        except (DataError, KeyError, TypeError):
+            continue
+        if Identity(stage, plain_settings(config), inputs, config).fits(record):
+            return _finished(stage, folder)
+    return None
 
 
 def finished(results_dir: Path, stage: str, settings: Mapping[str, Any], content: str) -> list[Report]:

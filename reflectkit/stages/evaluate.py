@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -200,7 +200,7 @@ def run(config: Config, progress: Progress) -> Report:
             episodes += played
         players.report_damage(progress)
         write_episodes(current.folder / "episodes.jsonl", episodes)
-        title = f"Held-out problems of {source}" if source else f"All problems that {config.env} lists, none held out"
+        title = _title(config, source, problems)
         outputs = _write_tables(current, title, rows, episodes, {"asked": players.usage})
         outputs.append(current.folder / "episodes.jsonl")
         extra: dict[str, Any] = {"asked": players.usage} if players.usage else {}
@@ -221,6 +221,19 @@ def _problems(config: Config, levels: Sequence[str]) -> tuple[Path | None, dict[
     return source, {level: tuple(at_level(config.env, tasks, level, source)) for level in levels}
 
 
+def _title(config: Config, source: Path | None, problems: Mapping[str, Sequence[Task]]) -> str:
+    """The title of the table; it says if the problems are not held out."""
+    if source is None:
+        return f"All problems that {config.env} lists, none held out"
+    training = source.with_name("train.json")
+    trained = [record.task for record in read_records(training, config.env_name)] if training.is_file() else []
+    for level, played in problems.items():
+        moved = [config.kind.at_level(task, level) for task in trained]
+        if {task.id for task in moved if task is not None} & {task.id for task in played}:
+            return f"Problems of {source}, not held out from training"
+    return f"Held-out problems of {source}"
+
+
 def _write_tables(
     current: Run, title: str, rows: list[dict[str, Any]], episodes: Sequence[dict[str, Any]], extra: dict[str, Any]
 ) -> list[Path]:
@@ -229,7 +242,7 @@ def _write_tables(
     write_json(current.folder / "eval.json", {"rows": rows, "differences": compared} | extra)
     current.tables.append(table(title, rows))
     current.tables += figures_tables(rows)
-    if len({episode["name"] for episode in episodes}) > 1:
+    if any(one["difference"] for one in compared if one["figure"] == "success"):
         current.tables.append(differences_table(compared, "success"))
     write_text(current.folder / "eval.md", markdown(current.tables))
     write_text(current.folder / "eval.csv", csv_text(rows))

@@ -32,6 +32,7 @@ from reflectkit.stages.shared.algorithm import AlgorithmConfig
 from reflectkit.stages.shared.distributed import shared_run, start_processes
 from reflectkit.stages.shared.environments import at_level, check_level, model_source
 from reflectkit.stages.shared.sampling import LOCAL, SamplerConfig
+from reflectkit.stages.shared.trackers import REPORT_TO_HELP, check_trackers, require_trackers, tracking
 
 if TYPE_CHECKING:
     from reflectkit.models.load import Player
@@ -46,7 +47,6 @@ EXAMPLES = (
     "reflectkit rlft --env auto_explore --model gpt2-xl --lora-r 16 --quantize 8bit --algo grpo --group-size 8",
     "torchrun --nproc_per_node 2 -m reflectkit rlft --env taxi --load-dir results/taxi-tiny/plain/checkpoint-600",
 )
-TRACKERS = ("tensorboard", "wandb", "trackio")
 LIMITS = {
     "max_steps": (1, 10**9),
     "episodes": (1, 2**20),
@@ -119,7 +119,7 @@ class Config(SamplerConfig, AlgorithmConfig):
     validate_steps: int = option(
         0, help="Updates between greedy validations on validate.json, next to the problems; 0: none."
     )
-    report_to: tuple[str, ...] = option((), help="Also log to tensorboard, wandb or trackio (repeat the flag).")
+    report_to: tuple[str, ...] = option((), help=REPORT_TO_HELP)
     device: str = option("auto", help="auto, cpu, cuda, …")
 
     def __post_init__(self) -> None:
@@ -134,8 +134,7 @@ class Config(SamplerConfig, AlgorithmConfig):
         one_of("quantize", self.quantize or QUANTIZE[0], QUANTIZE)
         for level in self.curriculum:
             check_level(self.env, level)
-        for name in self.report_to:
-            one_of("report_to", name, TRACKERS)
+        check_trackers(self.report_to)
         if bool(self.load_dir) == bool(self.model):
             raise ConfigError(
                 "give the policy to train with either --load-dir CHECKPOINT or --model FOLDER_OR_ID, not both"
@@ -186,12 +185,13 @@ def run(config: Config, progress: Progress) -> Report:
 
     Raises CheckpointError, DataError, DivergedError, and ConfigError if the model cannot read the prompts.
     """
+    require_trackers(config.report_to)
     source = config.task_file or config.folder / "train.json"
     tasks = [record.task for record in read_records(source, config.env_name)]
     if config.model not in PACKAGED:
         hub_options(config.start)  # whether it can be fetched is known before torch is imported
     levels = _levels(config, tasks, source)
-    processes = start_processes(config.device, config.report_to, config.results_dir, config.threads)
+    processes = start_processes(config.device, config.threads)
     if processes.sharded and config.share_base:
         raise ConfigError(
             "--share-base needs an unsharded base in each process; omit it, or use `accelerate launch --config_file"
@@ -443,11 +443,10 @@ def _loop(
     facts = {"env": config.env, "reflector": str(config.reflect_load_dir) if config.reflect_load_dir else None}
     target = folder / f"checkpoint-{trainer.step}"
     title = "Reflect-RL" if config.reflect_load_dir else "SFT + RL"
-    if config.report_to:
-        shown = {name: value for name, value in settings.items() if isinstance(value, str | int | float)}
-        processes.accelerator.project_configuration.logging_dir = str(folder)
-        processes.accelerator.init_trackers("reflectkit", config=shown)
-    with progress.bar(title, config.max_steps, trainer.step) as bar:
+    with (
+        tracking(config.report_to, folder, settings) as log,
+        progress.bar(title, config.max_steps, trainer.step) as bar,
+    ):
         while trainer.step < config.max_steps:
             figures = trainer.advance()
             if validation and (trainer.step % config.validate_steps == 0 or trainer.step == config.max_steps):
@@ -461,16 +460,12 @@ def _loop(
             if due:
                 target = checkpoint.save(folder, trainer, settings, facts)
                 processes.wait()
-            if config.report_to:
-                numbers = {name: value for name, value in figures.items() if isinstance(value, int | float)}
-                processes.accelerator.log(numbers, step=trainer.step)
+            log(figures, trainer.step)
             recent = [row["success_rate"] for row in history[-10:]]
             shown_figures = {"success": sum(recent) / len(recent)}
             if isinstance(entropy := figures.get("entropy"), float):  # missing if there was nothing to learn
                 shown_figures["entropy"] = entropy
             bar.advance(1, **shown_figures)
-    if config.report_to:
-        processes.accelerator.end_training()
     return target
 
 

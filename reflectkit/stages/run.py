@@ -45,6 +45,7 @@ from reflectkit.stages.recipes.ablations import (
     with_arms,
     with_copies,
 )
+from reflectkit.stages.recipes.ending import closing
 from reflectkit.stages.recipes.schedule import Job, check_script, perform
 from reflectkit.stages.shared import eval_tables
 
@@ -77,7 +78,10 @@ class Config(StageConfig):
     )
     seeds: int = option(1, help="Number of seeds to run, starting at --seed; several use folders seed0, seed1, …")
     jobs: int = option(2, help="Steps to run in parallel.")
-    fast: bool = option(False, help="Short variant of the recipe, to check that everything runs rather than how well.")
+    fast: bool = option(
+        False,
+        help="Short variant of the recipe, with a check that every step runs or with what `reflectkit list` says.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,13 +104,16 @@ class Config(StageConfig):
 class Recipe:
     """A pipeline. description: one line. defaults: settings for every stage that has them. steps: `name`, `stage` and
     the stage's settings; `{name}` in a value means that step's checkpoint or run. fast: settings by step for `--fast`.
-    ablations: by name, for `--ablate`.
+    fast_shows: what that variant is and shows, in a sentence; empty if it only checks that every step runs. full_shows:
+    what the full recipe takes and shows, as "takes … and shows …". ablations: by name, for `--ablate`.
     """
 
     description: str
     steps: tuple[dict[str, Any], ...]
     defaults: dict[str, Any] = field(default_factory=dict)
     fast: dict[str, dict[str, Any]] = field(default_factory=dict)
+    fast_shows: str = ""
+    full_shows: str = ""
     ablations: dict[str, Ablation] = field(default_factory=dict)
 
 
@@ -142,6 +149,7 @@ def load_recipe(name: str) -> Recipe:
 def run(config: Config, progress: Progress) -> Report:
     """Run every step that is not finished. Raises what the stages raise, and UnknownNameError for a step or setting."""
     check_script()
+    recipe = load_recipe(config.recipe)
     jobs, ablations = planned(config)
     with open_run("run", dataclasses.replace(config, name=f"{config.folder}/{RECORD}", keep=True)) as current:
         reports = perform(jobs, config.jobs, progress)
@@ -157,8 +165,13 @@ def run(config: Config, progress: Progress) -> Report:
             figures["ablations"] = [{"step": step} | one for step, entries in effects.items() for one in entries]
             ablated = [eval_tables.ablations_table(entries, step) for step, entries in effects.items() if entries]
         if config.seeds == 1:
-            current.tables += [*(table for report in finals for table in report.tables), *ablated]
-            return current.finish(figures, [path for report in finals for path in report.outputs])
+            if check := config.fast and not recipe.fast_shows:  # its differences and curves are noise
+                finals = [report for report in finals if report.stage == "evaluate"]
+            current.tables += [table for report in finals for table in report.tables[: 1 if check else None]]
+            current.tables += [] if check else ablated
+            report = current.finish(figures, [path for report in finals for path in report.outputs])
+            lines = closing(config.recipe, config.fast, recipe.fast_shows, recipe.full_shows, jobs, reports)
+            return dataclasses.replace(report, closing=lines)
         outputs = []
         for number, (step, parts) in enumerate(evaluations.items()):
             rows = pool(parts)

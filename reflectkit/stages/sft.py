@@ -19,6 +19,7 @@ from reflectkit.core.checksums import CHECKSUMS, seal, verify
 from reflectkit.core.config import DTYPES, PASSAGE, QUANTIZE, TINY, above, one_of, option, within
 from reflectkit.core.console import Bar, Progress
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError
+from reflectkit.core.identity import plain_settings
 from reflectkit.core.jsonl import disk_full, read_json, write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.prompts import ACTION_MARKER, CALLS_MARKER, LABELS
@@ -28,6 +29,7 @@ from reflectkit.core.types import AGENT_MARKER
 from reflectkit.data.sft import FILE_OF_ROLE, Row, read_rows
 from reflectkit.models.hub import hub_options
 from reflectkit.stages.shared.environments import EnvConfig, model_source
+from reflectkit.stages.shared.trackers import REPORT_TO_HELP, Log, check_trackers, require_trackers, tracking
 
 if TYPE_CHECKING:
     from reflectkit.models.chat import Dialogue
@@ -87,6 +89,7 @@ class Config(EnvConfig):
     lora_r: int = option(0, help="Rank of a LoRA adapter; 0 trains all weights.")
     lora_alpha: int = option(16, help="Scale of the LoRA adapter.")
     save_steps: int = option(250, help="Steps between the checkpoints from which a killed run resumes.")
+    report_to: tuple[str, ...] = option((), help=REPORT_TO_HELP)
     device: str = option("auto", help="auto, cpu, cuda, …")
     dtype: str = option("float32", help="float32, bfloat16 or float16.")
     quantize: str = option(
@@ -98,6 +101,7 @@ class Config(EnvConfig):
         one_of("role", self.role, FILE_OF_ROLE)
         one_of("dtype", self.dtype, DTYPES)
         one_of("quantize", self.quantize, QUANTIZE)
+        check_trackers(self.report_to)
         if self.quantize != "none" and not self.lora_r:
             raise ConfigError(f"--quantize {self.quantize} needs --lora-r: quantised weights cannot be trained")
         for name, (low, high) in LIMITS.items():
@@ -124,6 +128,7 @@ def run(config: Config, progress: Progress) -> Report:
     DataError: a row is too long. CheckpointError: the model cannot be loaded. DivergedError: a loss or a weight became
     NaN or infinite. ReflectkitError: out of memory.
     """
+    require_trackers(config.report_to)
     source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
     rows = read_rows(source)
     config = replace(config, model=model_source(config.model, config.data_dir, progress))
@@ -314,11 +319,12 @@ def _train(
             args=arguments,
             train_dataset=Dataset.from_list(encoded),
             processing_class=player.tokenizer,
-            callbacks=[_callback(bar, math.log(len(player.tokenizer)))],
         )
         trainer.pop_callback(_printer())
         try:
-            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+            with tracking(config.report_to, folder.parent, plain_settings(config)) as log:
+                trainer.add_callback(_callback(bar, math.log(len(player.tokenizer)), log))
+                trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         except BaseException as error:
             full = disk_full(folder)
             for unfinished in [path for path in _checkpoints(folder) if not (path / CHECKSUMS).is_file()]:
@@ -337,8 +343,8 @@ def _train(
     ]
 
 
-def _callback(bar: Bar, guessing: float) -> Any:
-    """guessing: the loss of the uniform distribution over tokens, in nats per token."""
+def _callback(bar: Bar, guessing: float, log: Log) -> Any:
+    """guessing: the loss of the uniform distribution over tokens, in nats per token. log: for the figures."""
     from transformers import TrainerCallback
 
     from reflectkit.models.checks import all_finite
@@ -352,6 +358,7 @@ def _callback(bar: Bar, guessing: float) -> Any:
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs and "loss" in logs:
                 self.figures["loss"] = logs["loss"]
+                log(logs, state.global_step)
                 if not logs["loss"] <= EXPLODED * guessing:  # NaN too
                     what = f"the loss is {logs['loss']:.4g} nats per token, and that of guessing {guessing:.2g}"
                     raise _diverged(what, args, state)

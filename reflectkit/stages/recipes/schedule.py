@@ -23,6 +23,7 @@ from reflectkit.core.config import from_mapping
 from reflectkit.core.console import Bar, Progress
 from reflectkit.core.errors import ConfigError, ReflectkitError, user_code_line
 from reflectkit.core.reports import Report
+from reflectkit.core.runs import finished_as
 from reflectkit.core.threads import VARIABLES
 from reflectkit.stages import STAGES, config_class
 
@@ -47,9 +48,12 @@ class Job:
 
 def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[str, Report]:
     """Run every job; returns reports by name in the order of `jobs`. The first error stops the others and is raised."""
-    context = _context(jobs)
+    reports = _finished(jobs, progress)
+    if len(reports) == len(jobs):
+        return reports
+    progress.news("starting the steps; loading torch takes some seconds")
+    context = _context([job for job in jobs if job.name not in reports])
     events: Any = context.Queue()
-    reports: dict[str, Report] = {}
     workers: dict[str, BaseProcess] = {}
     open_bars: dict[tuple[str, int], tuple[Bar, contextlib.ExitStack]] = {}
 
@@ -81,8 +85,7 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
         else:
             reports[name] = details[0]
             workers.pop(name).join()
-            state = "already finished" if details[0].skipped else "done"
-            progress.news(f"{name}: {state} ({details[0].folder})")
+            _say_done(name, details[0], progress)
 
     try:
         while len(reports) < len(jobs):
@@ -99,6 +102,24 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
         for worker in workers.values():
             worker.join()
     return {job.name: reports[job.name] for job in jobs}
+
+
+def _finished(jobs: Sequence[Job], progress: Progress) -> dict[str, Report]:
+    """The reports of the jobs that need no process to see that they are finished, since their records say so."""
+    reports: dict[str, Report] = {}
+    for job in jobs:
+        if not job.after <= reports.keys():
+            continue
+        values = {key: resolved(value, job, reports) for key, value in job.values.items()}
+        config = from_mapping(config_class(job.stage), values, f"step '{job.name}'")
+        if report := finished_as(job.stage, config):
+            reports[job.name] = report
+            _say_done(job.name, report, progress)
+    return reports
+
+
+def _say_done(name: str, report: Report, progress: Progress) -> None:
+    progress.news(f"{name}: {'already finished' if report.skipped else 'done'} ({report.folder})")
 
 
 def check_script() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from reflectkit.rl.processes import Processes
 
 
-def start_processes(device: str, trackers: Sequence[str], results_dir: Path, threads: int = 1) -> Processes:
+def start_processes(device: str, threads: int = 1) -> Processes:
     """The processes of this launch, or this one alone. Raises ConfigError if rlft does not support the launch."""
     use_threads(threads)
     import torch
@@ -28,13 +28,7 @@ def start_processes(device: str, trackers: Sequence[str], results_dir: Path, thr
     from reflectkit.rl.processes import Processes
 
     silence_libraries()
-    for name in trackers:
-        _check_tracker(name)
-    accelerator = Accelerator(
-        cpu=device == "cpu" or not torch.cuda.is_available(),
-        log_with=list(trackers) or None,
-        project_dir=str(results_dir),
-    )
+    accelerator = Accelerator(cpu=device == "cpu" or not torch.cuda.is_available())
     supported = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED")
     if accelerator.distributed_type not in map(DistributedType, supported):
         raise ConfigError(
@@ -43,15 +37,6 @@ def start_processes(device: str, trackers: Sequence[str], results_dir: Path, thr
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise ConfigError(f"rlft supports FSDP2 only: set fsdp_version: 2, as in {launch_config('fsdp2')}")
     return Processes(accelerator)
-
-
-def _check_tracker(name: str) -> None:
-    import importlib.util
-
-    if importlib.util.find_spec("torch.utils.tensorboard" if name == "tensorboard" else name) is None or (
-        name == "tensorboard" and importlib.util.find_spec("tensorboard") is None
-    ):
-        raise ConfigError(f"--report-to {name}: the package is not installed; pip install {name}")
 
 
 @contextlib.contextmanager
