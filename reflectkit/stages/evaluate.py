@@ -190,6 +190,8 @@ def run(config: Config, progress: Progress) -> Report:
             progress.news(f"warning: {text}")
         if current.done:
             return current.done
+        count = sum(len(match.tasks) for match in matches) * config.eval_reps
+        progress.news(f"evaluate: {count} episodes of {len(entrants)} players → {current.folder}")
         episodes_folder = current.folder / "episodes"
         rows: list[dict[str, Any]] = []
         episodes: list[dict[str, Any]] = []

@@ -52,12 +52,13 @@ class Config(StageConfig):
 
 def run(config: Config, progress: Progress) -> Report:
     """Write the folder. Raises CheckpointError, and ConfigError if something else is in its place."""
-    from reflectkit.models.export import export, model_facts
-    from reflectkit.models.load import base_of
-
     with open_run("export", config, [config.load_dir]) as current:
         if current.done:
             return current.done
+        progress.news(f"export: loading {config.load_dir}")
+        from reflectkit.models.export import export, model_facts
+        from reflectkit.models.load import base_of
+
         target = config.out_dir
         earlier = model_facts(target).get("exported_from")
         if target.exists() and earlier is None:

@@ -108,6 +108,8 @@ def run(config: Config, progress: Progress) -> Report:
     models = [path for path in (*checkpoints, config.reflector) if path is not None]
     if warning := mismatch(*config.player):
         progress.news(f"warning: {warning}")
+    if models:
+        progress.news(f"loading {' and '.join(map(str, models))}")
     inputs = [*([source] if source else []), *models, *config.input_files(tasks)]
     with open_run("play", config, inputs, again=True) as current:
         path = current.folder / "episodes.jsonl"

@@ -190,6 +190,7 @@ def run(config: Config, progress: Progress) -> Report:
     tasks = [record.task for record in read_records(source, config.env_name)]
     if config.model not in PACKAGED:
         hub_options(config.start)  # whether it can be fetched is known before torch is imported
+    progress.news(f"rlft ({config.algo}): loading torch for {len(tasks)} problems of {source}")
     levels = _levels(config, tasks, source)
     processes = start_processes(config.device, config.threads)
     if processes.sharded and config.share_base:

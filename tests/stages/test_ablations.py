@@ -87,7 +87,7 @@ def test_a_setting_goes_for_a_step_and_its_copies_but_not_over_what_is_ablated()
     assert made["reflect-rl@curriculum"].values["curriculum"] == ["pickup", "dropoff", "full"]
     made = jobs("taxi-tiny", "curriculum", set=("reflect-rl@curriculum.curriculum=[full]",), fast=True)
     assert made["reflect-rl@curriculum"].values["curriculum"] == ["full"]
-    assert made["reflect-rl@curriculum"].values["max_steps"] == 3
+    assert made["reflect-rl@curriculum"].values["max_steps"] == 24
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,8 @@ def test_every_algorithm_runs_and_moves_the_policy(
 def test_tensorboard_gets_the_figures(corridor_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     made = train(corridor_folder, tmp_path, report_to=("tensorboard",))
-    assert list(made.parent.rglob("events.out.tfevents.*"))
+    assert len(list(made.parent.glob("events.out.tfevents.*"))) == 1, "in the run's folder"
+    assert len(list(made.parent.rglob("events.out.tfevents.*"))) == 1, "and no second run for the settings"
 
 
 def test_a_tracker_that_is_not_installed_is_named(corridor_folder: Path, tmp_path: Path) -> None:

@@ -105,8 +105,9 @@ def test_checkpoints_open_with_transformers_alone(straight: Path) -> None:
 
 def test_running_again_skips_everything(straight: Path) -> None:
     before = hashes(straight)
+    again = "import sys\nfrom reflectkit.cli.main import main\nassert main(['run', 'toy.yaml']) == 0"
     done = subprocess.run(
-        [sys.executable, "-m", "reflectkit", "run", "toy.yaml"],
+        [sys.executable, "-c", f"{again}\nassert 'torch' not in sys.modules, 'so it takes a second'"],
         cwd=straight,
         capture_output=True,
         text=True,
@@ -114,6 +115,8 @@ def test_running_again_skips_everything(straight: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("already finished") == 11
+    assert "loading torch" not in done.stdout
+    assert "reflectkit view results/toy/evaluation" in done.stdout
     after = hashes(straight)
     assert {name: digest for name, digest in after.items() if name in before and before[name] != digest} == {}
 

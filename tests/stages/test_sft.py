@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -258,3 +259,26 @@ def test_a_row_with_half_a_surrogate_pair_is_named(tmp_path: Path, field: str) -
     path.write_text("\n".join(map(json.dumps, (good, good | {field: "a\ud800"}))))
     with pytest.raises(DataError, match=rf":2: field '{field}': half a surrogate pair at character 2"):
         train(path, tmp_path)
+
+
+def test_tensorboard_gets_the_losses_in_the_runs_folder(rows: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    report = sft.run(config(rows, tmp_path, report_to=("tensorboard",)), Quiet())
+    events = EventAccumulator(str(report.folder)).Reload()
+    assert [one.step for one in events.Scalars("loss")] == [7]
+    assert events.Scalars("loss")[0].value == pytest.approx(report.figures["loss"], rel=1e-5)
+
+
+def test_a_tracker_that_is_not_installed_is_refused_before_training(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trackio").mkdir()  # a folder of that name is no package
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    if any((Path(place) / "trackio" / "__init__.py").is_file() for place in sys.path):
+        pytest.skip("trackio is installed")
+    with pytest.raises(ConfigError, match="pip install trackio"):
+        sft.run(config(rows, tmp_path / "results", report_to=("trackio",)), Quiet())
+    assert not (tmp_path / "results").exists()
