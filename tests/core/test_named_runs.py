@@ -245,3 +245,25 @@ def test_a_damaged_config_under_a_name_is_said_and_may_be_replaced(tmp_path: Pat
         with pytest.raises(DataError, match=r"damaged.*remove"):
             make(tmp_path, name="a", **more)
     assert not make(tmp_path, name="a", force=True).skipped
+
+
+def test_a_finished_run_is_recognised_by_its_record_until_a_file_changes(tmp_path: Path) -> None:
+    source = tmp_path / "rows"
+    source.write_text("1")
+    made = make(tmp_path / "results", source, name="a")
+
+    def recognised(**values: Any) -> runs.Report | None:
+        settings = {"results_dir": tmp_path / "results", "name": "a", **values}
+        return runs.finished_as("sft", from_mapping(Example, settings, "example"))
+
+    report = recognised()
+    assert report is not None
+    assert (report.folder, report.skipped) == (made.folder, True)
+    assert [recognised(size=4), recognised(force=True), recognised(name="b"), recognised(name="")] == [None] * 4
+    source.write_text("2")
+    assert recognised() is None, "an input changed"
+    source.write_text("1")
+    (made.folder / "checkpoint-3" / "weights").write_text("other")
+    assert recognised() is None, "an output changed"
+    source.unlink()
+    assert recognised() is None
