@@ -18,6 +18,7 @@ from safetensors import safe_open
 
 from reflectkit.core.config import DTYPES, QUANTIZE
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError
+from reflectkit.core.identity import read_record
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, write_json
 from reflectkit.models.checks import all_finite
 from reflectkit.models.hub import hub_options, looks_local
@@ -430,13 +431,14 @@ def _check_folder(folder: Path, role: str | None) -> dict[str, str]:
     if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
         near = f"; name a checkpoint in it, e.g. {inside[-1]}" if inside else "; it has no config.json"
         raise CheckpointError(f"{folder} is not a model folder{near}")
+    if isinstance(stage := read_record(folder).get("stage"), str):
+        near = f"; name one in it, e.g. {inside[-1]}" if inside else ", without one; name a run of sft or rlft"
+        raise CheckpointError(f"{folder} is a run of {stage}, not a checkpoint{near}")
     if (folder / "adapter_config.json").is_file() and not (folder / "adapter_model.safetensors").is_file():
         raise CheckpointError(f"{folder} has no adapter_model.safetensors; other formats can run code and are not read")
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise CheckpointError(f"{folder} has no tokenizer (tokenizer.json); copy the one the model was trained with")
     if not (folder / ROLE_FILE).is_file():
-        if (folder.parent / "config.json").is_file() and inside:
-            raise CheckpointError(f"{folder} is a run, not a checkpoint; name one in it, e.g. {inside[-1]}")
         return {}
     try:
         facts = read_json(folder / ROLE_FILE)

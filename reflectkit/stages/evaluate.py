@@ -50,7 +50,15 @@ from reflectkit.stages.shared.eval_tables import (
     row,
     table,
 )
-from reflectkit.stages.shared.players import Players, chat_parts, endpoint_of, mismatch, parse_policy
+from reflectkit.stages.shared.players import (
+    Players,
+    chat_parts,
+    endpoint_of,
+    mismatch,
+    model_folders,
+    parse_policy,
+    place_of,
+)
 from reflectkit.stages.shared.sampling import SamplerConfig
 
 EXAMPLES = (
@@ -73,9 +81,9 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
     ARMS: ClassVar[tuple[str, ...]] = ("policy",)
     policy: tuple[str, ...] = option(
         (),
-        help="NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, oracle, random, sft (the result of `sft --role plain` on the"
-        " current rows of gen-sft), a baseline of the env, or a chat model (openai:MODEL, azure:DEPLOYMENT,"
-        " local:MODEL) or two of them as ACTOR+REFLECTOR (repeat the flag).",
+        help="NAME=MODEL or NAME=MODEL+REFLECTOR (each a checkpoint, a run of sft or rlft, or a hub id), oracle,"
+        " random, sft (the result of `sft --role plain` on the current rows), a baseline of the env, or a chat model"
+        " (openai:MODEL, azure:DEPLOYMENT, local:MODEL) or two of them as ACTOR+REFLECTOR (repeat the flag).",
     )
     task_file: Path | None = option(
         None,
@@ -164,7 +172,11 @@ def run(config: Config, progress: Progress) -> Report:
     levels = tuple(dict.fromkeys(config.level)) or (config.kind.levels[-1],)
     source, problems = _problems(config, levels)
     entrants = [entrant(config, text) for text in config.policy]
-    models = list(dict.fromkeys(path for _, *paths in entrants for path in paths if path))
+    if not config.dry_run:
+        entrants = [
+            (name, place_of(policy, config, progress), place_of(reflector, config, progress))
+            for name, policy, reflector in entrants
+        ]
     matches = [
         Match(number, name, policy, reflector, level, problems[level])
         for number, (name, policy, reflector) in enumerate(entrants)
@@ -181,6 +193,7 @@ def run(config: Config, progress: Progress) -> Report:
         for part in chat_parts(text):
             key_of(endpoint_of(config, part))
     tasks = [task for level in levels for task in problems[level]]
+    models = model_folders(path for _, *paths in entrants for path in paths)
     with (
         open_run("evaluate", config, [*([source] if source else []), *models, *config.input_files(tasks)]) as current,
         contextlib.closing(Players(config, config.max_cost_usd)) as players,

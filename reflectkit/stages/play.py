@@ -31,7 +31,7 @@ from reflectkit.envs import cluster_of
 from reflectkit.envs.wrappers import Wrapper
 from reflectkit.models.sampler import Ask
 from reflectkit.stages.shared.environments import MOST_TOKENS, PlayConfig, at_level, check_level
-from reflectkit.stages.shared.players import Players, chat_parts, mismatch, parse_policy
+from reflectkit.stages.shared.players import Players, chat_parts, mismatch, model_folders, parse_policy, place_of
 from reflectkit.stages.shared.sampling import SamplerConfig
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Config(SamplerConfig, PlayConfig):
     """Settings of play."""
 
     policy: str = option(
-        PERSON, help="Who plays: person, oracle, random, a baseline of the env, or NAME=CHECKPOINT[+REFLECTOR]."
+        PERSON, help="Who plays: person, oracle, random, a baseline of the env, or NAME=MODEL[+REFLECTOR]."
     )
     reflector: Path | None = option(None, help="Reflector that comments for a player without one.")
     teacher: bool = option(False, help="Show the oracle teacher's comment instead of a reflector's.")
@@ -101,21 +101,24 @@ class Config(SamplerConfig, PlayConfig):
 
 def run(config: Config, progress: Progress) -> Report:
     """Write `episodes.jsonl`, a line after each episode. Raises ConfigError, CheckpointError, DataError."""
-    name, *checkpoints = config.player
+    name, *models = config.player
     if name != PERSON and not config.auto and not progress.attended:
         raise ConfigError("there is no terminal to wait for keys; add --auto")
     source, tasks = _problems(config)
-    models = [path for path in (*checkpoints, config.reflector) if path is not None]
-    if warning := mismatch(*config.player):
+    policy, reflector, commentator = (place_of(model, config, progress) for model in (*models, config.reflector))
+    if warning := mismatch(name, policy, reflector):
         progress.news(f"warning: {warning}")
-    if models:
-        progress.news(f"loading {' and '.join(map(str, models))}")
-    inputs = [*([source] if source else []), *models, *config.input_files(tasks)]
+    folders = model_folders((policy, reflector, commentator))
+    if folders:
+        progress.news(f"loading {' and '.join(map(str, folders))}")
+    inputs = [*([source] if source else []), *folders, *config.input_files(tasks)]
     with open_run("play", config, inputs, again=True) as current:
         path = current.folder / "episodes.jsonl"
         players = Players(config)
-        agent: Any = Human(progress) if name == PERSON else _player(config, players, *config.player)
-        shown = _Narrator(agent, _commentator(config, players), progress, wait=name != PERSON and not config.auto)
+        agent: Any = Human(progress) if name == PERSON else _player(players, name, policy, reflector)
+        shown = _Narrator(
+            agent, _commentator(config, players, commentator), progress, wait=name != PERSON and not config.auto
+        )
         played: list[Trajectory] = []
         for number, task in zip(range(config.episodes), _draw_tasks(config, tasks), strict=False):
             progress.news(f"{config.env}, level {task.level}, task {task.id}{'; h for help' if name == PERSON else ''}")
@@ -173,7 +176,7 @@ def _draw_tasks(config: Config, tasks: Sequence[Task]) -> list[Task]:
     return [order[number % len(order)] for number in range(config.episodes)]
 
 
-def _player(config: Config, players: Players, name: str, policy: Path | None, reflector: Path | None) -> Agent:
+def _player(players: Players, name: str, policy: Path | None, reflector: Path | None) -> Agent:
     """The agent that plays; with the critic's values if it was trained with a critic."""
     agent: Any = players.agent(name, policy, reflector)
     if policy is not None:
@@ -210,13 +213,13 @@ class _Commentator(Protocol):
     def __call__(self, observation: Observation, context: Context) -> Awaitable[str]: ...
 
 
-def _commentator(config: Config, players: Players) -> _Commentator | None:
-    """The commentator for a player without its own reflector."""
+def _commentator(config: Config, players: Players, model: Path | None) -> _Commentator | None:
+    """The commentator for a player without its own reflector. model: where that of --reflector lies."""
     if config.teacher:
         return _oracle_comment
-    if config.reflector is None:
+    if model is None:
         return None
-    reflector = players.reflector(config.reflector)
+    reflector = players.reflector(model)
     return lambda observation, context: reflector.comment(observation, context.seed)
 
 

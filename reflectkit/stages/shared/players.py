@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from reflectkit.agents.budget import Budget
 from reflectkit.agents.client import ChatClient
 from reflectkit.agents.endpoints import KEYS, Endpoint, parse_endpoint
+from reflectkit.core.config import StageConfig
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.protocols import Agent
 from reflectkit.core.registry import plugins, resolve
+from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.sampler import Opening
 from reflectkit.stages.shared.chat import report_damage, stop_if_spent
+from reflectkit.stages.shared.environments import model_source
 
 SCRIPTED = ("oracle", "random")
+CHECKPOINT = re.compile(r"checkpoint-(\d{1,9})")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 LONGEST_NAME = 100  # characters of a model's name in a file name
 PLUGINS = "reflectkit.players"
 """The group of entry points in which a package offers its players: NAME = "package.module:make", where `make()` is an
@@ -59,6 +64,33 @@ def parse_policy(text: str, baselines: Sequence[str] = ()) -> tuple[str, Path | 
     return name, Path(policy), Path(reflector) if reflector else None
 
 
+def newest_checkpoint(path: Path) -> Path:
+    """The newest checkpoint in `path` if that is a run of sft or rlft; otherwise `path` itself."""
+    with contextlib.suppress(OSError, ValueError):
+        steps = {int(match[1]): one for one in path.iterdir() if (match := CHECKPOINT.fullmatch(one.name))}
+        if steps and not any((path / name).is_file() for name in TOKENIZERS):
+            return steps[max(steps)]
+    return path
+
+
+def place_of(model: Path | None, config: StageConfig, progress: Progress) -> Path | None:
+    """Where `model` lies: a run stands for its newest checkpoint, a packaged model is converted first, and a hub id
+    stays as it is.
+
+    Raises CheckpointError for a hub id that cannot be fetched, before torch is imported.
+    """
+    if model is None:
+        return None
+    source = model_source(str(newest_checkpoint(model)), config.data_dir, progress)
+    hub_options(source)
+    return Path(source)
+
+
+def model_folders(models: Iterable[Path | None]) -> list[Path]:
+    """The folders among `models`, as inputs of a run; a hub id is one of its settings."""
+    return [model for model in dict.fromkeys(models) if model is not None and looks_local(model)]
+
+
 def _plugins(text: str) -> list[str]:
     """The players of installed packages, if `text` may name one."""
     return [] if "=" in text else sorted(plugins(PLUGINS))
@@ -70,13 +102,7 @@ def mismatch(name: str, policy: Path | None, reflector: Path | None) -> str:
 
     A checkpoint of `rlft` says whether a reflector commented there; one of `sft` has its role.
     """
-    if policy is None:
-        return ""
-    from reflectkit.models.export import model_facts
-
-    facts = model_facts(policy)
-    role = facts.get("role")
-    commented = bool(facts["reflector"]) if "reflector" in facts else {"policy": True, "plain": False}.get(str(role))
+    commented = None if policy is None else trained_with_comments(policy)
     if commented is None or commented == (reflector is not None):
         return ""
     if commented:
@@ -85,6 +111,21 @@ def mismatch(name: str, policy: Path | None, reflector: Path | None) -> str:
             f" {name}={policy}+REFLECTOR"
         )
     return f"{name}: {policy} was trained without comments but plays with a reflector; leave out +{reflector}"
+
+
+def trained_with_comments(policy: Path) -> bool | None:
+    """Whether a reflector commented when checkpoint `policy` was trained; None if nothing says so."""
+    facts = facts_of(policy)
+    if "reflector" in facts:
+        return bool(facts["reflector"])
+    return {"policy": True, "plain": False}.get(str(facts.get("role")))
+
+
+def facts_of(model: Path) -> dict[str, Any]:
+    """The facts saved with `model`: role, env, reflector, …; empty for a hub id."""
+    from reflectkit.models.export import model_facts
+
+    return model_facts(model)
 
 
 def journals(folder: Path, endpoint: Endpoint) -> tuple[Path, Path]:

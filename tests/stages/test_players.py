@@ -1,0 +1,67 @@
+"""The models that --policy names: checkpoints, runs, and ids of a hub that cannot be reached."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.core.jsonl import read_json
+from reflectkit.stages.shared.players import newest_checkpoint
+from tests.commands import error_of
+
+
+@pytest.fixture
+def runs(checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A policy's run with two checkpoints and a reflector's with one, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for place, role in (
+        ("ours/checkpoint-9", "policy"),
+        ("ours/checkpoint-10", "policy"),
+        ("theirs/checkpoint-1", "reflection"),
+    ):
+        shutil.copytree(checkpoints[role], tmp_path / "results" / place)
+    for name in ("ours", "theirs"):
+        (tmp_path / "results" / name / "config.json").write_text('{"stage": "rlft", "settings": {}}')
+    return tmp_path
+
+
+def test_a_run_stands_for_its_newest_checkpoint(runs: Path) -> None:
+    assert newest_checkpoint(Path("results/ours")) == Path("results/ours/checkpoint-10")
+    for other in ("results/ours/checkpoint-9", "results", "nowhere", "a\0b", "gpt2-xl"):
+        assert newest_checkpoint(Path(other)) == Path(other)
+    arguments = ["--env", "taxi", "--policy", "ours=results/ours+results/theirs", "--horizon", "1", "--level", "pickup"]
+    assert main(["evaluate", *arguments]) == 0
+    record = read_json(next(Path("results").glob("*_evaluate")) / "config.json")
+    assert set(record["inputs"]) == {"results/ours/checkpoint-10", "results/theirs/checkpoint-1"}
+    assert main(["play", *arguments, "--auto"]) == 0
+    assert main(["play", "--env", "taxi", "--policy", "random", "--auto", "--reflector", "results/theirs"]) == 0
+
+
+def test_a_model_with_checkpoints_beside_it_is_itself(runs: Path) -> None:
+    shutil.copytree("results/ours/checkpoint-9", "model")
+    shutil.copytree("results/ours/checkpoint-9", "model/checkpoint-500")
+    assert newest_checkpoint(Path("model")) == Path("model")
+
+
+@pytest.mark.parametrize("command", ["evaluate", "play"])
+@pytest.mark.parametrize("policy", ["big=openai-community/gpt2-xl", "big=gpt2-xl", "big=results/ours+gpt2-xl"])
+def test_a_hub_id_goes_the_way_of_model(
+    command: str, policy: str, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the hub it is one line that says how to bring the model, before there is a run."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    more = ["--auto"] if command == "play" else []
+    line = error_of([command, "--env", "taxi", "--policy", policy, *more], capsys)
+    assert "gpt2-xl is neither a folder nor a downloaded model" in line
+    assert "hf download" in line
+    assert sorted(path.name for path in Path("results").iterdir()) == ["ours", "theirs"]
+
+
+def test_a_run_without_a_model_says_so(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for checkpoint in Path("results/ours").glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    line = error_of(["evaluate", "--env", "taxi", "--policy", "ours=results/ours"], capsys)
+    assert "results/ours is a run of rlft, not a checkpoint, without one" in line
