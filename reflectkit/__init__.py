@@ -1,17 +1,75 @@
 """reflectkit: train small language models to act, with a reflection model that comments and a policy that acts on it.
 
-Each env is registered with gymnasium where that is imported before this package, and else by importing
-`reflectkit.integrations.gym`; by itself this package imports nothing but its version.
+The names that programs need are here (docs/python.md); each is imported on first use, so that `import reflectkit` loads
+nothing but the version. Each env is registered with gymnasium where that is imported before this package, and else by
+importing `reflectkit.integrations.gym`.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Any
 
 from reflectkit.version import VERSION
 
+if TYPE_CHECKING:
+    from reflectkit.core.config import option
+    from reflectkit.core.errors import ReflectkitError
+    from reflectkit.core.protocols import StepResult
+    from reflectkit.core.rollout import Episode, rollout
+    from reflectkit.core.types import Decision, Message, Observation, Task, Trajectory, Turn
+    from reflectkit.envs import env_class, make
+    from reflectkit.envs.base import BaseEnv, ChoiceEnv
+    from reflectkit.integrations.agent import Act, LoadedAgent, load_agent
+
 __version__ = VERSION
-__all__ = ["__version__"]
+__all__ = [
+    "Act",
+    "BaseEnv",
+    "ChoiceEnv",
+    "Decision",
+    "Episode",
+    "LoadedAgent",
+    "Message",
+    "Observation",
+    "ReflectkitError",
+    "StepResult",
+    "Task",
+    "Trajectory",
+    "Turn",
+    "__version__",
+    "env_class",
+    "load_agent",
+    "make",
+    "option",
+    "rollout",
+]
+
+_MODULES = {
+    "reflectkit.core.config": ("option",),
+    "reflectkit.core.errors": ("ReflectkitError",),
+    "reflectkit.core.protocols": ("StepResult",),
+    "reflectkit.core.rollout": ("Episode", "rollout"),
+    "reflectkit.core.types": ("Decision", "Message", "Observation", "Task", "Trajectory", "Turn"),
+    "reflectkit.envs": ("env_class", "make"),
+    "reflectkit.envs.base": ("BaseEnv", "ChoiceEnv"),
+    "reflectkit.integrations.agent": ("Act", "LoadedAgent", "load_agent"),
+}
+_PLACES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'reflectkit' has no attribute {name!r}")
+    import importlib
+
+    value = globals()[name] = getattr(importlib.import_module(_PLACES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 if "gymnasium" in sys.modules:
     import reflectkit.integrations.gym  # noqa: F401  `import gymnasium, reflectkit` is enough

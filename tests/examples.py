@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 EXAMPLE = re.compile(r"as `(\w+)\.py`:\n+```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def examples(page: Path) -> dict[str, str]:
     """The code of each example in `page`, by the name of its module."""
     return dict(EXAMPLE.findall(page.read_text(encoding="utf-8")))
+
+
+def run_page(page: Path) -> dict[str, Any]:
+    """Run the Python of `page` from top to bottom, as one program; returns its names."""
+    names: dict[str, Any] = {"__name__": page.stem}
+    for code in BLOCK.findall(page.read_text(encoding="utf-8")):
+        exec(compile(code, str(page), "exec"), names)
+    return names
 
 
 def save_example(name: str, module: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

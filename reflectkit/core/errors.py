@@ -69,6 +69,10 @@ class IllegalActionError(ReflectkitError, ValueError):
     """An action that the observation did not offer."""
 
 
+class AgentError(ReflectkitError):
+    """An agent could not decide: the observation is too long for its model, or a chat model gave no usable answer."""
+
+
 class EnvironmentFailure(ReflectkitError):
     """The engine behind an environment failed. The episode is ABORTED: counted, and never trained on."""
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import inspect
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 Value = TypeVar("Value")
@@ -28,7 +30,7 @@ def wait_for(coroutine: Coroutine[Any, Any, Value]) -> Value:
     cancelled.
     """
     if _running():
-        return _in_thread(coroutine)
+        return _helper.result(coroutine)
     loop = _loop()
     try:
         return loop.run_until_complete(coroutine)
@@ -117,18 +119,57 @@ def _cancel_tasks(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
 
-_helper: dict[int, asyncio.AbstractEventLoop] = {}
-"""By process id: the loop, in its own thread, for callers that already run inside a loop."""
+class LoopThread:
+    """An event loop in its own thread, which starts with the first coroutine and does not keep the program running.
+
+    Coroutines that wait in it at the same time can share batches, whatever threads they come from. A forked child gets
+    its own.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._starting = threading.Lock()
+        self._process = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def submit(self, coroutine: Coroutine[Any, Any, Value]) -> Future[Value]:
+        """Start `coroutine`; the future of its result. Raises RuntimeError after `close`."""
+        with self._starting:
+            if self._process != os.getpid():
+                self._process, self._loop = os.getpid(), asyncio.new_event_loop()
+                threading.Thread(target=_run_forever, args=(self._loop,), name=self.name, daemon=True).start()
+            loop = self._loop
+        if loop is None:
+            coroutine.close()
+            raise RuntimeError(f"{self.name} was closed")
+        # in an empty context, as the seat that an episode has at the table of another loop means nothing in this one
+        return contextvars.Context().run(asyncio.run_coroutine_threadsafe, coroutine, loop)
+
+    def result(self, coroutine: Coroutine[Any, Any, Value]) -> Value:
+        """Run `coroutine` to its end and return what it returns. Whatever interrupts the caller cancels it."""
+        future = self.submit(coroutine)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """End the thread; coroutines that still wait are cancelled."""
+        with self._starting:
+            loop, self._loop = (self._loop if self._process == os.getpid() else None), None
+            self._process = os.getpid()
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
 
 
-def _in_thread(coroutine: Coroutine[Any, Any, Value]) -> Value:
-    loop = _helper.get(os.getpid())
-    if loop is None:
-        loop = _helper[os.getpid()] = asyncio.new_event_loop()
-        threading.Thread(target=loop.run_forever, name="reflectkit-event-loop", daemon=True).start()
-    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
     try:
-        return future.result()
-    except BaseException:
-        future.cancel()
-        raise
+        loop.run_forever()
+    finally:
+        _cancel_tasks(loop)
+        loop.close()
+
+
+_helper = LoopThread("reflectkit-event-loop")
+"""For callers that already run inside a loop."""

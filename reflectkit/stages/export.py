@@ -6,6 +6,7 @@ The folder loads with `AutoModelForCausalLM.from_pretrained` and with reflectkit
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,18 +121,41 @@ def card(config: Config, origin_facts: dict[str, Any], base: str | None) -> str:
     ]
     lines += ["", "Rates are for sampled play on training problems; `reflectkit evaluate` measures held-out ones.", ""]
     lines += ["## Settings", "", "```json", json.dumps(settings, indent=1, ensure_ascii=False), "```", ""]
+    lines += _use(config, origin_facts, role)
     lines += [
-        "## Use",
+        "As a plain language model:",
         "",
         "```python",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
-        f'model = AutoModelForCausalLM.from_pretrained("{config.out_dir.name}")',
-        f'tokenizer = AutoTokenizer.from_pretrained("{config.out_dir.name}")',
+        f"model = AutoModelForCausalLM.from_pretrained({json.dumps(str(config.out_dir))})",
+        f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(str(config.out_dir))})",
         "```",
         "",
     ]
     return "\n".join(lines)
+
+
+def _use(config: Config, origin_facts: Mapping[str, Any], role: str) -> list[str]:
+    """The card's lines about acting with the model and its partner."""
+    target = config.out_dir
+    reflector = origin_facts.get("reflector") or ("PATH/OF/ITS/REFLECTOR" if role == "policy" else None)
+    pair = (target, reflector) if role != "reflection" else ("PATH/OF/ITS/POLICY", target)
+    partner = f", reflector={json.dumps(str(pair[1]))}" if pair[1] else ""
+    return [
+        "## Use",
+        "",
+        "To act with it:",
+        "",
+        "```python",
+        "import reflectkit",
+        "",
+        f"agent = reflectkit.load_agent({json.dumps(str(pair[0]))}{partner})",
+        'act = agent.act("what is seen, as the environment shows it", choices=["one action", "another"])',
+        "print(act.action, act.comment, act.probabilities)",
+        "```",
+        "",
+    ]
 
 
 def _recorded(path: Path, part: str) -> dict[str, Any]:

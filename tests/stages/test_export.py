@@ -17,6 +17,7 @@ from reflectkit.core.types import Observation
 from reflectkit.models.load import Player, load_player, save_player, with_adapter
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.models.tokens import label_ids, prompt_ids
+from tests.examples import run_page
 
 
 @pytest.fixture
@@ -56,6 +57,25 @@ def test_a_merged_adapter_says_the_same(
     assert "the environment `taxi`" in card
     assert read_json(tmp_path / "out" / "reflectkit.json")["role"] == "policy"
     assert load_player(tmp_path / "out", "policy", device="cpu").role == "policy"
+
+
+def test_the_lines_of_the_card_act(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both ends of a pair name each other, as far as that is on record."""
+    monkeypatch.chdir(tmp_path)
+    policy = load_player(checkpoints["policy"], device="cpu")
+    save_player(tmp_path / "run" / "checkpoint-1", policy, {"env": "taxi", "reflector": str(checkpoints["reflection"])})
+    assert main(["export", "--load-dir", "run/checkpoint-1", "--out-dir", "models/taxi"]) == 0
+    capsys.readouterr()
+    names = run_page(tmp_path / "models" / "taxi" / "README.md")
+    names["agent"].close()
+    assert capsys.readouterr().out.split()[:1] in (["one"], ["another"])
+    assert main(["export", "--load-dir", str(checkpoints["reflection"]), "--out-dir", "models/reflector"]) == 0
+    card = (tmp_path / "models" / "reflector" / "README.md").read_text()
+    assert 'load_agent("PATH/OF/ITS/POLICY", reflector="models/reflector")' in card
+    assert main(["export", "--load-dir", str(checkpoints["plain"]), "--out-dir", "models/plain"]) == 0
+    assert 'load_agent("models/plain")' in (tmp_path / "models" / "plain" / "README.md").read_text()
 
 
 def test_nothing_of_a_persons_is_overwritten(

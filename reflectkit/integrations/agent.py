@@ -1,0 +1,330 @@
+"""Act in your own program: `load_agent("results/…", reflector="results/…").act("what is seen", choices=["up"])`.
+
+The players are those of `--policy`, and the prompts those of training. Requests of any number of threads and coroutines
+are answered in one thread of the agent, and those that wait at the same time share a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Self
+
+from reflectkit.agents.endpoints import key_of
+from reflectkit.agents.requests import HISTORY_TOKENS
+from reflectkit.core.config import option, within
+from reflectkit.core.console import Quiet
+from reflectkit.core.errors import AgentError, ConfigError, DataError, ReflectkitError
+from reflectkit.core.eventloop import LoopThread
+from reflectkit.core.identity import read_record
+from reflectkit.core.protocols import Agent, Context
+from reflectkit.core.seeding import derive
+from reflectkit.core.types import Decision, Message, Observation, ToolCall, ToolUse
+from reflectkit.envs import env_class
+from reflectkit.envs.base import MOST_TOKENS, BaseEnv
+from reflectkit.stages.shared.chat import ChatConfig
+from reflectkit.stages.shared.players import (
+    Players,
+    chat_parts,
+    endpoint_of,
+    facts_of,
+    parse_policy,
+    place_of,
+    trained_with_comments,
+)
+from reflectkit.stages.shared.sampling import SamplerConfig
+
+Seen = str | Observation | Sequence[Message | Mapping[str, str]]
+"""What an agent sees: a text; messages, oldest first, each a `Message` or `{"role": …, "content": …}`; or all of an
+`Observation`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What an agent did."""
+
+    action: str
+    """The choice; or the text that it wrote, tool calls included."""
+    index: int | None = None
+    """Index of the choice, from 0; None if there were no choices."""
+    comment: str | None = None
+    """The reflection that it read before it acted; None without a reflector."""
+    probabilities: tuple[float, ...] = ()
+    """Probability of each choice, in their order; empty without choices, and for chat models."""
+    calls: tuple[ToolCall, ...] = ()
+    """The valid tool calls, where tools are offered."""
+
+
+@dataclass(frozen=True)
+class _Config(SamplerConfig, ChatConfig):
+    """What `Players` reads of the settings of evaluate and play."""
+
+    policy: tuple[str, ...] = option((), help="As given.")
+    temperature: float = option(0.0, help="Of the sampling.")
+    max_new_tokens: int = option(128, help="Of an answer without choices.")
+    device: str = option("auto", help="auto, cpu, cuda, …")
+    history_tokens: int = option(HISTORY_TOKENS, help="Unused: each request is about one state.")
+    env_folder: Path = option(Path(), help="Folder for the answers of chat models.")
+    kind: ClassVar[type[BaseEnv]] = BaseEnv
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within("temperature", self.temperature, 0, 100)
+        within("max_new_tokens", self.max_new_tokens, 1, MOST_TOKENS)
+
+
+class _Program(BaseEnv):
+    """Stands for the env where there is only a program: chat models read its rules."""
+
+    name, levels = "program", ()
+
+    def __init__(self, rules: str) -> None:
+        self.rules = rules  # type: ignore[misc]
+
+
+def load_agent(
+    policy: str | Path,
+    reflector: str | Path | None = None,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+    max_new_tokens: int = 128,
+    device: str = "auto",
+    base_url: str | None = None,
+    rules: str = "",
+) -> LoadedAgent:
+    """The agent of a policy, which a reflector comments for.
+
+    Parameters
+    ----------
+    policy: a checkpoint, a run of `sft` or `rlft` (its newest checkpoint), a hub id, a chat model ("openai:MODEL",
+    "azure:…", "local:…"), or anything else that `--policy` takes. reflector: the same, for the model that comments.
+    temperature: 0 takes the likeliest action. seed: of the sampling; the same calls in the same order get the same
+    answers. max_new_tokens: maximum length of an answer without choices. device: "auto", "cpu", "cuda", … base_url:
+    server of a "local:" model. rules: what a chat model is told of the environment.
+
+    Raises
+    ------
+    CheckpointError, ConfigError: a model cannot be loaded, or a setting is invalid; each is one line with the fix.
+    """
+    name, policy_model, reflector_model = _parsed(policy, reflector)
+    folder = TemporaryDirectory(prefix="reflectkit-agent-") if chat_parts(name) else None
+    config = _Config(
+        policy=(name,),
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        device=device,
+        base_url=base_url,
+        env_folder=Path(folder.name if folder else "."),
+        seed=seed,
+    )
+    policy_place, reflector_place = (place_of(model, config, Quiet()) for model in (policy_model, reflector_model))
+    if policy_place is not None:
+        _warn_of_mismatch(policy_place, reflector_place)
+    for part in chat_parts(name):
+        key_of(endpoint_of(config, part))
+    players = Players(config)
+    agent = players.agent(name, policy_place, reflector_place)
+    closing = (players.close, *([folder.cleanup] if folder else []))
+    return LoadedAgent(agent, _trained_env(policy_place), seed=seed, rules=rules, closing=closing)
+
+
+class LoadedAgent:
+    """Acts on what it is shown. Made by `load_agent`; it may be used from any thread, and is an `Agent` for `rollout`.
+
+    agent: who decides. trained_env: the env that it was trained in, if that is on record, with its settings there.
+    closing: what to call at the end.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        trained_env: tuple[type[BaseEnv], Any] | None = None,
+        *,
+        seed: int = 0,
+        rules: str = "",
+        closing: Sequence[Any] = (),
+    ) -> None:
+        self._agent, self._trained_env, self._seed = agent, trained_env, seed
+        self._env, self._numbers = _Program(rules), itertools.count()
+        self._thread = LoopThread("reflectkit-agent")
+        self._finalizer = weakref.finalize(self, _close, (self._thread.close, *closing))
+
+    def act(self, seen: Seen, choices: Sequence[str] = ()) -> Act:
+        """What it does about `seen`.
+
+        choices: the legal actions, in the order of training; default: those of the env that it was trained in, if they
+        are the same in every state. Without choices it answers in words.
+
+        Raises
+        ------
+        ConfigError: `seen` or `choices` is of the wrong kind. AgentError: it could not decide. CheckpointError: the
+        model has no token for so many choices.
+        """
+        return self._running().result(self._act(*self._request(seen, choices)))
+
+    async def act_async(self, seen: Seen, choices: Sequence[str] = ()) -> Act:
+        """`act` for coroutines, such as those of a server: while it waits, others run, and their requests share its
+        batch.
+        """
+        return await asyncio.wrap_future(self._running().submit(self._act(*self._request(seen, choices))))
+
+    def act_batch(self, seen: Sequence[Seen], choices: Sequence[str] | Sequence[Sequence[str]] = ()) -> list[Act]:
+        """What it does about each of `seen`, in one batch. choices: for all of them, or a list for each."""
+        if isinstance(seen, str | Observation):
+            raise ConfigError("act_batch takes a list of what is seen; for one, call act")
+        shared = not choices or all(isinstance(choice, str) for choice in choices)
+        each: Sequence[Any] = [choices] * len(seen) if shared else choices
+        if len(each) != len(seen):
+            raise ConfigError(f"there are {len(seen)} observations and {len(each)} lists of choices; give one for each")
+        return self._running().result(self._act_all([self._request(*one) for one in zip(seen, each, strict=True)]))
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The whole decision, with tokens and log-probabilities, in an episode that `rollout` plays."""
+        return await asyncio.wrap_future(self._running().submit(self._agent.decide(observation, context)))
+
+    def close(self) -> None:
+        """End its thread and its connections."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _running(self) -> LoopThread:
+        """Its thread. Raises AgentError after `close`."""
+        if not self._finalizer.alive:
+            raise AgentError("this agent was closed; load it again")
+        return self._thread
+
+    def _request(self, seen: Seen, choices: Sequence[str]) -> tuple[Observation, Context]:
+        observation = self._with_choices(_observation(seen, choices))
+        return observation, Context(derive(self._seed, "act", next(self._numbers)), self._env)
+
+    async def _act(self, observation: Observation, context: Context) -> Act:
+        return _as_act(observation, await self._agent.decide(observation, context))
+
+    async def _act_all(self, requests: Sequence[tuple[Observation, Context]]) -> list[Act]:
+        return list(await asyncio.gather(*(self._act(*request) for request in requests)))
+
+    def _with_choices(self, observation: Observation) -> Observation:
+        """`observation` with the actions of the env that the policy was trained in, if it has none.
+
+        Raises ConfigError where these differ from state to state.
+        """
+        if observation.choices or observation.tools or self._trained_env is None:
+            return observation
+        env, settings = self._trained_env
+        if env.choices:
+            return dataclasses.replace(observation, choices=tuple(env.choices))
+        if env.offers_tools:
+            raise ConfigError(f"the policy was trained in env '{env.name}', which offers tools: pass its Observation")
+        if env.offers_choices(settings):
+            raise ConfigError(f"the policy was trained in env '{env.name}', where it chooses: give choices=[…]")
+        return observation
+
+
+def _parsed(policy: str | Path, reflector: str | Path | None) -> tuple[str, Path | None, Path | None]:
+    """(name, policy's model, reflector's model), as of a --policy. Raises ConfigError."""
+    text, other = str(policy), None if reflector is None else str(reflector)
+    if not text or other == "":
+        raise ConfigError("the name of a model is empty; give a checkpoint, a hub id or a chat model")
+    if chat_parts(text) or (other and chat_parts(other)):
+        both = text if other is None else f"{text}+{other}"
+        if not chat_parts(both):
+            raise ConfigError(f"{both}: a chat model plays with a chat model that reflects, or alone")
+        return both, None, None
+    if Path(text).exists():
+        return "agent", Path(text), Path(other) if other else None
+    name, model, commentator = parse_policy(text, ()) if _is_policy(text) else ("agent", Path(text), None)
+    if other and (commentator or model is None):
+        raise ConfigError(f"{text} plays without the reflector {other}; leave one out")
+    if name == "oracle":
+        raise ConfigError("the oracle is a part of an environment; play it with `rollout` and `Oracle()`")
+    return name, model, Path(other) if other else commentator
+
+
+def _is_policy(text: str) -> bool:
+    """Whether `text` is a whole --policy, not the name of a model."""
+    if "=" in text:
+        return True
+    try:
+        return parse_policy(text)[1] is None
+    except ConfigError:
+        return False
+
+
+def _warn_of_mismatch(policy: Path, reflector: Path | None) -> None:
+    commented = trained_with_comments(policy)
+    recorded = facts_of(policy).get("reflector") or "…"
+    if commented and reflector is None:
+        warnings.warn(f"{policy} was trained with comments; pass reflector={recorded!r}", stacklevel=3)
+    elif commented is False and reflector is not None:
+        warnings.warn(f"{policy} was trained without comments; leave out reflector={str(reflector)!r}", stacklevel=3)
+
+
+def _trained_env(policy: Path | None) -> tuple[type[BaseEnv], Any] | None:
+    """The env that the policy was trained in, with its settings there; None if that is not on record."""
+    name = None if policy is None else facts_of(policy).get("env")
+    if policy is None or not isinstance(name, str):
+        return None
+    try:
+        kind = env_class(name)
+        recorded = read_record(policy.parent).get("settings")
+        names = {item.name for item in dataclasses.fields(kind.Settings)}
+        own = {key: value for key, value in dict(recorded or {}).items() if key in names}
+        return kind, kind.Settings(**own)
+    except (ReflectkitError, DataError, TypeError, ValueError):  # of a module or a version that is not here
+        return None
+
+
+def _observation(seen: Seen, choices: Sequence[str]) -> Observation:
+    """`seen` as an observation. Raises ConfigError."""
+    if isinstance(choices, str) or not all(isinstance(choice, str) and choice for choice in choices):
+        raise ConfigError(f"choices must be a list of texts that are not empty, not {choices!r:.80}")
+    if isinstance(seen, Observation):
+        return dataclasses.replace(seen, choices=tuple(choices)) if choices else seen
+    if isinstance(seen, str):
+        return Observation((Message("user", seen),), tuple(choices))
+    if not isinstance(seen, Sequence) or not seen:
+        raise ConfigError(f"what is seen must be a text, a list of messages or an Observation, not {seen!r:.80}")
+    return Observation(tuple(map(_message, seen)), tuple(choices))
+
+
+def _message(one: Any) -> Message:
+    if isinstance(one, Message):
+        return one
+    role, content = (one.get("role"), one.get("content")) if isinstance(one, Mapping) else (None, None)
+    if role not in ("system", "user", "assistant", "tool") or not isinstance(content, str):
+        raise ConfigError(
+            'a message must be a Message or {"role": "system", "user", "assistant" or "tool", "content": text}, not'
+            f" {one!r:.80}"
+        )
+    return Message(role, content)
+
+
+def _as_act(observation: Observation, decision: Decision) -> Act:
+    """Raises AgentError for a decision that was not made."""
+    if decision.failure is not None or decision.overflow is not None:
+        raise AgentError(str(decision.failure or decision.overflow))
+    action, comment = decision.action, decision.reflection
+    if isinstance(action, int):
+        return Act(observation.choices[action], action, comment, decision.probabilities)
+    if isinstance(action, ToolUse):
+        return Act(action.text, None, comment, calls=action.calls)
+    return Act(action, None, comment)
+
+
+def _close(steps: Sequence[Any]) -> None:
+    for step in steps:
+        step()
