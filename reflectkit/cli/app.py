@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from reflectkit.cli import screen
-from reflectkit.core.errors import ConfigError
+from reflectkit.cli import completion, screen
+from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.stages import STAGES, summary
 from reflectkit.version import VERSION
 
@@ -32,7 +32,12 @@ class Stages(TyperGroup):
         if name in STAGES:
             from reflectkit.cli.command import stage_command
 
-            command = stage_command(name, rest)
+            try:
+                command = stage_command(name, rest)
+            except ReflectkitError:
+                if not ctx.resilient_parsing:
+                    raise
+                command = stage_command(name)  # the shell completes a line with a mistake in it
         return name, command, rest
 
 
@@ -93,7 +98,6 @@ def _list(
         return
     if name is not None:
         raise ConfigError(f"list {name!r}: only --configs takes a name; run `reflectkit list` to see everything")
-    from reflectkit.core.errors import ReflectkitError
     from reflectkit.envs import env_class, env_names
     from reflectkit.stages.run import load_recipe, recipe_names
 
@@ -130,6 +134,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command line `arguments`; returns the exit code."""
     screen.prepare()
     try:
+        if completion.asked():
+            return completion.complete(lambda: app(args=[], prog_name="reflectkit", standalone_mode=False))
         code = _run(arguments)
         sys.stdout.flush()
         return code

@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 
+from reflectkit.cli.completion import completer
 from reflectkit.cli.screen import process_number
 from reflectkit.core.config import StageConfig, flag, from_mapping, is_path, parse_yaml
 from reflectkit.core.errors import DataError
@@ -71,20 +72,30 @@ def _function(name: str, module: Any, arguments: Sequence[str]) -> Callable[...,
     chosen = module.Config.chosen(_choices(module.Config, arguments))
     _refuse_foreign(chosen, arguments)
     hints = get_type_hints(chosen)
+    first = next((item.name for item in dataclasses.fields(chosen) if item.metadata.get("argument")), None)
+    positional = {first: arguments[0]} if first and arguments and not arguments[0].startswith("-") else {}
     parameters = []
     for item in sorted(dataclasses.fields(chosen), key=order):
         required = item.default is dataclasses.MISSING
         kind = _plain(hints[item.name])
+        complete = completer(name, item.name, positional)
         metavar = "PATH" if is_path(hints[item.name]) and kind != list[str] else None
         if item.metadata.get("argument"):
-            annotation: Any = Annotated[kind, typer.Argument(help=item.metadata["help"], metavar=metavar)]
+            argument = typer.Argument(help=item.metadata["help"], metavar=metavar, autocompletion=complete)
+            annotation: Any = Annotated[kind, argument]
         else:
             declared = flag(item.name)
             names = [f"{declared}/--no-{declared[2:]}" if item.default is True else declared]
             text = item.metadata["help"] + (" Required." if required else "")
             annotation = Annotated[
                 kind | None if required else kind,
-                typer.Option(*names, help=text, metavar=metavar, rich_help_panel=panel(chosen, item.name)),
+                typer.Option(
+                    *names,
+                    help=text,
+                    metavar=metavar,
+                    rich_help_panel=panel(chosen, item.name),
+                    autocompletion=complete,
+                ),
             ]
         default: Any = inspect.Parameter.empty if item.metadata.get("argument") and required else None
         if not required:

@@ -39,22 +39,11 @@ def test_help_imports_no_stage() -> None:
     loaded = set(done.stdout.splitlines()[-1].split())
     assert {name for name in loaded if name.partition(".")[0] == "reflectkit"} == {
         "reflectkit", "reflectkit.version", "reflectkit.cli", "reflectkit.cli.main", "reflectkit.cli.app",
-        "reflectkit.cli.screen", "reflectkit.core", "reflectkit.core.errors", "reflectkit.core.text",
-        "reflectkit.stages",
+        "reflectkit.cli.completion", "reflectkit.cli.screen", "reflectkit.core", "reflectkit.core.errors",
+        "reflectkit.core.text", "reflectkit.stages",
     }  # fmt: skip
     assert not loaded & {"gymnasium", "numpy", "yaml", "pydantic", "asyncio", "multiprocessing", "torch"}
     assert all(f" {name} " in done.stdout for name in ("play", "gen-trajectory", "bench", "list"))
-
-
-@pytest.mark.parametrize(("words", "offered"), [("fi", "filter-repo"), ("sft --le", "--learning-rate"), ("li", "list")])
-def test_the_shell_completes_commands_and_their_flags(
-    words: str, offered: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("_REFLECTKIT_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", f"reflectkit {words}")
-    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
-    assert main([]) == 0
-    assert offered in capsys.readouterr().out.split()
 
 
 def test_an_unknown_flag_names_the_command_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
