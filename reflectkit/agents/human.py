@@ -17,7 +17,7 @@ from reflectkit.core.tools import PLAIN, PLAIN_RULES, TURN_RULES, parse, plain_t
 from reflectkit.core.types import Decision, Observation, ToolCall, ToolUse
 
 LEFT = "the person left"
-COMMANDS = "o: what the oracle would do; h or ?: this help; q: leave"
+HELP_KEYS = ("h", "?")
 MOST_NAMED = 6  # choices that are listed where an answer may mean several
 LONGEST_NUMBER = 4  # digits
 
@@ -35,7 +35,7 @@ class Human:
         """The person's answer; everything else waits for it."""
         env = context.env
         if observation.choices:
-            self.progress.news(choices_text(observation.choices))
+            self.progress.show(choices_text(observation.choices))
         answer = self._turn if observation.replies else self._calls if observation.tools else self._line
         action = answer(observation, env)
         if action is None:
@@ -51,7 +51,7 @@ class Human:
             try:
                 return choice_of(text, observation.choices)
             except IllegalActionError as error:
-                self.progress.news(str(error))
+                self.progress.show(str(error))
         return None
 
     def _turn(self, observation: Observation, env: Env) -> str | ToolUse | None:
@@ -62,7 +62,7 @@ class Human:
             use = parse(text, observation.tools, PLAIN, replies=True)
             if text and not use.errors:
                 return use
-            self.progress.news("; ".join(use.errors) or "Nothing was written; h lists the tools.")
+            self.progress.show("; ".join(use.errors) or "Nothing was written; h lists the tools.")
         return None
 
     def _calls(self, observation: Observation, env: Env) -> ToolUse | None:
@@ -74,22 +74,23 @@ class Human:
             read = parse(text, observation.tools, PLAIN)
             calls += read.calls
             for error in read.errors:
-                self.progress.news(f"{error}. Write that call again; ? lists the tools.")
+                self.progress.show(f"{error}. Write that call again; ? lists the tools.")
         return None
 
     def _answer(self, question: str, observation: Observation, env: Env) -> str | None:
         """The next line that is not a command; None if the person quits."""
         while (text := self.progress.ask(question)) is not None:
             self.answered = True
-            command = text.strip()
+            answer = text.strip()
+            command = answer.casefold()
             if command == "q":
                 return None
-            if command in ("h", "?"):
-                self.progress.news(help_text(observation, env))
+            if command in HELP_KEYS:
+                self.progress.show(help_text(observation, env))
             elif command == "o":
-                self.progress.news(oracle_text(observation, env))
+                self.progress.show(oracle_text(observation, env))
             else:
-                return command
+                return answer
         return None
 
 
@@ -123,23 +124,32 @@ def choice_of(text: str, choices: Sequence[str]) -> int:
 
 
 def choices_text(choices: Sequence[str]) -> str:
-    """The choices with their labels, one per line."""
-    return "\n".join(f"{label:>4}  {one_line(choice)}" for label, choice in zip(LABELS, choices, strict=False))
+    """The choices with their numbers, one per line."""
+    return "\n".join(f"{number:>4}  {one_line(choice)}" for number, choice in enumerate(choices))
+
+
+def keys(env: Any) -> str:
+    """What a letter alone does at the question for a move.
+
+    >>> from reflectkit.envs.corridor import Corridor
+    >>> keys(Corridor())
+    'h or ?: help; o: what the oracle would do; q: leave'
+    """
+    oracle = "; o: what the oracle would do" if env.has("oracle") else ""
+    return f"h or ?: help{oracle}; q: leave"
 
 
 def help_text(observation: Observation, env: Env) -> str:
     """The env's rules, and the possible answers."""
     if observation.replies:
-        answers = f"{tools_text(observation.tools)}\n{TURN_RULES}\n{COMMANDS}."
+        answers = f"{tools_text(observation.tools)}\n{TURN_RULES}"
     elif observation.tools:
-        answers = f"{tools_text(observation.tools)}\n{PLAIN_RULES} An empty line goes on.\n{COMMANDS}."
+        answers = f"{tools_text(observation.tools)}\n{PLAIN_RULES} An empty line goes on."
     elif observation.choices:
-        answers = (
-            f"{choices_text(observation.choices)}\nWrite a choice's number, or the beginning of its text. {COMMANDS}."
-        )
+        answers = f"{choices_text(observation.choices)}\nWrite a choice's number, or the beginning of its text."
     else:
-        answers = f"Write a line. {COMMANDS}."
-    return f"{rules_of(env)}\n\n{answers}".lstrip()
+        answers = "Write a line."
+    return f"{rules_of(env)}\n\n{answers} A letter alone is a key: {keys(env)}.".lstrip()
 
 
 def oracle_text(observation: Observation, env: Any) -> str:
@@ -154,7 +164,7 @@ def oracle_text(observation: Observation, env: Any) -> str:
 
 
 def action_text(observation: Observation, action: int | str | ToolUse) -> str:
-    """An action in words: the label and the choice, or the text."""
+    """An action in words: the number and the choice, or the text."""
     if isinstance(action, int):
-        return f"{LABELS[action]}  {one_line(observation.choices[action])}"
+        return f"{action}  {one_line(observation.choices[action])}"
     return action if isinstance(action, str) else action.text

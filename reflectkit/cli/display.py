@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,6 +32,8 @@ from reflectkit.core.reports import Report
 from reflectkit.core.reports import Table as Rows
 from reflectkit.core.text import visible
 
+START = re.compile(r"\s*(?:\w{1,3}  )?")
+"""What stands before the text of a line: white space, and the number of a choice."""
 WIDEST_NAME = 40  # characters of a table's first column, so that the figures have room
 
 
@@ -46,6 +50,24 @@ class Screen(Console):
         """The segments of `renderable`, with control characters escaped."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+    @property
+    def columns(self) -> int | None:
+        """The width of the terminal; None where the output is not read at one, unless COLUMNS is set."""
+        return self.width if self.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else None
+
+    def read(self, text: str) -> None:
+        """Print text to read, with lines that are too long for the terminal wrapped at words."""
+        for line in visible(text).split("\n"):
+            self.say("\n".join(self._wrapped(line)))
+
+    def _wrapped(self, line: str) -> Iterable[str]:
+        """The parts of `line`; those behind the first are indented like it, or to the text behind its number."""
+        if self.columns is None or cell_len(line) <= self.columns:
+            return [line]
+        indent = min(len(START.match(line)[0]), self.columns // 2)  # type: ignore[index]
+        parts = Text(line[indent:]).wrap(self, self.columns - indent)
+        return [line[:indent] + parts[0].plain.rstrip(), *(" " * indent + part.plain.rstrip() for part in parts[1:])]
 
     def say(self, text: str, style: str = "") -> None:
         """Print one or several lines, never cut to the terminal's width."""
@@ -93,6 +115,10 @@ class RichProgress:
     def news(self, text: str) -> None:
         """Print one line above the bars."""
         self.console.say(text)
+
+    def show(self, text: str) -> None:
+        """Print text to read above the bars, wrapped at words."""
+        self.console.read(text)
 
     @property
     def attended(self) -> bool:

@@ -26,6 +26,10 @@ class Progress(Protocol):
         """One line of text."""
         ...
 
+    def show(self, text: str) -> None:
+        """Text to read, of one or several lines: wrapped at words where they are too long for the terminal."""
+        ...
+
     @property
     def attended(self) -> bool:
         """Whether a person can answer questions; False if answers come from a file or nowhere."""
@@ -48,6 +52,9 @@ class Quiet:
         yield self
 
     def news(self, text: str) -> None:
+        """Nothing to show."""
+
+    def show(self, text: str) -> None:
         """Nothing to show."""
 
     @property

@@ -220,9 +220,12 @@ class LoadedAgent:
     def _with_choices(self, observation: Observation) -> Observation:
         """`observation` with the actions of the env that the policy was trained in, if it has none.
 
-        Raises ConfigError where these differ from state to state.
+        Raises ConfigError where these differ from state to state, and for a conversation in which earlier comments are
+        missing.
         """
-        if observation.choices or observation.tools or self._trained_env is None:
+        if observation.replies and getattr(self._agent, "reflector", None) and _has_answers(observation):
+            raise ConfigError("in a conversation the policy reads its earlier comments, too: play it with `rollout`")
+        if observation.choices or observation.tools or observation.replies or self._trained_env is None:
             return observation
         env, settings = self._trained_env
         if env.choices:
@@ -299,6 +302,10 @@ def _observation(seen: Seen, choices: Sequence[str]) -> Observation:
     if not isinstance(seen, Sequence) or not seen:
         raise ConfigError(f"what is seen must be a text, a list of messages or an Observation, not {seen!r:.80}")
     return Observation(tuple(map(_message, seen)), tuple(choices))
+
+
+def _has_answers(observation: Observation) -> bool:
+    return any(message.role == "assistant" for message in observation.messages)
 
 
 def _message(one: Any) -> Message:

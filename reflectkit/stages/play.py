@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from reflectkit.agents.human import LEFT, Human, action_text
+from reflectkit.agents.human import HELP_KEYS, LEFT, Human, action_text, keys
 from reflectkit.agents.scripted import require_oracle
 from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, unknown_name
 from reflectkit.core.eventloop import followed
 from reflectkit.core.prompts import one_line
-from reflectkit.core.protocols import Agent, Context, Env, StepResult
+from reflectkit.core.protocols import Agent, Context, Env, StepResult, rules_of
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import open_run
@@ -48,9 +48,8 @@ EXAMPLES = (
 PERSON = "person"
 MOST_SHOWN = 4  # maximum number of choices shown with their probabilities
 LEAST_SHOWN = 0.005  # minimum probability of a shown choice
-RULE_WIDTH = 60  # characters
 NOBODY = "standard input is closed or empty; use a terminal, pipe in the answers, or give --policy oracle --auto"
-NEXT = "Enter to take it, q to stop: "
+NEXT = "Enter: take it; h: the rules; q: leave > "
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def run(config: Config, progress: Progress) -> Report:
     source, tasks = _problems(config)
     policy, reflector, commentator = (place_of(model, config, progress) for model in (*models, config.reflector))
     if warning := mismatch(name, policy, reflector):
-        progress.news(f"warning: {warning}")
+        progress.show(f"warning: {warning}")
     folders = model_folders((policy, reflector, commentator))
     if folders:
         progress.news(f"loading {' and '.join(map(str, folders))}")
@@ -121,14 +120,14 @@ def run(config: Config, progress: Progress) -> Report:
         )
         played: list[Trajectory] = []
         for number, task in zip(range(config.episodes), _draw_tasks(config, tasks), strict=False):
-            progress.news(f"{config.env}, level {task.level}, task {task.id}{'; h for help' if name == PERSON else ''}")
+            progress.show(f"{config.env}, level {task.level}, task {task.id}")
             shown.begin()
             maker = config.maker(task.level)
             episode = Episode(task, derive(config.seed, "play", task.id, number))
-            played += rollout([episode], lambda maker=maker: _RewardReporter(maker(), progress), shown, width=1)  # type: ignore[misc]
+            played += rollout([episode], lambda maker=maker: _Reporter(maker(), shown), shown, width=1)  # type: ignore[misc]
             if name == PERSON and not agent.answered and not progress.attended:
                 raise ConfigError(NOBODY)
-            progress.news(_ending(played[-1]))
+            progress.show(_ending(played[-1]))
             with path.open("a", encoding="utf-8") as file:
                 file.write(episode_line(episode_to_json(name, played[-1], cluster=cluster_of(config.env, task))))
             if shown.left:
@@ -249,29 +248,47 @@ class _Narrator:
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The agent's decision."""
         self.steps += 1
-        self.progress.news(f" Step {self.steps} ".center(RULE_WIDTH, "─"))
-        self.progress.news(seen_text(self.before, observation.messages))
-        self.before = observation.messages
+        self.heading(f"Step {self.steps}")
+        self.see(observation)
+        if self.steps == 1 and isinstance(self.agent, Human):
+            self.progress.show(f"Keys: {keys(context.env)}")
         comment = None if self.commentator is None else one_line(await self.commentator(observation, context))
         if comment is not None:
-            self.progress.news(f"Reflection: {comment}")
+            self.progress.show(f"Reflection: {comment}")
         decision = await self.agent.decide(observation, context)
         if isinstance(self.agent, Human):
             return replace(decision, reflection=comment)
         decision = replace(decision, reflection=decision.reflection if comment is None else comment)
-        self.progress.news(decision_text(observation, decision, commented=comment is not None))
+        self.progress.show(decision_text(observation, decision, commented=comment is not None))
         if self.wait and not decision.overflow and not decision.failure:
-            answer = self.progress.ask(NEXT)
-            self.stopped = answer is None or answer.strip().lower() == "q"
+            self.stopped = not self._goes_on(context.env)
         return replace(decision, overflow=LEFT) if self.stopped else decision
 
+    def heading(self, text: str) -> None:
+        """Show a heading."""
+        self.progress.show(f"── {text} ──")
 
-class _RewardReporter(Wrapper):
+    def see(self, observation: Observation) -> None:
+        """Show what is new in `observation`."""
+        self.progress.show(seen_text(self.before, observation.messages))
+        self.before = observation.messages
+
+    def _goes_on(self, env: Env) -> bool:
+        """Whether the person who watches wants the next step."""
+        while (answer := self.progress.ask(NEXT)) is not None:
+            key = answer.strip().casefold()
+            if key in ("", "q"):
+                return not key
+            self.progress.show(rules_of(env) if key in HELP_KEYS else f"{answer.strip()[:60]!r} is no key.")
+        return False
+
+
+class _Reporter(Wrapper):
     """Shows the reward of each step, and the final view."""
 
-    def __init__(self, env: Env, progress: Progress) -> None:
+    def __init__(self, env: Env, narrator: _Narrator) -> None:
         super().__init__(env)
-        self.progress = progress
+        self.narrator = narrator
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`."""
@@ -284,19 +301,22 @@ class _RewardReporter(Wrapper):
 
     def _stepped(self, result: StepResult) -> StepResult:
         self._total += result.reward
-        self.progress.news(f"Reward {result.reward:+.3g}, return so far {self._total:+.3g}.")
+        self.narrator.progress.show(f"Reward {result.reward:+.3g}, return so far {self._total:+.3g}.")
         if result.terminated or result.truncated:
-            self.progress.news(" The end ".center(RULE_WIDTH, "─"))
-            self.progress.news(result.observation.text)
+            self.narrator.heading("The end")
+            self.narrator.see(result.observation)
         return result
 
 
 def seen_text(earlier: Sequence[Message], current: Sequence[Message]) -> str:
-    """The text to show; in a conversation, only the messages after `earlier`, with their roles."""
+    """The text to show; of several messages, only those behind the ones that `earlier` began with too, with their
+    roles.
+    """
     if len(current) == 1:
         return current[0].content
-    seen_count = len(earlier) if tuple(current[: len(earlier)]) == tuple(earlier) else 0
-    return "\n".join(f"[{message.name or message.role}] {message.content}" for message in current[seen_count:])
+    same = next((i for i, pair in enumerate(zip(earlier, current, strict=False)) if pair[0] != pair[1]), len(earlier))
+    new = current[same:] or current[-1:]
+    return "\n".join(f"[{message.name or message.role}] {message.content}" for message in new)
 
 
 def decision_text(observation: Observation, decision: Decision, *, commented: bool) -> str:

@@ -34,6 +34,7 @@ class Keys(io.StringIO):
 def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     """Runs `reflectkit play` with what is typed; returns (exit code, what was shown, what was said of errors)."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
 
     def run(*arguments: str, typed: str | None = "") -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO() if typed is None else Keys(typed))
@@ -232,6 +233,68 @@ def test_bad_use_is_one_line_and_code_2(play: Any, arguments: list[str], message
     assert code == 2
     assert said.count("\n") == 1
     assert message in said
+
+
+def letters_of(text: str) -> str:
+    return "".join(text.split())
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 200])
+@pytest.mark.parametrize("env", ["taxi", "memory", "corridor"])
+def test_what_is_read_is_wrapped_at_words(
+    env: str, columns: int, play: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing is lost, no word is cut that fits, and the lines of a map are as they were."""
+    _, whole, _ = play("--env", env, "--policy", "oracle", "--auto", "--seed", "3", typed=None)
+    _, asked, _ = play("--env", env, typed="h\no\nq\n")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, shown, _ = play("--env", env, "--policy", "oracle", "--auto", "--seed", "3", typed=None)
+    assert letters_of(shown).replace("/3_play", "/1_play") == letters_of(whole)
+    assert all(len(line) <= columns for line in shown.splitlines() if not line.startswith("→"))
+    assert {word for word in whole.split() if len(word) <= columns // 2 and "_play" not in word} <= set(shown.split())
+    _, helped, _ = play("--env", env, typed="h\no\nq\n")
+    assert letters_of(helped).replace("/4_play", "/2_play") == letters_of(asked)
+    for line in whole.splitlines():
+        assert len(line) > columns or line in shown.splitlines() or line.startswith("→")
+
+
+def test_a_wrapped_choice_hangs_behind_its_number(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from reflectkit.cli.display import Screen
+
+    monkeypatch.setenv("COLUMNS", "24")
+    Screen(width=24).read("  10  cat a/long/path and its name\n\n    indented by four, and long\n" + 7 * "漢字")
+    assert capsys.readouterr().out.splitlines() == [
+        "  10  cat a/long/path",
+        "      and its name",
+        "",
+        "    indented by four,",
+        "    and long",
+        6 * "漢字",  # two columns each
+        "漢字",
+    ]
+
+
+def test_instructions_are_shown_once_in_an_episode(play: Any) -> None:
+    from reflectkit.envs.memory.env import INSTRUCTIONS
+
+    _, shown, _ = play("--env", "memory", "--policy", "oracle", "--auto", typed=None)
+    assert shown.count(INSTRUCTIONS) == 1
+    assert shown.count("── Step ") == shown.count("[user] ") - 1 == 10
+    assert "The conversation is over." in shown
+
+
+def test_the_keys_that_are_named_are_the_keys_that_work(play: Any) -> None:
+    """Capitals too; and who watches is told of what is no key."""
+    _, shown, _ = play("--env", "corridor", typed="H\nO\nQ\n")
+    assert "Keys: h or ?: help; o: what the oracle would do; q: leave\n" in shown
+    assert shown.count("The oracle would: ") == 1
+    assert episodes(1)[0]["reason"] == "the person left"
+    _, shown, _ = play("--env", "tests.stages.test_play:Rude", typed="q\n")
+    assert "Keys: h or ?: help; q: leave\n" in shown
+    _, shown, _ = play("--env", "corridor", "--policy", "oracle", typed="\nh\no\nQ\n")
+    assert shown.count("Enter: take it; h: the rules; q: leave > ") == 4
+    assert "'o' is no key." in shown
+    assert len(episodes(3)[0]["turns"]) == 1
 
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r[red]x[/red]\ud800\\"

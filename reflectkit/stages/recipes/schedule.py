@@ -227,6 +227,7 @@ class _Wire:
     def news(self, text: str) -> None:
         self.events.put((self.name, "news", f"{self.name}: {text}"))
 
+    show = news
     attended = False
 
     def ask(self, question: str) -> str | None:
