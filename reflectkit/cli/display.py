@@ -24,17 +24,15 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
+from reflectkit.cli.tables import laid_out
 from reflectkit.core.console import Bar
 from reflectkit.core.reports import Report
-from reflectkit.core.reports import Table as Rows
 from reflectkit.core.text import visible
 
 START = re.compile(r"\s*(?:\w{1,3}  )?")
 """What stands before the text of a line: white space, and the number of a choice."""
-WIDEST_NAME = 40  # characters of a table's first column, so that the figures have room
 
 
 class Screen(Console):
@@ -153,16 +151,8 @@ def show(console: Screen, report: Report) -> None:
     """Print the report's tables and the paths of its outputs."""
     for table in report.tables:
         console.say(table.title, style="bold")
-        for columns in _bands(table, console.width):
-            grid = Table()
-            for index in columns:
-                if index == 0:
-                    grid.add_column(Text(visible(table.columns[0])), no_wrap=True, max_width=WIDEST_NAME)
-                else:
-                    grid.add_column(Text(visible(table.columns[index])), justify="right", overflow="fold")
-            for row in table.rows:
-                grid.add_row(*(Text(visible(row[index])) for index in columns))
-            console.print(grid)
+        for part in laid_out(table, console.width):
+            console.say(part) if isinstance(part, str) else console.print(part)
     if report.skipped:
         console.say(f"Already finished in {_one_line(report.folder)}; --force runs it again.")
     for output in report.outputs:
@@ -174,19 +164,3 @@ def show(console: Screen, report: Report) -> None:
 def _one_line(path: Path) -> str:
     """`path` with newlines escaped, so that it stays on one line."""
     return str(path).replace("\n", "\\n")
-
-
-def _bands(table: Rows, width: int) -> list[list[int]]:
-    """The columns in bands that fit into `width`. Each band starts with the columns that tell the rows apart."""
-    widths = [
-        3 + max(cell_len(visible(cell)) for cell in cells) for cells in zip(table.columns, *table.rows, strict=True)
-    ]
-    widths[0] = min(widths[0], 3 + WIDEST_NAME)
-    count = len(table.columns)
-    keys = next((n for n in range(1, count) if len({row[:n] for row in table.rows}) == len(table.rows)), 1)
-    bands = [list(range(keys))]
-    for index in range(keys, count):
-        if len(bands[-1]) > keys and 1 + sum(widths[one] for one in (*bands[-1], index)) > width:
-            bands.append(list(range(keys)))
-        bands[-1].append(index)
-    return bands
