@@ -20,6 +20,7 @@ from reflectkit.version import VERSION
 
 STOPPED = "stopped; run the same command again to resume"
 STOPPED_PLAY = "stopped; finished episodes are kept"
+NAME_WIDTH = 20  # of names in lists
 HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
 
 
@@ -98,24 +99,27 @@ def _list(
         return
     if name is not None:
         raise ConfigError(f"list {name!r}: only --configs takes a name; run `reflectkit list` to see everything")
+    from reflectkit.cli.display import Screen
     from reflectkit.envs import env_class, env_names
     from reflectkit.stages.run import load_recipe, recipe_names
 
-    screen.say("environments")
+    console = Screen()
+    console.say("environments: reflectkit play --env NAME")
     for name in env_names():
         try:
             about = f"levels: {', '.join(env_class(name).levels)}"
         except ReflectkitError as error:  # of another package
             about = str(error)
-        screen.say(f"  {name:<20} {about}")
-    screen.say("recipes")
+        console.read(f"  {name:<{NAME_WIDTH}} {about}", indent=NAME_WIDTH + 3)
+    console.say("recipes: reflectkit run NAME")
     for name in recipe_names():
         recipe = load_recipe(name)
-        screen.say(f"  {name:<20} {recipe.description}")
+        console.read(f"  {name:<{NAME_WIDTH}} {recipe.description}", indent=NAME_WIDTH + 3)
         if recipe.fast_shows:
-            screen.say(f"  {'':<20} --fast: {recipe.fast_shows}")
+            console.read(f"  {'':<{NAME_WIDTH}} --fast: {recipe.fast_shows}", indent=NAME_WIDTH + 3)
         if recipe.ablations:
-            screen.say(f"  {'':<20} --ablate {','.join(recipe.ablations)}")
+            ablations = ",".join(recipe.ablations)
+            console.read(f"  {'':<{NAME_WIDTH}} --ablate {ablations}", indent=NAME_WIDTH + 3)
 
 
 def _list_configs(name: str | None) -> None:

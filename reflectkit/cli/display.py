@@ -54,16 +54,19 @@ class Screen(Console):
         """The width of the terminal; None where the output is not read at one, unless COLUMNS is set."""
         return self.width if self.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else None
 
-    def read(self, text: str) -> None:
-        """Print text to read, with lines that are too long for the terminal wrapped at words."""
-        for line in visible(text).split("\n"):
-            self.say("\n".join(self._wrapped(line)))
+    def read(self, text: str, indent: int | None = None) -> None:
+        """Print text to read, with lines that are too long for the terminal wrapped at words.
 
-    def _wrapped(self, line: str) -> Iterable[str]:
-        """The parts of `line`; those behind the first are indented like it, or to the text behind its number."""
+        indent: of the continuations; by default that of the line, or of the text behind its number.
+        """
+        for line in visible(text).split("\n"):
+            self.say("\n".join(self._wrapped(line, len(START.match(line)[0]) if indent is None else indent)))  # type: ignore[index]
+
+    def _wrapped(self, line: str, indent: int) -> Iterable[str]:
+        """The parts of `line`."""
         if self.columns is None or cell_len(line) <= self.columns:
             return [line]
-        indent = min(len(START.match(line)[0]), self.columns // 2)  # type: ignore[index]
+        indent = min(indent, self.columns // 2)
         parts = Text(line[indent:]).wrap(self, self.columns - indent)
         return [line[:indent] + parts[0].plain.rstrip(), *(" " * indent + part.plain.rstrip() for part in parts[1:])]
 

@@ -9,14 +9,14 @@ import re
 import tempfile
 import webbrowser
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reflectkit.core.config import StageConfig, option
 from reflectkit.core.console import Bar, Progress
-from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.errors import NO_ROOM, ConfigError, DataError
 from reflectkit.core.jsonl import read_json, replacing
 from reflectkit.core.reports import Report
 from reflectkit.core.tree import visible_files
@@ -49,9 +49,11 @@ class Config(StageConfig):
         kw_only=True,
     )
     out: Path | None = option(
-        None, help="Page to write, or with --inspect a folder; default: view.html in the first run's folder."
+        None, help="Page to write, or with --inspect a folder; default: view.html beside what is shown first."
     )
-    inspect: bool = option(False, help="Write eval logs for `inspect view` instead; default folder: inspect.")
+    inspect: bool = option(
+        False, help="Write eval logs for `inspect view` instead; default folder: inspect, at the same place."
+    )
     open: bool = option(False, help="Open the page in the browser.")
 
     def __post_init__(self) -> None:
@@ -66,23 +68,37 @@ class Config(StageConfig):
 
 def run(config: Config, progress: Progress) -> Report:
     """Write the page, or the logs. Raises DataError if a path is missing, has no episodes, or is damaged."""
-    files = episode_files(config.paths or (config.results_dir / config.name,))
+    paths = config.paths or (config.results_dir / config.name,)
+    files = episode_files(paths)
+    folder = paths[0] if paths[0].is_dir() else paths[0].parent
     sources = [_source(file, name) for file, name in zip(files, distinct_names(list(map(_place, files))), strict=True)]
     total = sum(file.stat().st_size for file in files) // KILOBYTE
     with progress.bar("Reading episodes, in kB", total) as bar:
         episodes = _episodes(files, sources, bar, total)
         if config.inspect:
-            folder = config.out or files[0].parent / "inspect"
-            count, outputs = _write_logs(folder, sources, files, episodes)
+            folder = config.out or folder / "inspect"
+            with _writing(folder, files):
+                count, outputs = _write_logs(folder, sources, files, episodes)
         else:
-            folder, outputs = files[0].parent, [config.out or files[0].parent / "view.html"]
-            with replacing(outputs[0]) as page:
+            outputs = [config.out or folder / "view.html"]
+            with _writing(outputs[0], files), replacing(outputs[0]) as page:
                 count = write_page(page, sources, episodes)
                 if not count:
                     raise _nothing(files)
     if config.open and not webbrowser.open(outputs[0].resolve().as_uri()):
         progress.news(f"no browser could be opened; open {outputs[0]} in one")
     return Report("view", folder, {"episodes": count, "runs": len(files)}, tuple(outputs))
+
+
+@contextmanager
+def _writing(target: Path, files: Sequence[Path]) -> Iterator[None]:
+    """Raises ConfigError where `target` may not be written; errors of reading `files` stay as they are."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM or str(error.filename) in map(str, files):
+            raise
+        raise ConfigError(f"cannot write {target} ({error.strerror}); choose another place with --out") from None
 
 
 def episode_files(paths: Sequence[Path]) -> list[Path]:

@@ -202,6 +202,33 @@ def test_bad_places_are_one_line(
         view.Config(inspect=True, open=True)
 
 
+def test_the_page_is_beside_what_was_given_first(tmp_path: Path, quiet: Quiet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a run or a folder of runs, or next to a file; never in the working directory."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    one, two = (write(tmp_path / "runs" / name, [episode(name)]) for name in ("1_evaluate", "2_evaluate"))
+    for given, place in (
+        ((two,), two.parent), ((two.parent, one), two.parent), ((tmp_path / "runs", one), tmp_path / "runs")
+    ):  # fmt: skip
+        assert view.run(view.Config(paths=given), quiet).outputs == (place / "view.html",)
+        (log,) = view.run(view.Config(paths=given[:1], inspect=True), quiet).outputs[:1]
+        assert log.parent == place / "inspect"
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody may write")
+@pytest.mark.parametrize("flags", [["--out", "/proc/view.html"], ["--inspect", "--out", "/proc/logs"]])
+def test_a_place_that_may_not_be_written_is_one_line(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["view", str(write(tmp_path, [episode("x")])), *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"cannot write {flags[-1]}" in error
+    assert "choose another place with --out" in error
+
+
 def test_runs_below_a_folder(tmp_path: Path, quiet: Quiet) -> None:
     """Each file once, in the order of the numbers; links below are not followed, so a loop of them is nothing."""
     for name in ("a/9_evaluate", "a/10_evaluate", "b/9_evaluate", ".hidden/1_evaluate"):
@@ -211,7 +238,7 @@ def test_runs_below_a_folder(tmp_path: Path, quiet: Quiet) -> None:
     other = write(tmp_path.parent / f"{tmp_path.name}-other", [episode("elsewhere")])
     (tmp_path / "b" / "3_rlft" / "episodes.jsonl").symlink_to(other)
     page = make(tmp_path, tmp_path / "a" / "9_evaluate", quiet=quiet)
-    assert page == tmp_path / "a" / "9_evaluate" / "view.html"
+    assert page == tmp_path / "view.html"
     names = [run["name"] for run in unpacked(page.read_text(encoding="utf-8"), "index")["runs"]]
     assert names == ["a/9_evaluate", "a/10_evaluate", "b/9_evaluate"]
 
