@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 
 from reflectkit.agents.endpoints import key_of
 from reflectkit.agents.requests import HISTORY_TOKENS
-from reflectkit.core.config import option, within
+from reflectkit.core.config import THINKING, option, within
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import AgentError, ConfigError, DataError, ReflectkitError
 from reflectkit.core.eventloop import LoopThread
@@ -98,6 +98,7 @@ def load_agent(
     seed: int = 0,
     max_new_tokens: int = 128,
     device: str = "auto",
+    thinking: str | None = None,
     base_url: str | None = None,
     rules: str = "",
 ) -> LoadedAgent:
@@ -108,7 +109,8 @@ def load_agent(
     policy: a checkpoint, a run of `sft` or `rlft` (its newest checkpoint), a hub id, a chat model ("openai:MODEL",
     "azure:…", "local:…"), or anything else that `--policy` takes. reflector: the same, for the model that comments.
     temperature: 0 takes the likeliest action. seed: of the sampling; the same calls in the same order get the same
-    answers. max_new_tokens: maximum length of an answer without choices. device: "auto", "cpu", "cuda", … base_url:
+    answers. max_new_tokens: maximum length of an answer without choices. device: "auto", "cpu", "cuda", … thinking:
+    reasoning of a model with a chat template ("on", "off" or "hidden"); default: as in training, or "on". base_url:
     server of a "local:" model. rules: what a chat model is told of the environment.
 
     Raises
@@ -129,6 +131,7 @@ def load_agent(
     policy_place, reflector_place = (place_of(model, config, Quiet()) for model in (policy_model, reflector_model))
     if policy_place is not None:
         _warn_of_mismatch(policy_place, reflector_place)
+    config = dataclasses.replace(config, thinking=thinking or _trained_with(policy_place).get("thinking", THINKING[0]))
     for part in chat_parts(name):
         key_of(endpoint_of(config, part))
     players = Players(config)
@@ -276,6 +279,12 @@ def _warn_of_mismatch(policy: Path, reflector: Path | None) -> None:
         warnings.warn(f"{policy} was trained without comments; leave out reflector={str(reflector)!r}", stacklevel=3)
 
 
+def _trained_with(policy: Path | None) -> dict[str, Any]:
+    """The settings of the run that made checkpoint `policy`; empty if they are not on record."""
+    recorded = {} if policy is None else read_record(policy.parent).get("settings")
+    return recorded if isinstance(recorded, dict) else {}
+
+
 def _trained_env(policy: Path | None) -> tuple[type[BaseEnv], Any] | None:
     """The env that the policy was trained in, with its settings there; None if that is not on record."""
     name = None if policy is None else facts_of(policy).get("env")
@@ -283,9 +292,8 @@ def _trained_env(policy: Path | None) -> tuple[type[BaseEnv], Any] | None:
         return None
     try:
         kind = env_class(name)
-        recorded = read_record(policy.parent).get("settings")
         names = {item.name for item in dataclasses.fields(kind.Settings)}
-        own = {key: value for key, value in dict(recorded or {}).items() if key in names}
+        own = {key: value for key, value in _trained_with(policy).items() if key in names}
         return kind, kind.Settings(**own)
     except (ReflectkitError, DataError, TypeError, ValueError):  # of a module or a version that is not here
         return None

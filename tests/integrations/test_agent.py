@@ -183,6 +183,15 @@ def test_what_the_policy_was_trained_on_says_what_it_needs(
         assert (act.index is None) == (env != "taxi")
 
 
+def test_a_chat_template_reasons_as_in_training(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", checkpoints["plain"], 1, {"reflector": None}, {"thinking": "hidden"})
+    for given, expected in ((None, "hidden"), ("off", "off")):
+        with load_agent(run, thinking=given, device="cpu") as agent:
+            assert agent._agent.dialogue.thinking == expected  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="--thinking"):
+        load_agent(run, thinking="perhaps", device="cpu")
+
+
 def test_a_pair_that_was_trained_otherwise_is_a_warning(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     facts = {"env": "taxi", "reflector": "results/there/checkpoint-3"}
     run = run_of(tmp_path / "run", checkpoints["policy"], 1, facts, {})
