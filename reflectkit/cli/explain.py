@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import sys
 import traceback
@@ -14,6 +15,7 @@ import typer
 from reflectkit.cli.screen import print_error, say
 from reflectkit.core.errors import NO_ROOM, ReflectkitError, user_code_line
 
+EXTRA = re.compile(r"unexpected extra argument(?:\(s\))? \((\w+)")
 FULL_DISK_BYTES = 4 * 2**20
 FULL = "the disk is full; free some space and run the same command again to resume"
 TOO_LARGE = (
@@ -31,7 +33,8 @@ def explain(error: BaseException, *, with_traceback: bool = False) -> int:
         command = context.command_path if context else "reflectkit"
         if not error.format_message().strip():  # no command was given, and the help was printed already
             return 2
-        return print_error(f"{error.format_message().rstrip('.')} (see `{command} --help`{_other_command(error)})", 2)
+        hints = _other_command(error) + _env_flag(error)
+        return print_error(f"{error.format_message().rstrip('.')} (see `{command} --help`{hints})", 2)
     if isinstance(error, ReflectkitError):
         return print_error(str(error), 2)
     number = error.errno if isinstance(error, OSError) else None
@@ -73,3 +76,13 @@ def _other_command(error: BaseException) -> str:
     flag = getattr(error, "option_name", None)
     commands = [name for name, flags in stage_flags(every_env=True).items() if flag in flags]
     return f"; `reflectkit {commands[0]}` has it" if len(commands) == 1 else ""
+
+
+def _env_flag(error: BaseException) -> str:
+    """The flag to write before an environment's name that stands alone."""
+    argument = EXTRA.search(str(error))
+    if argument is None:
+        return ""
+    from reflectkit.envs import ENVS
+
+    return f"; did you mean `--env {argument[1]}`?" if argument[1] in ENVS else ""

@@ -279,6 +279,9 @@ def from_mapping(kind: type[Config], values: Mapping[str, Any], where: str) -> C
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else "?"
+        if first["type"] in ("missing", "missing_keyword_only_argument"):
+            about = next(item.metadata["help"] for item in dataclasses.fields(kind) if item.name == name)
+            raise ConfigError(f"{where} needs {flag(name)} ({about.rstrip('.')})") from None
         raise ConfigError(f"{where}: {flag(name)}: {first['msg']}") from None
 
 

@@ -17,6 +17,9 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Error numbers of writes that did not fit: a full disk, a quota, or a file size limit (`ulimit -f`)."""
 
 
+MOST_LISTED = 40  # names in an error
+
+
 class ReflectkitError(Exception):
     """Base class of errors that a user can fix; `str(error)` is one line that names the fix."""
 
@@ -95,5 +98,7 @@ def unknown_name(kind: str, name: str, names: Iterable[str], hint: str = "") -> 
     """
     options = sorted(names)
     closest = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    advice = f"did you mean '{closest[0]}'?" if closest else f"choose from {', '.join(options)}"
+    more = f", … ({len(options):,} in all)" if len(options) > MOST_LISTED else ""
+    listed = f"choose from {', '.join(options[:MOST_LISTED])}{more}"
+    advice = f"did you mean '{closest[0]}'?" if closest else listed
     return UnknownNameError(f"no {kind} named {name!r}; {advice}{' ' + hint if hint else ''}")

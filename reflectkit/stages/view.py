@@ -31,6 +31,7 @@ EXAMPLES = (
     "reflectkit view results/taxi-tiny/evaluation --inspect --out logs && inspect view --log-dir logs",
 )
 EPISODES = "episodes.jsonl"
+OF_A_RUN = ("config.json", "report.json", "eval.json")
 MADE_BY = "run `reflectkit evaluate`, which writes it, or name another run"
 KILOBYTE = 1000
 IN_MEMORY = 2**20  # bytes of a log that are kept in memory
@@ -113,6 +114,8 @@ def episode_files(paths: Sequence[Path]) -> list[Path]:
         )
         if not folder_files:
             raise DataError(path, f"holds no {EPISODES}; {MADE_BY}")
+        if path.name in OF_A_RUN:
+            raise DataError(path, f"has no episodes; give the folder it is in, {path.parent}")
         for file in folder_files:
             if not file.is_file():
                 raise DataError(file, f"is not a regular file; give a run or its {EPISODES}")

@@ -4,12 +4,16 @@ terminal.
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
 import pty
+import re
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -335,15 +339,16 @@ def test_visible_keeps_letters_of_all_scripts() -> None:
     assert visible("\ud800\x7f\u2066") == "\\ud800\\x7f\\u2066"
 
 
-def test_at_a_real_terminal_the_question_and_the_bars_do_not_mix(tmp_path: Path) -> None:
-    """A pseudo-terminal on all three streams: the session ends by q, with code 0, and the question is on its
-    own line.
-    """
+def at_terminal(folder: Path, columns: int, env: str, answers: list[bytes]) -> tuple[int, bytes]:
+    """(exit code, what is shown) of play at a pseudo-terminal, on all three streams. answers: to its questions."""
     leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "reflectkit", "play", "--env", "corridor"]
-    playing = subprocess.Popen(command, cwd=tmp_path, stdin=follower, stdout=follower, stderr=follower)
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    command = [sys.executable, "-m", "reflectkit", "play", "--env", env]
+    sizes = {"COLUMNS", "LINES"}  # which would be believed before the terminal
+    given = {name: value for name, value in os.environ.items() if name not in sizes}
+    playing = subprocess.Popen(command, cwd=folder, stdin=follower, stdout=follower, stderr=follower, env=given)
     os.close(follower)
-    shown, sent = b"", 0
+    shown = b""
     while True:
         try:
             part = os.read(leader, 4096)
@@ -352,10 +357,36 @@ def test_at_a_real_terminal_the_question_and_the_bars_do_not_mix(tmp_path: Path)
         if not part:
             break
         shown += part
-        if shown.count(b"Your move: ") > sent:
-            os.write(leader, b"q\n" if sent else b"right\n")
-            sent += 1
+        if answers and QUESTION.search(shown.rpartition(b"\n")[2]):
+            os.write(leader, answers.pop(0) + b"\n")
     os.close(leader)
-    assert playing.wait(timeout=60) == 0
+    return playing.wait(timeout=60), shown
+
+
+def lines_of(shown: bytes) -> list[str]:
+    """The lines without the terminal's own signs: those that hide bars, and those that end lines."""
+    return [line.replace("\r", "") for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).split("\n")]
+
+
+QUESTION = re.compile(rb"(?:Your move: |Enter to go on: )$")
+
+
+def test_at_a_real_terminal_the_question_and_the_bars_do_not_mix(tmp_path: Path) -> None:
+    """The session ends by q, with code 0, and the question is on its own line."""
+    code, shown = at_terminal(tmp_path, 80, "corridor", [b"right", b"q"])
+    assert code == 0
+    assert sum(line.startswith("Your move: ") for line in lines_of(shown)) == 2
     assert b"Reward -0.1" in shown
     assert b"The person left" in shown
+
+
+@pytest.mark.parametrize("columns", [40, 200])
+def test_a_real_terminal_is_filled_word_by_word(columns: int, tmp_path: Path) -> None:
+    code, shown = at_terminal(tmp_path, columns, "memory", [b"h", b"q"])
+    assert code == 0
+    lines = lines_of(shown)
+    assert max(len(line) for line in lines if "episodes.jsonl" not in line) <= columns
+    assert sum(len(line) > columns * 0.7 for line in lines) > 5
+    assert {"conversation", "instructions", "questions"} & {
+        word.strip(".,:") for line in lines for word in line.split()
+    }

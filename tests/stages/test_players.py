@@ -60,6 +60,11 @@ def test_a_hub_id_goes_the_way_of_model(
     assert sorted(path.name for path in Path("results").iterdir()) == ["ours", "theirs"]
 
 
+def test_a_model_without_a_name_is_told_one(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("results/ours+results/theirs", "results/ours/checkpoint-9"):
+        assert f"e.g. ours={text}" in error_of(["evaluate", "--env", "taxi", "--policy", text], capsys)
+
+
 def test_a_run_without_a_model_says_so(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for checkpoint in Path("results/ours").glob("checkpoint-*"):
         shutil.rmtree(checkpoint)

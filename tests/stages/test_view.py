@@ -194,6 +194,8 @@ def test_bad_places_are_one_line(
     assert "empty/episodes.jsonl:1: the line has over 1,000 bytes" in told(
         str(write(tmp_path / "empty", [episode("x" * 1000)]))
     )
+    (tmp_path / "eval.json").write_text("{}")
+    assert "has no episodes; give the folder it is in, ." in told("eval.json")
     assert "write a .html" in told("empty", "--out", "page.txt")
     (tmp_path / "folder.html").mkdir()
     assert "folder.html: is a folder" in told("empty", "--out", "folder.html")

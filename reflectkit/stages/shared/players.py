@@ -60,7 +60,12 @@ def parse_policy(text: str, baselines: Sequence[str] = ()) -> tuple[str, Path | 
     policy, plus, reflector = paths.partition("+")
     names = ", ".join((*SCRIPTED, *baselines, *_plugins(text)))
     if not (name and equals and policy) or (plus and not reflector):
-        raise ConfigError(f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, or one of {names}")
+        place = Path(text.partition("+")[0])
+        run = place.parent if CHECKPOINT.fullmatch(place.name) else place
+        hint = f", e.g. {run.name}={text}" if not equals and place.is_dir() else ""
+        raise ConfigError(
+            f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, or one of {names}{hint}"
+        )
     return name, Path(policy), Path(reflector) if reflector else None
 
 
