@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from reflectkit.core.types import Decision, Message, Observation, Task, Trajectory, Turn
     from reflectkit.envs import env_class, make
     from reflectkit.envs.base import BaseEnv, ChoiceEnv
-    from reflectkit.integrations.agent import Act, LoadedAgent, load_agent
+    from reflectkit.integrations.acts import Act
+    from reflectkit.integrations.agent import LoadedAgent, load_agent
 
 __version__ = VERSION
 __all__ = [
@@ -53,7 +54,8 @@ _MODULES = {
     "reflectkit.core.types": ("Decision", "Message", "Observation", "Task", "Trajectory", "Turn"),
     "reflectkit.envs": ("env_class", "make"),
     "reflectkit.envs.base": ("BaseEnv", "ChoiceEnv"),
-    "reflectkit.integrations.agent": ("Act", "LoadedAgent", "load_agent"),
+    "reflectkit.integrations.acts": ("Act",),
+    "reflectkit.integrations.agent": ("LoadedAgent", "load_agent"),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import os
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,9 +27,10 @@ from reflectkit.core.eventloop import LoopThread
 from reflectkit.core.identity import read_record
 from reflectkit.core.protocols import Agent, Context
 from reflectkit.core.seeding import derive
-from reflectkit.core.types import Decision, Message, Observation, ToolCall, ToolUse
+from reflectkit.core.types import Decision, Observation
 from reflectkit.envs import env_class
 from reflectkit.envs.base import MOST_TOKENS, BaseEnv
+from reflectkit.integrations.acts import Act, Seen, as_act, has_answers, observation_of
 from reflectkit.stages.shared.chat import ChatConfig
 from reflectkit.stages.shared.players import (
     Players,
@@ -40,27 +42,6 @@ from reflectkit.stages.shared.players import (
     trained_with_comments,
 )
 from reflectkit.stages.shared.sampling import SamplerConfig
-
-Seen = str | Observation | Sequence[Message | Mapping[str, str]]
-"""What an agent sees: a text; messages, oldest first, each a `Message` or `{"role": …, "content": …}`; or all of an
-`Observation`.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Act:
-    """What an agent did."""
-
-    action: str
-    """The choice; or the text that it wrote, tool calls included."""
-    index: int | None = None
-    """Index of the choice, from 0; None if there were no choices."""
-    comment: str | None = None
-    """The reflection that it read before it acted; None without a reflector."""
-    probabilities: tuple[float, ...] = ()
-    """Probability of each choice, in their order; empty without choices, and for chat models."""
-    calls: tuple[ToolCall, ...] = ()
-    """The valid tool calls, where tools are offered."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +142,7 @@ class LoadedAgent:
         self._thread = LoopThread("reflectkit-agent")
         self._finalizer = weakref.finalize(self, _close, (self._thread.close, *closing))
 
-    def act(self, seen: Seen, choices: Sequence[str] = ()) -> Act:
+    def act(self, seen: Seen, choices: Sequence[str] | None = ()) -> Act:
         """What it does about `seen`.
 
         choices: the legal actions, in the order of training; default: those of the env that it was trained in, if they
@@ -174,7 +155,7 @@ class LoadedAgent:
         """
         return self._running().result(self._act(*self._request(seen, choices)))
 
-    async def act_async(self, seen: Seen, choices: Sequence[str] = ()) -> Act:
+    async def act_async(self, seen: Seen, choices: Sequence[str] | None = ()) -> Act:
         """`act` for coroutines, such as those of a server: while it waits, others run, and their requests share its
         batch.
         """
@@ -210,12 +191,12 @@ class LoadedAgent:
             raise AgentError("this agent was closed; load it again")
         return self._thread
 
-    def _request(self, seen: Seen, choices: Sequence[str]) -> tuple[Observation, Context]:
-        observation = self._with_choices(_observation(seen, choices))
+    def _request(self, seen: Seen, choices: Sequence[str] | None) -> tuple[Observation, Context]:
+        observation = self._with_choices(observation_of(seen, choices))
         return observation, Context(derive(self._seed, "act", next(self._numbers)), self._env)
 
     async def _act(self, observation: Observation, context: Context) -> Act:
-        return _as_act(observation, await self._agent.decide(observation, context))
+        return as_act(observation, await self._agent.decide(observation, context))
 
     async def _act_all(self, requests: Sequence[tuple[Observation, Context]]) -> list[Act]:
         return list(await asyncio.gather(*(self._act(*request) for request in requests)))
@@ -226,7 +207,7 @@ class LoadedAgent:
         Raises ConfigError where these differ from state to state, and for a conversation in which earlier comments are
         missing.
         """
-        if observation.replies and getattr(self._agent, "reflector", None) and _has_answers(observation):
+        if observation.replies and getattr(self._agent, "reflector", None) and has_answers(observation):
             raise ConfigError("in a conversation the policy reads its earlier comments, too: play it with `rollout`")
         if observation.choices or observation.tools or observation.replies or self._trained_env is None:
             return observation
@@ -250,7 +231,7 @@ def _parsed(policy: str | Path, reflector: str | Path | None) -> tuple[str, Path
         if not chat_parts(both):
             raise ConfigError(f"{both}: a chat model plays with a chat model that reflects, or alone")
         return both, None, None
-    if Path(text).exists():
+    if os.path.exists(text):
         return "agent", Path(text), Path(other) if other else None
     name, model, commentator = parse_policy(text, ()) if _is_policy(text) else ("agent", Path(text), None)
     if other and (commentator or model is None):
@@ -297,47 +278,6 @@ def _trained_env(policy: Path | None) -> tuple[type[BaseEnv], Any] | None:
         return kind, kind.Settings(**own)
     except (ReflectkitError, DataError, TypeError, ValueError):  # of a module or a version that is not here
         return None
-
-
-def _observation(seen: Seen, choices: Sequence[str]) -> Observation:
-    """`seen` as an observation. Raises ConfigError."""
-    if isinstance(choices, str) or not all(isinstance(choice, str) and choice for choice in choices):
-        raise ConfigError(f"choices must be a list of texts that are not empty, not {choices!r:.80}")
-    if isinstance(seen, Observation):
-        return dataclasses.replace(seen, choices=tuple(choices)) if choices else seen
-    if isinstance(seen, str):
-        return Observation((Message("user", seen),), tuple(choices))
-    if not isinstance(seen, Sequence) or not seen:
-        raise ConfigError(f"what is seen must be a text, a list of messages or an Observation, not {seen!r:.80}")
-    return Observation(tuple(map(_message, seen)), tuple(choices))
-
-
-def _has_answers(observation: Observation) -> bool:
-    return any(message.role == "assistant" for message in observation.messages)
-
-
-def _message(one: Any) -> Message:
-    if isinstance(one, Message):
-        return one
-    role, content = (one.get("role"), one.get("content")) if isinstance(one, Mapping) else (None, None)
-    if role not in ("system", "user", "assistant", "tool") or not isinstance(content, str):
-        raise ConfigError(
-            'a message must be a Message or {"role": "system", "user", "assistant" or "tool", "content": text}, not'
-            f" {one!r:.80}"
-        )
-    return Message(role, content)
-
-
-def _as_act(observation: Observation, decision: Decision) -> Act:
-    """Raises AgentError for a decision that was not made."""
-    if decision.failure is not None or decision.overflow is not None:
-        raise AgentError(str(decision.failure or decision.overflow))
-    action, comment = decision.action, decision.reflection
-    if isinstance(action, int):
-        return Act(observation.choices[action], action, comment, decision.probabilities)
-    if isinstance(action, ToolUse):
-        return Act(action.text, None, comment, calls=action.calls)
-    return Act(action, None, comment)
 
 
 def _close(steps: Sequence[Any]) -> None:

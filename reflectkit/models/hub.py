@@ -5,6 +5,7 @@ before torch is imported.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def looks_local(source: str | Path) -> bool:
     text = str(source)
     if len(text) > LONGEST_NAME or "\0" in text:
         raise ConfigError("a model's name is neither a path nor a hub id: it is too long or contains a NUL character")
-    if Path(text).exists() or text.startswith((".", "/", "~")) or text.count("/") > 1:
+    if os.path.exists(text) or text.startswith((".", "/", "~")) or text.count("/") > 1:
         return True
     if text.partition("/")[0] in ("results", "data"):
         return True

@@ -105,8 +105,7 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
     history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP)
 
     def __post_init__(self) -> None:
-        PlayConfig.__post_init__(self)
-        ChatConfig.__post_init__(self)
+        super().__post_init__()
         self.refuse_uncounted(dry_run=self.dry_run, max_cost_usd=self.max_cost_usd)
         within("eval_reps", self.eval_reps, 1, 10_000)
         within("max_new_tokens", self.max_new_tokens, 1, MOST_TOKENS)

@@ -162,6 +162,7 @@ def test_a_run_stands_for_its_newest_checkpoint_and_knows_its_actions(
         warnings.simplefilter("error")
         agent = load_agent(run, device="cpu")
     assert agent.act(observations[0].text) == agent.act(observations[0].text, ACTIONS)
+    assert agent.act(observations[0].text, None) == agent.act(observations[0].text), "as null in JSON"
     assert agent.act(observations[0].text).comment is None
 
 
@@ -221,6 +222,7 @@ def test_sampling_repeats_with_the_seed(checkpoints: dict[str, Path], observatio
         ("x", "south", "choices must be a list"),
         ("x", ["south", ""], "choices must be a list"),
         ("x", ["south", 3], "choices must be a list"),
+        ("x", 3, "choices must be a list"),
         ("x", ["south"] * 300, "at most 252"),
     ],
 )
@@ -255,6 +257,7 @@ def test_what_does_not_fit_and_a_closed_agent_are_errors_of_their_own(
         ("results/nowhere/at/all", None, "no such model folder"),
         ("no-such-model", None, "neither a folder nor a downloaded model"),
         ("", None, "is empty"),
+        ("x" * 300, None, "neither a folder"),
         ("oracle", None, "part of an environment"),
         ("openai:gpt-4o", "results/x/y", "plays with a chat model"),
         ("openai:gpt-4o", None, "OPENAI_API_KEY"),

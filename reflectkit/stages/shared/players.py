@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -62,7 +63,7 @@ def parse_policy(text: str, baselines: Sequence[str] = ()) -> tuple[str, Path | 
     if not (name and equals and policy) or (plus and not reflector):
         place = Path(text.partition("+")[0])
         run = place.parent if CHECKPOINT.fullmatch(place.name) else place
-        hint = f", e.g. {run.name}={text}" if not equals and place.is_dir() else ""
+        hint = f", e.g. {run.name}={text}" if not equals and os.path.isdir(place) else ""
         raise ConfigError(
             f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, or one of {names}{hint}"
         )
