@@ -5,6 +5,7 @@ with 95 % intervals.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from reflectkit.core.reports import Report, Table
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Run, finished, open_run
 from reflectkit.core.seeding import derive
+from reflectkit.core.text import count_tokens
 from reflectkit.core.types import Status, Task, Trajectory, Turn
 from reflectkit.data.episodes import episode_line, episode_to_json, read_compared, write_episodes
 from reflectkit.data.sft import FILE_OF_ROLE
@@ -316,15 +318,21 @@ def _estimate(config: Config, matches: Sequence[Match], progress: Progress) -> R
         usd = bound = 0.0
         for trajectory in random_play[match.level] if endpoints else ():
             steps = min(env.steps, config.kind.episode_steps(trajectory.task) or env.steps)
+            grown = _growth(trajectory.turns)
             usual = _longest_requests(env, trajectory.turns[:1], len(endpoints), ANSWER)
-            longest = _longest_requests(env, trajectory.turns, len(endpoints), ANSWER_TOKENS)
+            longest = _longest_requests(env, trajectory.turns[: 1 if grown else None], len(endpoints), ANSWER_TOKENS)
             # the most tokens that this model and those before it write; a reflector sees the player's actions
             in_a_turn = 0
             for endpoint, price, one, other in zip(endpoints, prices, usual, longest, strict=True):
                 in_a_turn += other.max_tokens
                 read, most_read = (
                     steps * request.prompt_tokens
-                    + sum(history_cost(request, turns, written, config.history_tokens) for turns in range(1, steps))
+                    + sum(
+                        turns * (grown + written)
+                        if grown
+                        else history_cost(request, turns, written, config.history_tokens)
+                        for turns in range(1, steps)
+                    )
                     for request, written in ((one, ANSWER), (other, in_a_turn))
                 )
                 thought = THINKING_TOKENS if endpoint.thinks else 0
@@ -353,6 +361,14 @@ def _random_play(config: Config, match: Match, progress: Progress) -> list[Traje
             episodes, config.maker(match.level), RandomAgent(), width=config.width, on_end=lambda _: bar.advance()
         )
     return [trajectory for trajectory in played if trajectory.turns]
+
+
+def _growth(turns: Sequence[Turn]) -> int:
+    """The most tokens that a conversation has grown by in a turn; 0 if it is none, so that what is shown of earlier
+    turns depends on --history-tokens.
+    """
+    tokens = [count_tokens(turn.observation.text) for turn in turns if turn.observation.replies]
+    return max((after - before for before, after in itertools.pairwise(tokens)), default=len(tokens))
 
 
 def _longest_requests(env: Any, turns: Sequence[Turn], clients: int, comment_tokens: int) -> list[Request]:

@@ -81,6 +81,7 @@ class Support(BaseEnv):
     rules: ClassVar[str] = (
         "Goal: do what the user of an online shop wants, as far as the policy allows it.\n"
         f"{POLICY}"
+        "Actions: one call of a tool, or one reply to the user, in each turn.\n"
         "End: the user says goodbye, or a colleague takes over.\n"
         "Reward: 1 if the records end up as they should and the user was told what they should be told, else 0."
     )
