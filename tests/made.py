@@ -5,7 +5,6 @@ run.
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -85,6 +84,8 @@ def _with_places(job: Job, made: dict[str, list[str]]) -> dict[str, Any]:
 def made_by_command(words: list[str]) -> list[str]:
     """The paths that `reflectkit WORDS` makes. Its flags and values are checked as the command line does it."""
     stage = words[0]
+    if stage == "run" and any(word.endswith(".yaml") for word in words):
+        return []  # a file of one's own, whose parameters are not known
     context = stage_command(stage, words[1:]).make_context(stage, words[1:])
     given = {
         name: value
@@ -93,8 +94,6 @@ def made_by_command(words: list[str]) -> list[str]:
     }
     if stage != "run":
         return made_by(stage, given)
-    if not re.fullmatch(r"[a-z0-9-]+", given["recipe"]):
-        return []  # a file of one's own
     given = {
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if name != "ablate"
     }

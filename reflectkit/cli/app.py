@@ -93,13 +93,14 @@ def _list(
         bool, typer.Option("--configs", help="List the configs for `accelerate launch` instead, with their paths.")
     ] = False,
 ) -> None:
-    """List environments with their levels, and recipes with their ablations."""
+    """List environments with their levels, and recipes with their ablations and parameters."""
     if configs:
         _list_configs(name)
         return
     if name is not None:
         raise ConfigError(f"list {name!r}: only --configs takes a name; run `reflectkit list` to see everything")
     from reflectkit.cli.display import Screen
+    from reflectkit.core.config import flag
     from reflectkit.envs import env_class, env_names
     from reflectkit.stages.run import load_recipe, recipe_names
 
@@ -120,6 +121,8 @@ def _list(
         if recipe.ablations:
             ablations = ",".join(recipe.ablations)
             console.read(f"  {'':<{NAME_WIDTH}} --ablate {ablations}", indent=NAME_WIDTH + 3)
+        for parameter, one in recipe.parameters.items():
+            console.read(f"  {'':<{NAME_WIDTH}} {flag(parameter)}: {one.help}", indent=NAME_WIDTH + 3)
 
 
 def _list_configs(name: str | None) -> None:

@@ -49,6 +49,8 @@ def stage_flags(*, every_env: bool = False) -> dict[str, set[str]]:
 def _choices(kind: type[StageConfig], arguments: Sequence[str]) -> dict[str, Any]:
     """The settings in `arguments`, or in their --config file, that decide which flags there are."""
     given: dict[str, str] = {}
+    if positional := [item.name for item in dataclasses.fields(kind) if item.metadata.get("argument")]:
+        given |= dict(zip(positional, _positional(kind, arguments), strict=False))
     for position, argument in enumerate(arguments):
         written, equals, value = argument.partition("=")
         for name in ("config", *kind.choosers()):
@@ -56,6 +58,22 @@ def _choices(kind: type[StageConfig], arguments: Sequence[str]) -> dict[str, Any
                 given[name] = value if equals else arguments[position + 1]
     settings = _settings(Path(given.pop("config"))) if kind.choosers() and "config" in given else {}
     return {name: value for name, value in (settings | given).items() if name in kind.choosers()}
+
+
+def _positional(kind: type[StageConfig], arguments: Sequence[str]) -> list[str]:
+    """The arguments that are neither flags nor values of flags."""
+    hints = get_type_hints(kind)
+    alone = {"--help", "-h"} | {flag(name) for name, hint in hints.items() if hint is bool}
+    values: list[str] = []
+    before = ""
+    for argument in arguments:
+        of_flag = (
+            before.startswith("-") and "=" not in before and before not in alone and not before.startswith("--no-")
+        )
+        if not argument.startswith("-") and not of_flag:
+            values.append(argument)
+        before = argument
+    return values
 
 
 def _refuse_foreign(kind: type[StageConfig], arguments: Sequence[str]) -> None:
@@ -85,7 +103,8 @@ def _function(name: str, module: Any, arguments: Sequence[str]) -> Callable[...,
             annotation: Any = Annotated[kind, argument]
         else:
             declared = flag(item.name)
-            names = [f"{declared}/--no-{declared[2:]}" if item.default is True else declared]
+            both = item.default is True or hints[item.name] == bool | None
+            names = [f"{declared}/--no-{declared[2:]}" if both else declared]
             text = item.metadata["help"] + (" Required." if required else "")
             annotation = Annotated[
                 kind | None if required else kind,

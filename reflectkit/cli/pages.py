@@ -14,6 +14,7 @@ from reflectkit.core.config import NoSettings, StageConfig, flag
 from reflectkit.core.jsonl import write_text
 from reflectkit.envs import ENVS, env_class
 from reflectkit.stages import STAGES
+from reflectkit.stages.run import recipe_names
 
 
 def page(name: str) -> str:
@@ -27,6 +28,10 @@ def page(name: str) -> str:
     for env in ENVS if "env" in kind.choosers() else ():
         for item in dataclasses.fields(kind.own_settings(env_class(env)) or NoSettings):
             rows_of.setdefault(f"Environment {env}", []).append(_row(item))
+    for recipe in recipe_names() if name == "run" else ():
+        chosen = kind.chosen({"recipe": recipe})
+        for item in dataclasses.fields(chosen)[len(dataclasses.fields(kind)) :]:
+            rows_of.setdefault(f"Recipe {recipe}", []).append(_row(item))
     rows_of[StageConfig.PANEL] = rows_of.pop(StageConfig.PANEL)  # comes last
     lines = [
         f"# {name}",

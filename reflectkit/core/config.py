@@ -188,7 +188,7 @@ def as_lists(kind: type[StageConfig], values: Mapping[str, Any]) -> dict[str, An
     return {name: [value] if name in lists and isinstance(value, str) else value for name, value in values.items()}
 
 
-def with_settings(kind: type[Config], own: type, panel: str, **marks: str) -> type[Config]:
+def with_settings(kind: type[Config], own: type, panel: str, **marks: str | tuple[str, ...]) -> type[Config]:
     """The subclass of `kind` that also has the fields of the dataclass `own`; `panel` is their heading in the help.
     marks: attributes of the class.
     """
@@ -196,7 +196,7 @@ def with_settings(kind: type[Config], own: type, panel: str, **marks: str) -> ty
 
 
 @cache
-def _with_settings(kind: Any, own: Any, panel: str, marks: tuple[tuple[str, str], ...]) -> Any:
+def _with_settings(kind: Any, own: Any, panel: str, marks: tuple[tuple[str, str | tuple[str, ...]], ...]) -> Any:
     hints = get_type_hints(own)
     fields = [
         (item.name, hints[item.name], option(item.default, help=item.metadata.get("help", "")))
@@ -211,7 +211,9 @@ class NoSettings:
     """The settings of an env or a sampler without any."""
 
 
-def with_own_settings(kind: type[Config], own: type, panel: str, whose: str, **marks: str) -> type[Config]:
+def with_own_settings(
+    kind: type[Config], own: type, panel: str, whose: str, **marks: str | tuple[str, ...]
+) -> type[Config]:
     """`with_settings` for an `own` that repeats no name of `kind`. Raises ConfigError, beginning with `whose`."""
     names = {item.name for item in dataclasses.fields(own)}
     if duplicates := sorted(names & {item.name for item in dataclasses.fields(kind)}):

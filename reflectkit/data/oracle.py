@@ -1,8 +1,8 @@
 """An offline teacher that asks about what a file says about itself.
 
-Templates turn docstrings, comments, headings, function and class names, table headers and configuration keys into
-questions. A question never contains the file's name, applies to only one file of the repository, and is the same each
-time.
+Docstrings, comments, headings, function and class names, table headers and configuration keys become questions
+(`data/wording.py`). A question never contains the file's name, applies to only one file of the repository, and is the
+same each time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import itertools
 import json
 import random
 import re
+import tomllib
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,8 @@ import yaml
 from reflectkit.core.seeding import generator
 from reflectkit.core.text import keywords, notebook_source, words
 from reflectkit.data.questions import Question
-from reflectkit.data.repos import DATA, kind_of
+from reflectkit.data.repos import DATA, SETTINGS, kind_of
+from reflectkit.data.wording import CODE, NOTES, TEXT, spelled, tidy, worded
 
 MODEL = "oracle"
 WORDS_IN_QUESTION = (2, 24)
@@ -37,6 +39,9 @@ DEFINITION = re.compile(
     r"^\s*(?:(?:public|private|protected|internal|static|final|const|inline|virtual|override|async|export|unsigned|func)\s+)*"
     r"(?:[\w<>\[\],*&:]+\s+)*?(?:\*|&)?(?P<name>[A-Za-z_]\w*)\s*\(",
 )
+FENCED = re.compile(r"^ {0,3}(```|~~~).*?^ {0,3}\1[^\n]*$", re.MULTILINE | re.DOTALL)
+"""Code in Markdown, whose comments are no headings."""
+PYTHON_DEFINITION = re.compile(r"^\s*(?:async\s+)?(?:def|class)\s+(?P<name>[A-Za-z]\w*)")
 KEYWORDS = frozenset(
     [
         "if",
@@ -60,20 +65,15 @@ KEYWORDS = frozenset(
     ]
 )
 
-WORDINGS: Mapping[str, tuple[str, ...]] = {
-    "does": ("Where is the code that does this: {fact}?", "Which code does this: {fact}?"),
-    "about": ("Which file is about this: {fact}?", "Where is this dealt with: {fact}?"),
-    "name": ("Where is {fact} worked out?", "Which code defines {fact}?"),
-    "heading": ("Where can one read about {fact}?", "Which text has a part on {fact}?"),
-    "columns": ("Which table lists {fact}?", "Where are {fact} recorded?"),
-    "row": ("Which table has a line for {fact}?", "Where is the line with {fact}?"),
-    "key": ("Where is {fact} set?", "Which settings hold {fact}?"),
-}
+NOTES_OF = frozenset({"changelog", "changes", "history", "news", "releases", "whatsnew"})
+"""Names of release notes."""
+CONTINUED = frozenset({"and", "but", "e.g", "i.e", "nor", "note", "or", "see", "so", "then", "todo"})
+"""First words of a part that says little by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that a file says. kind: a key of WORDINGS. text: for the question. answer: what the file says."""
+    """Something that a file says. kind: see `worded`. text: for the question. answer: what the file says."""
 
     kind: str
     text: str
@@ -99,7 +99,7 @@ def ask(root: str, files: Mapping[str, str], excerpts: Mapping[str, str], per_fi
         questions[path] = [
             Question(text, path, root, fact.answer, (), path.count("/"), MODEL)
             for fact in _varied(list(own.values()), per_file, chance)
-            if not leaks(text := chance.choice(WORDINGS[fact.kind]).format(fact=fact.text), path)
+            if not leaks(text := worded(fact.kind, fact.text, _place(path), chance), path)
         ]
     return questions
 
@@ -139,14 +139,28 @@ def _usable_facts(path: str, text: str) -> Iterator[Fact]:
     stem = set(keywords(" ".join(words(PurePosixPath(path).stem))))
     low, high = WORDS_IN_QUESTION
     for fact in _facts(path, text):
-        plain = Fact(
-            fact.kind,
-            " ".join(fact.text.replace("`", "").split()).strip(" .:;*#\"'"),
-            " ".join(fact.answer.split())[:300],
-        )
+        plain = Fact(fact.kind, tidy(fact.text), " ".join(fact.answer.split())[:300])
         distinctive = {word for word in keywords(plain.text) if not word.isdigit()} - stem
-        if low <= len(words(plain.text)) <= high and len(distinctive) >= low and plain.text.isprintable():
+        long_enough = low <= len(words(plain.text)) <= high and len(distinctive) >= low
+        if long_enough and plain.text.isprintable() and _reads_alone(plain.text):
             yield plain
+
+
+def _reads_alone(text: str) -> bool:
+    """Whether `text` is not the rest of something, and closes what it opens."""
+    first = text.split()[0].lower().strip(".,")
+    return (
+        first not in CONTINUED
+        and "', '" not in text
+        and all(text.count(a) == text.count(b) for a, b in ("()", "[]", "{}"))
+    )
+
+
+def _place(path: str) -> str:
+    """What kind of text the sentences of file `path` stand in; see `worded`."""
+    if kind_of(path) == "code":
+        return CODE
+    return NOTES if PurePosixPath(path).stem.lower() in NOTES_OF else TEXT
 
 
 def _facts(path: str, text: str) -> Iterator[Fact]:
@@ -157,7 +171,7 @@ def _facts(path: str, text: str) -> Iterator[Fact]:
         yield from _code(source)
     elif suffix == ".py":
         yield from _python(text)
-    elif suffix in (".json", ".yaml", ".yml"):
+    elif suffix in SETTINGS:
         yield from _settings(text, suffix)
     elif suffix in DATA:
         yield from _table(text, "\t" if suffix == ".tsv" else ",")
@@ -173,8 +187,8 @@ def _python(text: str) -> Iterator[Fact]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about invalid escape sequences in the file
             tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        yield from _code(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # such as that of a text that is cut
+        yield from _code(text, PYTHON_DEFINITION)
         return
     if documented := ast.get_docstring(tree):
         yield Fact("about", _lowered(_sentence(documented)), _sentence(documented))
@@ -183,10 +197,11 @@ def _python(text: str) -> Iterator[Fact]:
             documented = ast.get_docstring(node)
             if documented:
                 yield Fact("does", _lowered(_sentence(documented)), f"{node.name}: {_sentence(documented)}")
-            yield Fact("name", " ".join(words(node.name)), f"{node.name}, in line {node.lineno}")
+            kind = "class" if isinstance(node, ast.ClassDef) else "name"
+            yield Fact(kind, spelled(node.name), f"{node.name}, in line {node.lineno}")
 
 
-def _code(text: str) -> Iterator[Fact]:
+def _code(text: str, definitions: re.Pattern[str] = DEFINITION) -> Iterator[Fact]:
     """Comments above definitions, and the definitions' names, in shell scripts and languages with braces."""
     comment: list[str] = []
     first = True
@@ -199,14 +214,15 @@ def _code(text: str) -> Iterator[Fact]:
         ):
             comment.append(re.sub(r"</?\w+>", "", bare).strip("/*#! ").strip())
             continue
-        definition = DEFINITION.match(line) if len(line) <= LONGEST_LINE else None
+        definition = definitions.match(line) if len(line) <= LONGEST_LINE else None
         sentence = _sentence(" ".join(part for part in comment if part and not part.startswith("@")))
         if sentence and first and bare:
             yield Fact("about", _lowered(sentence), sentence)
         elif definition and definition["name"] not in KEYWORDS and not bare.endswith(";"):
             if sentence:
-                yield Fact("does", _lowered(sentence), f"{definition['name']}: {sentence}")
-            yield Fact("name", " ".join(words(definition["name"])), definition["name"])
+                without = sentence.removeprefix(f"{definition['name']} ")  # as comments in Go begin
+                yield Fact("does", _lowered(without), f"{definition['name']}: {sentence}")
+            yield Fact("name", spelled(definition["name"]), definition["name"])
         elif sentence and bare:
             yield Fact("does", _lowered(sentence), sentence)
         if bare:
@@ -215,7 +231,7 @@ def _code(text: str) -> Iterator[Fact]:
 
 def _headings(text: str) -> Iterator[Fact]:
     """Headings in Markdown (`#`) and reStructuredText (underlined), with the text below them as the answer."""
-    lines = text.splitlines()
+    lines = FENCED.sub("", text).splitlines()
     for index, line in enumerate(lines):
         following = lines[index + 1].strip() if index + 1 < len(lines) else ""
         below = " ".join(
@@ -226,14 +242,20 @@ def _headings(text: str) -> Iterator[Fact]:
         elif line.strip() and len(following) >= len(line.strip()) > 3 and re.fullmatch(r"[=\-~^\"'+#*]+", following):
             yield Fact("heading", _lowered(line), _sentence(below))
         elif match := re.match(r"\s*[-*]\s+(\w.{12,90}?)[:.](?:\s|$)", line):
-            yield Fact("about", _lowered(match[1]), line.strip(" -*"))
+            entry = line.strip(" -*")
+            yield Fact(_kind_said(entry, match[1]), _lowered(match[1]), entry)
 
 
 def _paragraphs(text: str) -> Iterator[Fact]:
     """The first sentence of each paragraph."""
     for paragraph in re.split(r"\n\s*\n", text)[:50]:
         sentence = _sentence(paragraph)
-        yield Fact("about", _lowered(sentence), sentence)
+        yield Fact(_kind_said(paragraph, sentence), _lowered(sentence), sentence)
+
+
+def _kind_said(text: str, beginning: str) -> str:
+    """ "says" if `beginning`, with which `text` begins, is a whole sentence there; else "about"."""
+    return "says" if " ".join(text.split())[len(beginning) :].startswith(".") else "about"
 
 
 def _table(text: str, separator: str) -> Iterator[Fact]:
@@ -241,7 +263,7 @@ def _table(text: str, separator: str) -> Iterator[Fact]:
         header, *rows = list(itertools.islice(csv.reader(io.StringIO(text), delimiter=separator), 40)) or [[]]
     except csv.Error:
         return
-    columns = [" ".join(words(name)) for name in header if words(name)]
+    columns = [spelled(name) for name in header if words(name)]
     chosen = [columns[start : start + 3] for start in range(max(1, len(columns) - 2))]
     for part in chosen:
         if len(part) >= 2:
@@ -249,21 +271,24 @@ def _table(text: str, separator: str) -> Iterator[Fact]:
     for row in rows:
         cells = [cell.strip() for cell in row if re.search(r"[A-Za-z]{4}", cell) and len(cell) < 40]
         if len(row) == len(header) and cells:
-            yield Fact("row", ", ".join(cells[:2]), separator.join(row))
+            yield Fact("row", ", ".join(cells[:2]).replace("_", " "), separator.join(row))
 
 
 def _settings(text: str, suffix: str) -> Iterator[Fact]:
     try:
-        value = (
-            json.loads(text)
-            if suffix == ".json"
-            else yaml.load(text, Loader=yaml.BaseLoader)
-            if len(text) < MOST_YAML
-            else None
-        )
+        value = _parsed(text, suffix)
     except (ValueError, yaml.YAMLError, RecursionError):
         return
     yield from _keys(value, ())
+
+
+def _parsed(text: str, suffix: str) -> Any:
+    """The value of a settings file; None if it is YAML and too long. Raises ValueError, YAMLError, RecursionError."""
+    if suffix == ".json":
+        return json.loads(text)
+    if suffix == ".toml":
+        return tomllib.loads(text)
+    return yaml.load(text, Loader=yaml.BaseLoader) if len(text) < MOST_YAML else None
 
 
 def _keys(value: Any, above: tuple[str, ...]) -> Iterator[Fact]:
@@ -272,12 +297,13 @@ def _keys(value: Any, above: tuple[str, ...]) -> Iterator[Fact]:
     if not isinstance(value, dict) or len(above) >= 4:
         return
     for key, inside in value.items():
-        path = (*above, " ".join(words(str(key))))
+        path = (*above, spelled(str(key)))
         if isinstance(inside, dict | list):
             yield from _keys(inside, path)
         elif path[-1]:
             fact = path[-1] if len(path[-1].split()) > 1 or len(path) < 2 else f"{path[-1]} of {path[-2]}"
-            yield Fact("key", fact, f"{key}: {inside}"[:200])
+            kind = "switch" if str(inside).lower() in ("true", "false") else "key"
+            yield Fact(kind, fact, f"{key}: {inside}"[:200])
 
 
 def _sentence(text: str) -> str:

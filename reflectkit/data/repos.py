@@ -30,7 +30,8 @@ from reflectkit.data.archives import MEMBERS, PIECE_BYTES, SUFFIXES, Opener, Ref
 
 CODE = frozenset({".py", ".c", ".cpp", ".cxx", ".cc", ".h", ".hpp", ".hxx", ".cs", ".java", ".go", ".ipynb"})
 DATA = frozenset({".csv", ".tsv"})
-TEXT = frozenset({".txt", ".md", ".rst", ".json", ".yaml", ".yml"})
+SETTINGS = frozenset({".json", ".yaml", ".yml", ".toml"})
+TEXT = frozenset({".txt", ".md", ".rst"}) | SETTINGS
 SHELL = frozenset({".sh", ".bash", ".zsh"})
 KINDS = {**dict.fromkeys(CODE | SHELL, "code"), **dict.fromkeys(DATA, "data"), **dict.fromkeys(TEXT, "text")}
 
@@ -38,6 +39,12 @@ DROPPED_NAMES = frozenset(
     {"license", "licence", "copying", "makefile", "artwork", "ci", "tests", "test", "examples", "example"}
 )
 """Names, without suffix and in lower case, that say little about what a repository does."""
+MARKS = frozenset(
+    {".git", ".hg", "pyproject.toml", "setup.py", "setup.cfg", "package.json", "cargo.toml", "go.mod", "pom.xml"}
+)
+"""Names, in lower case, of which a repository has one at its root."""
+DROPPED_ENDINGS = (".egg-info", ".dist-info")
+"""Endings of the folders that packaging tools write."""
 MIN_CHARACTERS = 10
 MIN_ASCII = 0.9
 DEPTH = 64  # maximum depth of nested folders
@@ -83,15 +90,24 @@ def name_fault(name: str, is_folder: bool = False) -> str | None:
     if not name.isascii() or not name.isprintable() or "\\" in name or name != name.strip():
         return "name that is not plain ASCII"
     stem = name.lower() if is_folder else PurePosixPath(name).stem.lower()
-    if stem in DROPPED_NAMES or name.lower() == "conf.py" or stem.startswith("requirements"):
+    packaging = is_folder and stem.endswith(DROPPED_ENDINGS)
+    if packaging or stem in DROPPED_NAMES or name.lower() == "conf.py" or stem.startswith("requirements"):
         return "says little (licence, build, tests, examples)"
     return None if is_folder or kind_of(name) else "unsupported file type"
 
 
 def repositories(folder: Path) -> list[Path]:
-    """The repositories in `folder`: its folders and archives, by name. Raises DataError if there are none."""
+    """The repositories in `folder`: its folders and archives, by name. Raises DataError if there are none, or if
+    `folder` is a repository itself and not one that contains others.
+    """
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if _is_repository(entry))
+        if (mark := _mark_of(folder)) and not any(_mark_of(folder / name) for name in names):
+            raise DataError(
+                folder,
+                f"is itself a repository, as it has {mark}; give the folder that contains it (here"
+                f" {folder.resolve().parent}), or move it into a new one",
+            )
     except FileNotFoundError:
         raise DataError(
             folder, "no such folder; put repositories (folders, .zip, .tar.gz) in it, or give another folder"
@@ -103,6 +119,14 @@ def repositories(folder: Path) -> list[Path]:
     if not names:
         raise DataError(folder, "has no repositories; put folders, .zip or .tar.gz files in it")
     return [folder / name for name in names]
+
+
+def _mark_of(folder: Path) -> str:
+    """The name that shows that `folder` is a repository; "" if there is none, or if it cannot be read."""
+    try:
+        return next((name for name in sorted(os.listdir(folder)) if name.lower() in MARKS), "")
+    except OSError:
+        return ""
 
 
 def readable(path: Path) -> bool:

@@ -188,7 +188,7 @@ def _count(config: Config, level: str, problems: int) -> int:
     usual = problems if config.from_file else min(DEMONSTRATIONS, problems)
     count = usual if config.demonstrations is None else config.demonstrations
     if count > problems:
-        raise ConfigError(f"--demonstrations is {count}, but level '{level}' has {problems} problems")
+        raise ConfigError(f"--demonstrations is {count}, but level '{level}' has {problems} problems; lower it")
     return count
 
 

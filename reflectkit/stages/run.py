@@ -6,6 +6,9 @@ whose settings have changed does not replace the earlier run but is made next to
 Independent steps run in parallel, each in its own process. With `--seeds N` the pipeline runs N times in separate
 folders, and the evaluations and curves are pooled. With `--ablate`, steps are repeated with an ingredient changed, as
 the recipe says, and the evaluation has an additional row for each ablation.
+
+A recipe may have parameters, which are flags of this command: `reflectkit run RECIPE --help` and `reflectkit list` show
+them. Before the first training, the data are made and checked against what the later steps need.
 """
 
 from __future__ import annotations
@@ -14,11 +17,15 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
+
+from typing_extensions import override
 
 from reflectkit.core.config import (
+    Elsewhere,
     StageConfig,
     as_lists,
     check_run_name,
@@ -26,6 +33,7 @@ from reflectkit.core.config import (
     from_mapping,
     option,
     parse_yaml,
+    with_own_settings,
     within,
     without_foreign,
 )
@@ -45,8 +53,18 @@ from reflectkit.stages.recipes.ablations import (
     with_arms,
     with_copies,
 )
+from reflectkit.stages.recipes.checks import check_settings, with_checks
 from reflectkit.stages.recipes.ending import closing
-from reflectkit.stages.recipes.schedule import Job, check_script, perform
+from reflectkit.stages.recipes.parameters import (
+    DEFAULTS,
+    Parameter,
+    Resolved,
+    folder_label,
+    overrides,
+    resolve_parameters,
+    settings_class,
+)
+from reflectkit.stages.recipes.schedule import CHECKS, Job, check_script, perform
 from reflectkit.stages.shared import eval_tables
 
 EXAMPLES = (
@@ -54,19 +72,25 @@ EXAMPLES = (
     "reflectkit run taxi-tiny --seeds 3 --set reflect-rl.max_steps=200",
     "reflectkit run taxi-tiny --name taxi-long --set reflect-rl.max_steps=200",
     "reflectkit run taxi-tiny --ablate reflection,negatives,curriculum",
+    "reflectkit run auto-explore-tiny --repo-dir ~/projects",
     "reflectkit run my_recipe.yaml --fast",
 )
 NAME = re.compile(r"[a-z0-9_-]+")
-DEFAULTS = "defaults"  # apply to every step that has the setting
 WHOLE_RUN = frozenset({"data_dir", "results_dir", "name", "seed", "threads", "force", "keep"})
+TAKEN = ("recipe", "config", "help", "context", "traceback")  # names of arguments of `run` that are no settings
 RECORD = "run"  # the folder, next to those of the steps, with the overall results
-RESERVED = ("data", "results", DEFAULTS, RECORD)
+RESERVED = ("data", "results", DEFAULTS, RECORD, CHECKS)
 
 
 @dataclass(frozen=True)
 class Config(StageConfig):
-    """Settings of run."""
+    """Settings of run; with `recipe`, also its parameters. RECIPE: whose parameters the class has, after `chosen`.
+    OWN_FOLDERS: the parameter whose values have folders of their own, and its value in the recipe.
+    """
 
+    CHOOSERS: ClassVar[tuple[str, ...]] = ("recipe",)
+    RECIPE: ClassVar[str] = ""
+    OWN_FOLDERS: ClassVar[tuple[str, str]] = ("", "")
     recipe: str = dataclasses.field(
         metadata={"help": "Name of a packaged recipe, or a YAML file.", "argument": True}, kw_only=True
     )
@@ -88,6 +112,48 @@ class Config(StageConfig):
         within("seeds", self.seeds, 1, 1000)
         within("jobs", self.jobs, 1, 256)
 
+    @classmethod
+    @override
+    def chosen(cls, values: Mapping[str, Any]) -> type[Self]:
+        """The class with the parameters of the recipe. Raises what `load_recipe` raises, and ConfigError if one has the
+        name of a flag.
+        """
+        name = values.get("recipe")
+        if cls.RECIPE or not isinstance(name, str):
+            return cls
+        recipe = load_recipe(name)
+        if not recipe.parameters:
+            return cls
+        for key in recipe.parameters:
+            if hasattr(cls, key) or key in TAKEN:
+                raise ConfigError(f"recipe '{name}': a parameter can't have the name {key!r}; `run` uses it already")
+        own = [key for key, one in recipe.parameters.items() if one.own_folders]
+        marks = {"OWN_FOLDERS": (own[0], str(recipe.resolved[own[0]].default)) if own else ("", "")}
+        fields = settings_class(name, recipe.resolved)
+        return with_own_settings(cls, fields, f"Recipe {name}", f"recipe '{name}'", RECIPE=name, **marks)
+
+    @classmethod
+    @override
+    def elsewhere(cls) -> Mapping[str, Elsewhere]:
+        """The parameters of the other packaged recipes."""
+        others: dict[str, Elsewhere] = {}
+        for recipe in recipe_names():
+            for name, one in load_recipe(recipe).resolved.items():
+                if name not in {item.name for item in dataclasses.fields(cls)}:
+                    owners = [others[name].owner] if name in others else []
+                    empty = () if isinstance(one.default, list | tuple) else None
+                    others[name] = Elsewhere(" and ".join([*owners, recipe]), empty)
+        return others
+
+    @classmethod
+    @override
+    def refusal(cls, name: str) -> ConfigError | None:
+        """The error for a parameter of another packaged recipe."""
+        other = cls.elsewhere().get(name)
+        if other is None:
+            return None
+        return ConfigError(f"{flag(name)} is a parameter of {other.owner}, not of this recipe; leave it out")
+
     @property
     def ablated(self) -> list[str]:
         """The names in --ablate, each once."""
@@ -95,9 +161,22 @@ class Config(StageConfig):
 
     @property
     def folder(self) -> str:
-        """The folder of all steps in --results-dir: --name, or the recipe's name, with -fast appended for --fast."""
-        own = re.sub(r"[^A-Za-z0-9_.@-]+", "-", Path(self.recipe).stem).lstrip(".@-")[:90] or "recipe"
-        return self.name or (f"{own}-fast" if self.fast else own)
+        """The folder of all steps in --results-dir: --name, or the recipe's name, with the label of its own folders and
+        -fast appended.
+        """
+        own = re.sub(r"[^A-Za-z0-9_.@-]+", "-", Path(self.recipe).stem).lstrip(".@-")[:40] or "recipe"
+        return self.name or "-".join([own, *([self.label] if self.label else []), *(["fast"] if self.fast else [])])
+
+    @property
+    def label(self) -> str:
+        """What tells these data from those of other values of a parameter with folders of its own; "" without one."""
+        name, default = self.OWN_FOLDERS
+        return folder_label(getattr(self, name), default) if name else ""
+
+    @property
+    def data_folder(self) -> Path:
+        """The data folder of all steps."""
+        return self.data_dir / self.label
 
 
 @dataclass(frozen=True)
@@ -106,6 +185,7 @@ class Recipe:
     the stage's settings; `{name}` in a value means that step's checkpoint or run. fast: settings by step for `--fast`.
     fast_shows: what that variant is and shows, in a sentence; empty if it only checks that every step runs. full_shows:
     what the full recipe takes and shows, as "takes … and shows …". ablations: by name, for `--ablate`.
+    parameters: by name, flags of `run`.
     """
 
     description: str
@@ -115,6 +195,12 @@ class Recipe:
     fast_shows: str = ""
     full_shows: str = ""
     ablations: dict[str, Ablation] = field(default_factory=dict)
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+
+    @cached_property
+    def resolved(self) -> dict[str, Resolved]:
+        """The parameters with what they set."""
+        return _resolved(self, Path("recipe"))
 
 
 def recipe_names() -> list[str]:
@@ -151,8 +237,17 @@ def run(config: Config, progress: Progress) -> Report:
     check_script()
     recipe = load_recipe(config.recipe)
     jobs, ablations = planned(config)
+    check_settings(jobs)
+    if config.label:
+        name = config.OWN_FOLDERS[0]
+        progress.news(
+            f"{flag(name)} {getattr(config, name)} has folders of its own: {config.data_folder} and"
+            f" {config.results_dir / config.folder}"
+        )
+    flags = {target: flag(name) for name, one in recipe.parameters.items() for target in one.sets}
+    jobs = with_checks(jobs, flags)
     with open_run("run", dataclasses.replace(config, name=f"{config.folder}/{RECORD}", keep=True)) as current:
-        reports = perform(jobs, config.jobs, progress)
+        reports = {name: one for name, one in perform(jobs, config.jobs, progress).items() if one.stage != CHECKS}
         finals = [report for name, report in reports.items() if config_class(report.stage).REPORTS]
         figures: dict[str, Any] = {"steps": {name: str(report.folder) for name, report in reports.items()}}
         evaluations: dict[str, list[Report]] = {}  # by step, a report each seed
@@ -199,9 +294,9 @@ def planned(config: Config) -> tuple[list[Job], dict[str, Ablation]]:
     """
     recipe = load_recipe(config.recipe)
     ablations = _chosen_ablations(config, recipe)
-    overrides = _overrides(config, recipe, ablations)
+    changes = _overrides(config, recipe, ablations)
     seeds = range(config.seed, config.seed + config.seeds)
-    return [job for seed in seeds for job in _jobs(config, recipe, ablations, overrides, seed)], ablations
+    return [job for seed in seeds for job in _jobs(config, recipe, ablations, changes, seed)], ablations
 
 
 def pool(evaluations: list[Report]) -> list[dict[str, Any]]:
@@ -265,7 +360,17 @@ def _checked(value: Any, path: Path) -> Recipe:
                     f"an ablation changes steps of {', '.join(makers)}, not '{changed}'",
                     field=f"ablations.{name}.steps",
                 )
+    _resolved(recipe, path)
     return recipe
+
+
+def _resolved(recipe: Recipe, path: Path) -> dict[str, Resolved]:
+    """The parameters of `recipe`, checked."""
+    steps = []
+    for step in recipe.steps if recipe.parameters else ():
+        values = recipe.defaults | {key: value for key, value in step.items() if key not in ("name", "stage")}
+        steps.append((step["name"], step["stage"], _chosen(step["stage"], values), values))
+    return resolve_parameters(recipe.parameters, steps, path)
 
 
 def _settings(recipe: Recipe) -> set[str]:
@@ -296,18 +401,21 @@ def _chosen_ablations(config: Config, recipe: Recipe) -> dict[str, Ablation]:
 
 
 def _overrides(config: Config, recipe: Recipe, ablations: Mapping[str, Ablation]) -> list[tuple[str, str, Any]]:
-    """(step or stage, setting, value) of `--fast`, `--set` and the ablations; the ablations' steps come last."""
-    overrides = [
+    """(step or stage, setting, value) of `--fast`, parameters, `--set` and the ablations; the ablations' steps come
+    last.
+    """
+    changes = [
         (f"{step}{MARK}{name}", key, value)
         for name, ablation in ablations.items()
         for step, settings in ablation.steps.items()
         for key, value in settings.items()
     ]
-    overrides += (
+    changes += (
         [(name, key, value) for name, values in recipe.fast.items() for key, value in values.items()]
         if config.fast
         else []
     )
+    changes += overrides(config, recipe.resolved)
     steps = with_copies(recipe.steps, ablations)
     targets = {step["name"] for step in steps} | {step["stage"] for step in steps}
     for text in config.set:
@@ -319,21 +427,21 @@ def _overrides(config: Config, recipe: Recipe, ablations: Mapping[str, Ablation]
             raise unknown_name(f"step of recipe '{config.recipe}'", name, targets)
         if name == DEFAULTS and key.replace("-", "_") not in (possible := _settings(recipe)):
             raise unknown_name(f"setting of recipe '{config.recipe}'", key, possible)
-        overrides.append((name, key.replace("-", "_"), parse_yaml(raw, f"--set {target}")))
-    return sorted(overrides, key=lambda entry: MARK in entry[0])
+        changes.append((name, key.replace("-", "_"), parse_yaml(raw, f"--set {target}")))
+    return sorted(changes, key=lambda entry: MARK in entry[0])
 
 
 def _jobs(
-    config: Config, recipe: Recipe, ablations: Mapping[str, Ablation], overrides: list[tuple[str, str, Any]], seed: int
+    config: Config, recipe: Recipe, ablations: Mapping[str, Ablation], changes: list[tuple[str, str, Any]], seed: int
 ) -> list[Job]:
     prefix = f"seed{seed}/" if config.seeds > 1 else ""
-    data, results = (folder / prefix if prefix else folder for folder in (config.data_dir, config.results_dir))
+    data, results = (folder / prefix if prefix else folder for folder in (config.data_folder, config.results_dir))
     jobs: list[Job] = []
-    defaults = recipe.defaults | {key: value for name, key, value in overrides if name == DEFAULTS}
+    defaults = recipe.defaults | {key: value for name, key, value in changes if name == DEFAULTS}
     for step in with_copies(recipe.steps, ablations):
         base, _, ablation = step["name"].partition(MARK)
         values: dict[str, Any] = {key: value for key, value in step.items() if key not in ("name", "stage")}
-        values |= {key: value for name, key, value in overrides if name in (step["name"], base, step["stage"])}
+        values |= {key: value for name, key, value in changes if name in (step["name"], base, step["stage"])}
         kind = _chosen(step["stage"], defaults | values)
         values = {key: value for key, value in defaults.items() if key in _fields(kind)} | values
         values = as_lists(kind, values)

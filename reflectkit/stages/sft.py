@@ -10,7 +10,7 @@ import errno
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,7 +24,7 @@ from reflectkit.core.jsonl import disk_full, read_json, write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.prompts import ACTION_MARKER, CALLS_MARKER, LABELS
 from reflectkit.core.reports import Report, figures_table
-from reflectkit.core.runs import open_run
+from reflectkit.core.runs import has_finished, open_run
 from reflectkit.core.types import AGENT_MARKER
 from reflectkit.data.sft import FILE_OF_ROLE, Row, read_rows
 from reflectkit.models.hub import hub_options
@@ -170,13 +170,9 @@ def _player(config: Config, source: Path, rows: Sequence[Row]) -> Player:
 
     silence_libraries()
     if config.model in TINY:
-        from reflectkit.models.tiny import build_model, build_tokenizer
+        from reflectkit.models.tiny import build_model
 
-        texts = [
-            row.text for row in (*rows, *(row for other in _inputs(config, source)[1:] for row in read_rows(other)))
-        ]
-        used = {completion for row in rows for _, completion in row.parts}
-        tokenizer = build_tokenizer(texts, _labels(texts, used), config.vocabulary)
+        tokenizer = _tiny_tokenizer(config, source, rows)
         model = build_model(
             tokenizer, config.max_length, config.seed, config.init_range, hybrid=config.model == "tiny-hybrid"
         )
@@ -185,6 +181,47 @@ def _player(config: Config, source: Path, rows: Sequence[Row]) -> Player:
     if config.lora_r:
         loaded = with_adapter(loaded, config.lora_r, config.lora_alpha, config.seed)
     return replace(loaded, role=config.role)
+
+
+def _tiny_tokenizer(config: Config, source: Path, rows: Sequence[Row]) -> Any:
+    """The tokenizer of a tiny model, trained on the rows."""
+    from reflectkit.models.tiny import build_tokenizer
+
+    texts = [row.text for row in (*rows, *(row for other in _inputs(config, source)[1:] for row in read_rows(other)))]
+    used = {completion for row in rows for _, completion in row.parts}
+    return build_tokenizer(texts, _labels(texts, used), config.vocabulary)
+
+
+def is_finished(config: Config) -> bool:
+    """Whether the run with these settings is finished. Raises DataError if its rows are missing."""
+    source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
+    return has_finished("sft", config, _inputs(config, source))
+
+
+def reader(config: Config) -> tuple[Any, int]:
+    """The tokenizer of the model that `run` trains, and how many tokens it reads, without its weights.
+
+    Raises DataError, CheckpointError.
+    """
+    from reflectkit.models.silence import silence_libraries
+
+    silence_libraries()
+    if config.model in TINY:
+        source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
+        return _tiny_tokenizer(config, source, read_rows(source)), config.max_length
+    from reflectkit.models.load import context_of, load_tokenizer
+
+    hub_options(config.model)
+    return load_tokenizer(config.model), context_of(config.model) or config.max_length
+
+
+def longest_row(config: Config, tokenizer: Any) -> tuple[int, int, Path]:
+    """(tokens, line, file) of the longest of the rows. Raises DataError for a label of several tokens."""
+    source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
+    rows = read_rows(source)
+    lengths = ((len(input_ids), -row.line) for row, input_ids, _ in _tokenised(config, source, rows, tokenizer))
+    tokens, line = max(lengths)
+    return tokens, -line, source
 
 
 def _teach_copying(config: Config, player: Player, progress: Progress) -> None:
@@ -234,30 +271,9 @@ def _encode(config: Config, source: Path, rows: Sequence[Row], player: Player) -
     """input_ids and labels of each row; the prompt's labels are -100 unless it is trained on too. Text ends with the
     end token, a label does not.
     """
-    from reflectkit.models.chat import Dialogue
-    from reflectkit.models.tokens import completion_ids, prompt_ids
-
     limit = min(config.max_length, player.context)
-    dialogue = Dialogue(player.tokenizer, plain=True)
     encoded = []
-    for row in rows:
-        input_ids: list[int] = []
-        labels: list[int] = []
-        for prompt, completion in row.parts:
-            text = _as_read(dialogue, prompt)
-            before = completion_ids(player.tokenizer, text) if input_ids else prompt_ids(player.tokenizer, text)
-            after = completion_ids(player.tokenizer, completion)
-            if config.role == "reflection" or _in_words(prompt):
-                after = [*after, player.tokenizer.eos_token_id]
-            elif len(after) != 1:
-                raise DataError(
-                    source,
-                    f"the label {completion!r} is {len(after)} tokens of this tokenizer",
-                    line=row.line,
-                    field="completion",
-                )
-            input_ids += before + after
-            labels += (before if config.prompt_loss else [-100] * len(before)) + after
+    for row, input_ids, labels in _tokenised(config, source, rows, player.tokenizer):
         if len(input_ids) > limit:
             raise DataError(
                 source,
@@ -267,6 +283,35 @@ def _encode(config: Config, source: Path, rows: Sequence[Row], player: Player) -
             )
         encoded.append({"input_ids": input_ids, "labels": labels})
     return encoded
+
+
+def _tokenised(
+    config: Config, source: Path, rows: Sequence[Row], tokenizer: Any
+) -> Iterator[tuple[Row, list[int], list[int]]]:
+    """(row, input_ids, labels) of each row. Raises DataError for a label of several tokens."""
+    from reflectkit.models.chat import Dialogue
+    from reflectkit.models.tokens import completion_ids, prompt_ids
+
+    dialogue = Dialogue(tokenizer, plain=True)
+    for row in rows:
+        input_ids: list[int] = []
+        labels: list[int] = []
+        for prompt, completion in row.parts:
+            text = _as_read(dialogue, prompt)
+            before = completion_ids(tokenizer, text) if input_ids else prompt_ids(tokenizer, text)
+            after = completion_ids(tokenizer, completion)
+            if config.role == "reflection" or _in_words(prompt):
+                after = [*after, tokenizer.eos_token_id]
+            elif len(after) != 1:
+                raise DataError(
+                    source,
+                    f"the label {completion!r} is {len(after)} tokens of this tokenizer",
+                    line=row.line,
+                    field="completion",
+                )
+            input_ids += before + after
+            labels += (before if config.prompt_loss else [-100] * len(before)) + after
+        yield row, input_ids, labels
 
 
 def _train(

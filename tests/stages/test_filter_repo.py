@@ -46,7 +46,7 @@ def put(path: Path, content: bytes = GOOD) -> None:
 
 KEPT = """
     a.py b.c b.hxx b.cs b.java b.go n.ipynb t.csv t.tsv t.txt t.rst
-    t.json t.yml s.sh s.zsh circle.py special.md latest.txt UPPER.PY
+    t.json t.yml pyproject.toml s.sh s.zsh circle.py special.md latest.txt UPPER.PY
 """
 DROPPED = """
     .h.py _p.py __init__.py LICENSE LICENSE.txt Makefile
@@ -324,3 +324,26 @@ def test_copies_do_not_feed_on_themselves_or_follow_a_link(tmp_path: Path) -> No
     run(tmp_path)
     assert (tmp_path / "outside" / "mine.txt").exists()
     assert kept(tmp_path) == {"shop/a.py"}
+
+
+@pytest.mark.parametrize("name", ["requests.egg-info", "requests-2.34.dist-info"])
+def test_packaging_metadata_is_dropped(name: str, tmp_path: Path) -> None:
+    put(tmp_path / "in" / "r" / "src" / name / "sources.txt")
+    put(tmp_path / "in" / "r" / "src" / "pyproject.toml")
+    run(tmp_path)
+    assert kept(tmp_path) == {"r/src/pyproject.toml"}
+
+
+@pytest.mark.parametrize("mark", [".git/config", "pyproject.toml", "Cargo.toml"])
+def test_a_folder_that_is_a_repository_is_refused(mark: str, tmp_path: Path) -> None:
+    put(tmp_path / "in" / mark)
+    put(tmp_path / "in" / "src" / "a.py")
+    with pytest.raises(DataError, match=f"is itself a repository, as it has {mark.partition('/')[0]}; give the folder"):
+        run(tmp_path)
+
+
+def test_a_folder_of_repositories_may_be_one_itself(tmp_path: Path) -> None:
+    put(tmp_path / "in" / ".git" / "config")
+    put(tmp_path / "in" / "one" / "pyproject.toml")
+    run(tmp_path)
+    assert kept(tmp_path) == {"one/pyproject.toml"}

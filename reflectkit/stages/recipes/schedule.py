@@ -27,6 +27,8 @@ from reflectkit.core.runs import finished_as
 from reflectkit.core.threads import VARIABLES
 from reflectkit.stages import STAGES, config_class
 
+CHECKS = "checks"
+"""A job that is no command's stage: it checks the data before the first training."""
 PRELOADED = "reflectkit.stages.recipes.preload"
 READ_ONCE = (*VARIABLES, "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TORCH", "PYTORCH_")
 """Prefixes of the environment variables that libraries read when they are imported."""
@@ -85,7 +87,8 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
         else:
             reports[name] = details[0]
             workers.pop(name).join()
-            _say_done(name, details[0], progress)
+            if details[0].stage != CHECKS:
+                _say_done(name, details[0], progress)
 
     try:
         while len(reports) < len(jobs):
@@ -107,15 +110,20 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
 def _finished(jobs: Sequence[Job], progress: Progress) -> dict[str, Report]:
     """The reports of the jobs that need no process to see that they are finished, since their records say so."""
     reports: dict[str, Report] = {}
+    checks: dict[str, Report] = {}
     for job in jobs:
-        if not job.after <= reports.keys():
+        if not job.after <= reports.keys() | checks.keys():
+            continue
+        if job.stage == CHECKS:
+            checks[job.name] = Report(CHECKS, job.values["results_dir"], {}, skipped=True)
             continue
         values = {key: resolved(value, job, reports) for key, value in job.values.items()}
         config = from_mapping(config_class(job.stage), values, f"step '{job.name}'")
         if report := finished_as(job.stage, config):
             reports[job.name] = report
             _say_done(job.name, report, progress)
-    return reports
+    waiting = {name for job in jobs if job.name not in reports for name in job.after}
+    return reports | {name: report for name, report in checks.items() if name not in waiting}
 
 
 def _say_done(name: str, report: Report, progress: Progress) -> None:
@@ -137,7 +145,7 @@ def _context(jobs: Sequence[Job]) -> Any:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    if any(config_class(job.stage).TRAINS for job in jobs):
+    if any(job.stage != CHECKS and config_class(job.stage).TRAINS for job in jobs):
         context.set_forkserver_preload([PRELOADED])
     _start_server(context)
     return context if _served == _read_once() else multiprocessing.get_context("spawn")
@@ -260,7 +268,7 @@ def _work(
     os.environ.update(environment)
     threading.Thread(target=_exit_with, args=(parent, os.getppid()), daemon=True).start()
     try:
-        module = importlib.import_module(STAGES[stage])
+        module = importlib.import_module(f"{__package__}.{CHECKS}" if stage == CHECKS else STAGES[stage])
         config = from_mapping(module.Config, values, f"step '{name}'")
         report = module.run(config, _Wire(name, events))
         events.put((name, "done", report))

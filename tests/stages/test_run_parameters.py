@@ -1,0 +1,132 @@
+"""Parameters of recipes: flags with their own names, checked, and with folders of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.core.errors import ConfigError
+from reflectkit.stages.run import Config, load_recipe, planned
+from tests.commands import error_of
+
+RECIPE = """
+description: d
+steps:
+  - {name: repos, stage: filter-repo, repo_dir: mine}
+  - {name: demos, stage: gen-trajectory, env: taxi, noise: 0.3, level: pickup}
+  - {name: rows, stage: split, env: auto_explore}
+  - {name: evaluation, stage: evaluate, env: taxi, policy: [random], level: [pickup]}
+parameters:
+  place: {help: Where., sets: [repos.repo_dir], own_folders: true}
+  noise: {help: How much., sets: [gen-trajectory.noise]}
+  levels: {help: Which., sets: [evaluation.level]}
+  shuffle: {help: Whether., sets: [defaults.shuffle_action]}
+fast:
+  demos: {noise: 0.1}
+"""
+
+
+@pytest.fixture(autouse=True)
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.yaml").write_text(RECIPE)
+
+
+def settings(**given: object) -> dict[str, dict[str, object]]:
+    return {job.name: dict(job.values) for job in planned(Config(recipe="r.yaml", **given))[0]}
+
+
+def test_a_parameter_sets_what_the_recipe_says() -> None:
+    given = settings(place=Path("other"), noise=0.2, levels=("pickup,full",), shuffle=True)
+    assert given["repos"]["repo_dir"] == Path("other")
+    assert given["demos"]["noise"] == 0.2
+    assert given["evaluation"]["level"] == ["pickup", "full"]
+    assert given["demos"]["shuffle_action"] is True
+    assert settings()["demos"]["noise"] == 0.3
+
+
+def test_a_parameter_overrides_fast_and_set_overrides_both() -> None:
+    assert settings(fast=True)["demos"]["noise"] == 0.1
+    assert settings(fast=True, noise=0.2)["demos"]["noise"] == 0.2
+    assert settings(fast=True, noise=0.2, set=("demos.noise=0.4",))["demos"]["noise"] == 0.4
+
+
+def test_each_value_of_a_path_has_its_own_folders(tmp_path: Path) -> None:
+    names = [Config(recipe="r.yaml", place=Path(folder)).folder for folder in ("a/repos", "b/repos", "a/repos/")]
+    assert len(set(names)) == 2
+    assert names[0] == names[2] == Config(recipe="r.yaml", place=tmp_path / "a" / "repos").folder
+    assert names[0].startswith("r-repos-")
+    given = settings(place=Path("a/repos"))["repos"]
+    assert given["data_dir"] == Path("data") / names[0].removeprefix("r-")
+    assert given["name"] == f"{names[0]}/repos"
+
+
+def test_the_recipes_own_value_keeps_the_usual_folders() -> None:
+    assert Config(recipe="r.yaml", place=Path("mine")).folder == "r"
+    assert settings(place=Path("mine"))["repos"]["data_dir"] == Path("data")
+    assert Config(recipe="r.yaml", place=Path("other"), name="own").folder == "own"
+
+
+def test_help_and_list_show_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "r.yaml", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--noise" in shown
+    assert "How much. Default: 0.3." in shown
+    assert main(["run", "--fast", "--seeds", "2", "r.yaml", "--help"]) == 0
+    assert "--noise" in capsys.readouterr().out
+    assert main(["list"]) == 0
+    assert "--repo-dir" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["r.yaml", "--noise", "much"], "unable to parse"),
+        (["r.yaml", "--noise", "3"], "step 'demos': --noise must lie between 0 and 1"),
+        (["r.yaml", "--nosie", "1"], "--noise"),
+        (["r.yaml", "--levels", "picup"], "step 'evaluation': no level of env 'taxi' named 'picup'"),
+        (["r.yaml", "--place", ""], "--place is empty"),
+        (["r.yaml", "--place", "nowhere"], "nowhere: no such folder"),
+        (["taxi-tiny", "--repo-dir", "x"], "--repo-dir is a parameter of auto-explore"),
+        (["texi-tiny", "--repo-dir", "x"], "did you mean 'taxi-tiny'"),
+    ],
+)
+def test_wrong_names_and_values_are_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *arguments]) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("parameter", "message"),
+    [
+        ("x: {help: h, sets: [nowhere.noise]}", "no step of recipe bad.yaml in parameters.x named 'nowhere'"),
+        ("x: {help: h, sets: [demos.nosie]}", "did you mean 'noise'"),
+        ("x: {help: h, sets: [noise]}", "no step of recipe"),
+        ("x: {help: h, sets: []}", "is empty"),
+        ("x: {help: h, sets: [demos.noise, demos.level]}", "expected one plain type"),
+        ("x: {help: h, sets: [demos.noise], own_folders: true}", "own_folders is for a path"),
+        ("x: {help: h, set: [demos.noise]}", "parameters.x.sets"),
+        ("X-y: {help: h, sets: [demos.noise]}", "can't name a parameter"),
+        ("folder: {help: h, sets: [demos.noise]}", "can't have the name 'folder'"),
+        ("help: {help: h, sets: [demos.noise]}", "can't have the name 'help'"),
+        ("seeds: {help: h, sets: [demos.noise]}", "can't have the name 'seeds'"),
+    ],
+)
+def test_malformed_parameters_are_one_line(parameter: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.yaml").write_text(RECIPE.partition("parameters:")[0] + f"parameters: {{{parameter}}}\n")
+    assert message in error_of(["run", "bad.yaml"], capsys)
+
+
+def test_the_packaged_recipes_name_what_they_set() -> None:
+    resolved = load_recipe("auto-explore-tiny").resolved
+    assert resolved["max_length"].default == 512
+    assert resolved["levels"].default == ["1", "2", "all"]
+
+
+def test_an_unknown_parameter_is_refused_in_python() -> None:
+    with pytest.raises((ConfigError, TypeError)):
+        Config(recipe="r.yaml", nowhere=1)
