@@ -190,6 +190,7 @@ def read_compared(path: Path) -> list[dict[str, Any]]:
             if (value := fields.number(name)) is not None and not -LARGEST <= value <= LARGEST:
                 raise fields.error(name, f"expected a number of at most {LARGEST:g} in magnitude, found {value!r:.60}")
         fields.one("data", dict)
+        fields.one("aspects", dict)
         figures = fields.one("figures", dict) or {}
         if not all(type(value) in (int, float) and -LARGEST <= value <= LARGEST for value in figures.values()):
             raise fields.error(

@@ -159,6 +159,11 @@ class BaseEnv:
         return task.id
 
     @classmethod
+    def aspects(cls, task: Task) -> Mapping[str, str]:
+        """What the results of problems are broken down by, e.g. {"mood": "terse"}."""
+        return {}
+
+    @classmethod
     def room_of(cls, task: Task) -> str:
         """The room of a problem, if `split` can hold out rooms; else ""."""
         return str(task.data.get("room", ""))

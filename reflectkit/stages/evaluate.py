@@ -40,6 +40,7 @@ from reflectkit.data.episodes import episode_line, episode_to_json, read_compare
 from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of
+from reflectkit.stages.shared.breakdowns import aspect_tables, passes_table
 from reflectkit.stages.shared.chat import ChatConfig
 from reflectkit.stages.shared.environments import MOST_TOKENS, PlayConfig, at_level, check_level
 from reflectkit.stages.shared.eval_tables import (
@@ -257,7 +258,7 @@ def _write_tables(
     compared = differences(episodes)
     write_json(current.folder / "eval.json", {"rows": rows, "differences": compared} | extra)
     current.tables.append(table(title, rows))
-    current.tables += figures_tables(rows)
+    current.tables += [*passes_table(rows), *aspect_tables(episodes), *figures_tables(rows)]
     if any(one["difference"] for one in compared if one["figure"] == "success"):
         current.tables.append(differences_table(compared, "success"))
     write_text(current.folder / "eval.md", markdown(current.tables))
@@ -419,6 +420,8 @@ def play_match(
                 def on_end(trajectory: Trajectory) -> None:
                     cluster = cluster_of(config.env, trajectory.task)
                     line = episode_to_json(match.name, trajectory, cluster=cluster) | {"level": match.level}
+                    if aspects := config.kind.aspects(trajectory.task):
+                        line["aspects"] = dict(aspects)
                     done[trajectory.task.id, trajectory.seed] = line
                     if trajectory.status is not Status.ABORTED:  # the same command plays aborted ones again
                         file.write(episode_line(line))

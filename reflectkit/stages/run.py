@@ -66,6 +66,7 @@ from reflectkit.stages.recipes.parameters import (
 )
 from reflectkit.stages.recipes.schedule import CHECKS, Job, check_script, perform
 from reflectkit.stages.shared import eval_tables
+from reflectkit.stages.shared.breakdowns import aspect_tables, passes_table
 
 EXAMPLES = (
     "reflectkit run taxi-tiny",
@@ -269,12 +270,14 @@ def run(config: Config, progress: Progress) -> Report:
             return dataclasses.replace(report, closing=lines)
         outputs = []
         for number, (step, parts) in enumerate(evaluations.items()):
-            rows = pool(parts)
+            episodes = [_episodes(report) for report in parts]
+            rows = eval_tables.pooled(episodes)
             path = current.folder / (f"eval-{step}.json" if number else "eval.json")
             write_json(path, {"rows": rows})
             outputs.append(path)
             current.tables.append(eval_tables.table(f"{config.recipe}, {step}, {config.seeds} seeds pooled", rows))
-            current.tables += eval_tables.figures_tables(rows)
+            every = [episode for part in episodes for episode in part]
+            current.tables += [*passes_table(rows), *aspect_tables(every), *eval_tables.figures_tables(rows)]
         current.tables += ablated
         if drawn_from := _all_curves(jobs, reports):
             picture = current.folder / "curves.png"
@@ -299,10 +302,9 @@ def planned(config: Config) -> tuple[list[Job], dict[str, Ablation]]:
     return [job for seed in seeds for job in _jobs(config, recipe, ablations, changes, seed)], ablations
 
 
-def pool(evaluations: list[Report]) -> list[dict[str, Any]]:
-    """Rows over several evaluations (seeds), from their episodes."""
-    paths = [report.folder / "episodes.jsonl" for report in evaluations]
-    return eval_tables.pooled([[episode for _, episode in read_jsonl(path)] for path in paths])
+def _episodes(evaluation: Report) -> list[Mapping[str, Any]]:
+    """The episodes of an evaluation."""
+    return [episode for _, episode in read_jsonl(evaluation.folder / "episodes.jsonl")]
 
 
 def _packaged() -> Any:

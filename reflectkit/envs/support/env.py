@@ -192,6 +192,12 @@ class Support(BaseEnv):
         return make_task(seed, 0, SEVERAL if level == ALL else level, shop(source["seed"], CUSTOMERS), source)
 
     @classmethod
+    def aspects(cls, task: Task) -> Mapping[str, str]:
+        """The user's mood; and for one request, its kind."""
+        kind = str(task.data.get("kind", ""))
+        return {"mood": str(task.data.get("user", {}).get("mood", ""))} | ({} if "+" in kind else {"request": kind})
+
+    @classmethod
     def is_demonstration(cls, trajectory: Trajectory) -> bool:
         """Whether it succeeded."""
         return trajectory.success

@@ -72,7 +72,7 @@ def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, An
         "thoughts": sum(turn.get("thoughts", 0) for turn in turns) / count,
         "figures": figures_of(((episode["task"], episode.get("figures", {})) for episode in counted), cluster),
     }
-    return figures | _passes(counted, cluster)
+    return figures | _passes([counted], cluster)
 
 
 def clusters_of(episodes: Iterable[Json]) -> dict[str, str]:
@@ -96,10 +96,14 @@ def _illegal(turn: Json) -> bool:
     return bool(turn.get("illegal") or refused)
 
 
-def _passes(counted: Sequence[Json], cluster: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    outcomes: dict[str, list[bool]] = {}
-    for episode in counted:
-        outcomes.setdefault(episode["task"], []).append(bool(episode["success"]))
+def _passes(parts: Sequence[Sequence[Json]], cluster: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """pass_at and pass_all by k, if every problem was tried several times by one model. parts: the episodes of each
+    model (seed); a problem's chance is its mean over them.
+    """
+    outcomes: dict[tuple[int, str], list[bool]] = {}
+    for number, part in enumerate(parts):
+        for episode in part:
+            outcomes.setdefault((number, episode["task"]), []).append(bool(episode["success"]))
     tries = min(map(len, outcomes.values()), default=0)
     if tries < 2:
         return {}
@@ -107,8 +111,9 @@ def _passes(counted: Sequence[Json], cluster: Mapping[str, str]) -> dict[str, di
     for kind, chance in (("pass_at", pass_at), ("pass_all", pass_all)):
         for k in LADDER:
             if k <= tries:
-                rates = {task: chance(k, sum(right), len(right)) for task, right in outcomes.items()}
-                low, high = rate_interval(by_cluster(rates, cluster), len(counted))
+                chances = ((task, chance(k, sum(right), len(right))) for (_, task), right in outcomes.items())
+                rates = by_task(chances)
+                low, high = rate_interval(by_cluster(rates, cluster), sum(map(len, outcomes.values())))
                 for name, value in (
                     (kind, sum(rates.values()) / len(rates)),
                     (f"{kind}_low", low),
@@ -184,8 +189,8 @@ def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
     """Rows over several evaluations (seeds), from the lines of their episodes.jsonl.
 
     Success is the mean over distinct tasks of each task's mean over seeds. The interval is by clusters of tasks; a task
-    is in the same cluster in every seed. pass@k is omitted: a task played by models of several seeds is not several
-    attempts of one model.
+    is in the same cluster in every seed. A task's pass@k and pass^k are the means of its models'; plays of different
+    models are not several tries of one.
     """
     played: dict[tuple[str, str], list[list[Json]]] = {}
     for part in parts:
@@ -201,8 +206,11 @@ def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
         if len(parts) == 1:
             rows.append(all_of_it)
             continue
+        finished = [[episode for episode in episodes if episode["status"] != "aborted"] for episodes in by_part]
+        passes = _passes(finished, clusters_of(episode for episodes in finished for episode in episodes))
         without_passes = {k: value for k, value in all_of_it.items() if not k.startswith(("pass_at", "pass_all"))}
-        rows.append(without_passes | {"by_seed": [row(name, env, level, episodes)["success"] for episodes in by_part]})
+        by_seed = [row(name, env, level, episodes)["success"] for episodes in by_part]
+        rows.append(without_passes | passes | {"by_seed": by_seed})
     return rows
 
 
