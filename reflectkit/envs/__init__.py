@@ -23,6 +23,7 @@ ENVS = {
     "memory": "reflectkit.envs.memory.env:Memory",
     "alfworld": "reflectkit.envs.alfworld.env:Alfworld",
     "support": "reflectkit.envs.support.env:Support",
+    "tau": "reflectkit.envs.tau.env:Tau",
 }
 PLUGINS = "reflectkit.envs"
 """The group of entry points in which a package offers its envs: NAME = "package.module:Class"."""

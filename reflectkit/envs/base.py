@@ -164,6 +164,11 @@ class BaseEnv:
         return {}
 
     @classmethod
+    def split_of(cls, task: Task) -> str:
+        """The split that a problem comes with: "train", "validate" or "test"; "" leaves it to `split`."""
+        return ""
+
+    @classmethod
     def room_of(cls, task: Task) -> str:
         """The room of a problem, if `split` can hold out rooms; else ""."""
         return str(task.data.get("room", ""))

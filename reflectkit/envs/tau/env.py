@@ -1,0 +1,282 @@
+"""tau-bench: serve the customers of a shop or an airline with tools, within a policy, in the benchmark's own package.
+
+Departs from the package: each task carries its domain and split; a change of the package is noticed; the reward is
+computed without changing anything, from the changed records instead of hashes of whole databases; a call whose
+arguments do not match the tool's schema, or several at once, are refused instead of executed in part; a result over
+16,000 characters is cut.
+
+Observation
+    The conversation: the domain's policy, what the user said, the agent's calls and replies, and the results.
+Tools
+    The domain's: 16 in retail, 14 in airline. One call or one reply a turn.
+Reward
+    The package's: at the end 1 if the database is as the right calls leave it and the replies contain the required
+    texts, else 0; `info["figures"]` says why.
+Episode end
+    The user ends the conversation, or the agent transfers it to a person.
+Source
+    tau-bench, arXiv 2406.12045, package tau_bench 0.1. Horizon: the benchmark's 30 steps.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from reflectkit.core.config import option
+from reflectkit.core.errors import ConfigError, DataError, IllegalActionError
+from reflectkit.core.eventloop import followed
+from reflectkit.core.protocols import StepResult
+from reflectkit.core.seeding import derive
+from reflectkit.core.tools import plain_text
+from reflectkit.core.types import Message, Observation, Task, ToolCall, ToolUse, Trajectory
+from reflectkit.envs.base import BaseEnv, check_task, task_int
+from reflectkit.envs.conversation import Refusal, Reply, Transcript, read_action
+from reflectkit.envs.tau import package
+from reflectkit.envs.tau.package import SPLITS, Problem
+from reflectkit.envs.users.base import User, UserTurn
+
+NAME = "tau"
+NOBODY = "none"
+ALL = "all"
+HORIZON = 30
+MOST_PROBLEMS = 1_000_000  # of a split
+LOOK_UP = "get_user_details"  # a tool of both domains
+
+
+@dataclass(frozen=True)
+class TauSettings:
+    """The env's settings."""
+
+    user: str = option(
+        NOBODY,
+        help="The model that plays the user: openai:MODEL, azure:DEPLOYMENT or local:MODEL; none: nobody answers, for"
+        " the oracle.",
+    )
+    user_url: str | None = option(None, help="The server of the user's model; for local: http://localhost:1234/v1.")
+
+
+class Nobody:
+    """Stands in where no user is given: says the whole instruction at the start, and ends at the first reply."""
+
+    def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn:
+        """The instruction; nothing after it."""
+        return UserTurn("", over=True) if conversation else UserTurn(instructions)
+
+
+class Tau(BaseEnv):
+    """See the module's text for the rules, and `TauSettings`.
+
+    user: who talks with the agent; None: only calls, and the oracle's reply at the end, can be played. horizon: that of
+    the wrapper around the env.
+    """
+
+    name: ClassVar[str] = NAME
+    levels: ClassVar[tuple[str, ...]] = (*SPLITS, ALL)
+    """The domains; "all" is any of them."""
+    horizons: ClassVar[dict[str, int]] = dict.fromkeys(levels, HORIZON)
+    Settings: ClassVar[type[Any]] = TauSettings
+    settings: TauSettings
+    needs_horizon: ClassVar[bool] = True
+    chat_settings: ClassVar[Mapping[str, str]] = {"user": "reflectkit.agents.user:ChatUser"}
+    problem_generator: ClassVar[str] = "reflectkit.envs.tau.problems:Problems"
+    noise: ClassVar[float] = 0.05
+    offers_tools: ClassVar[bool] = True
+    rules: ClassVar[str] = (
+        "Goal: do what the customer of a shop or an airline wants, as far as the policy allows it.\n"
+        "Actions: one call of a tool, or one reply to the customer, at a time.\n"
+        "End: the customer ends the conversation, or you transfer it to a person.\n"
+        "Reward: 1 if the database ends up as it should and the customer was told what they should be told, else 0."
+    )
+
+    def __init__(self, user: User | None = None, *, horizon: int | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.user, self.horizon = user, horizon
+        self._over = True
+
+    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
+        """Begin `task`. The observation is awaitable if the user's words are.
+
+        Raises
+        ------
+        ConfigError: the package is missing. DataError: another env's task; a task that the package does not have, or
+        has otherwise. EnvironmentFailure: the user cannot be asked.
+        """
+        self._over = True
+        check_task(task, self.name, self.levels)
+        self._place, self._problem = _problem(task)
+        self._domain = package.domain(self._place[0])
+        self._tables = self._domain.database.copy()
+        self.transcript = Transcript(self.name, self._domain.policy)
+        self._seed, self._steps, self._done, self._mark = seed, 0, 0, ""
+        return followed(self._asked(), self._opened)
+
+    def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
+        """Execute a call, or tell the user the reply. The result is awaitable if the user's answer is.
+
+        Raises
+        ------
+        IllegalActionError: a choice, or the episode is over. ConfigError: a reply, and there is no user.
+        EnvironmentFailure: the user cannot be asked.
+        """
+        if self._over:
+            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
+        meaning = read_action(action, self.name)
+        if self.user is None and isinstance(meaning, Reply) and meaning.text != self._closing():
+            raise ConfigError(
+                "env 'tau' needs a user for replies; give --user openai:MODEL, or --user local:MODEL with --user-url"
+                " http://localhost:1234/v1 (without one only --policy oracle can be played)"
+            )
+        self.transcript.add_action(action)
+        self._steps += 1
+        if isinstance(meaning, Refusal):
+            self._mark = "mistake"
+            return self._result({"refused": meaning.parts}, ended=False)
+        right = self._next()
+        self._mark = "good" if (isinstance(meaning, Reply) if right is None else meaning == right) else "mistake"
+        if isinstance(meaning, Reply):
+            return followed(self._asked(), self._answered)
+        self._done += meaning == right
+        result = self._domain.execute(self._tables, meaning)
+        self.transcript.add_result(meaning.name, result)
+        info = {"refused": 1} if result.startswith(("Error", "Unknown action")) else {}
+        return self._result(info, ended=meaning.name in self._domain.ending)
+
+    def _asked(self) -> UserTurn | Awaitable[UserTurn]:
+        """The user's next words."""
+        conversation = tuple(self.transcript.spoken)
+        return (self.user or Nobody()).say(
+            self._problem.instruction, conversation, derive(self._seed, "user", self._steps)
+        )
+
+    def _opened(self, turn: UserTurn) -> Observation:
+        self._over = False
+        self.transcript.add_user(turn.text)
+        return self._observe()
+
+    def _answered(self, turn: UserTurn) -> StepResult:
+        if turn.text or not turn.over:
+            self.transcript.add_user(turn.text)
+        return self._result({}, ended=turn.over)
+
+    def _result(self, info: dict[str, Any], *, ended: bool) -> StepResult:
+        self._over = ended
+        if not ended and self._steps != self.horizon:
+            return StepResult(self._observe(), 0.0, False, info=info)
+        reward, verdict = self._verdict(ended)
+        return StepResult(self._observe(), reward, ended, info=info | verdict)
+
+    def _verdict(self, ended: bool) -> tuple[float, dict[str, Any]]:
+        """(reward, info) of the last step. ended: not by the horizon."""
+        changes, expected = self._domain.database.changes(self._tables), package.expected(*self._place)
+        wrong, missing, forbidden = changes.verdict(expected)
+        replies = [
+            message.content.lower().replace(",", "")
+            for message in self.transcript.spoken
+            if message.role == "assistant"
+        ]
+        untold = [text for text in self._problem.outputs if not any(text.lower() in reply for reply in replies)]
+        success = ended and not (wrong or missing or forbidden or untold)
+        last = self.transcript.messages[-1]
+        transferred = last.role == "tool" and last.name in self._domain.ending
+        needless = transferred and not any(call.name == last.name for call in self._problem.actions)
+        figures = {
+            "wrong_change": float(wrong),
+            "missing_change": float(missing),
+            "forbidden_change": float(forbidden),
+            "fact_not_told": float(bool(untold)),
+            "gave_up": float(not success and (needless or not ended)),
+        }
+        verdict = {
+            "success": success,
+            "figures": figures,
+            "changes": changes.fields,
+            "expected": expected.fields,
+            "untold": untold,
+        }
+        return float(success), verdict
+
+    def _observe(self) -> Observation:
+        return self.transcript.observe(self._domain.tools)
+
+    @classmethod
+    def at_level(cls, task: Task, level: str) -> Task | None:
+        """The task itself, if it is of domain `level`; each belongs to "all" as well."""
+        return replace(task, level=ALL) if level == ALL else task if task.level == level else None
+
+    @classmethod
+    def cluster(cls, task: Task) -> str:
+        """The customer: the benchmark has variants of a request by the same one."""
+        return task.group or task.id
+
+    @classmethod
+    def split_of(cls, task: Task) -> str:
+        """The package's split; its "dev" is for validation."""
+        split = str(task.data.get("split", ""))
+        return {"dev": "validate"}.get(split, split)
+
+    @classmethod
+    def is_demonstration(cls, trajectory: Trajectory) -> bool:
+        """Whether it succeeded."""
+        return trajectory.success
+
+    # ------------------------------------------------------------------------------------------- the oracle teacher
+
+    def oracle(self) -> ToolUse:
+        """The next of the right calls; after the last, a reply with the required texts."""
+        right = self._next()
+        return ToolUse(self._closing()) if right is None else _use(right)
+
+    def mistakes(self) -> list[ToolUse]:
+        """A look-up of a customer that does not exist."""
+        offered = any(tool.name == LOOK_UP for tool in self._domain.tools)
+        return [_use(ToolCall(LOOK_UP, {"user_id": "unknown"}))] if offered else []
+
+    def note(self) -> str:
+        """The mark of the last action: "" at the start, "good" for the oracle's, else "mistake"."""
+        return self._mark
+
+    def reflection(self, generator: random.Random) -> str:
+        """The tool that comes next, and why the last call was of no use."""
+        right = self._next()
+        back = "That was of no use. " if self._mark == "mistake" else ""
+        if right is None:
+            return back + generator.choice(("Everything is done; tell the user.", "Nothing is left but to reply."))
+        return f"{back}{generator.choice(('Next', 'Now'))}: {right.name}."
+
+    def _next(self) -> ToolCall | None:
+        """The next of the right calls."""
+        return self._problem.actions[self._done] if self._done < len(self._problem.actions) else None
+
+    def _closing(self) -> str:
+        """The oracle's last words."""
+        return " ".join(["That is done.", *(f"{text}." for text in self._problem.outputs)])
+
+
+def _use(call: ToolCall) -> ToolUse:
+    return ToolUse(plain_text((call,)), (call,))
+
+
+def _problem(task: Task) -> tuple[tuple[str, str, int], Problem]:
+    """((domain, split, index), the package's task there). Raises DataError; ConfigError if the package is missing."""
+    name, split = task.data.get("domain"), task.data.get("split")
+    if not isinstance(name, str) or name not in SPLITS:
+        raise DataError(task.id, f"{name!r:.80} is none of {', '.join(SPLITS)}", field="data.domain")
+    if task.level not in (name, ALL):
+        raise DataError(task.id, f"level {task.level!r}, but the domain is {name!r}", field="level")
+    if not isinstance(split, str) or split not in SPLITS[name]:
+        raise DataError(task.id, f"{split!r:.80} is no split of {name}: {', '.join(SPLITS[name])}", field="data.split")
+    index = task_int(task, "index", 0, MOST_PROBLEMS)
+    problems = package.problems(name, split)
+    if index >= len(problems):
+        raise DataError(task.id, f"tau_bench has {len(problems)} tasks in {name} {split}, from 0", field="data.index")
+    if problems[index].digest != task.data.get("digest"):
+        raise DataError(
+            task.id,
+            f"the installed tau_bench has another task {index} in {name} {split}; list the tasks again with `reflectkit"
+            " gen-task --env tau`",
+            field="data.digest",
+        )
+    return (name, split, index), problems[index]

@@ -1,0 +1,178 @@
+"""The installed tau_bench package: its domains, tools and tasks. Nothing else imports it.
+
+While it is imported, an empty module stands in for litellm, with which its own simulated users ask models: litellm
+takes up to half a minute to import, and needs an older `openai` than reflectkit.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import importlib
+import json
+import sys
+import types
+import warnings
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from reflectkit.core.errors import ConfigError
+from reflectkit.core.types import ToolCall, ToolSpec
+from reflectkit.envs.tau.database import Changes, Database, Table
+
+SPLITS = {"retail": ("train", "dev", "test"), "airline": ("test",)}
+"""The splits of each domain."""
+INSTALL = (
+    "git clone https://github.com/sierra-research/tau-bench && pip install --no-deps -e ./tau-bench"
+    " (packages of similar names on PyPI are unrelated)"
+)
+CALCULATE = "calculate"
+MOST_BITS = 1_000_000  # of a number that `calculate` may reach; the package would compute for ever
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One of the package's tasks."""
+
+    customer: str
+    """Id of the user's account."""
+    instruction: str
+    """What the user is told: who they are, what they want, and how they behave."""
+    actions: tuple[ToolCall, ...]
+    """The right calls."""
+    outputs: tuple[str, ...]
+    """Texts that the agent's replies must contain."""
+    digest: str
+    """Hash of the task, and of its domain's policy, tools and database."""
+
+
+class Domain:
+    """One of the package's domains: "retail" or "airline". env: the package's own env of it."""
+
+    def __init__(self, env: Any) -> None:
+        functions = [tool["function"] for tool in env.tools_info]
+        self.policy: str = env.wiki
+        self.tools = tuple(ToolSpec(each["name"], each["description"], each["parameters"]) for each in functions)
+        self.ending = frozenset(map(str, env.terminate_tools))
+        """Tools whose call ends the conversation."""
+        self.database = Database(env.data, _canonical)
+        self.digest = _digest(self.policy, functions, env.data)
+        self._implementations = env.tools_map
+
+    def execute(self, tables: Mapping[str, Table], call: ToolCall) -> str:
+        """The package's answer to `call`, which may change `tables`."""
+        tool = self._implementations.get(call.name)
+        if tool is None:
+            return f"Unknown action {call.name}"
+        if call.name == CALCULATE and _too_large(str(call.arguments.get("expression", ""))):
+            return "Error: the number is too large"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SyntaxWarning)  # what `calculate` says about odd expressions
+                return str(tool.invoke(data=tables, **deepcopy(call.arguments)))
+        except Exception as error:  # as the package does: the agent reads it
+            return f"Error: {error}"
+
+
+@cache
+def domain(name: str) -> Domain:
+    """The domain. Raises ConfigError if the package is missing."""
+    return Domain(_env(name, SPLITS[name][0]))
+
+
+@cache
+def problems(name: str, split: str) -> tuple[Problem, ...]:
+    """The domain's tasks of `split`, in the package's order. Raises ConfigError if the package is missing."""
+    home = domain(name).digest
+    return tuple(
+        Problem(
+            task.user_id,
+            task.instruction,
+            tuple(ToolCall(action.name, action.kwargs) for action in task.actions),
+            tuple(task.outputs),
+            _digest(home, task.user_id, task.instruction, [[a.name, a.kwargs] for a in task.actions], task.outputs),
+        )
+        for task in _env(name, split).tasks
+    )
+
+
+@cache
+def expected(name: str, split: str, index: int) -> Changes:
+    """The changes that the right calls of a task make; a call that ends the conversation is left out."""
+    home = domain(name)
+    tables = home.database.copy()
+    for call in problems(name, split)[index].actions:
+        if call.name not in home.ending:
+            home.execute(tables, call)
+    return home.database.changes(tables)
+
+
+def _env(name: str, split: str) -> Any:
+    """The package's env, with a user whose making asks no model. Raises ConfigError."""
+    with _without_litellm():
+        try:
+            envs = importlib.import_module("tau_bench.envs")
+            return envs.get_env(name, user_strategy="human", user_model="", task_split=split, task_index=0)
+        except (ImportError, AttributeError, ValueError, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"env 'tau' needs the tau_bench package ({reason:.200}): {INSTALL}") from None
+
+
+@contextlib.contextmanager
+def _without_litellm() -> Iterator[None]:
+    if "litellm" in sys.modules:
+        yield
+        return
+    stand_in = types.ModuleType("litellm")
+    stand_in.completion = None  # type: ignore[attr-defined]
+    sys.modules["litellm"] = stand_in
+    try:
+        yield
+    finally:
+        del sys.modules["litellm"]
+
+
+def _canonical(record: Any) -> str:
+    """The text of a record that the package hashes."""
+    return str(importlib.import_module("tau_bench.envs.base").to_hashable(record))
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _too_large(expression: str) -> bool:
+    """Whether a power in `expression` may have more than MOST_BITS bits."""
+    if "**" not in expression:
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            return _bits(ast.parse(expression.strip(), mode="eval").body) > MOST_BITS
+    except RecursionError:
+        return True
+    except (SyntaxError, ValueError, MemoryError):
+        return False  # the package says what is wrong
+
+
+def _bits(node: ast.expr) -> int:
+    """At least the bits of a value's integer part; MOST_BITS + 1 at most."""
+    if isinstance(node, ast.BinOp):
+        left, right = _bits(node.left), _bits(node.right)
+        if isinstance(node.op, ast.Pow):
+            bits = left << min(right, 32)
+        elif isinstance(node.op, ast.Mult):
+            bits = left + right
+        else:
+            bits = max(left, right) + 1
+    elif isinstance(node, ast.UnaryOp):
+        bits = _bits(node.operand)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float) and abs(node.value) != float("inf"):
+        bits = int(abs(node.value)).bit_length() + 1
+    else:
+        bits = 1
+    return min(bits, MOST_BITS + 1)

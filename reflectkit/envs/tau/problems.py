@@ -1,0 +1,85 @@
+"""The problems of env `tau`: the package's tasks by domain, split and index, without their texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from reflectkit.core.config import one_of, option
+from reflectkit.core.console import Progress
+from reflectkit.core.errors import ConfigError
+from reflectkit.core.reports import Table
+from reflectkit.core.types import Task
+from reflectkit.envs.problems import Generated, ProblemGenerator
+from reflectkit.envs.tau.env import NAME, Tau
+from reflectkit.envs.tau.package import SPLITS, problems
+
+EVERY = tuple(dict.fromkeys(split for splits in SPLITS.values() for split in splits))
+FILES = ("train", "validate", "test")
+
+
+@dataclass(frozen=True)
+class ProblemSettings:
+    """The generator's settings."""
+
+    domain: tuple[str, ...] = option((), help=f"Only this domain: {' or '.join(SPLITS)} (repeat the flag).")
+    split: tuple[str, ...] = option((), help=f"Only this split: {', '.join(EVERY)} (repeat the flag).")
+
+    def __post_init__(self) -> None:
+        for name in self.domain:
+            one_of("domain", name, SPLITS)
+        for name in self.split:
+            one_of("split", name, EVERY)
+        if not self.selected:
+            (name,) = set(self.domain)
+            raise ConfigError(f"--split {', '.join(self.split)}: {name} has only {', '.join(SPLITS[name])}")
+
+    @property
+    def selected(self) -> list[tuple[str, str]]:
+        """(domain, split), in the package's order."""
+        return [
+            (name, split)
+            for name, splits in SPLITS.items()
+            for split in splits
+            if name in (self.domain or SPLITS) and split in (self.split or EVERY)
+        ]
+
+
+class Problems(ProblemGenerator):
+    """The tasks of the chosen domains and splits."""
+
+    Settings: ClassVar[type[Any]] = ProblemSettings
+    noun: ClassVar[str] = "tasks"
+    settings: ProblemSettings
+
+    def generate(self, progress: Progress) -> Generated:
+        """`data.json` with all of them, and `train.json`, `validate.json` (the package's "dev") and `test.json`.
+
+        Raises ConfigError if the package is missing.
+        """
+        tasks: list[Task] = []
+        rows = []
+        with progress.bar("Splits", len(self.settings.selected)) as bar:
+            for name, split in self.settings.selected:
+                listed = tasks_of(name, split)
+                tasks += listed
+                rows.append((name, split, str(len(listed)), str(len({task.group for task in listed}))))
+                bar.advance()
+        figures = {"tasks": len(tasks)} | {f"{name}_{split}": int(count) for name, split, count, _ in rows}
+        files = {name: [task for task in tasks if Tau.split_of(task) == name] for name in FILES}
+        table = Table(f"Tasks in {self.folder}", ("domain", "split", "tasks", "customers"), tuple(rows))
+        return Generated({"data": tasks, **files}, figures, (table,))
+
+
+def tasks_of(name: str, split: str) -> list[Task]:
+    """The tasks of one split. Raises ConfigError if the package is missing."""
+    return [
+        Task(
+            f"{name}-{split}-{index}",
+            NAME,
+            name,
+            f"{name}/{problem.customer}",
+            {"domain": name, "split": split, "index": index, "digest": problem.digest},
+        )
+        for index, problem in enumerate(problems(name, split))
+    ]
