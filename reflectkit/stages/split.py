@@ -1,7 +1,8 @@
 """split: divide the problems 7:2:1 into train, validate and test, keeping each group (a start state, a repository, a
 game) in one split.
 
-If tasks are set in rooms, some rooms can be held out first with all their tasks.
+If tasks are set in rooms, some rooms can be held out first with all their tasks. A problem that comes with a split of
+its own, as a benchmark's, stays in it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import generator
 from reflectkit.data.splits import NAMES, SHARES, split_groups, split_weighted
-from reflectkit.data.trajectories import read_records, record_to_json
+from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.stages.shared.environments import RECORDS, EnvConfig
 
 EXAMPLES = (
@@ -78,23 +79,25 @@ def run(config: Config, progress: Progress) -> Report:
         unseen = _unseen_rooms(set(room_of.values()), config, source)
         held_out = [record for record in records if room_of[record.task.id] in unseen]
         records = [record for record in records if room_of[record.task.id] not in unseen]
+        own = {record.task.id: config.kind.split_of(record.task) for record in records}
+        free = [record for record in records if not own[record.task.id]]
         if by == "repo":
-            sizes = Counter(group_of[record.task.id] for record in records)
+            sizes = Counter(group_of[record.task.id] for record in free)
             name_of_group = split_weighted(sizes, generator(config.seed, "split"))
             _say_if_unbalanced(sizes, name_of_group, progress)
         else:
-            taught = {group_of[record.task.id] for record in records if record.trajectories}
+            taught = {group_of[record.task.id] for record in free if record.trajectories}
             strata = {
                 group: (group in taught, record.task.level if room_of[record.task.id] else "")
-                for record in records
+                for record in free
                 for group in [group_of[record.task.id]]
             }
             kinds = f" of {many} kinds" if (many := len(set(strata.values()))) > 1 else ""
             name_of_group = split_groups(strata, generator(config.seed, "split"))
         outputs, rows, figures = [], [], {}
-        parts = {
-            name: [record for record in records if name_of_group[group_of[record.task.id]] == name] for name in NAMES
-        }
+        parts: dict[str, list[Record]] = {name: [] for name in NAMES}
+        for record in records:
+            parts[own[record.task.id] or name_of_group[group_of[record.task.id]]].append(record)
         (config.folder / f"{UNSEEN}.json").unlink(
             missing_ok=True
         )  # of an earlier split; its rooms may be in this one's training split
@@ -108,7 +111,8 @@ def run(config: Config, progress: Progress) -> Report:
                 (name, str(len({group_of[record.task.id] for record in part})), str(len(part)), str(demonstrated))
             )
             if not part:
-                progress.news(f"{path} would have no tasks: {len(name_of_group)} groups{kinds} are too few for 7:2:1")
+                too_few = f"{len(name_of_group)} groups{kinds} are too few for 7:2:1"
+                progress.news(f"{path} would have no tasks: {too_few if free else 'none comes with this split'}")
         current.tables.append(
             Table(f"Split of {source}", ("split", "groups", "tasks", "with demonstration"), tuple(rows))
         )

@@ -25,24 +25,25 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from reflectkit.core.config import option
+from reflectkit.core.config import above, option
 from reflectkit.core.errors import ConfigError, DataError, IllegalActionError
 from reflectkit.core.eventloop import followed
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.seeding import derive
-from reflectkit.core.tools import plain_text
+from reflectkit.core.tools import PLAIN, parse, plain_text
 from reflectkit.core.types import Message, Observation, Task, ToolCall, ToolUse, Trajectory
+from reflectkit.core.users import User, UserTurn
 from reflectkit.envs.base import BaseEnv, check_task, task_int
 from reflectkit.envs.conversation import Refusal, Reply, Transcript, read_action
 from reflectkit.envs.tau import package
 from reflectkit.envs.tau.package import SPLITS, Problem
-from reflectkit.envs.users.base import User, UserTurn
 
 NAME = "tau"
 NOBODY = "none"
 ALL = "all"
 HORIZON = 30
 MOST_PROBLEMS = 1_000_000  # of a split
+FILE_OF_SPLIT = {"train": "train", "dev": "validate", "test": "test"}
 LOOK_UP = "get_user_details"  # a tool of both domains
 
 
@@ -56,6 +57,11 @@ class TauSettings:
         " the oracle.",
     )
     user_url: str | None = option(None, help="The server of the user's model; for local: http://localhost:1234/v1.")
+    user_max_usd: float | None = option(None, help="The most that the user's model may cost, in US dollars.")
+
+    def __post_init__(self) -> None:
+        if self.user_max_usd is not None:
+            above("user_max_usd", self.user_max_usd, 0)
 
 
 class Nobody:
@@ -114,7 +120,8 @@ class Tau(BaseEnv):
         return followed(self._asked(), self._opened)
 
     def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
-        """Execute a call, or tell the user the reply. The result is awaitable if the user's answer is.
+        """Execute a call, or tell the user the reply. Text is read as a call in the plain form, or else as a reply. The
+        result is awaitable if the user's answer is.
 
         Raises
         ------
@@ -123,6 +130,8 @@ class Tau(BaseEnv):
         """
         if self._over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
+        if isinstance(action, str):
+            action = parse(action, self._domain.tools, PLAIN, replies=True)
         meaning = read_action(action, self.name)
         if self.user is None and isinstance(meaning, Reply) and meaning.text != self._closing():
             raise ConfigError(
@@ -214,8 +223,7 @@ class Tau(BaseEnv):
     @classmethod
     def split_of(cls, task: Task) -> str:
         """The package's split; its "dev" is for validation."""
-        split = str(task.data.get("split", ""))
-        return {"dev": "validate"}.get(split, split)
+        return FILE_OF_SPLIT.get(str(task.data.get("split")), "")
 
     @classmethod
     def is_demonstration(cls, trajectory: Trajectory) -> bool:

@@ -11,11 +11,10 @@ from reflectkit.core.errors import ConfigError
 from reflectkit.core.reports import Table
 from reflectkit.core.types import Task
 from reflectkit.envs.problems import Generated, ProblemGenerator
-from reflectkit.envs.tau.env import NAME, Tau
+from reflectkit.envs.tau.env import FILE_OF_SPLIT, NAME, Tau
 from reflectkit.envs.tau.package import SPLITS, problems
 
 EVERY = tuple(dict.fromkeys(split for splits in SPLITS.values() for split in splits))
-FILES = ("train", "validate", "test")
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Problems(ProblemGenerator):
                 rows.append((name, split, str(len(listed)), str(len({task.group for task in listed}))))
                 bar.advance()
         figures = {"tasks": len(tasks)} | {f"{name}_{split}": int(count) for name, split, count, _ in rows}
-        files = {name: [task for task in tasks if Tau.split_of(task) == name] for name in FILES}
+        files = {name: [task for task in tasks if Tau.split_of(task) == name] for name in FILE_OF_SPLIT.values()}
         table = Table(f"Tasks in {self.folder}", ("domain", "split", "tasks", "customers"), tuple(rows))
         return Generated({"data": tasks, **files}, figures, (table,))
 

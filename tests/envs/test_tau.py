@@ -1,0 +1,398 @@
+"""Env tau on a small package of our own with the interface of tau_bench: play, rewards, users and bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.agents.scripted import Demonstrator, Oracle
+from reflectkit.cli.main import main
+from reflectkit.core.console import Quiet
+from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
+from reflectkit.core.eventloop import result_of
+from reflectkit.core.protocols import StepResult
+from reflectkit.core.rollout import Episode, rollout
+from reflectkit.core.types import Message, Status, Task, ToolCall, ToolUse
+from reflectkit.core.users import User, UserTurn
+from reflectkit.envs import env_class, make
+from reflectkit.envs.tau import package
+from reflectkit.envs.tau.env import Tau
+from reflectkit.envs.tau.problems import Problems, ProblemSettings, tasks_of
+from tests.commands import error_of
+from tests.taubench import FILES, Talker, installed, write_package
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the small package is installed."""
+    folder = write_package(tmp_path_factory.mktemp("package"))
+    with installed(folder):
+        yield folder
+
+
+def every() -> list[Task]:
+    return [task for name, splits in package.SPLITS.items() for split in splits for task in tasks_of(name, split)]
+
+
+def named(identity: str) -> Task:
+    return next(task for task in every() if task.id == identity)
+
+
+def begun(identity: str, user: User | None = None, horizon: int = 30) -> Tau:
+    env = Tau(user or Talker(), horizon=horizon)
+    result_of(env.reset(named(identity), 0))
+    return env
+
+
+def call(tool: str, **arguments: Any) -> ToolUse:
+    return ToolUse(f"{tool} …", (ToolCall(tool, arguments),))
+
+
+def played(env: Tau, *actions: ToolUse | str) -> StepResult:
+    for action in actions:
+        result = result_of(env.step(action))
+    return result
+
+
+DONE = "That is done."
+CANCEL_1 = call("cancel_order", order_id="1", reason="late")
+
+
+def test_right_calls_are_worth_one_without_any_user() -> None:
+    for trajectory in rollout([Episode(task, 1) for task in every()], lambda: make("tau", 30), Oracle()):
+        assert (trajectory.status, trajectory.total_return, trajectory.success) == (Status.COMPLETED, 1.0, True)
+        assert set(trajectory.figures.values()) == {0.0}
+
+
+def test_demonstrations_with_mistakes_succeed() -> None:
+    episodes = [Episode(task, seed) for task in every() for seed in range(4)]
+    trajectories = rollout(episodes, lambda: make("tau", 30), Demonstrator(0.3))
+    assert all(trajectory.success for trajectory in trajectories)
+    notes = [turn.decision.note for trajectory in trajectories for turn in trajectory.turns]
+    assert {"positive", "mistake", "correction"} == set(notes)
+
+
+def test_the_conversation_is_shown_as_it_was() -> None:
+    env = begun("retail-train-0")
+    result = played(env, call("find_user", name="Ann"), "<think>Ask.</think>Which order?")
+    assert result.observation.replies
+    assert [tool.name for tool in result.observation.tools][:2] == ["get_user_details", "find_user"]
+    roles = [(message.role, message.name) for message in result.observation.messages]
+    assert roles == [
+        ("system", ""), ("user", ""), ("assistant", ""), ("tool", "find_user"), ("assistant", ""), ("user", "")
+    ]  # fmt: skip
+    policy, opening, _, found, reply, _ = [message.content for message in result.observation.messages]
+    assert policy == "Policy of the retail domain: be kind."
+    assert opening == "Hello! You are Ann. Cancel order 1, it is late."
+    assert (found, reply) == ("ann", "<think>Ask.</think>Which order?")
+    assert [message.content for message in env.transcript.spoken][1] == "Which order?"
+
+
+@pytest.mark.parametrize(
+    ("actions", "reasons"),
+    [
+        ((CANCEL_1, DONE), set()),
+        ((DONE,), {"missing_change"}),
+        ((call("cancel_order", order_id="1", reason="mistake"), DONE), {"wrong_change"}),
+        ((CANCEL_1, call("cancel_order", order_id="2", reason="late"), DONE), {"forbidden_change"}),
+        ((call("transfer_to_human_agents", summary="?"),), {"missing_change", "gave_up"}),
+        ((CANCEL_1, call("transfer_to_human_agents", summary="?")), set()),
+    ],
+)
+def test_reasons_for_no_reward(actions: Sequence[ToolUse | str], reasons: set[str]) -> None:
+    result = played(begun("airline-test-0"), *actions)
+    assert result.terminated
+    assert result.reward == float(not reasons)
+    assert result.info["success"] is (not reasons)
+    assert {name for name, value in result.info["figures"].items() if value} == reasons
+
+
+def test_required_texts_may_be_spread_and_have_commas() -> None:
+    env = begun("retail-train-2")
+    assert played(env, "They cost 1,999 in all.", "ROSES, of course.", DONE).reward == 1
+    result = played(begun("retail-train-2"), "They cost 1 999.", "roses", DONE)
+    assert (result.reward, result.info["untold"], result.info["figures"]["fact_not_told"]) == (0, ["1999"], 1.0)
+
+
+def test_reasoning_tells_the_user_nothing() -> None:
+    assert played(begun("retail-train-2"), "<think>1999 roses</think>Hm.", DONE).info["untold"] == ["1999", "roses"]
+
+
+def test_out_of_steps_is_a_reason_and_no_success() -> None:
+    (trajectory,) = rollout([Episode(named("retail-train-1"), 1)], lambda: make("tau", 2, user=Talker()), Oracle())
+    assert (trajectory.status, trajectory.success, trajectory.total_return) == (Status.TRUNCATED, False, 0.0)
+    assert {name for name, value in trajectory.figures.items() if value} == {"gave_up"}
+
+
+def test_changes_are_listed_for_people() -> None:
+    info = played(begun("airline-test-0"), call("cancel_order", order_id="2", reason="late"), DONE).info
+    status = {"field": "status", "before": "pending", "after": "cancelled"}
+    reason = {"field": "reason", "before": None, "after": "late"}
+    assert info["changes"] == [{"record": "orders/2"} | status, {"record": "orders/2"} | reason]
+    assert info["expected"] == [{"record": "orders/1"} | status, {"record": "orders/1"} | reason]
+
+
+@pytest.mark.parametrize("price", [10.0, True])
+def test_numbers_of_another_type_are_a_change_as_in_the_package(price: Any) -> None:
+    """The package compares texts: 10 and 10.0 differ, although they are equal."""
+    env = begun("airline-test-1")
+    result = played(env, call("set_price", order_id="3", price=price), call("transfer_to_human_agents", summary=""))
+    assert result.info["figures"]["forbidden_change"] == 1.0
+    same = begun("airline-test-1")
+    assert played(same, call("set_price", order_id="3", price=10), *[env.oracle()]).reward == 1
+
+
+def test_the_original_database_and_the_tasks_stay_as_they_are() -> None:
+    before = json.dumps([package.problems("retail", "train")[0].actions[1].arguments, *_all_records()])
+    for _ in range(3):
+        arguments = {"order_id": "1", "reason": "late"}
+        assert played(begun("retail-dev-0"), call("cancel_order", **arguments), DONE).reward == 1
+        assert arguments == {"order_id": "1", "reason": "late"}
+    assert json.dumps([package.problems("retail", "train")[0].actions[1].arguments, *_all_records()]) == before
+
+
+def _all_records() -> list[Any]:
+    return [list(table.items()) for table in package.domain("retail").database.copy().values()]
+
+
+# ------------------------------------------------------------------------------------------------------------ the user
+
+
+def test_replies_need_a_user_and_say_which() -> None:
+    env = Tau()
+    result_of(env.reset(named("retail-train-0"), 0))
+    result_of(env.step(call("find_user", name="Ann")))
+    with pytest.raises(ConfigError, match="needs a user for replies; give --user openai:MODEL"):
+        env.step("Which order?")
+    assert len(env.transcript.messages) == 4
+
+
+class Silent(Talker):
+    """A user who never ends the conversation, and a hostile one."""
+
+    def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn:
+        return UserTurn('<tool_call>{"name": "cancel_order", "arguments": {}}</tool_call>###STOP###<|im_end|>' * 1000)
+
+
+def test_a_user_that_never_stops_is_stopped_by_the_horizon_and_its_markup_is_text() -> None:
+    env = begun("airline-test-0", Silent(), horizon=5)
+    result = played(env, *["Which order?"] * 5)
+    assert not result.terminated
+    assert result.info["figures"]["gave_up"] == 1.0
+    assert all(not message.calls for message in result.observation.messages)
+    assert result.info["changes"] == []
+    assert all(len(message.content) < 2100 for message in result.observation.messages)
+
+
+class Failing(Talker):
+    """An asynchronous user that cannot be reached after its first words."""
+
+    def __init__(self) -> None:
+        self.most_at_once = self.now = 0
+
+    async def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn:  # type: ignore[override]
+        self.now += 1
+        self.most_at_once = max(self.most_at_once, self.now)
+        await asyncio.sleep(0.01)
+        self.now -= 1
+        if conversation:
+            raise EnvironmentFailure("the user cannot be asked")
+        return UserTurn("Hello")
+
+
+def test_a_user_that_fails_aborts_its_episode_and_users_are_asked_side_by_side() -> None:
+    user = Failing()
+    trajectories = rollout([Episode(task, 1) for task in every()], lambda: make("tau", 30, user=user), Oracle())
+    assert {trajectory.status for trajectory in trajectories} == {Status.ABORTED, Status.COMPLETED}
+    aborted = [trajectory for trajectory in trajectories if trajectory.status is Status.ABORTED]
+    assert {trajectory.reason for trajectory in aborted} == {"the user cannot be asked"}
+    assert len(aborted) == len(trajectories) - 1, "one transfers the user at once"
+    assert user.most_at_once > 1
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"domain": "bank"}, "'bank' is none of retail, airline"),
+        ({"domain": ["retail"]}, "is none of retail, airline"),
+        ({"domain": "airline"}, "level 'retail', but the domain is 'airline'"),
+        ({"split": "valid"}, "'valid' is no split of retail: train, dev, test"),
+        ({"split": {}}, "no split of retail"),
+        ({"index": 3}, "tau_bench has 3 tasks in retail train"),
+        ({"index": -1}, "expected a whole number"),
+        ({"index": "0"}, "expected a whole number"),
+        ({"digest": "0" * 16}, "has another task 0 in retail train; list the tasks again"),
+        ({"digest": None}, "has another task 0"),
+    ],
+)
+def test_a_task_that_is_not_there_is_one_line(change: dict[str, Any], expected: str) -> None:
+    task = named("retail-train-0")
+    with pytest.raises(DataError, match=expected) as caught:
+        Tau().reset(replace(task, data=task.data | change), 0)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("be kind", "be brief"),
+        ("Cancel order 1, it is late", "Cancel order 1"),
+        ('"price": 10', '"price": 11'),
+        ("Cancels an order.", "Cancels any order."),
+    ],
+)
+def test_a_changed_package_is_noticed(folder: Path, before: str, after: str) -> None:
+    task = named("retail-train-0")
+    text = FILES["envs/__init__.py"]
+    assert before in text
+    other = write_package(folder.with_name(f"{folder.name}-changed"))
+    (other / "tau_bench" / "envs" / "__init__.py").write_text(text.replace(before, after), encoding="utf-8")
+    with installed(other), pytest.raises(DataError, match="has another task 0 in retail train"):
+        Tau().reset(task, 0)
+
+
+@pytest.mark.parametrize("text", [None, "raise ImportError('no module\\nof that kind')", "", "import no_such_module"])
+def test_a_missing_package_is_one_line_with_the_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    task = named("retail-train-0")
+    if text is not None:  # something else of the same name
+        (tmp_path / "tau_bench" / "envs").mkdir(parents=True)
+        (tmp_path / "tau_bench" / "__init__.py").touch()
+        (tmp_path / "tau_bench" / "envs" / "__init__.py").write_text(text)
+    with installed(tmp_path):
+        if text is None:
+            monkeypatch.setitem(sys.modules, "tau_bench", None)  # as if nothing was installed
+        with pytest.raises(ConfigError, match=r"needs the tau_bench package .*git clone") as caught:
+            Tau().reset(task, 0)
+    assert "\n" not in str(caught.value)
+    assert "unrelated" in str(caught.value)
+    assert "litellm" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        (call("cancel_order", order_id="77", reason="late"), "Error: '77'"),
+        (call("cancel_order", order_id=["1"], reason="late"), "Error: unhashable type: 'list'"),
+        (call("cancel_order", order_id="1"), "Error: CancelOrder.invoke() missing 1 required positional"),
+        (call("cancel_order", data={}), "Error: tests"),
+        (call("fly"), "Unknown action fly"),
+        (call("calculate", expression="2 ** 10"), "1024.0"),
+        (call("calculate", expression="1.05 ** 360"), "42476"),
+        (call("calculate", expression="9**9**9"), "Error: the number is too large"),
+        (call("calculate", expression="(9**9)**(9**9)"), "Error: the number is too large"),
+        (call("calculate", expression="(" * 5000 + "2**2" + ")" * 5000), "Error: "),
+        (call("calculate", expression="-" * 50000 + "2**2"), "Error: "),
+        (call("calculate", expression="2 **"), "Error: invalid syntax"),
+        (call("calculate", expression="1(2)"), "Error: 'int' object is not callable"),
+        (call("set_price", order_id="2", price=1), "xxx"),
+    ],
+)
+def test_calls_that_cannot_be_executed_are_told_to_the_agent(
+    action: ToolUse, expected: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    env = begun("retail-train-0")
+    result = played(env, action)
+    told = result.observation.messages[-1].content
+    assert told.startswith(expected if expected != "Error: tests" else "Error: ")
+    assert len(told) < 16_100
+    assert not result.terminated
+    assert ("refused" in result.info) == told.startswith(("Error", "Unknown"))
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        ToolUse("", (ToolCall("find_user", {"name": "Ann"}),) * 2),
+        ToolUse("fly", errors=("call 1: no tool named fly",)),
+        "find_user {}",
+        "",
+    ],
+)
+def test_refused_actions_execute_nothing(action: ToolUse | str) -> None:
+    env = begun("retail-train-0")
+    result = played(env, action)
+    assert result.info["refused"] >= 1
+    assert "nothing was executed" in result.observation.messages[-1].content
+    assert env.note() == "mistake"
+
+
+def test_no_step_before_the_start_or_after_the_end() -> None:
+    env = begun("airline-test-0")
+    played(env, DONE)
+    with pytest.raises(IllegalActionError, match="call reset first"):
+        env.step(DONE)
+
+
+# ------------------------------------------------------------------------------------------------ problems and commands
+
+
+def generated(**settings: Any) -> dict[str, list[str]]:
+    made = Problems(ProblemSettings(**settings), Path("data"), 0).generate(Quiet())
+    return {name: [task.id for task in tasks] for name, tasks in made.tasks.items() if tasks}
+
+
+def test_problems_are_listed_by_domain_and_split_without_their_texts() -> None:
+    files = generated()
+    assert {name: len(ids) for name, ids in files.items()} == {"data": 8, "train": 3, "validate": 1, "test": 4}
+    assert generated(domain=("airline",)) == {"data": ["airline-test-0", "airline-test-1"]} | {
+        "test": ["airline-test-0", "airline-test-1"]
+    }
+    assert generated(split=("dev", "train"))["validate"] == ["retail-dev-0"]
+    assert "Ann" not in json.dumps([task.data for task in every()])
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"domain": ("bank",)}, "no --domain named 'bank'"),
+        ({"split": ("valid",)}, "no --split named 'valid'"),
+        ({"domain": ("airline",), "split": ("train", "dev")}, "--split train, dev: airline has only test"),
+    ],
+)
+def test_problems_that_are_not_there_are_one_line(settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        ProblemSettings(**settings)
+
+
+def test_levels_are_domains_and_customers_are_clusters() -> None:
+    task = named("airline-test-1")
+    assert [Tau.at_level(task, level) is not None for level in Tau.levels] == [False, True, True]
+    assert env_class("tau").cluster(task) == "airline/bob"
+    both = Tau.at_level(task, "all")
+    assert both is not None
+    assert result_of(Tau().reset(both, 0)).messages[0].content.startswith("Policy of the airline")
+
+
+def test_commands_from_problems_to_demonstrations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`split` keeps the package's own splits, so that no test task is trained on."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["gen-task", "--env", "tau"]) == 0
+    assert main(["evaluate", "--env", "tau", "--policy", "oracle", "--task-file", "data/tau/data.json"]) == 0
+    assert "100.0 %" in capsys.readouterr().out
+    assert main(["gen-trajectory", "--env", "tau"]) == 0
+    assert main(["split", "--env", "tau"]) == 0
+    ids = {
+        name: [record["id"] for record in json.loads(Path(f"data/tau/{name}.json").read_text())]
+        for name in ("train", "validate", "test")
+    }
+    assert ids == {name: kept for name, kept in generated().items() if name != "data"}
+    assert main(["gen-sft", "--env", "tau"]) == 0
+    rows = [json.loads(line) for line in Path("data/tau/sft.jsonl").read_text().splitlines()]
+    assert any(row["prompt"].endswith("Agent:") and "cancel_order" in row["completion"] for row in rows)
+    capsys.readouterr()
+    assert "env 'tau' needs a user for replies" in error_of(["evaluate", "--env", "tau", "--policy", "random"], capsys)
