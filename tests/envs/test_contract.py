@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -32,17 +33,28 @@ from reflectkit.envs.autoexplore.repo import open_repository
 from reflectkit.envs.memory.generate import conversation
 from reflectkit.envs.support.generate import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
+from reflectkit.envs.tau.package import SPLITS
+from reflectkit.envs.tau.problems import tasks_of
 from tests.explore import explore_task, write_repository
 from tests.household import write_games
+from tests.taubench import Talker, installed, write_package
 
 OWN_LEVELS = {
     "auto_explore": ("0", "1", "2"),
     "alfworld": env_class("alfworld").levels[:-1],
     "support": env_class("support").levels[:-1],
+    "tau": env_class("tau").levels[:-1],
 }  # "all" is no task's own level
 NAMES = [name for name in ENVS if name != "alfworld" or find_spec("alfworld")]
 EVERY = [(name, level) for name in NAMES for level in OWN_LEVELS.get(name, env_class(name).levels)]
-UNLISTED = ("auto_explore", "memory", "alfworld", "support")
+UNLISTED = ("auto_explore", "memory", "alfworld", "support", "tau")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def tau_package() -> Iterator[None]:
+    """A small package in place of tau_bench."""
+    with tempfile.TemporaryDirectory() as folder, installed(write_package(Path(folder))):
+        yield
 
 
 @cache
@@ -63,7 +75,11 @@ def repos() -> Path:
 
 
 def make(name: str, horizon: int | None = None) -> Any:
-    worlds = {"auto_explore": lambda: {"repos_dir": repos()}, "alfworld": lambda: {"games_dir": games()[0]}}
+    worlds = {
+        "auto_explore": lambda: {"repos_dir": repos()},
+        "alfworld": lambda: {"games_dir": games()[0]},
+        "tau": lambda: {"user": Talker()},
+    }
     return make_env(name, horizon, **worlds.get(name, dict)())
 
 
@@ -72,6 +88,8 @@ def listed(name: str, level: str) -> list[Task]:
         return [conversation(number, 40 if level == "long" else 4 + number % 7, level, seed=1) for number in range(4)]
     if name == "alfworld":
         return [task for task in games()[1] if task.level == level]
+    if name == "tau":
+        return [task for split in SPLITS[level] for task in tasks_of(level, split)]
     if name == "support":
         return [make_task(1, number, level, shop(1), source_of(1, CUSTOMERS)) for number in range(12)]
     if name != "auto_explore":
