@@ -81,6 +81,14 @@ class SetPrice(Tool):
         return "x" * 1_000_000
 
 
+class Forget(Tool):
+    """Returns nothing."""
+    name = "forget"
+    @staticmethod
+    def invoke(data):
+        return None
+
+
 class Calculate(Tool):
     """Calculates."""
     name, properties = "calculate", {"expression": {"type": "string"}}
@@ -131,7 +139,7 @@ def load():
 def get_env(env_name, user_strategy, user_model, task_split, user_provider=None, task_index=None):
     if task_split not in TASKS[env_name]:
         raise ValueError(f"Unknown task split: {task_split}")
-    tools = [GetUserDetails, FindUser, CancelOrder, SetPrice, Calculate, Transfer]
+    tools = [GetUserDetails, FindUser, CancelOrder, SetPrice, Forget, Calculate, Transfer]
     return SimpleNamespace(
         wiki=f"Policy of the {env_name} domain: be kind.", data=load(), tasks=TASKS[env_name][task_split],
         tools_info=[tool.get_info() for tool in tools], tools_map={tool.name: tool for tool in tools},

@@ -26,6 +26,7 @@ from reflectkit.envs.tau import package
 from reflectkit.envs.tau.env import Tau
 from reflectkit.envs.tau.problems import Problems, ProblemSettings, tasks_of
 from tests.commands import error_of
+from tests.server import serve
 from tests.taubench import FILES, Talker, installed, write_package
 
 
@@ -288,6 +289,7 @@ def test_a_missing_package_is_one_line_with_the_installation(
         (call("cancel_order", order_id="1"), "Error: CancelOrder.invoke() missing 1 required positional"),
         (call("cancel_order", data={}), "Error: tests"),
         (call("fly"), "Unknown action fly"),
+        (call("forget"), "Error: the tool returned nothing"),
         (call("calculate", expression="2 ** 10"), "1024.0"),
         (call("calculate", expression="1.05 ** 360"), "42476"),
         (call("calculate", expression="9**9**9"), "Error: the number is too large"),
@@ -396,3 +398,57 @@ def test_commands_from_problems_to_demonstrations(
     assert any(row["prompt"].endswith("Agent:") and "cancel_order" in row["completion"] for row in rows)
     capsys.readouterr()
     assert "env 'tau' needs a user for replies" in error_of(["evaluate", "--env", "tau", "--policy", "random"], capsys)
+
+
+def test_a_chat_model_is_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It reads the task's instruction, and what it writes ends the conversation."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+
+    def answer(body: dict[str, Any]) -> str:
+        said = [message["content"] for message in body["messages"]]
+        return "###STOP###" if any("done" in text for text in said[2:]) else "I want to cancel an order."
+
+    with serve(answer) as server:
+        command = ["evaluate", "--env", "tau", "--policy", "oracle", "--user", "local:m", "--user-url", server.url]
+        assert main(["gen-task", "--env", "tau", "--domain", "retail"]) == 0
+        assert main([*command, "--name", "talk"]) == 0
+    assert "100.0 %" in capsys.readouterr().out
+    systems = {request["messages"][0]["content"] for request in server.requests}
+    assert {text.rpartition("\n")[2] for text in systems} == {
+        "You are Ann. Cancel order 4.",
+        "You are Bob. Order 9 does not exist; cancel it.",
+    }
+    for line in Path("results/talk/episodes.jsonl").read_text().splitlines():
+        assert "###STOP###" not in line
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"simulator": "gpt-4o"}, "--simulator 'gpt-4o': write MODEL@PROVIDER"),
+        ({"simulator": "@openai"}, "write MODEL@PROVIDER"),
+        ({"simulator": "m@openai", "user": "local:m"}, "--user and --simulator both play the user"),
+        ({"user_max_usd": 0.0}, "--user-max-usd"),
+    ],
+)
+def test_wrong_settings_are_one_line(settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        Tau.Settings(**settings)
+
+
+def test_without_litellm_the_packages_own_user_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", [NoLitellm(), *sys.meta_path])
+    with pytest.raises(ConfigError, match="--simulator needs litellm") as caught:
+        make("tau", 30, simulator="m@openai")
+    assert "\n" not in str(caught.value)
+
+
+class NoLitellm:
+    """An importer that has no litellm."""
+
+    def find_spec(self, name: str, *rest: Any) -> None:
+        if name == "litellm":
+            raise ModuleNotFoundError(f"No module named {name!r}")

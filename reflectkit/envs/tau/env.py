@@ -37,6 +37,7 @@ from reflectkit.envs.base import BaseEnv, check_task, task_int
 from reflectkit.envs.conversation import Refusal, Reply, Transcript, read_action
 from reflectkit.envs.tau import package
 from reflectkit.envs.tau.package import SPLITS, Problem
+from reflectkit.envs.tau.simulator import parse_simulator, simulator
 
 NAME = "tau"
 NOBODY = "none"
@@ -58,8 +59,15 @@ class TauSettings:
     )
     user_url: str | None = option(None, help="The server of the user's model; for local: http://localhost:1234/v1.")
     user_max_usd: float | None = option(None, help="The most that the user's model may cost, in US dollars.")
+    simulator: str | None = option(
+        None, help="The package's own simulated user instead: MODEL@PROVIDER as litellm names them, e.g. gpt-4o@openai."
+    )
 
     def __post_init__(self) -> None:
+        if self.simulator is not None:
+            parse_simulator(self.simulator)
+            if self.user != NOBODY:
+                raise ConfigError("--user and --simulator both play the user; leave one out")
         if self.user_max_usd is not None:
             above("user_max_usd", self.user_max_usd, 0)
 
@@ -100,6 +108,8 @@ class Tau(BaseEnv):
     def __init__(self, user: User | None = None, *, horizon: int | None = None, **settings: Any) -> None:
         super().__init__(**settings)
         self.user, self.horizon = user, horizon
+        if self.settings.simulator is not None:
+            self.user = simulator(*parse_simulator(self.settings.simulator))
         self._over = True
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:

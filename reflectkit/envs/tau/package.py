@@ -30,6 +30,7 @@ INSTALL = (
     "git clone https://github.com/sierra-research/tau-bench && pip install --no-deps -e ./tau-bench"
     " (packages of similar names on PyPI are unrelated)"
 )
+NO_RESULT = "the tool returned nothing"  # a fourth certificate for one customer; the package's env fails there
 CALCULATE = "calculate"
 MOST_BITS = 1_000_000  # of a number that `calculate` may reach; the package would compute for ever
 
@@ -73,9 +74,10 @@ class Domain:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SyntaxWarning)  # what `calculate` says about odd expressions
-                return str(tool.invoke(data=tables, **deepcopy(call.arguments)))
+                result = tool.invoke(data=tables, **deepcopy(call.arguments))
         except Exception as error:  # as the package does: the agent reads it
             return f"Error: {error}"
+        return result if isinstance(result, str) else f"Error: {NO_RESULT}"
 
 
 @cache
@@ -111,15 +113,27 @@ def expected(name: str, split: str, index: int) -> Changes:
     return home.database.changes(tables)
 
 
-def _env(name: str, split: str) -> Any:
-    """The package's env, with a user whose making asks no model. Raises ConfigError."""
+def installed(module: str) -> Any:
+    """A module of the package. Raises ConfigError if it is missing."""
     with _without_litellm():
         try:
-            envs = importlib.import_module("tau_bench.envs")
-            return envs.get_env(name, user_strategy="human", user_model="", task_split=split, task_index=0)
-        except (ImportError, AttributeError, ValueError, OSError) as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError(f"env 'tau' needs the tau_bench package ({reason:.200}): {INSTALL}") from None
+            return importlib.import_module(module)
+        except ImportError as error:
+            raise _lacking(error) from None
+
+
+def _env(name: str, split: str) -> Any:
+    """The package's env, with a user whose making asks no model. Raises ConfigError."""
+    envs = installed("tau_bench.envs")
+    try:
+        return envs.get_env(name, user_strategy="human", user_model="", task_split=split, task_index=0)
+    except (ImportError, AttributeError, ValueError, OSError) as error:
+        raise _lacking(error) from None
+
+
+def _lacking(error: Exception) -> ConfigError:
+    reason = " ".join(str(error).split())
+    return ConfigError(f"env 'tau' needs the tau_bench package ({reason:.200}): {INSTALL}")
 
 
 @contextlib.contextmanager
@@ -138,7 +152,7 @@ def _without_litellm() -> Iterator[None]:
 
 def _canonical(record: Any) -> str:
     """The text of a record that the package hashes."""
-    return str(importlib.import_module("tau_bench.envs.base").to_hashable(record))
+    return str(installed("tau_bench.envs.base").to_hashable(record))
 
 
 def _digest(*parts: Any) -> str:
