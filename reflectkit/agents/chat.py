@@ -164,7 +164,7 @@ class ChatPolicy:
             return Decision(0, comment.value, failure=reason, price_usd=price)
         thought, action = outcome.value
         if isinstance(action, ToolUse):
-            unreadable += not reads_as_calls(action.text, PLAIN)
+            unreadable += not (observation.replies or reads_as_calls(action.text, PLAIN))
         return Decision(
             action,
             thought if comment.value is None else comment.value,

@@ -452,3 +452,23 @@ class NoLitellm:
     def find_spec(self, name: str, *rest: Any) -> None:
         if name == "litellm":
             raise ModuleNotFoundError(f"No module named {name!r}")
+
+
+def test_a_chat_model_is_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It calls and replies, and no reply counts as an answer that cannot be read."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+
+    def answer(body: dict[str, Any]) -> str:
+        asked = body["messages"][-1]["content"]
+        if "play a user" in body["messages"][0]["content"]:
+            return "###STOP###" if "done" in asked else "Cancel order 1."
+        return "It is done." if "cancelled" in asked else 'cancel_order {"order_id": "1", "reason": "late"}'
+
+    with serve(answer) as server:
+        assert main(["gen-task", "--env", "tau", "--split", "dev"]) == 0
+        players = ["--policy", "local:m", "--base-url", server.url, "--user", "local:m", "--user-url", server.url]
+        records = ["--task-file", "data/tau/validate.json", "--name", "chat"]
+        assert main(["evaluate", "--env", "tau", *players, *records]) == 0
+    (row,) = json.loads(Path("results/chat/eval.json").read_text())["rows"]
+    assert (row["success"], row["unreadable_share"]) == (1.0, 0.0)
