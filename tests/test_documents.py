@@ -32,6 +32,7 @@ PLACEHOLDER = rf"results/(?:<number>_(?:{'|'.join(STAGES)}|<command>)|<name>(?:\
 OF_ONES_OWN = {
     "data/memory/train.parquet",  # Mem-alpha's published data
     "data/memory/reader.jsonl",  # answers of a chat model that reads for memory
+    "data/tau/user.jsonl",  # answers of a chat model that plays the user
     "data/models",  # --model smollm2-135m
 }
 

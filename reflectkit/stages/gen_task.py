@@ -45,6 +45,7 @@ EXAMPLES = (
     "reflectkit gen-task --env alfworld --instances 180",
     'reflectkit gen-task --env alfworld --games "pick_and_place_simple-Tomato-*-Microwave" --instances 40',
     "reflectkit gen-task --env alfworld --games-dir alfworld_data",
+    "reflectkit gen-task --env tau --domain retail",
 )
 FEWEST_TOKENS, MOST_TOKENS = 50, 2000  # in an excerpt, as in the paper's pipeline
 WHOLE_TOKENS = 20_000  # maximum size of a file for the oracle
