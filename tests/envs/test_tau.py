@@ -159,6 +159,13 @@ def test_the_original_database_and_the_tasks_stay_as_they_are() -> None:
     assert json.dumps([package.problems("retail", "train")[0].actions[1].arguments, *_all_records()]) == before
 
 
+def test_a_tool_that_keeps_its_arguments_does_not_change_the_call() -> None:
+    notes = ["gift"]
+    result = played(begun("airline-test-1"), call("keep_notes", order_id="1", notes=notes))
+    assert result.observation.messages[-2].calls[0].arguments == {"order_id": "1", "notes": ["gift"]}
+    assert notes == ["gift"]
+
+
 def _all_records() -> list[Any]:
     return [list(table.items()) for table in package.domain("retail").database.copy().values()]
 
