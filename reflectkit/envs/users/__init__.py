@@ -1,1 +1,0 @@
-"""Who sits at the other end of a conversation."""
