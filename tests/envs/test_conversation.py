@@ -7,8 +7,7 @@ import pytest
 from reflectkit.core.errors import IllegalActionError
 from reflectkit.core.tools import HERMES, PLAIN, Form, parse
 from reflectkit.core.types import Message, ToolCall, ToolSpec, ToolUse, to_json
-from reflectkit.envs.conversation import LONGEST_RESULT, Refusal, Reply, Transcript, cut, read_action, spoken
-from reflectkit.envs.users.base import LONGEST
+from reflectkit.envs.conversation import LONGEST, LONGEST_RESULT, Refusal, Reply, Transcript, cut, read_action, spoken
 
 FIND = ToolSpec("find_order", "Finds an order.", {"type": "object", "properties": {"id": {"type": "string"}}})
 CALL = ToolCall("find_order", {"id": "W1"})
