@@ -193,9 +193,8 @@ class Support(BaseEnv):
 
     @classmethod
     def aspects(cls, task: Task) -> Mapping[str, str]:
-        """The user's mood; and for one request, its kind."""
-        kind = str(task.data.get("kind", ""))
-        return {"mood": str(task.data.get("user", {}).get("mood", ""))} | ({} if "+" in kind else {"request": kind})
+        """The user's mood."""
+        return {"mood": str(task.data.get("user", {}).get("mood", ""))}
 
     @classmethod
     def is_demonstration(cls, trajectory: Trajectory) -> bool:

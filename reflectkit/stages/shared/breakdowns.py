@@ -24,20 +24,16 @@ def aspect_tables(episodes: Sequence[Json]) -> list[Table]:
         rows = []
         for name, level in dict.fromkeys((episode["name"], episode["level"]) for episode in having):
             own = [episode for episode in having if (episode["name"], episode["level"]) == (name, level)]
-            by_value = [[one for one in own if str(one["aspects"][aspect]) == value] for value in values]
-            rows.append((name, level, *(_share(name, level, part) for part in by_value)))
-        tables.append(
-            Table(f"Success by {aspect}, % (95 % interval; tasks)", ("policy", "level", *values), tuple(rows))
-        )
+            for value in values:
+                part = [episode for episode in own if str(episode["aspects"][aspect]) == value]
+                figures = row(name, str(own[0].get("env", "")), level, part)
+                if figures["episodes"]:
+                    low, high = (f"{100 * figures[end]:.0f}" for end in ("low", "high"))
+                    share = f"{100 * figures['success']:.1f} %"
+                    rows.append((name, level, value, share, f"{low} to {high} %", str(figures["tasks"])))
+        columns = ("policy", "level", aspect, "success", "95 % interval", "tasks")
+        tables.append(Table(f"Success by {aspect}", columns, tuple(rows)))
     return tables
-
-
-def _share(name: str, level: str, played: Sequence[Json]) -> str:
-    figures = row(name, str(played[0].get("env", "")) if played else "", level, played)
-    if not figures["episodes"]:
-        return ""
-    low, high = (round(100 * figures[end]) for end in ("low", "high"))
-    return f"{100 * figures['success']:.0f} ({low} to {high}; {figures['tasks']})"
 
 
 def passes_table(rows: Sequence[Json]) -> list[Table]:
