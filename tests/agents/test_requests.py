@@ -36,6 +36,7 @@ from reflectkit.envs.corridor import Corridor
 from tests.envs.test_contract import EVERY, NAMES, games, listed, make, repos
 from tests.server import Server, completion, serve
 
+TOLD = [name for name in NAMES if name != "tau"]  # its conversations are asked about as those of `support` are
 GOALS = {
     "taxi": "drive the taxi to the waiting passenger",
     "corridor": "walk along the corridor to the cell G",
@@ -76,7 +77,7 @@ PROMPTS = {
 """The beginning of the SHA-256 of prompts as they were before chat models were told the rules."""
 
 
-@pytest.mark.parametrize(("name", "level"), EVERY)
+@pytest.mark.parametrize(("name", "level"), [(name, level) for name, level in EVERY if name in TOLD])
 def test_the_prompts_of_local_models_are_what_they_were(name: str, level: str) -> None:
     digest = hashlib.sha256()
     for task in listed(name, level)[:3]:
@@ -97,7 +98,7 @@ def folder_of(name: str) -> str:
     return f"data/{name}/tasks_filtered" if name == "auto_explore" else f"data/{name}"
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=TOLD)
 def env(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An env's name, in a folder with two of its problems as data.json and test.json."""
     monkeypatch.chdir(tmp_path)
