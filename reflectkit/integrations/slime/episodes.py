@@ -1,0 +1,238 @@
+"""Plays one episode for slime: `generate`, for `--custom-generate-function-path`.
+
+A conversation whose prompts only grow is one row; where a chat template rewrites the history, and at each choice, a new
+row starts (`rl/batch.py`). The rows share their `rollout_id`, so that slime's loss counts the episode once.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.core.errors import ConfigError
+from reflectkit.core.protocols import Env
+from reflectkit.core.rollout import Episode, play
+from reflectkit.core.seeding import derive
+from reflectkit.core.types import Decision, Observation, Status, Trajectory, Turn
+from reflectkit.integrations.slime.metrics import EPISODE
+from reflectkit.integrations.slime.router import Answer, Model, RouterSampler
+from reflectkit.integrations.slime.settings import (
+    REFLECTOR,
+    Prompt,
+    SlimeConfig,
+    check_arguments,
+    read_prompt,
+    reflector_of,
+)
+from reflectkit.rl.batch import rows
+
+HELD_OUT = ("validate", "test", "unseen")
+"""The splits that nobody trains on."""
+LONGEST = 2**20
+"""Context length, in tokens, of a model whose config does not say."""
+ROUTING_KEY = "X-SMG-Routing-Key"
+"""The header by which `--router-policy consistent_hashing` sends an episode's requests to one server."""
+
+logger = logging.getLogger(__name__)
+_spare: defaultdict[tuple[SlimeConfig, str], list[Env]] = defaultdict(list)
+"""Environments of ended episodes, by settings and level."""
+
+
+async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
+    """`sample`'s episode: a list of its rows, or the last row alone in an evaluation and with `one_row`.
+
+    `sampling_params["max_new_tokens"]` (`--rollout-max-response-len`) limits each answer of the policy. An episode
+    whose infrastructure failed is one row that nothing is learned from, with status ABORTED and reward 0.
+
+    Raises
+    ------
+    ConfigError, DataError, CheckpointError: slime's arguments, the settings or the prompt data are wrong.
+    """
+    check_arguments(args, evaluation)
+    prompt = read_prompt(args, sample.metadata)
+    if not evaluation and prompt.split in HELD_OUT:
+        raise ConfigError(f"--prompt-data has tasks of the {prompt.split} split; train on train.jsonl")
+    answers: list[Answer] = []
+    policy = RouterSampler(
+        policy_model(args, evaluation),
+        sampling_params,
+        headers=_headers(args, sample),
+        stopped=lambda: _stopped(args),
+        on_answer=answers.append,
+    )
+    agent = TwoPlayerAgent(
+        policy,
+        _reflector(args, prompt.config),
+        temperature=float(sampling_params["temperature"]),
+        reflect_prob=prompt.config.reflect_prob,
+        max_new_tokens=int(sampling_params["max_new_tokens"]),
+        episode_tokens=prompt.config.episode_tokens,
+        thinking=prompt.config.thinking,
+    )
+    trajectory = await _play(prompt, episode_of(args, sample, prompt, evaluation), agent)
+    samples = to_samples(trajectory, answers, sample, policy.tokenizer)
+    if evaluation:
+        return samples[-1]
+    if not prompt.config.one_row:
+        return samples
+    if len(samples) > 1:
+        raise ConfigError(f"task {prompt.task.id!r}: its episode has {len(samples)} rows; leave out one_row")
+    return samples[0]
+
+
+def episode_of(args: Any, sample: Any, prompt: Prompt, evaluation: bool) -> Episode:
+    """The episode with its seeds: the samples of a group, and all tries of an evaluation, begin alike."""
+    root = derive(getattr(args, "rollout_seed", 0), "evaluation" if evaluation else "training")
+    begin = prompt.task.id if evaluation else sample.group_index
+    return Episode(prompt.task, derive(root, sample.index), str(begin), derive(root, "start", begin))
+
+
+async def _play(prompt: Prompt, episode: Episode, agent: TwoPlayerAgent) -> Trajectory:
+    spare = _spare[prompt.config, prompt.task.level]
+    env = spare.pop() if spare else prompt.config.maker(prompt.task.level)()
+    trajectory = await play(episode, env, agent)
+    if trajectory.status is Status.ABORTED:
+        logger.warning("task %s failed: %s", prompt.task.id, trajectory.reason)
+    else:
+        spare.append(env)
+    return trajectory
+
+
+def to_samples(trajectory: Trajectory, answers: Sequence[Answer], sample: Any, tokenizer: Any) -> list[Any]:
+    """The rows of an episode as copies of slime's `sample`. answers: of the policy, in order.
+
+    A row's response begins with the first token that the policy wrote; tokens of the env in it are masked. An answer
+    that is no legal label has ended the episode, and is trained with the rest.
+    """
+    turns = [*trajectory.turns, *(_illegal(answer) for answer in answers[len(trajectory.turns) :])]
+    zeros, labels = [[0.0] * len(turns)], dict.fromkeys((len(turn.observation.choices) for turn in turns), ())
+    status = type(sample).Status(trajectory.status.value)
+    written = [] if trajectory.status is Status.ABORTED else rows([_with(trajectory, turns)], zeros, zeros, labels)
+    own_answers = iter(answers)
+    filled = []
+    for row in written:
+        own = _blank(sample, trajectory, status)
+        start = row.loss_mask.index(1)
+        own.tokens = list(row.tokens)
+        own.response_length = len(row.tokens) - start
+        own.loss_mask = list(row.loss_mask[start:])
+        own.rollout_log_probs = list(row.logprobs[start:])
+        own.response = tokenizer.decode(row.tokens[start:])
+        for answer in itertools.islice(own_answers, max(row.decisions) + 1):
+            own.prefix_cache_info.add(dict(answer.meta))
+            if "weight_version" in answer.meta:
+                own.weight_versions.append(answer.meta["weight_version"])
+        filled.append(own)
+    filled = filled or [_nothing_to_learn(_blank(sample, trajectory, status))]
+    for own in filled:
+        own.metadata[EPISODE]["figures"]["rows"] = len(filled)
+    return filled
+
+
+def _illegal(answer: Answer) -> Turn:
+    """A turn that was not played, for its tokens."""
+    choices = ("",) * len(answer.ask.labels)
+    return Turn(
+        Observation((), choices), Decision(0, None, answer.ask.prompt_ids, answer.token_ids, answer.logprobs), 0
+    )
+
+
+def _with(trajectory: Trajectory, turns: Sequence[Turn]) -> Trajectory:
+    return replace(trajectory, turns=tuple(turns))
+
+
+def _blank(sample: Any, trajectory: Trajectory, status: Any) -> Any:
+    """A copy of `sample` with the facts of the episode, and without tokens."""
+    own = copy.copy(sample)
+    aborted = trajectory.status is Status.ABORTED
+    own.reward = 0.0 if aborted else trajectory.total_return
+    own.status, own.remove_sample = status, aborted
+    own.rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id
+    own.weight_versions, own.prefix_cache_info = [], type(sample.prefix_cache_info)()
+    own.metadata = {**sample.metadata, EPISODE: _facts(trajectory)}
+    return own
+
+
+def _nothing_to_learn(sample: Any) -> Any:
+    """`sample` as a row of two tokens with an empty mask, for an episode without an answer: slime drops no samples."""
+    sample.tokens, sample.response, sample.response_length = [0, 0], "", 1
+    sample.loss_mask, sample.rollout_log_probs, sample.remove_sample = [0], [0.0], True
+    return sample
+
+
+def _facts(trajectory: Trajectory) -> dict[str, Any]:
+    """What `metrics.py` and debug dumps say about the episode."""
+    decisions = [turn.decision for turn in trajectory.turns]
+    thoughts = [decision.thoughts for decision in decisions if decision.thoughts is not None]
+    figures = {
+        **trajectory.figures,
+        "success": float(trajectory.success),
+        "return": trajectory.total_return,
+        "truncated": float(trajectory.status is Status.TRUNCATED),
+        "steps": len(decisions),
+        "tokens": sum(len(decision.token_ids) for decision in decisions),
+        "comments": sum(decision.reflection is not None for decision in decisions),
+    }
+    figures |= {"thought_tokens": sum(thoughts)} if thoughts else {}
+    return {"task": trajectory.task.id, "seed": trajectory.seed, "reason": trajectory.reason, "figures": figures}
+
+
+def policy_model(args: Any, evaluation: bool) -> Model:
+    """The policy behind slime's router. Raises CheckpointError."""
+    tokenizer, context, role = _checkpoint(str(args.hf_checkpoint))
+    limit = getattr(args, "eval_max_context_len" if evaluation else "rollout_max_context_len", None)
+    limits = [context, limit, getattr(args, "sglang_context_length", None)]
+    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
+    return Model(url, tokenizer, min(length for length in limits if length), role)
+
+
+def _reflector(args: Any, config: SlimeConfig) -> Reflector | None:
+    """The reflector behind its own router, or None without one. Raises CheckpointError, ConfigError."""
+    checkpoint = reflector_of(args)
+    if checkpoint is None or config.reflect_prob == 0:
+        return None
+    ip, port = args.sglang_model_routers[REFLECTOR]
+    key = (f"http://{ip}:{port}/generate", checkpoint, config.reflect_temperature)
+    if key not in _reflectors:
+        tokenizer, context, role = _checkpoint(checkpoint)
+        if role not in ("reflection", None):
+            raise ConfigError(
+                f"{checkpoint} is a {role} model, not a reflector; serve one made by `sft --role reflection`"
+            )
+        sampler = RouterSampler(Model(key[0], tokenizer, context, role), {}, stopped=lambda: _stopped(args))
+        _reflectors[key] = Reflector(sampler, temperature=config.reflect_temperature)
+    return _reflectors[key]
+
+
+_reflectors: dict[tuple[str, str, float], Reflector] = {}
+"""By URL, checkpoint and temperature: their comments are cached, as their weights do not change."""
+
+
+@cache
+def _checkpoint(source: str) -> tuple[Any, int, str | None]:
+    """(tokenizer, context length in tokens, role) of folder or hub id `source`. Raises CheckpointError."""
+    from reflectkit.models.export import model_facts
+    from reflectkit.models.load import context_of, load_tokenizer
+
+    return load_tokenizer(source), context_of(source) or LONGEST, model_facts(Path(source)).get("role")
+
+
+def _headers(args: Any, sample: Any) -> dict[str, str] | None:
+    if sample.session_id and getattr(args, "router_policy", None) == "consistent_hashing":
+        return {ROUTING_KEY: sample.session_id}
+    return None
+
+
+def _stopped(args: Any) -> bool:
+    """Whether slime has enough episodes, and aborts the others."""
+    from slime.rollout import sglang_rollout
+
+    return bool(sglang_rollout.GenerateState(args).aborted)

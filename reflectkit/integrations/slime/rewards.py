@@ -1,0 +1,98 @@
+"""Rewards of groups of episodes, each of one or several rows.
+
+slime's own normalisation reshapes the rows by `--n-samples-per-prompt`; where episodes have several rows, it takes the
+whole batch for one group. Here the rows of a `group_index` are a group, and each `rollout_id` counts once in its mean
+and standard deviation. Failed episodes are in neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Any
+
+SMALLEST = 1e-6
+"""Added to a standard deviation, as slime does; groups whose rewards differ by less teach nothing."""
+CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
+SCALED = ("grpo", "gspo", "cispo")
+
+
+def normalise_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[float]]:
+    """(rewards, rewards normalised within their group), one each per sample: `--custom-reward-post-process-path`.
+
+    All rows of an episode get the same: slime's loss is a mean over the tokens of a `rollout_id`. Groups are centred
+    and scaled where slime does so for its advantage estimator. A failed episode's reward is 0.
+    """
+    raw = [reward_of(args, sample) for sample in samples]
+    estimator = getattr(args, "advantage_estimator", CENTRED[0])
+    if estimator not in CENTRED or not getattr(args, "rewards_normalization", True):
+        return raw, raw
+    scaled = estimator in SCALED and getattr(args, "grpo_std_normalization", True)
+    rewards = [0.0] * len(samples)
+    groups: dict[Any, list[int]] = {}
+    for row, sample in enumerate(samples):
+        if not failed(sample):
+            groups.setdefault(sample.group_index, []).append(row)
+    for rows in groups.values():
+        episodes: dict[Any, list[float]] = {}
+        for row in rows:
+            episodes.setdefault(episode_key(samples[row], row), []).append(raw[row])
+        values = [fmean(own) for own in episodes.values()]
+        mean, scale = fmean(values), _deviation(values) + SMALLEST if scaled else 1.0
+        for row in rows:
+            rewards[row] = (raw[row] - mean) / scale
+    return raw, rewards
+
+
+def keep_group(args: Any, samples: list[Any], **_: Any) -> Any:
+    """Whether a group can teach something, for `--dynamic-sampling-filter-path`: at least two episodes have ended, and
+    their rewards differ. Otherwise slime plays another group. samples: a Sample or a list of rows for each episode.
+    """
+    from slime.rollout.filter_hub.base_types import DynamicFilterOutput
+
+    ended = [rows[0] for rows in map(rows_of, samples) if rows and not failed(rows[0])]
+    rewards = [reward_of(args, sample) for sample in ended]
+    if len(ended) < 2:
+        return DynamicFilterOutput(keep=False, reason="failed_episodes")
+    if max(rewards) - min(rewards) <= SMALLEST:
+        return DynamicFilterOutput(keep=False, reason=f"equal_rewards_{round(rewards[0], 1)}")
+    return DynamicFilterOutput(keep=True)
+
+
+def rows_of(item: Any) -> list[Any]:
+    """The rows of one episode of a group."""
+    return item if isinstance(item, list) else [item]
+
+
+def failed(sample: Any) -> bool:
+    """Whether the infrastructure failed in its episode."""
+    return bool(sample.status.value == "aborted" or sample.reward is None)
+
+
+def reward_of(args: Any, sample: Any) -> float:
+    """The reward of its episode; 0 if that failed."""
+    if failed(sample):
+        return 0.0
+    key = getattr(args, "reward_key", None)
+    return float(sample.reward[key] if key else sample.reward)
+
+
+def episode_key(sample: Any, row: int) -> Any:
+    """What the rows of an episode share; a sample without `rollout_id` is one by itself."""
+    return ("row", row) if sample.rollout_id is None else sample.rollout_id
+
+
+def first_rows(samples: Iterable[Any]) -> list[Any]:
+    """The first row of each episode."""
+    firsts: dict[Any, Any] = {}
+    for row, sample in enumerate(samples):
+        firsts.setdefault(episode_key(sample, row), sample)
+    return list(firsts.values())
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """The sample standard deviation; 0 of a single value."""
+    mean = fmean(values)
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    return math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else 0.0

@@ -1,0 +1,126 @@
+"""A sampler that asks SGLang's router: token ids in (`input_ids`), sampled ids and log-probs out.
+
+One of several labels is drawn from the whole vocabulary, as slime's loss is over the whole vocabulary: an answer that
+is none of them ends the episode. SGLang reports the labels' own log-probs (`token_ids_logprob`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from reflectkit.core.errors import EnvironmentFailure
+from reflectkit.models.sampler import Ask, Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer of the router. meta: SGLang's `meta_info`."""
+
+    ask: Ask
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    meta: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model behind a router.
+
+    url: of its `/generate`. context: tokens that it can read. role: what it was fine-tuned for, if known.
+    """
+
+    url: str
+    tokenizer: Any
+    context: int
+    role: str | None
+
+
+class RouterSampler:
+    """Samples from `model`.
+
+    parameters: SGLang's sampling parameters, over which a request's own are laid. headers: of each request. stopped:
+    whether slime has ended the rollout; no request is then sent. on_answer: called with each answer.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        parameters: Mapping[str, Any],
+        *,
+        headers: Mapping[str, str] | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+        on_answer: Callable[[Answer], None] = lambda answer: None,
+    ) -> None:
+        self.model, self.parameters, self.headers = model, parameters, headers
+        self.stopped, self.on_answer = stopped, on_answer
+        self.tokenizer, self.role, self.context = model.tokenizer, model.role, model.context
+        self.tokens = 0
+
+    async def sample(self, ask: Ask) -> Sampled:
+        """What the model says. Raises EnvironmentFailure if the router fails, or slime has ended the rollout."""
+        import httpx
+        from slime.utils.http_utils import post
+
+        room = self.context - len(ask.prompt_ids)
+        if room < 1:
+            return Sampled(too_long=f"the prompt is {len(ask.prompt_ids)} tokens, but the model reads {self.context}")
+        if self.stopped():
+            raise EnvironmentFailure("slime has ended the rollout")
+        try:
+            output = await post(self.model.url, self._request(ask, room), headers=self.headers)
+        except httpx.HTTPError as error:
+            raise EnvironmentFailure(f"{self.model.url}: {error or type(error).__name__}") from None
+        answer = read_answer(ask, output)
+        self.tokens += len(ask.prompt_ids) + len(answer.token_ids)
+        self.on_answer(answer)
+        if not ask.labels:
+            return Sampled(answer.token_ids, answer.logprobs)
+        if answer.token_ids[0] not in ask.labels:
+            word = self.tokenizer.decode([answer.token_ids[0]])
+            return Sampled(too_long=f"the policy answered {word!r}, which is none of the {len(ask.labels)} labels")
+        return Sampled(answer.token_ids, answer.logprobs, _label_logprobs(ask, answer))
+
+    async def publish(self, weights: Any, version: int) -> None:
+        """Nothing: slime updates the servers' weights."""
+
+    def _request(self, ask: Ask, room: int) -> dict[str, Any]:
+        parameters = {
+            **self.parameters,
+            "temperature": ask.temperature,
+            "max_new_tokens": 1 if ask.labels else min(ask.max_new_tokens, room),
+            "stop_token_ids": sorted({*(self.parameters.get("stop_token_ids") or ()), *ask.stop_ids}),
+        }
+        if "sampling_seed" in parameters:  # --sglang-enable-deterministic-inference
+            parameters["sampling_seed"] = ask.seed % 2**31
+        request = {"input_ids": list(ask.prompt_ids), "sampling_params": parameters, "return_logprob": True}
+        return request | ({"token_ids_logprob": list(ask.labels)} if ask.labels else {})
+
+
+def read_answer(ask: Ask, output: Any) -> Answer:
+    """The answer in what the router returned. Raises EnvironmentFailure if it has none, or was aborted."""
+    try:
+        meta = output["meta_info"]
+        if meta["finish_reason"]["type"] == "abort":
+            raise EnvironmentFailure("SGLang aborted the request")
+        pairs = [(float(item[0]), int(item[1])) for item in meta["output_token_logprobs"]]
+    except (TypeError, KeyError, IndexError, ValueError):
+        raise EnvironmentFailure(f"SGLang's answer has no token log-probs: {output!r:.200}") from None
+    if not pairs or not all(math.isfinite(logprob) for logprob, _ in pairs):
+        raise EnvironmentFailure(f"SGLang's answer has no token, or one without a finite log-prob: {pairs!r:.200}")
+    logprobs, token_ids = zip(*pairs, strict=True)
+    return Answer(ask, token_ids, logprobs, meta)
+
+
+def _label_logprobs(ask: Ask, answer: Answer) -> tuple[float, ...]:
+    """The labels' log-probs among each other. Raises EnvironmentFailure if the router did not report them."""
+    try:
+        by_token = {int(item[1]): float(item[0]) for item in answer.meta["output_token_ids_logprobs"][0]}
+        logprobs = [by_token[label] for label in ask.labels]
+    except (TypeError, KeyError, IndexError, ValueError):
+        raise EnvironmentFailure("SGLang's answer has no output_token_ids_logprobs for the labels") from None
+    highest = max(logprobs)
+    total = highest + math.log(math.fsum(math.exp(logprob - highest) for logprob in logprobs))
+    return tuple(logprob - total for logprob in logprobs)

@@ -1,0 +1,346 @@
+"""The plug-in for slime, as far as it goes without slime: rows, rewards, figures, settings and prompt data."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, UnknownNameError
+from reflectkit.core.types import Decision, Message, Observation, Status, Task, Trajectory, Turn, to_json
+from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.envs.support.env import Support
+from reflectkit.envs.taxi import Taxi
+from reflectkit.integrations.slime import log_rollout, normalise_rewards
+from reflectkit.integrations.slime.episodes import episode_of, to_samples
+from reflectkit.integrations.slime.metrics import figures
+from reflectkit.integrations.slime.prompts import prompt_row, write_prompts
+from reflectkit.integrations.slime.router import Answer, read_answer
+from reflectkit.integrations.slime.settings import check_arguments, read_prompt, reflector_of
+from reflectkit.models.sampler import Ask
+from tests.integrations.slime_samples import FakeSample
+
+TASK = Task("t", "support", "one", "g", {})
+STATUS = FakeSample.Status
+
+
+class Tokenizer:
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
+
+def turn(prompt: tuple[int, ...], written: tuple[int, ...], reward: float = 0.0, choices: int = 0) -> Turn:
+    logprobs = tuple(-token / 10 for token in written)
+    seen = Observation((Message("user", "?"),), ("",) * choices)
+    return Turn(seen, Decision(0 if choices else "a", None, prompt, written, logprobs), reward)
+
+
+def answers_of(turns: Sequence[Turn]) -> list[Answer]:
+    return [
+        Answer(
+            Ask(turn.decision.prompt_ids, tuple(range(len(turn.observation.choices)))),
+            turn.decision.token_ids,
+            turn.decision.logprobs,
+            {"weight_version": f"w{number}", "prompt_tokens": 10},
+        )
+        for number, turn in enumerate(turns)
+    ]
+
+
+def samples_of(turns: Sequence[Turn], status: Status = Status.COMPLETED, **more: Any) -> list[FakeSample]:
+    played = Trajectory(TASK, 0, tuple(turns), status, True, **more)
+    return to_samples(played, answers_of(turns), FakeSample(group_index=2, index=7, metadata={"a": 1}), Tokenizer())
+
+
+def ended(group: int | None, episode: int | None, reward: float | None, status: STATUS = STATUS.COMPLETED) -> Any:
+    return FakeSample(group_index=group, index=episode, rollout_id=episode, reward=reward, status=status)
+
+
+def test_a_conversation_that_grows_is_one_row() -> None:
+    [row] = samples_of([turn((1, 2), (3, 4)), turn((1, 2, 3, 4, 5), (6,), reward=1.0)])
+    assert row.tokens == [1, 2, 3, 4, 5, 6]
+    assert row.response_length == len(row.loss_mask) == len(row.rollout_log_probs) == 4
+    assert row.loss_mask == [1, 1, 0, 1]
+    assert row.rollout_log_probs == [-0.3, -0.4, 0.0, -0.6]
+    assert (row.reward, row.status, row.remove_sample, row.response) == (1.0, STATUS.COMPLETED, False, "3 4 5 6")
+    assert (row.rollout_id, row.group_index, row.index) == (7, 2, 7)
+    assert (row.weight_versions, row.prefix_cache_info.total_prompt_tokens) == (["w0", "w1"], 20)
+
+
+def test_a_rewritten_history_makes_several_rows_of_one_rollout() -> None:
+    turns = [turn((1, 2), (3,)), turn((1, 2, 3, 4), (5,)), turn((9,), (8, 7), reward=0.5)]
+    first, second = samples_of(turns)
+    assert (first.tokens, first.loss_mask, first.rollout_log_probs) == ([1, 2, 3, 4, 5], [1, 0, 1], [-0.3, 0.0, -0.5])
+    assert (second.tokens, second.loss_mask, second.rollout_log_probs) == ([9, 8, 7], [1, 1], [-0.8, -0.7])
+    assert first.rollout_id == second.rollout_id == 7
+    assert first.reward == second.reward == 0.5
+    assert (first.weight_versions, second.weight_versions) == (["w0", "w1"], ["w2"])
+    assert first.metadata is not second.metadata
+    assert first.metadata["episode"]["figures"]["rows"] == second.metadata["episode"]["figures"]["rows"] == 2
+
+
+def test_a_failed_episode_teaches_nothing() -> None:
+    [row] = samples_of([turn((1, 2), (3,), reward=5.0)], Status.ABORTED, reason="the user is gone")
+    assert (row.status, row.reward, row.remove_sample, row.loss_mask) == (STATUS.ABORTED, 0.0, True, [0])
+    assert len(row.tokens) - row.response_length == 1
+    assert row.rollout_log_probs == [0.0]
+    assert row.metadata["episode"]["reason"] == "the user is gone"
+
+
+def test_an_episode_that_ended_before_its_first_answer_counts_and_teaches_nothing() -> None:
+    [row] = samples_of([], Status.TRUNCATED, forfeit=-1.0)
+    assert (row.status, row.reward, row.remove_sample, row.loss_mask) == (STATUS.TRUNCATED, -1.0, True, [0])
+
+
+def test_a_sample_that_is_played_again_keeps_nothing_of_the_first_time() -> None:
+    [failed] = samples_of([], Status.ABORTED)
+    played = Trajectory(TASK, 0, (turn((1, 2), (3,), reward=1.0),), Status.COMPLETED, True)
+    [row] = to_samples(played, answers_of(played.turns), failed, Tokenizer())
+    assert (row.tokens, row.loss_mask, row.remove_sample, row.weight_versions) == ([1, 2, 3], [1], False, ["w0"])
+    assert row.prefix_cache_info.total_prompt_tokens == 10
+
+
+def test_choices_are_rows_and_an_answer_that_is_no_label_is_trained() -> None:
+    turns = [turn((1, 2), (3,), -0.5, 4), turn((1, 2, 3), (9,), 0.0, 4)]
+    played = Trajectory(TASK, 0, (turns[0],), Status.TRUNCATED, False)  # the second answer was none of the labels
+    first, second = to_samples(played, answers_of(turns), FakeSample(index=1), Tokenizer())
+    assert (first.tokens, second.tokens) == ([1, 2, 3], [1, 2, 3, 9])
+    assert first.loss_mask == second.loss_mask == [1]
+    assert second.rollout_log_probs == [-0.9]
+    assert first.status == STATUS.TRUNCATED
+
+
+def test_each_episode_counts_once_in_the_rewards_of_its_group() -> None:
+    # group 0: episodes with rewards 1 (three rows), 0 (one), 0 (two), and one that failed: mean 1/3,
+    # standard deviation sqrt(((2/3)² + 2 (1/3)²) / 2) = sqrt(1/3); counting rows, the mean would be 1/2.
+    group = [ended(0, 1, 1.0)] * 3 + [ended(0, 2, 0.0)] + [ended(0, 3, 0.0)] * 2 + [ended(0, 4, 0.0, STATUS.ABORTED)]
+    other = [ended(1, 5, 2.0), ended(1, 6, 4.0), ended(1, 6, 4.0)]  # mean 3, standard deviation sqrt(2)
+    raw, rewards = normalise_rewards(SimpleNamespace(advantage_estimator="grpo"), [*other[:1], *group, *other[1:]])
+    assert raw == [2.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 4.0, 4.0]
+    high, low = (2 / 3) / (math.sqrt(1 / 3) + 1e-6), (-1 / 3) / (math.sqrt(1 / 3) + 1e-6)
+    side = 1 / (math.sqrt(2) + 1e-6)
+    assert rewards == pytest.approx([-side, high, high, high, low, low, low, 0.0, side, side], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"grpo_std_normalization": False}, [2 / 3, -1 / 3, -1 / 3]),
+        ({"advantage_estimator": "reinforce_plus_plus_baseline"}, [2 / 3, -1 / 3, -1 / 3]),
+        ({"advantage_estimator": "ppo"}, [1.0, 0.0, 0.0]),
+        ({"rewards_normalization": False}, [1.0, 0.0, 0.0]),
+    ],
+)
+def test_rewards_are_centred_and_scaled_where_slime_does_so(arguments: Any, expected: list[float]) -> None:
+    group = [ended(0, 1, 1.0), ended(0, 2, 0.0), ended(0, 3, 0.0)]
+    assert normalise_rewards(SimpleNamespace(**arguments), group)[1] == pytest.approx(expected)
+
+
+def test_a_group_of_one_episode_gets_no_reward() -> None:
+    alone = [ended(0, 1, 1.0), ended(0, 1, 1.0), ended(0, 2, None, STATUS.ABORTED)]
+    assert normalise_rewards(SimpleNamespace(), alone) == ([1.0, 1.0, 0.0], [0.0, 0.0, 0.0])
+    assert normalise_rewards(SimpleNamespace(), []) == ([], [])
+
+
+def test_figures_count_each_episode_once_and_failed_ones_apart() -> None:
+    rows = samples_of([turn((1,), (2,)), turn((9,), (8,), reward=1.0)])  # two rows of a success
+    other = to_samples(
+        Trajectory(TASK, 0, (turn((1,), (2, 3)),), Status.TRUNCATED, False), [], FakeSample(index=8), Tokenizer()
+    )
+    failed = to_samples(Trajectory(TASK, 0, (), Status.ABORTED, False), [], FakeSample(index=9), Tokenizer())
+    seen = figures([*rows, *other, *failed, FakeSample(index=10)])  # the last is not ours
+    assert seen["failed"] == pytest.approx(1 / 3)
+    assert (seen["success"], seen["return"], seen["truncated"]) == (0.5, 0.5, 0.5)
+    assert (seen["rows"], seen["steps"], seen["tokens"]) == (1.5, 1.5, 2.0)
+    assert (seen["pass@2"], seen["pass^2"]) == (1.0, 0.0)  # two tries of one task, one right
+    extra: dict[str, float] = {"rollout/dynamic_filter/drop_x": 1}
+    assert log_rollout(0, None, [*rows, *other], extra, 1.0) is False
+    assert (extra["rollout/dynamic_filter/drop_x"], extra["reflectkit/success"]) == (1, 0.5)
+    assert log_rollout(0, None, rows, None, 1.0) is False
+
+
+GOOD = {"finish_reason": {"type": "stop"}, "output_token_logprobs": [[-0.5, 7, None], [-0.25, 8, "x"]]}
+
+
+def test_answers_are_read_as_sglang_writes_them() -> None:
+    answer = read_answer(Ask((1,)), {"text": "ignored", "meta_info": GOOD})
+    assert (answer.token_ids, answer.logprobs) == ((7, 8), (-0.5, -0.25))
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "Bad gateway",
+        None,
+        [],
+        {},
+        {"meta_info": None},
+        {"meta_info": {"finish_reason": {"type": "stop"}}},
+        {"meta_info": GOOD | {"output_token_logprobs": []}},
+        {"meta_info": GOOD | {"output_token_logprobs": [[None, 7, None]]}},
+        {"meta_info": GOOD | {"output_token_logprobs": [[float("nan"), 7, None]]}},
+        {"meta_info": GOOD | {"finish_reason": {"type": "abort"}}},
+        {"meta_info": GOOD | {"finish_reason": None}},
+    ],
+)
+def test_a_damaged_answer_is_a_failure_of_the_infrastructure(output: Any) -> None:
+    with pytest.raises(EnvironmentFailure):
+        read_answer(Ask((1,)), output)
+
+
+def prompt_of(task: Task, env: str = "support", split: str = "train") -> dict[str, Any]:
+    return json.loads(json.dumps(prompt_row(env, task, split)))["metadata"]
+
+
+def test_settings_come_from_the_config_and_the_prompt_overrides_them() -> None:
+    task = Support.example("one", 0)
+    args = SimpleNamespace(reflectkit={"thinking": "hidden", "brief": True, "horizon": 9})
+    prompt = read_prompt(args, prompt_of(task) | {"reflectkit": {"thinking": "off"}})
+    assert (prompt.task, prompt.split, prompt.config.env) == (task, "train", "support")
+    assert (prompt.config.thinking, prompt.config.settings.brief, prompt.config.horizon) == ("off", True, 9)
+    assert read_prompt(SimpleNamespace(), prompt_of(task)).config.thinking == "on"
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "part"),
+    [
+        ({"thinkin": "off"}, UnknownNameError, "did you mean 'thinking'?"),
+        ({"thinking": "never"}, UnknownNameError, "--thinking"),
+        ({"reflect_prob": 2}, ConfigError, "--reflect-prob must lie between 0 and 1"),
+        ({"seed": 3}, ConfigError, "'seed' is not a setting here"),
+        ({"horizon": "many"}, ConfigError, "--horizon"),
+        ({"env": "taxi"}, ConfigError, "is of env 'support'"),
+        ([1], ConfigError, "must be a mapping"),
+    ],
+)
+def test_wrong_settings_are_one_line(values: Any, error: type[Exception], part: str) -> None:
+    with pytest.raises(error) as caught:
+        read_prompt(SimpleNamespace(reflectkit=values), prompt_of(Support.example("one", 0)))
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("metadata", [None, {}, [], {"task": {}}, {"env": "support", "task": {"id": 1}}])
+def test_prompts_that_are_not_ours_are_one_line(metadata: Any) -> None:
+    with pytest.raises(DataError, match="prompt data"):
+        read_prompt(SimpleNamespace(), metadata)
+
+
+@pytest.mark.parametrize("name", ["partial_rollout", "group_rm", "use_rollout_routing_replay", "log_passrate"])
+def test_arguments_that_do_not_go_together_with_episodes_are_refused(name: str) -> None:
+    check_arguments(SimpleNamespace(**{name: False}), evaluation=False)
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: .*; leave it out"):
+        check_arguments(SimpleNamespace(**{name: True}), evaluation=False)
+
+
+def test_top_p_is_for_evaluation() -> None:
+    check_arguments(SimpleNamespace(rollout_top_p=0.9), evaluation=True)
+    with pytest.raises(ConfigError, match=r"--rollout-top-p 0\.9"):
+        check_arguments(SimpleNamespace(rollout_top_p=0.9), evaluation=False)
+
+
+POLICY = "  - name: actor\n    update_weights: true\n"
+FROZEN = "  - name: reflector\n    model_path: their/reflector\n    update_weights: false\n"
+
+
+def served(folder: Path, text: str) -> str | None:
+    (folder / "sglang.yaml").write_text(text)
+    return reflector_of(SimpleNamespace(sglang_config=folder / "sglang.yaml", hf_checkpoint="their/policy"))
+
+
+def test_the_reflector_is_the_frozen_model_of_that_name(tmp_path: Path) -> None:
+    assert served(tmp_path, f"sglang:\n{POLICY}{FROZEN}") == "their/reflector"
+    assert reflector_of(SimpleNamespace(sglang_config=None, hf_checkpoint="p")) is None
+
+
+def test_without_a_model_of_that_name_there_is_no_reflector(tmp_path: Path) -> None:
+    assert served(tmp_path, f"sglang:\n{POLICY}") is None
+
+
+@pytest.mark.parametrize(
+    ("models", "part"),
+    [
+        (FROZEN + POLICY, "the policy must come first"),
+        (POLICY + FROZEN.replace("false", "true"), "must be frozen"),
+        (POLICY + "  - name: reflector\n    model_path: r\n", "must be frozen"),
+        (POLICY + "  - name: [\n", "not YAML"),
+    ],
+)
+def test_a_reflector_that_would_be_trained_is_refused(models: str, part: str, tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, DataError), match=part):
+        served(tmp_path, f"sglang:\n{models}")
+
+
+def test_a_missing_sglang_config_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        reflector_of(SimpleNamespace(sglang_config=tmp_path / "none.yaml", hf_checkpoint="p"))
+
+
+def test_a_group_begins_alike_and_is_played_differently() -> None:
+    prompt = read_prompt(SimpleNamespace(), prompt_of(Support.example("one", 0)))
+    args = SimpleNamespace(rollout_seed=42)
+    pairs = [(0, 0), (0, 1), (1, 2)]
+    first, second, other = (
+        episode_of(args, FakeSample(group_index=group, index=index), prompt, False) for group, index in pairs
+    )
+    assert first.start == second.start != other.start
+    assert len({first.seed, second.seed, other.seed}) == 3
+    tries = [episode_of(args, FakeSample(index=index), prompt, True) for index in (0, 1)]
+    assert tries[0].start == tries[1].start != first.start
+    assert tries[0].seed != first.seed
+
+
+def write_splits(folder: Path, sizes: dict[str, int]) -> None:
+    folder.mkdir(parents=True)
+    tasks = iter(Taxi.tasks("full"))
+    for split, size in sizes.items():
+        records = [record_to_json(Record(next(tasks), ())) for _ in range(size)]
+        (folder / f"{split}.json").write_text(json.dumps(records))
+
+
+def test_each_split_becomes_a_file_of_prompts(tmp_path: Path) -> None:
+    write_splits(tmp_path / "taxi", {"train": 3, "test": 2})
+    written = write_prompts("taxi", tmp_path)
+    folder = tmp_path / "taxi/slime"
+    assert written == {folder / "train.jsonl": 3, folder / "test.jsonl": 2}
+    rows = [json.loads(line) for line in (folder / "test.jsonl").read_text().splitlines()]
+    assert [row["metadata"]["task"] for row in rows] == [to_json(task) for task in Taxi.tasks("full")[3:5]]
+    assert {row["metadata"]["split"] for row in rows} == {"test"}
+    assert all(isinstance(row["prompt"], str) for row in rows)
+    assert read_prompt(SimpleNamespace(), rows[0]["metadata"]).config.env == "taxi"
+
+
+def run_module(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "reflectkit.integrations.slime", *words], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_command_writes_them_and_says_what_is_wrong(tmp_path: Path) -> None:
+    write_splits(tmp_path / "taxi", {"train": 3, "test": 0})
+    out = tmp_path / "out"
+    done = run_module("--env", "taxi", "--data-dir", str(tmp_path), "--out-dir", str(out), "--level", "pickup")
+    assert (done.returncode, done.stdout) == (0, f"{out}/train.jsonl: 3 tasks\n")
+    assert json.loads((out / "train.jsonl").read_text().splitlines()[0])["metadata"]["task"]["level"] == "pickup"
+    for words, part in (
+        (("--env", "taxii"), "did you mean 'taxi'?"),
+        (("--env", "taxi", "--level", "fulll"), "did you mean 'full'?"),
+        (("--env", "corridor"), "reflectkit split --env corridor"),
+    ):
+        wrong = run_module("--data-dir", str(tmp_path), *words)
+        assert (wrong.returncode, wrong.stdout) == (2, "")
+        assert part in wrong.stderr
+        assert wrong.stderr.count("\n") == 1
+
+
+def test_it_is_imported_without_slime_and_torch() -> None:
+    code = "import sys, reflectkit.integrations.slime; print(sorted({'slime', 'torch', 'httpx'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

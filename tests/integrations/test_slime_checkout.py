@@ -1,0 +1,473 @@
+"""The plug-in inside slime itself, on a CPU, with a router that answers as SGLang does.
+
+Needs a checkout of slime in SLIME_DIR, and `httpx`, `aiohttp` and `pylatexenc`. Ray, SGLang's router and wandb are
+stubs, as in slime's own tests on a CPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import types
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import GPT2Config, PreTrainedTokenizerFast
+
+from reflectkit.core.config import THINKING
+from reflectkit.core.errors import ConfigError
+from reflectkit.core.eventloop import result_of
+from reflectkit.core.types import Task
+from reflectkit.envs.support.env import Support
+from reflectkit.envs.taxi import Taxi
+from reflectkit.integrations import slime as plugin
+from reflectkit.integrations.slime.episodes import episode_of
+from reflectkit.integrations.slime.prompts import prompt_row
+from reflectkit.integrations.slime.settings import read_prompt
+from reflectkit.models.chat import Dialogue
+from reflectkit.models.tokens import label_ids
+from tests.models.test_chat import byte_by_byte, make_tokenizer
+from tests.router import Router, serve_router
+
+SLIME = os.environ.get("SLIME_DIR", "")
+ROOT = Path(__file__).parents[2]
+STUBS = ("ray", "sglang_router", "wandb")
+
+pytestmark = pytest.mark.skipif(not SLIME, reason="needs a checkout of slime in SLIME_DIR")
+
+
+@pytest.fixture(scope="module")
+def slime() -> Iterator[Callable[[str], Any]]:
+    """Imports modules of the checkout. Afterwards nothing of it is left, nor of the stubs."""
+    before = set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SLIME)
+        for name in STUBS:
+            if importlib.util.find_spec(name) is None:
+                patch.setitem(sys.modules, name, types.ModuleType(name))
+        try:
+            importlib.import_module("slime.rollout.sglang_rollout")
+        except ModuleNotFoundError as error:
+            pytest.skip(f"slime's rollouts need the package {error.name}")
+        yield importlib.import_module
+        for name in set(sys.modules) - before:
+            if name.partition(".")[0] == "slime":
+                del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Tokenizers with a config, by the name of their chat template; "plain" has none."""
+    made = {}
+    for name in ("qwen", "forgetful", "plain"):
+        made[name] = tmp_path_factory.mktemp(name)
+        make_tokenizer(None if name == "plain" else name).save_pretrained(made[name])
+        GPT2Config(n_positions=100_000).save_pretrained(made[name])
+    return made
+
+
+@pytest.fixture
+def arguments(slime: Any, folders: dict[str, Path]) -> Iterator[Callable[..., Namespace]]:
+    """Makes slime's arguments for a router; its singletons are new in each test."""
+
+    def make(router: Router, **more: Any) -> Namespace:
+        args = Namespace(
+            hf_checkpoint=str(folders["qwen"]), sglang_router_ip="127.0.0.1", sglang_router_port=router.port,
+            sglang_server_concurrency=8, rollout_num_engines=1, use_distributed_post=False, sglang_dp_size=1,
+            custom_generate_function_path="reflectkit.integrations.slime.generate", custom_rm_path=None,
+            partial_rollout=False, group_rm=False, rollout_seed=42, rollout_temperature=1.0, rollout_top_p=1.0,
+            rollout_top_k=-1, rollout_max_response_len=1000, rollout_stop=None, rollout_stop_token_ids=None,
+            rollout_skip_special_tokens=False, rollout_max_context_len=None, eval_max_context_len=None,
+            n_samples_per_prompt=2, rollout_batch_size=2, over_sampling_batch_size=2, rollout_global_dataset=True,
+            dynamic_sampling_filter_path="reflectkit.integrations.slime.keep_group", rollout_sample_filter_path=None,
+            rollout_all_samples_process_path=None, buffer_filter_path=None, rollout_max_prompt_len=None,
+            input_key="prompt", label_key=None, metadata_key="metadata", tool_key=None, multimodal_keys=None,
+            apply_chat_template=False, apply_chat_template_kwargs=None, rollout_shuffle=False, dump_details=None,
+            eval_max_prompt_len=None, reward_key=None, eval_reward_key=None, sglang_config=None, reflectkit={},
+        )  # fmt: skip
+        vars(args).update(more)
+        slime("slime.utils.http_utils").init_http_client(args)
+        return args
+
+    yield make
+    slime("slime.utils.misc").SingletonMeta._instances.clear()
+    slime("slime.utils.http_utils")._http_client = None
+
+
+def play(slime: Any, args: Namespace, sample: Any, evaluation: bool = False) -> Any:
+    """What slime's `generate_and_rm` makes of `sample`, in slime's own loop."""
+    rollouts = slime("slime.rollout.sglang_rollout")
+    params = rollouts.GenerateState(args).sampling_params.copy()
+    return slime("slime.utils.async_utils").run(rollouts.generate_and_rm(args, sample, params, evaluation=evaluation))
+
+
+def sample_of(slime: Any, task: Task, env: str = "support", split: str = "train", **more: Any) -> Any:
+    row = prompt_row(env, task, split)
+    return slime("slime.utils.types").Sample(prompt=row["prompt"], metadata=row["metadata"], **more)
+
+
+def oracle(slime: Any, args: Namespace, task: Task) -> list[str]:
+    """What the oracle writes in group 0 of the training."""
+    sample = sample_of(slime, task, index=0, group_index=0)
+    env, texts, over = Support(horizon=Support.horizons["one"]), [], False
+    result_of(env.reset(task, episode_of(args, sample, read_prompt(args, sample.metadata), False).start or 0))
+    while not over:
+        action = env.oracle()
+        texts.append(Dialogue(make_tokenizer("qwen")).completion(action))
+        over = result_of(env.step(action)).terminated
+    return texts
+
+
+class Script:
+    """Writes the text of the turn byte by byte, which tokenising it would not give, and ends with the end token. The
+    last text is that of all further turns.
+    """
+
+    def __init__(self, texts: Sequence[str], template: str = "qwen") -> None:
+        self.texts, self.tokenizer = texts, make_tokenizer(template)
+
+    def ids(self, text: str) -> list[int]:
+        return [*byte_by_byte(self.tokenizer, text), self.tokenizer.eos_token_id]
+
+    def __call__(self, prompt: list[int]) -> list[int]:
+        turn = self.tokenizer.decode(prompt).count("<|im_start|>assistant") - 1
+        return self.ids(self.texts[min(turn, len(self.texts) - 1)])
+
+
+def trained(rows: Sequence[Any]) -> list[tuple[int, float]]:
+    """The trained tokens of an episode with their log-probs."""
+    pairs = []
+    for row in rows:
+        assert row.response_length == len(row.loss_mask) == len(row.rollout_log_probs)
+        response = zip(row.tokens[-row.response_length :], row.rollout_log_probs, row.loss_mask, strict=True)
+        for token, logprob, mask in response:
+            assert mask or logprob == 0
+            pairs += [(token, logprob)] if mask else []
+    return pairs
+
+
+def sampled(router: Router) -> list[tuple[int, float]]:
+    """What the router sampled, in order."""
+    return [pair for _, ids, logprobs in router.requests for pair in zip(ids, logprobs, strict=True)]
+
+
+TASK = Support.example("one", 0)
+REFUSAL = 'I think so.\n<tool_call>\n{"name": "escalate", "arguments": {"reason": "no"}}\n</tool_call>'
+
+
+def test_a_conversation_is_one_row_with_the_tokens_that_sglang_sampled(slime: Any, arguments: Any) -> None:
+    with serve_router(lambda prompt: script(prompt)) as router:
+        args = arguments(router, router_policy="consistent_hashing")
+        script = Script(oracle(slime, args, TASK))
+        rows = play(slime, args, sample_of(slime, TASK, index=0, group_index=0, session_id="s1"))
+    [row] = rows
+    assert len(router.requests) == len(script.texts) > 5
+    assert (row.reward, row.status.value, row.rollout_id, row.remove_sample) == (1.0, "completed", 0, False)
+    assert trained(rows) == sampled(router)
+    for body, ids, _ in router.requests:  # each prompt is the row so far, and its answer follows
+        count = len(body["input_ids"])
+        assert row.tokens[:count] == body["input_ids"]
+        assert row.tokens[count : count + len(ids)] == ids
+        assert body["return_logprob"] is True
+        assert body["sampling_params"]["stop_token_ids"] == sorted(Dialogue(script.tokenizer).stop_ids)
+        assert body["sampling_params"]["top_k"] == -1
+    assert {headers["X-SMG-Routing-Key"] for headers in router.headers} == {"s1"}
+    assert row.weight_versions == ["3"] * len(script.texts)
+    assert row.prefix_cache_info.total_prompt_tokens == sum(len(body["input_ids"]) for body, *_ in router.requests)
+    assert row.response.startswith(script.texts[0])
+    row._validate_response_metadata_lengths()
+
+
+def test_a_template_that_forgets_thoughts_makes_rows_of_one_rollout(slime: Any, arguments: Any, folders: Any) -> None:
+    said = ["<think>Who?</think>Who are you?", "<think>Hm.</think>Which order?", REFUSAL]
+    with serve_router(Script(said, "forgetful")) as router:
+        args = arguments(router, hf_checkpoint=str(folders["forgetful"]))
+        rows = play(slime, args, sample_of(slime, TASK, index=5, group_index=1))
+    assert len(rows) == 3
+    assert {row.rollout_id for row in rows} == {5}
+    assert {row.group_index for row in rows} == {1}
+    assert len({row.reward for row in rows}) == 1
+    assert trained(rows) == sampled(router)
+    slime("slime.observability.rollout_data_utils").validate_rollout_id_annotated([[rows]])
+
+
+@pytest.mark.parametrize("thinking", THINKING[::2])
+def test_hidden_thoughts_make_rows_too(slime: Any, arguments: Any, thinking: str) -> None:
+    said = ["<think>Who?</think>Who are you?", REFUSAL]
+    with serve_router(Script(said)) as router:
+        args = arguments(router, reflectkit={"thinking": thinking})
+        rows = play(slime, args, sample_of(slime, TASK, index=5))
+    assert len(rows) == {"on": 1, "hidden": 2}[thinking]
+    assert trained(rows) == sampled(router)
+
+
+def test_an_aborted_request_is_an_aborted_episode(slime: Any, arguments: Any) -> None:
+    with serve_router(lambda prompt: "abort") as router:
+        args = arguments(router)
+        [row] = play(slime, args, sample_of(slime, TASK, index=0))
+    assert (row.status.value, row.reward, row.remove_sample, row.loss_mask) == ("aborted", 0.0, True, [0])
+    assert row.metadata["episode"]["reason"] == "SGLang aborted the request"
+
+
+def test_no_request_is_sent_once_slime_has_ended_the_rollout(slime: Any, arguments: Any) -> None:
+    rollouts = slime("slime.rollout.sglang_rollout")
+
+    def answer(prompt: list[int]) -> list[int]:
+        rollouts.GenerateState(args).aborted = True
+        return Script(["Who are you?"])(prompt)
+
+    with serve_router(answer) as router:
+        args = arguments(router)
+        [row] = play(slime, args, sample_of(slime, TASK, index=0))
+    assert len(router.requests) == 1
+    assert (row.status.value, row.loss_mask) == ("aborted", [0])
+
+
+def test_a_router_that_is_gone_aborts_the_episode(slime: Any, arguments: Any, monkeypatch: Any) -> None:
+    http = slime("slime.utils.http_utils")
+    post = http.post
+    monkeypatch.setattr(http, "post", lambda *words, **more: post(*words, **more, max_retries=1))
+    with serve_router(lambda prompt: []) as router:
+        args = arguments(router)
+    [row] = play(slime, args, sample_of(slime, TASK, index=0))
+    assert row.status.value == "aborted"
+    assert "/generate: " in row.metadata["episode"]["reason"]
+
+
+def test_a_full_context_truncates_the_episode(slime: Any, arguments: Any) -> None:
+    said = ["Who are you?"] * 20
+    with serve_router(Script(said)) as router:
+        first = len(play(slime, arguments(router), sample_of(slime, TASK, index=0))[0].tokens)
+        router.requests.clear()
+        args = arguments(router, rollout_max_context_len=first - 100)
+        [row] = play(slime, args, sample_of(slime, TASK, index=0))
+        assert (row.status.value, row.reward, row.remove_sample) == ("truncated", 0.0, False)
+        assert trained([row]) == sampled(router)
+        assert len(row.tokens) <= first - 100
+        args = arguments(router, rollout_max_context_len=50)
+        [row] = play(slime, args, sample_of(slime, TASK, index=0))
+        assert (row.status.value, row.remove_sample, row.loss_mask) == ("truncated", True, [0])
+
+
+def test_an_answer_that_is_cut_by_its_length_is_trained_without_an_end(slime: Any, arguments: Any) -> None:
+    with serve_router(Script(["Who are you, and which order is it?", REFUSAL])) as router:
+        args = arguments(router, rollout_max_response_len=7)
+        [row] = play(slime, args, sample_of(slime, TASK, index=0))
+    assert all(len(ids) <= 7 for _, ids, _ in router.requests)
+    assert router.requests[0][1][-1] != make_tokenizer("qwen").eos_token_id
+    assert trained([row]) == sampled(router)
+
+
+TAXI = Taxi.tasks("full")[0]
+
+
+@pytest.mark.parametrize("legal", [True, False])
+def test_choices_are_sampled_from_the_whole_vocabulary(
+    slime: Any, arguments: Any, taxi_tokenizer: PreTrainedTokenizerFast, tmp_path: Path, legal: bool
+) -> None:
+    taxi_tokenizer.save_pretrained(tmp_path)
+    GPT2Config(n_positions=4096).save_pretrained(tmp_path)
+    labels = label_ids(taxi_tokenizer, 6)
+    word = taxi_tokenizer(" x", add_special_tokens=False)["input_ids"][0]
+    with serve_router(lambda prompt: [labels[0] if legal or len(router.requests) < 2 else word]) as router:
+        args = arguments(router, hf_checkpoint=str(tmp_path), reflectkit={"horizon": 4})
+        rows = play(slime, args, sample_of(slime, TAXI, "taxi", index=0))
+    assert len(rows) == (4 if legal else 3)
+    assert trained(rows) == sampled(router)
+    assert all(body["token_ids_logprob"] == list(labels) for body, *_ in router.requests)
+    assert {row.status.value for row in rows} == {"truncated"}
+    assert ("none of the 6 labels" in rows[0].metadata["episode"]["reason"]) is not legal
+
+
+@pytest.fixture(scope="module")
+def taxi_tokenizer() -> PreTrainedTokenizerFast:
+    from reflectkit.core.prompts import label
+    from reflectkit.models.tiny import build_tokenizer
+
+    return build_tokenizer(["Actions:", "Action: x"], [label(index) for index in range(6)])
+
+
+def test_a_frozen_reflector_comments_through_its_own_router(
+    slime: Any, arguments: Any, folders: Any, tmp_path: Path
+) -> None:
+    frozen = {"name": "reflector", "model_path": str(folders["plain"]), "update_weights": False}
+    (tmp_path / "sglang.yaml").write_text(json.dumps({"sglang": [{"name": "actor"}, frozen]}))
+    plain = make_tokenizer(None)
+    comment = [*plain(" Ask for the name.", add_special_tokens=False)["input_ids"], plain.eos_token_id]
+    with serve_router(lambda prompt: comment) as second, serve_router(Script(["Who are you?", REFUSAL])) as router:
+        args = arguments(
+            router,
+            sglang_config=str(tmp_path / "sglang.yaml"),
+            sglang_model_routers={"actor": ("127.0.0.1", router.port), "reflector": ("127.0.0.1", second.port)},
+        )
+        [row] = play(slime, args, sample_of(slime, TASK, index=0))
+        asked = len(second.requests)
+        play(slime, args, sample_of(slime, TASK, index=1))
+    assert asked == len(second.requests) == 2  # greedy comments are cached
+    assert trained([row]) == sampled(router)[: len(trained([row]))]
+    text = make_tokenizer("qwen").decode(row.tokens)
+    assert text.count("Reflection: Ask for the name.") == 2
+    assert plain.decode(second.requests[0][0]["input_ids"]).endswith("Reflection:")
+    assert second.requests[0][0]["sampling_params"]["temperature"] == 0
+    assert row.metadata["episode"]["figures"]["comments"] == 2
+
+
+def test_one_row_is_a_sample_and_several_are_an_error(slime: Any, arguments: Any) -> None:
+    with serve_router(Script(["<think>x</think>Who?", REFUSAL])) as router:
+        args = arguments(router, reflectkit={"one_row": True})
+        assert play(slime, args, sample_of(slime, TASK, index=0)).response_length > 1
+        args = arguments(router, reflectkit={"one_row": True, "thinking": "hidden"})
+        with pytest.raises(ConfigError, match="has 2 rows; leave out one_row"):
+            play(slime, args, sample_of(slime, TASK, index=0))
+
+
+def test_held_out_tasks_are_evaluated_and_never_trained_on(slime: Any, arguments: Any) -> None:
+    with serve_router(Script(["<think>x</think>Who?", REFUSAL])) as router:
+        args = arguments(router, reflectkit={"thinking": "hidden"}, eval_max_context_len=90_000)
+        row = play(slime, args, sample_of(slime, TASK, split="test", index=0), evaluation=True)
+        assert (row.status.value, row.metadata["split"]) == ("completed", "test")
+        assert row.metadata["episode"]["figures"]["rows"] == 2
+        with pytest.raises(ConfigError, match="the test split; train on"):
+            play(slime, args, sample_of(slime, TASK, split="test", index=0))
+
+
+def write_tasks(path: Path, tasks: Sequence[Task], split: str) -> str:
+    path.write_text("".join(json.dumps(prompt_row("support", task, split)) + "\n" for task in tasks))
+    return str(path)
+
+
+def test_a_whole_rollout_of_uneven_episodes(slime: Any, arguments: Any, tmp_path: Path) -> None:
+    """slime's own loop, data source, filter and checks: each group has successes and failures, of one to three rows."""
+    tasks = [Support.example("refuse", seed) for seed in range(4)]
+    script = Script([f"<think>{number}</think>Who are you?" for number in range(5)])
+    right, wrong = script.ids(REFUSAL), script.ids("<think>No.</think>Goodbye?")
+
+    def answer(prompt: list[int]) -> list[int]:
+        turn = script.tokenizer.decode(prompt).count("<|im_start|>assistant") - 1
+        number = next(router.numbers)
+        return [right, wrong, script(prompt)][number % 3] if turn < 4 else right
+
+    with serve_router(answer) as router:
+        path = write_tasks(tmp_path / "train.jsonl", tasks, "train")
+        args = arguments(
+            router, prompt_data=path, n_samples_per_prompt=4, reflectkit={"thinking": "hidden", "horizon": 6}
+        )
+        source = slime("slime.rollout.data_source").RolloutDataSourceWithBuffer(args)
+        output = slime("slime.rollout.sglang_rollout").generate_rollout(args, 0, source)
+    slime("slime.observability.rollout_data_utils").validate_rollout_id_annotated(output.samples)
+    assert [len(group) for group in output.samples] == [4, 4]
+    episodes = [rows for group in output.samples for rows in group]
+    assert len({len(rows) for rows in episodes}) > 1
+    assert [len({row.rollout_id for row in rows}) for rows in episodes] == [1] * 8
+    assert len({rows[0].rollout_id for rows in episodes}) == 8
+    flat = [row for rows in episodes for row in rows]
+    assert set(trained(flat)) <= set(sampled(router))
+    args.advantage_estimator, args.rewards_normalization, args.grpo_std_normalization = "grpo", True, True
+    _, rewards = plugin.normalise_rewards(args, flat)
+    by_episode = {row.rollout_id: reward for row, reward in zip(flat, rewards, strict=True)}
+    for group in output.samples:  # each episode once: the normalised rewards of a group sum to 0
+        own = [by_episode[rows[0].rollout_id] for rows in group]
+        assert sum(own) == pytest.approx(0, abs=1e-9)
+        assert max(own) > 0
+    assert all(reward == by_episode[row.rollout_id] for row, reward in zip(flat, rewards, strict=True))
+
+
+def test_an_evaluation_plays_the_test_split_and_leaves_failed_episodes_out(
+    slime: Any, arguments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [Support.example("refuse", seed) for seed in range(3)]
+    script, count = Script([REFUSAL]), itertools.count(1)
+
+    def answer(prompt: list[int]) -> Any:
+        return "abort" if next(count) == 3 else script(prompt)
+
+    with serve_router(answer) as router:
+        args = arguments(router, advantage_estimator="grpo", log_passrate=False)
+        config = slime("slime.utils.eval_config")
+        path = write_tasks(tmp_path / "test.jsonl", tasks, "test")
+        entry = {
+            "name": "support-test", "path": path, "n_samples_per_eval_prompt": 1, "temperature": 0.0, "top_p": 1.0,
+            "top_k": 1, "max_response_len": 200, "metadata_overrides": {"reflectkit": {"horizon": 3}},
+        }  # fmt: skip
+        args.eval_datasets = config.build_eval_dataset_configs(args, [entry], {})
+        output = slime("slime.rollout.sglang_rollout").generate_rollout(args, 0, None, evaluation=True)
+    part = output.data["support-test"]
+    assert len(part["samples"]) == 3
+    assert {sample.metadata["split"] for sample in part["samples"]} == {"test"}
+    assert {body["sampling_params"]["temperature"] for body, *_ in router.requests} == {0.0}
+    failed = sum(sample.status.value == "aborted" for sample in part["samples"])
+    assert failed == 1
+    logged: dict[str, float] = {}
+    logs = slime("slime.observability.logging_utils")
+    monkeypatch.setattr(logs, "log", lambda args, values, step_key: logged.update(values))
+    metrics = slime("slime.observability.metric_utils")
+    monkeypatch.setattr(metrics, "compute_rollout_step", lambda args, rollout_id: 17)
+    assert plugin.log_evaluation(0, args, output.data, None) is False
+    assert (logged["eval/support-test/reflectkit/failed"], logged["eval/step"]) == (pytest.approx(1 / 3), 17)
+    assert [len(part[key]) for key in ("rewards", "truncated", "samples")] == [2, 2, 2]
+    everything = {"x": {"rewards": [0.0], "truncated": [False], "samples": [failed_sample(slime)]}}
+    assert plugin.log_evaluation(0, args, everything, None) is False
+    assert everything == {}
+
+
+def failed_sample(slime: Any) -> Any:
+    kind = slime("slime.utils.types").Sample
+    return kind(index=0, reward=0.0, status=kind.Status.ABORTED, metadata={"episode": {"task": "t", "figures": {}}})
+
+
+def test_groups_that_teach_nothing_are_dropped(slime: Any) -> None:
+    kind = slime("slime.utils.types").Sample
+
+    def episode(reward: float, rows: int = 1, status: str = "completed") -> list[Any]:
+        return [kind(reward=reward, rollout_id=id(object()), status=kind.Status(status)) for _ in range(rows)]
+
+    def kept(*group: Any) -> tuple[bool, str | None]:
+        output = plugin.keep_group(None, list(group), extra="ignored")
+        return output.keep, output.reason
+
+    assert kept(episode(1.0), episode(0.0, 3)) == (True, None)
+    assert kept(episode(1.0, 3), episode(1.0)) == (False, "equal_rewards_1.0")
+    assert kept(episode(1.0), episode(0.0, status="aborted")) == (False, "failed_episodes")
+    assert kept(*episode(1.0), *episode(0.0)) == (True, None)  # with one_row
+    assert kept() == (False, "failed_episodes")
+
+
+CONTRACTS = (
+    "test_plugin_generate_contracts.py",
+    "test_plugin_path_loading_contracts.py",
+    "test_plugin_runtime_hook_contracts.py",
+    "test_plugin_rollout_contracts.py",
+)
+
+
+def test_slimes_own_contract_tests_pass_with_our_functions(
+    slime: Any, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    with serve_router(Script([REFUSAL])) as router:
+        args = {
+            "hf_checkpoint": str(folders["qwen"]), "sglang_router_ip": "127.0.0.1", "sglang_router_port": router.port,
+            "sglang_server_concurrency": 8, "rollout_num_engines": 1, "use_distributed_post": False,
+            "reflectkit": {"one_row": True},
+        }  # fmt: skip
+        metadata = prompt_row("support", TASK, "train")["metadata"]
+        paths = [SLIME, str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "REFLECTKIT_CONTRACT": json.dumps({"args": args, "metadata": metadata}),
+            "SLIME_CONTRACT_CUSTOM_GENERATE_FUNCTION_PATH": "slime_contract.generate",
+            "SLIME_CONTRACT_DYNAMIC_SAMPLING_FILTER_PATH": "reflectkit.integrations.slime.keep_group",
+            "SLIME_CONTRACT_CUSTOM_REWARD_POST_PROCESS_PATH": "reflectkit.integrations.slime.normalise_rewards",
+        }
+        files = [f"{SLIME}/tests/plugin_contracts/{name}" for name in CONTRACTS]
+        command = [sys.executable, "-m", "pytest", "-p", "slime_contract", "-p", "no:cacheprovider", *files]
+        done = subprocess.run(command, cwd=SLIME, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+    assert len(router.requests) == 1  # the override test, which played an episode
