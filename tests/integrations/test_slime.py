@@ -8,17 +8,19 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import GPT2Config
 
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, UnknownNameError
+from reflectkit.core.eventloop import wait_for
 from reflectkit.core.types import Decision, Message, Observation, Status, Task, Trajectory, Turn, to_json
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.taxi import Taxi
-from reflectkit.integrations.slime import log_rollout, normalise_rewards
+from reflectkit.integrations.slime import generate, log_rollout, normalise_rewards
 from reflectkit.integrations.slime.episodes import episode_of, to_samples
 from reflectkit.integrations.slime.metrics import figures
 from reflectkit.integrations.slime.prompts import prompt_row, write_prompts
@@ -26,6 +28,7 @@ from reflectkit.integrations.slime.router import Answer, read_answer
 from reflectkit.integrations.slime.settings import check_arguments, read_prompt, reflector_of
 from reflectkit.models.sampler import Ask
 from tests.integrations.slime_samples import FakeSample
+from tests.models.test_chat import byte_by_byte, make_tokenizer
 
 TASK = Task("t", "support", "one", "g", {})
 STATUS = FakeSample.Status
@@ -295,6 +298,83 @@ def test_a_group_begins_alike_and_is_played_differently() -> None:
     tries = [episode_of(args, FakeSample(index=index), prompt, True) for index in (0, 1)]
     assert tries[0].start == tries[1].start != first.start
     assert tries[0].seed != first.seed
+
+
+class StubFailure(Exception):
+    """httpx.HTTPError."""
+
+
+@pytest.fixture
+def stubbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
+    """slime's arguments, a tokenizer's folder, and stubs of what a request needs of slime; `answers` come in order."""
+    stub = SimpleNamespace(
+        hf_checkpoint=str(tmp_path), sglang_router_ip="h", sglang_router_port=1, answers=[], sent=[], aborted=False
+    )
+
+    async def post(url: str, request: dict[str, Any], headers: Any) -> Any:
+        stub.sent.append((url, request))
+        if isinstance(stub.answers[0], Exception):
+            raise stub.answers.pop(0)
+        pairs = [[-0.5, token, None] for token in stub.answers.pop(0)]
+        return {"meta_info": {"finish_reason": {"type": "stop"}, "output_token_logprobs": pairs}}
+
+    modules = {
+        "httpx": {"HTTPError": StubFailure},
+        "slime": {},
+        "slime.utils": {},
+        "slime.utils.http_utils": {"post": post},
+        "slime.rollout": {},
+        "slime.rollout.sglang_rollout": {"GenerateState": lambda args: stub},
+    }
+    for name, attributes in modules.items():
+        module = ModuleType(name)
+        vars(module).update(attributes)
+        monkeypatch.setitem(sys.modules, name, module)
+        if "." in name:
+            setattr(sys.modules[name.rpartition(".")[0]], name.rpartition(".")[2], module)
+    make_tokenizer("qwen").save_pretrained(tmp_path)
+    GPT2Config(n_positions=50_000).save_pretrained(tmp_path)
+    return stub
+
+
+def generated(stub: SimpleNamespace, split: str = "train", evaluation: bool = False) -> Any:
+    sample = FakeSample(index=3, group_index=1, metadata=prompt_of(Support.example("one", 0), split=split))
+    return wait_for(generate(stub, sample, {"temperature": 1.0, "max_new_tokens": 500}, evaluation))
+
+
+def test_an_episode_is_played_through_the_router(stubbed: SimpleNamespace) -> None:
+    tokenizer = make_tokenizer("qwen")
+    call = '<tool_call>\n{"name": "escalate", "arguments": {"reason": "no"}}\n</tool_call>'
+    written = [[*byte_by_byte(tokenizer, text), tokenizer.eos_token_id] for text in ("Who are you?", call)]
+    stubbed.answers = list(written)
+    [row] = generated(stubbed)
+    assert [url for url, _ in stubbed.sent] == ["http://h:1/generate"] * 2
+    assert (row.status, row.rollout_id, row.metadata["episode"]["figures"]["steps"]) == (STATUS.COMPLETED, 3, 2)
+    response = zip(row.tokens[-row.response_length :], row.loss_mask, row.rollout_log_probs, strict=True)
+    assert [(token, logprob) for token, mask, logprob in response if mask] == [
+        (token, -0.5) for ids in written for token in ids
+    ]
+    first, second = (request for _, request in stubbed.sent)
+    assert second["input_ids"][: len(first["input_ids"]) + len(written[0])] == first["input_ids"] + written[0]
+    stubbed.answers = list(written)
+    assert generated(stubbed, "test", evaluation=True).status == STATUS.COMPLETED
+
+
+def test_held_out_tasks_are_not_trained_on(stubbed: SimpleNamespace) -> None:
+    for split in ("validate", "test", "unseen"):
+        with pytest.raises(ConfigError, match=f"the {split} split"):
+            generated(stubbed, split)
+    assert stubbed.sent == []
+
+
+def test_a_router_that_fails_and_a_rollout_that_has_ended_abort_the_episode(stubbed: SimpleNamespace) -> None:
+    stubbed.answers = [StubFailure("502 Bad Gateway")]
+    [row] = generated(stubbed)
+    assert (row.status, row.loss_mask) == (STATUS.ABORTED, [0])
+    assert row.metadata["episode"]["reason"] == "http://h:1/generate: 502 Bad Gateway"
+    stubbed.aborted = True
+    [row] = generated(stubbed)
+    assert (row.status, len(stubbed.sent)) == (STATUS.ABORTED, 1)
 
 
 def write_splits(folder: Path, sizes: dict[str, int]) -> None:

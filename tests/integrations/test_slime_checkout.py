@@ -1,12 +1,13 @@
 """The plug-in inside slime itself, on a CPU, with a router that answers as SGLang does.
 
-Needs a checkout of slime in SLIME_DIR, and `httpx`, `aiohttp` and `pylatexenc`. Ray, SGLang's router and wandb are
-stubs, as in slime's own tests on a CPU.
+Needs a checkout of slime in SLIME_DIR, and the packages `httpx`, `aiohttp` and `pylatexenc`. Ray, SGLang and the like
+are stubs, as in slime's own tests on a CPU.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import itertools
 import json
 import os
@@ -15,11 +16,14 @@ import sys
 import types
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from transformers import GPT2Config, PreTrainedTokenizerFast
+from transformers.utils import import_utils
 
 from reflectkit.core.config import THINKING
 from reflectkit.core.errors import ConfigError
@@ -38,28 +42,54 @@ from tests.router import Router, serve_router
 
 SLIME = os.environ.get("SLIME_DIR", "")
 ROOT = Path(__file__).parents[2]
-STUBS = ("ray", "sglang_router", "wandb")
+STUBS = ("ray", "sglang", "sglang_router", "wandb", "requests", "urllib3")
 
-pytestmark = pytest.mark.skipif(not SLIME, reason="needs a checkout of slime in SLIME_DIR")
+pytestmark = [pytest.mark.slime, pytest.mark.skipif(not SLIME, reason="needs a checkout of slime in SLIME_DIR")]
+
+
+class Stub(types.ModuleType):
+    """A module that has every attribute."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return (lambda kind: kind) if (self.__name__, name) == ("ray", "remote") else MagicMock(name=name)
+
+
+class Stubs:
+    """Finds a stub for the modules of each package that is not installed."""
+
+    def __init__(self) -> None:
+        self.names = [name for name in STUBS if importlib.util.find_spec(name) is None]
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in self.names else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> Stub:
+        return Stub(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
 
 
 @pytest.fixture(scope="module")
 def slime() -> Iterator[Callable[[str], Any]]:
     """Imports modules of the checkout. Afterwards nothing of it is left, nor of the stubs."""
-    before = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
+        stubs = Stubs()
+        patch.setattr(sys, "meta_path", [*sys.meta_path, stubs])
         patch.syspath_prepend(SLIME)
-        for name in STUBS:
-            if importlib.util.find_spec(name) is None:
-                patch.setitem(sys.modules, name, types.ModuleType(name))
         try:
             importlib.import_module("slime.rollout.sglang_rollout")
         except ModuleNotFoundError as error:
             pytest.skip(f"slime's rollouts need the package {error.name}")
         yield importlib.import_module
-        for name in set(sys.modules) - before:
-            if name.partition(".")[0] == "slime":
+        for name in list(sys.modules):
+            if name.partition(".")[0] in ("slime", *stubs.names):
                 del sys.modules[name]
+    for answer in list(vars(import_utils).values()):  # whether a package is installed, as it was with the stubs
+        if hasattr(answer, "cache_clear"):
+            answer.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +120,9 @@ def arguments(slime: Any, folders: dict[str, Path]) -> Iterator[Callable[..., Na
             rollout_all_samples_process_path=None, buffer_filter_path=None, rollout_max_prompt_len=None,
             input_key="prompt", label_key=None, metadata_key="metadata", tool_key=None, multimodal_keys=None,
             apply_chat_template=False, apply_chat_template_kwargs=None, rollout_shuffle=False, dump_details=None,
-            eval_max_prompt_len=None, reward_key=None, eval_reward_key=None, sglang_config=None, reflectkit={},
+            load_debug_rollout_data=None, advantage_estimator="grpo", rewards_normalization=True,
+            grpo_std_normalization=True, eval_max_prompt_len=None, reward_key=None, eval_reward_key=None,
+            sglang_config=None, reflectkit={},
         )  # fmt: skip
         vars(args).update(more)
         slime("slime.utils.http_utils").init_http_client(args)
@@ -359,24 +391,37 @@ def test_a_whole_rollout_of_uneven_episodes(slime: Any, arguments: Any, tmp_path
         args = arguments(
             router, prompt_data=path, n_samples_per_prompt=4, reflectkit={"thinking": "hidden", "horizon": 6}
         )
-        source = slime("slime.rollout.data_source").RolloutDataSourceWithBuffer(args)
-        output = slime("slime.rollout.sglang_rollout").generate_rollout(args, 0, source)
-    slime("slime.observability.rollout_data_utils").validate_rollout_id_annotated(output.samples)
-    assert [len(group) for group in output.samples] == [4, 4]
-    episodes = [rows for group in output.samples for rows in group]
-    assert len({len(rows) for rows in episodes}) > 1
-    assert [len({row.rollout_id for row in rows}) for rows in episodes] == [1] * 8
-    assert len({rows[0].rollout_id for rows in episodes}) == 8
-    flat = [row for rows in episodes for row in rows]
-    assert set(trained(flat)) <= set(sampled(router))
-    args.advantage_estimator, args.rewards_normalization, args.grpo_std_normalization = "grpo", True, True
-    _, rewards = plugin.normalise_rewards(args, flat)
-    by_episode = {row.rollout_id: reward for row, reward in zip(flat, rewards, strict=True)}
-    for group in output.samples:  # each episode once: the normalised rewards of a group sum to 0
-        own = [by_episode[rows[0].rollout_id] for rows in group]
-        assert sum(own) == pytest.approx(0, abs=1e-9)
-        assert max(own) > 0
-    assert all(reward == by_episode[row.rollout_id] for row, reward in zip(flat, rewards, strict=True))
+        rollouts = slime("slime.ray.rollout")
+        manager = object.__new__(rollouts.RolloutManager)
+        manager.args, manager.custom_convert_samples_to_train_data_func = args, None
+        manager.custom_reward_post_process_func = plugin.normalise_rewards
+        manager.generate_rollout = slime("slime.rollout.sglang_rollout").generate_rollout
+        manager.data_source = slime("slime.rollout.data_source").RolloutDataSourceWithBuffer(args)
+        samples, _ = manager._get_rollout_data(0)
+        data = manager._convert_samples_to_train_data(samples)
+    rows_of: dict[int, list[int]] = {}
+    for number, sample in enumerate(samples):
+        rows_of.setdefault(sample.rollout_id, []).append(number)
+    assert len(rows_of) == 8  # two groups of four episodes
+    assert len({len(rows) for rows in rows_of.values()}) > 1
+    assert set(trained(samples)) <= set(sampled(router))
+    assert data["rollout_log_probs"] == [sample.rollout_log_probs for sample in samples]
+    groups: dict[int, list[float]] = {}
+    for rows in rows_of.values():
+        assert len({data["rewards"][row] for row in rows}) == 1
+        assert {data["rollout_mask_sums"][row] for row in rows} == {sum(sum(samples[row].loss_mask) for row in rows)}
+        groups.setdefault(samples[rows[0]].group_index, []).append(data["rewards"][rows[0]])
+    for rewards in groups.values():  # each episode counts once: the normalised rewards of a group sum to 0
+        assert (len(rewards), max(rewards) > 0) == (4, True)
+        assert sum(rewards) == pytest.approx(0, abs=1e-9)
+    schedule = slime("slime.utils.dp_schedule").build_dp_schedule
+    batch = Namespace(
+        use_dynamic_batch_size=True, max_tokens_per_gpu=100_000, balance_by_flops=False, balance_data=False
+    )
+    parallel = {"dp_size": 2, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
+    lengths = list(map(len, data["tokens"]))
+    parts, _, _, sizes = schedule(batch, parallel, lengths, global_batch_size=8, rollout_indices=data["rollout_ids"])
+    assert (sorted(row for part in parts for row in part), sizes) == (list(range(len(samples))), [8])
 
 
 def test_an_evaluation_plays_the_test_split_and_leaves_failed_episodes_out(
@@ -389,7 +434,7 @@ def test_an_evaluation_plays_the_test_split_and_leaves_failed_episodes_out(
         return "abort" if next(count) == 3 else script(prompt)
 
     with serve_router(answer) as router:
-        args = arguments(router, advantage_estimator="grpo", log_passrate=False)
+        args = arguments(router)
         config = slime("slime.utils.eval_config")
         path = write_tasks(tmp_path / "test.jsonl", tasks, "test")
         entry = {

@@ -152,9 +152,8 @@ def _with(trajectory: Trajectory, turns: Sequence[Turn]) -> Trajectory:
 def _blank(sample: Any, trajectory: Trajectory, status: Any) -> Any:
     """A copy of `sample` with the facts of the episode, and without tokens."""
     own = copy.copy(sample)
-    aborted = trajectory.status is Status.ABORTED
-    own.reward = 0.0 if aborted else trajectory.total_return
-    own.status, own.remove_sample = status, aborted
+    own.reward = 0.0 if trajectory.status is Status.ABORTED else trajectory.total_return
+    own.status, own.remove_sample = status, False
     own.rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id
     own.weight_versions, own.prefix_cache_info = [], type(sample.prefix_cache_info)()
     own.metadata = {**sample.metadata, EPISODE: _facts(trajectory)}

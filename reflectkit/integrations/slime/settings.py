@@ -75,7 +75,7 @@ def read_prompt(args: Any, metadata: Any) -> Prompt:
     for values, where in ((general, WHERE), (own, f"metadata.{KEY}")):
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where} must be a mapping of settings, got {values!r:.80}")
-    config = _config(json.dumps({"env": metadata["env"], **general, **own}, sort_keys=True, default=str))
+    config = _config(json.dumps({"env": metadata["env"], **general, **own}, default=str))
     if task.env != config.env_name:
         raise ConfigError(f"task {task.id!r} is of env '{task.env}', but {WHERE} has env: {config.env}; leave env out")
     return Prompt(task, str(metadata.get("split", "")), config)
