@@ -11,6 +11,7 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -22,6 +23,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import yaml
 from transformers import GPT2Config, PreTrainedTokenizerFast
 from transformers.utils import import_utils
 
@@ -34,7 +36,7 @@ from reflectkit.envs.taxi import Taxi
 from reflectkit.integrations import slime as plugin
 from reflectkit.integrations.slime.episodes import episode_of
 from reflectkit.integrations.slime.prompts import prompt_row
-from reflectkit.integrations.slime.settings import read_prompt
+from reflectkit.integrations.slime.settings import read_prompt, reflector_of
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.tokens import label_ids
 from tests.models.test_chat import byte_by_byte, make_tokenizer
@@ -465,6 +467,31 @@ def test_an_evaluation_plays_the_test_split_and_leaves_failed_episodes_out(
 def failed_sample(slime: Any) -> Any:
     kind = slime("slime.utils.types").Sample
     return kind(index=0, reward=0.0, status=kind.Status.ABORTED, metadata={"episode": {"task": "t", "figures": {}}})
+
+
+def test_slime_accepts_what_the_page_shows(slime: Any, tmp_path: Path) -> None:
+    page = (ROOT / "docs/slime.md").read_text(encoding="utf-8")
+    settings, served, evaluation = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "sglang.yaml").write_text(served, encoding="utf-8")
+    args = Namespace(
+        **yaml.safe_load(settings), sglang_config=tmp_path / "sglang.yaml", hf_checkpoint="/root/policy",
+        rollout_num_gpus_per_engine=1, input_key="prompt", metadata_key="metadata",
+    )  # fmt: skip
+    models = slime("slime.backends.sglang_utils.sglang_config").SglangConfig.from_yaml(args.sglang_config).models
+    for model in models:
+        model.resolve(args)
+    assert [(model.name, model.update_weights) for model in models] == [("actor", True), ("reflector", False)]
+    assert reflector_of(args) == "/root/reflector"
+    config, parts = slime("slime.utils.eval_config"), yaml.safe_load(evaluation)["eval"]
+    sets = config.build_eval_dataset_configs(args, config.ensure_dataset_list(parts["datasets"]), parts["defaults"])
+    metadata = prompt_row("support", TASK, "test")["metadata"]
+    prompts = [read_prompt(args, one.inject_metadata(metadata)) for one in sets]
+    assert [prompt.config.reflect_prob for prompt in prompts] == [1, 0]
+    assert {prompt.config.thinking for prompt in prompts} == {args.reflectkit["thinking"]}
+    sources = "".join(path.read_text(encoding="utf-8") for path in Path(SLIME, "slime").rglob("*.py"))
+    flags = set(re.findall(r"^   (--[a-z-]+)", page, re.MULTILINE)) - {"--router-policy"}  # SGLang's router has that
+    assert len(flags) > 20
+    assert sorted(flag for flag in flags if f'"{flag}"' not in sources) == []
 
 
 def test_groups_that_teach_nothing_are_dropped(slime: Any) -> None:

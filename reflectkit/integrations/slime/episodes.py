@@ -198,7 +198,10 @@ def _reflector(args: Any, config: SlimeConfig) -> Reflector | None:
     checkpoint = reflector_of(args)
     if checkpoint is None or config.reflect_prob == 0:
         return None
-    ip, port = args.sglang_model_routers[REFLECTOR]
+    routers = getattr(args, "sglang_model_routers", None) or {}
+    if REFLECTOR not in routers:
+        raise ConfigError(f"slime started no server for '{REFLECTOR}' of {args.sglang_config}")
+    ip, port = routers[REFLECTOR]
     key = (f"http://{ip}:{port}/generate", checkpoint, config.reflect_temperature)
     if key not in _reflectors:
         tokenizer, context, role = _checkpoint(checkpoint)
