@@ -337,9 +337,9 @@ def stubbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     return stub
 
 
-def generated(stub: SimpleNamespace, split: str = "train", evaluation: bool = False) -> Any:
+def generated(stub: SimpleNamespace, split: str = "train", evaluation: bool = False, **more: Any) -> Any:
     sample = FakeSample(index=3, group_index=1, metadata=prompt_of(Support.example("one", 0), split=split))
-    return wait_for(generate(stub, sample, {"temperature": 1.0, "max_new_tokens": 500}, evaluation))
+    return wait_for(generate(stub, sample, {"temperature": 1.0, "max_new_tokens": 500, **more}, evaluation))
 
 
 def test_an_episode_is_played_through_the_router(stubbed: SimpleNamespace) -> None:
@@ -358,6 +358,16 @@ def test_an_episode_is_played_through_the_router(stubbed: SimpleNamespace) -> No
     assert second["input_ids"][: len(first["input_ids"]) + len(written[0])] == first["input_ids"] + written[0]
     stubbed.answers = list(written)
     assert generated(stubbed, "test", evaluation=True).status == STATUS.COMPLETED
+
+
+def test_deterministic_inference_draws_differently_at_each_turn(stubbed: SimpleNamespace) -> None:
+    stubbed.answers = [[5, 6]] * 20
+    generated(stubbed, sampling_seed=42, stop_token_ids=[9])
+    assert len({request["sampling_params"]["sampling_seed"] for _, request in stubbed.sent}) == len(stubbed.sent) > 2
+    assert all(9 in request["sampling_params"]["stop_token_ids"] for _, request in stubbed.sent)
+    stubbed.answers = [[5, 6]] * 20
+    generated(stubbed)
+    assert "sampling_seed" not in stubbed.sent[-1][1]["sampling_params"]
 
 
 def test_held_out_tasks_are_not_trained_on(stubbed: SimpleNamespace) -> None:
