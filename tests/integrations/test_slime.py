@@ -15,10 +15,12 @@ import pytest
 from transformers import GPT2Config
 
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, UnknownNameError
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import result_of, wait_for
 from reflectkit.core.types import Decision, Message, Observation, Status, Task, Trajectory, Turn, to_json
 from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.envs import make
 from reflectkit.envs.support.env import Support
+from reflectkit.envs.tau.problems import tasks_of
 from reflectkit.envs.taxi import Taxi
 from reflectkit.integrations.slime import generate, log_rollout, normalise_rewards
 from reflectkit.integrations.slime.episodes import episode_of, to_samples
@@ -26,9 +28,11 @@ from reflectkit.integrations.slime.metrics import figures
 from reflectkit.integrations.slime.prompts import prompt_row, write_prompts
 from reflectkit.integrations.slime.router import Answer, read_answer
 from reflectkit.integrations.slime.settings import check_arguments, read_prompt, reflector_of
+from reflectkit.models.chat import Dialogue
 from reflectkit.models.sampler import Ask
 from tests.integrations.slime_samples import FakeSample
 from tests.models.test_chat import byte_by_byte, make_tokenizer
+from tests.taubench import installed, write_package
 
 TASK = Task("t", "support", "one", "g", {})
 STATUS = FakeSample.Status
@@ -358,6 +362,22 @@ def test_an_episode_is_played_through_the_router(stubbed: SimpleNamespace) -> No
     assert second["input_ids"][: len(first["input_ids"]) + len(written[0])] == first["input_ids"] + written[0]
     stubbed.answers = list(written)
     assert generated(stubbed, "test", evaluation=True).status == STATUS.COMPLETED
+
+
+def test_tau_bench_is_one_more_environment(stubbed: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> None:
+    tokenizer = make_tokenizer("qwen")
+    dialogue = Dialogue(tokenizer)
+    with installed(write_package(tmp_path_factory.mktemp("package"))):
+        for task in tasks_of("retail", "test"):
+            env, over = make("tau", 30), False
+            result_of(env.reset(task, 0))
+            while not over:
+                action = env.oracle()
+                stubbed.answers.append([*byte_by_byte(tokenizer, dialogue.completion(action)), tokenizer.eos_token_id])
+                over = result_of(env.step(action)).terminated
+            sample = FakeSample(index=0, metadata=prompt_of(task, "tau", "test"))
+            row = wait_for(generate(stubbed, sample, {"temperature": 0.0, "max_new_tokens": 5000}, evaluation=True))
+            assert (row.reward, row.status, stubbed.answers) == (1.0, STATUS.COMPLETED, [])
 
 
 def test_deterministic_inference_draws_differently_at_each_turn(stubbed: SimpleNamespace) -> None:

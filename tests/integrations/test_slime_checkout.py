@@ -471,12 +471,14 @@ def failed_sample(slime: Any) -> Any:
 
 def test_slime_accepts_what_the_page_shows(slime: Any, tmp_path: Path) -> None:
     page = (ROOT / "docs/slime.md").read_text(encoding="utf-8")
-    settings, served, evaluation = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    settings, served, evaluation, tau = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "sglang.yaml").write_text(served, encoding="utf-8")
     args = Namespace(
         **yaml.safe_load(settings), sglang_config=tmp_path / "sglang.yaml", hf_checkpoint="/root/policy",
         rollout_num_gpus_per_engine=1, input_key="prompt", metadata_key="metadata",
     )  # fmt: skip
+    metadata = prompt_row("tau", Task("t", "tau", "retail", "g", {}), "train")["metadata"]
+    assert read_prompt(Namespace(**yaml.safe_load(tau)), metadata).config.settings.user == "local:qwen3-8b"
     models = slime("slime.backends.sglang_utils.sglang_config").SglangConfig.from_yaml(args.sglang_config).models
     for model in models:
         model.resolve(args)
