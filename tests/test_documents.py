@@ -33,6 +33,7 @@ OF_ONES_OWN = {
     "data/memory/train.parquet",  # Mem-alpha's published data
     "data/memory/reader.jsonl",  # answers of a chat model that reads for memory
     "data/tau/user.jsonl",  # answers of a chat model that plays the user
+    "data/support/user.jsonl",
     "data/models",  # --model smollm2-135m
 }
 
