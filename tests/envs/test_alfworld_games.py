@@ -449,7 +449,7 @@ def test_a_folder_of_games_is_listed(root: Path, tmp_path: Path, capsys: pytest.
     (broken / T).unlink()
     assert gen(tmp_path, "--games-dir", str(root)) == 0
     told = capsys.readouterr().out.partition("Games left out")[2]
-    assert "`alfworld-download -f`" in told  # the end of the reason, on a narrow terminal too
+    assert {"`alfworld-download", "-f`"} <= set(told.split())  # the end of the reason, on a narrow terminal too
     data = tmp_path / "data" / "alfworld"
     assert len(read_json(data / "data.json")) == 11
     assert len(read_json(data / "valid_unseen.json")) == 12

@@ -101,7 +101,13 @@ def test_a_setting_goes_for_a_step_and_its_copies_but_not_over_what_is_ablated()
         ("-.yml", {}, "recipe"),
     ],
 )
-def test_steps_lie_in_the_recipes_folder_or_the_named_one(recipe: str, more: dict[str, object], folder: str) -> None:
+def test_steps_lie_in_the_recipes_folder_or_the_named_one(
+    recipe: str, more: dict[str, object], folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here" / "elsewhere").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    if recipe not in recipe_names():
+        Path(recipe).write_text("description: One.\nsteps: []\n", encoding="utf-8")
     assert Config(recipe=recipe, **more).folder == folder  # type: ignore[arg-type]
 
 

@@ -212,6 +212,7 @@ def test_packages_offer_environments_and_players(
     )
     Path(f"{module}_broken.py").write_text("raise OSError('no\\nlock')", encoding="utf-8")
     Path(f"{module}_player.py").write_text("from reflectkit.agents.scripted import Oracle as make", encoding="utf-8")
+    monkeypatch.setenv("COLUMNS", "400")
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split() == ["lock", "levels:", "one-digit"] for line in lines)
