@@ -443,13 +443,16 @@ def test_what_the_version_is_a_link_to_is_of_the_folder(root: Path, tmp_path: Pa
     assert games.inside(tmp_path / "linked", "json_2.1.1") is None
 
 
-def test_a_folder_of_games_is_listed(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_games_is_listed(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     shutil.copytree(root / "json_2.1.1" / "train", root / "json_2.1.1" / "valid_unseen")
     broken = games.find(root, splits=("train",))[0]
     (broken / T).unlink()
     assert gen(tmp_path, "--games-dir", str(root)) == 0
     told = capsys.readouterr().out.partition("Games left out")[2]
-    assert {"`alfworld-download", "-f`"} <= set(told.split())  # the end of the reason, on a narrow terminal too
+    assert {"`alfworld-download", "-f`"} <= set(told.split())  # the end of the reason is shown, too
     data = tmp_path / "data" / "alfworld"
     assert len(read_json(data / "data.json")) == 11
     assert len(read_json(data / "valid_unseen.json")) == 12
