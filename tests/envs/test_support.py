@@ -180,6 +180,9 @@ def persona(mood: str = TERSE, request: Request = CANCELLING, identity: Identity
         ("Why do you want to cancel it?", "no longer needed"),
         ("What's your email, and which order is it?", "anna.klein11@mail.example W1234"),
         ("Shall I cancel order W9999?", "No, I mean order W1234."),
+        ("Could you please confirm your email address?", "anna.klein11@mail.example"),
+        ("Please confirm the order number.", "W1234"),
+        ("I'm sorry to hear that. Shall I cancel order W1234?", "Wait, I have changed my mind. ordered by mistake"),
         ("Please confirm (yes/no) that I cancel order W1234.", "Wait, I have changed my mind. ordered by mistake"),
         ("One moment.", "I do not understand. I want to cancel an order."),
         ("I cannot cancel it, it is shipped.", "Bye."),
@@ -211,6 +214,13 @@ def test_who_pushes_insists_twice_and_only_against_a_refusal() -> None:
     pushy = persona(PUSHY, replace(CANCELLING, refused="it is shipped", revised={}))
     answers = [pushy.answer("I cannot do that: it is shipped. Anything else?") for _ in range(3)]
     assert [answer.over for answer in answers] == [False, False, True]
+
+
+def test_who_is_refused_takes_no_offer_in_its_place() -> None:
+    refused = persona(TERSE, replace(CANCELLING, refused="it is shipped", revised={}))
+    assert refused.answer("I can't cancel it, it is shipped. Should I send it elsewhere?") == UserTurn(
+        "Bye.", over=True
+    )
 
 
 def test_the_chatty_say_more_and_the_terse_less() -> None:

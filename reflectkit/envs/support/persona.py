@@ -111,9 +111,10 @@ class Persona:
         asked = list(self._asked(said))
         if asked:
             return self._tell(asked)
-        if CONFIRM.search(said) and not ELSE.search(said):
+        refused = REFUSAL.search(said) is not None and bool(self.current.refused)
+        if CONFIRM.search(said) and not ELSE.search(said) and not refused:
             return self._confirm(said)
-        if REFUSAL.search(said) and self.mood == PUSHY and self.current.refused and self.pushes < PUSHES:
+        if refused and self.mood == PUSHY and self.pushes < PUSHES:
             self.pushes += 1
             return UserTurn(self.chance.choice(PUSHING))
         answered = self.current.kind in QUESTIONS and ANSWER.search(said)
@@ -125,8 +126,14 @@ class Persona:
         """The facts that the agent asks for."""
         sentences = [one for one in SENTENCE.findall(said) if REQUESTING.search(one) and not ELSE.search(one)]
         for name, pattern in ASKS.items():
-            if any(pattern.search(sentence) and not CONFIRM.search(sentence) for sentence in sentences):
+            if any(
+                pattern.search(one) and not (CONFIRM.search(one) and self._proposes(name, one)) for one in sentences
+            ):
                 yield name
+
+    def _proposes(self, name: str, sentence: str) -> bool:
+        """Whether a sentence that asks for a confirmation is about a change, and not about the fact itself."""
+        return name not in ("email", "name", "order") or ORDER_ID.search(sentence) is not None
 
     def _tell(self, asked: Sequence[str]) -> UserTurn:
         """What the user knows of it. Facts that were told before, and unknown ones, try their patience."""
