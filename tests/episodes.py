@@ -54,6 +54,58 @@ def episode(text: str, **other: Any) -> dict[str, Any]:
     return facts | ended | {"turns": [turn]} | other
 
 
+POLICY = "You work at a service desk.\n1. Find out who the user is.\n2. Ask before each change."
+
+
+def conversation(text: str = "It is fine.", **other: Any) -> dict[str, Any]:
+    """A conversation of five turns that says `text` wherever a model, a user or a tool may: a reply, a call with its
+    result, a refused call, several calls at once, and a last reply; with reflections, reasoning and a verdict.
+    """
+    lookup = {"name": "get_order", "arguments": {"order": "W17", "note": text}}
+    change = {"record": "W17", "field": "status", "before": "pending", "after": "cancelled"}
+    turns: list[dict[str, Any]] = [
+        {
+            "messages": [{"role": "system", "content": POLICY}, {"role": "user", "content": f"Hello. {text}"}],
+            "reflection": f"Nobody has said who they are. {text}",
+            "said": f"<think>An order. {text}</think>\n\nWho are you?",
+        },
+        {"messages": [{"role": "user", "content": text}], "calls": [lookup], "said": 'get_order {"order": "W17"}'},
+        {
+            "messages": [{"role": "tool", "content": json.dumps({"status": "pending", "note": text}), "name": text}],
+            "reflection": text,
+            "calls": [{"name": text, "arguments": {text: text}}],
+            "said": f"{text} {{}}",
+            "info": {"refused": 1, text: text},
+        },
+        {
+            "messages": [{"role": "tool", "content": text, "name": text}],
+            "said": f"{text}</think> {text}",
+            "info": {"refused": 2},
+        },
+        {"messages": [{"role": "tool", "content": text}], "said": f"<think>{text}", "tokens": 7},
+    ]
+    verdict = {
+        "figures": {"wrong_change": 1.0, "missing_change": 1.0, "gave_up": 0.0, text: 0.5},
+        "success": False,
+        "changes": [
+            change,
+            change | {"record": text, "after": text},
+            change | {"field": "paid", "after": {"b": 1, "a": 2}},
+        ],
+        "expected": [
+            change | {"after": "returned"},
+            change | {"record": "W18", "after": [text]},
+            change | {"field": "paid", "after": {"a": 2, "b": 1}},
+        ],
+        "untold": ["12.50", text],
+    }
+    turns[-1]["info"] = verdict
+    facts = {"name": "SFT", "env": "support", "level": "one", "task": f"one-{len(text)}", "seed": 7}
+    ended = {"status": "completed", "success": False, "return": 0.0, "figures": verdict["figures"]}
+    ending = [{"role": "user", "content": f"Goodbye. {text}"}]
+    return facts | ended | {"turns": [{"reward": 0.0, **turn} for turn in turns], "ending": ending} | other
+
+
 def many(count: int, turns: int = 10) -> Iterator[dict[str, Any]]:
     """Episodes that differ, as a run has them: `turns` turns each, of about 300 bytes."""
     start = (

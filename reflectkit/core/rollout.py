@@ -19,7 +19,7 @@ from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.core.eventloop import in_thread, wait_for
 from reflectkit.core.protocols import Agent, BatchAgent, Context, Env, StepResult
 from reflectkit.core.seeding import derive
-from reflectkit.core.types import LARGEST, Decision, Status, Task, Trajectory, Turn
+from reflectkit.core.types import LARGEST, Decision, Observation, Status, Task, Trajectory, Turn
 
 Value = TypeVar("Value")
 
@@ -120,6 +120,7 @@ async def play(episode: Episode, env: Env, agent: Agent) -> Trajectory:
     reward or info that is not valid JSON.
     """
     turns: list[Turn] = []
+    observation = None
     start = derive(episode.seed, "env") if episode.start is None else episode.start
     try:
         observation = await _answer(env, env.reset, episode.task, start)
@@ -127,15 +128,16 @@ async def play(episode: Episode, env: Env, agent: Agent) -> Trajectory:
             context = Context(derive(episode.seed, "turn", len(turns)), env, tuple(turns))
             decision = await agent.decide(observation, context)
             if decision.failure is not None or decision.overflow is not None:
-                return _undone(episode, turns, decision, env)
+                return _undone(episode, turns, decision, env, observation)
             result = await _answer(env, env.step, decision.action)
             _check(result, env)
             turns.append(Turn(observation, decision, result.reward, result.info))
             observation = result.observation
             if result.terminated or result.truncated:
-                return _ended(episode, turns, Status.COMPLETED if result.terminated else Status.TRUNCATED)
+                status = Status.COMPLETED if result.terminated else Status.TRUNCATED
+                return _ended(episode, turns, status, final=observation)
     except EnvironmentFailure as failure:
-        return _ended(episode, turns, Status.ABORTED, str(failure))
+        return _ended(episode, turns, Status.ABORTED, str(failure), final=observation)
 
 
 async def _answer(env: Env, method: Callable[..., Value | Awaitable[Value]], *arguments: Any) -> Value:
@@ -151,12 +153,17 @@ def _ended(
     reason: str = "",
     undone: Decision | None = None,
     forfeit: float = 0.0,
+    final: Observation | None = None,
 ) -> Trajectory:
     success = status is not Status.ABORTED and bool(turns) and turns[-1].info.get("success") is True
-    return Trajectory(episode.task, episode.seed, tuple(turns), status, success, reason, episode.group, undone, forfeit)
+    return Trajectory(
+        episode.task, episode.seed, tuple(turns), status, success, reason, episode.group, undone, forfeit, final
+    )
 
 
-def _undone(episode: Episode, turns: Sequence[Turn], decision: Decision, env: Env) -> Trajectory:
+def _undone(
+    episode: Episode, turns: Sequence[Turn], decision: Decision, env: Env, observation: Observation
+) -> Trajectory:
     """The trajectory of an episode that `decision`, a failure or an overflow, has ended."""
     status = Status.TRUNCATED if decision.failure is None else Status.ABORTED
     reason = decision.failure or decision.overflow or ""
@@ -165,7 +172,7 @@ def _undone(episode: Episode, turns: Sequence[Turn], decision: Decision, env: En
         last = turns[-1]
         turns = [*turns[:-1], replace(last, reward=last.reward + forfeit, info=last.info | {"forfeit": forfeit})]
         forfeit = 0.0
-    return _ended(episode, turns, status, reason, decision, forfeit)
+    return _ended(episode, turns, status, reason, decision, forfeit, observation)
 
 
 def _forfeit(env: Env) -> float:

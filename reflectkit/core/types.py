@@ -201,6 +201,8 @@ class Trajectory:
     """The decision that ended it without a step: a failure or an overflow."""
     forfeit: float = 0.0
     """Reward for an overflow at the first step, in the env's unit; that of a later one is part of the last step's."""
+    final: Observation | None = None
+    """What the env showed last, if no turn answers it."""
 
     @property
     def price_usd(self) -> float | None:

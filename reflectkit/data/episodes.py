@@ -1,33 +1,38 @@
 """Played episodes, stored for viewing and comparing: one line of `episodes.jsonl` each.
 
 A line is `{name, env, level, task, group, cluster, seed, status, success, return, reason, figures, data, unfit,
-illegal, unreadable, price_usd, turns}`. A turn is `{seen, reflection, choices, probabilities, action, said, reward,
-value, advantage, tokens, thoughts, illegal, unreadable, info}`. Unknown values are left out. cluster: what the task is
-about, as defined by its env; tasks of one cluster are not independent. unfit: the episode ended because no answer was a
-legal action. illegal, unreadable: how many answers, in the turn or at that end, were not a legal action or not in the
-requested format.
+illegal, unreadable, price_usd, turns, ending}`. A turn is `{seen, reflection, choices, probabilities, action, said,
+reward, value, advantage, tokens, thoughts, illegal, unreadable, info}`. Unknown values are left out. cluster: what the
+task is about, as defined by its env; tasks of one cluster are not independent. unfit: the episode ended because no
+answer was a legal action. illegal, unreadable: how many answers, in the turn or at that end, were not a legal action or
+not in the requested format.
+
+In a conversation, a turn has `{messages, anew, calls}` instead of `seen`: the messages since the turn before (see
+`data.conversations`) and the agent's calls, each `{name, arguments}`. ending: the messages after the last turn.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import dumps, lines, read_jsonl, write_text
 from reflectkit.core.types import LARGEST, Trajectory, Turn
+from reflectkit.data.conversations import PlayedCall, PlayedMessage, calls_of, heard, played_calls, played_messages
+from reflectkit.data.fields import Fields, parse
 
 
 def episode_to_json(
     name: str, trajectory: Trajectory, advantages: Sequence[float] | None = None, cluster: str = ""
 ) -> dict[str, Any]:
     """The episode as JSON values. name: the player's. advantages: one per turn, if known. cluster: the task's."""
-    turns = [_turn(turn) for turn in trajectory.turns]
+    earlier = (None, *trajectory.turns[:-1])
+    turns = [_turn(turn, before) for turn, before in zip(trajectory.turns, earlier, strict=False)]
     illegal, unreadable = (trajectory.undone.illegal, trajectory.undone.unreadable) if trajectory.undone else (0, 0)
     for turn, advantage in zip(turns, advantages or (), strict=False):
         turn["advantage"] = advantage
@@ -50,6 +55,7 @@ def episode_to_json(
         "unreadable": unreadable or "",
         "price_usd": trajectory.price_usd,
         "turns": turns,
+        "ending": _ending(trajectory) or "",
     }
     return {key: value for key, value in row.items() if value not in ("", {})}
 
@@ -64,10 +70,21 @@ def write_episodes(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_text(path, "".join(map(episode_line, rows)))
 
 
-def _turn(turn: Turn) -> dict[str, Any]:
+def _ending(trajectory: Trajectory) -> list[Any]:
+    """The messages after the last turn of a conversation."""
+    if trajectory.final is None or not trajectory.final.replies:
+        return []
+    messages: list[Any] = heard(trajectory.final, trajectory.turns[-1] if trajectory.turns else None)["messages"]
+    return messages
+
+
+def _turn(turn: Turn, before: Turn | None) -> dict[str, Any]:
     decision = turn.decision
-    row = {
-        "seen": turn.observation.text,
+    if turn.observation.replies:
+        shown = heard(turn.observation, before) | {"calls": calls_of(decision.action)}
+    else:
+        shown = {"seen": turn.observation.text}
+    row = shown | {
         "reflection": decision.reflection,
         "choices": list(turn.observation.choices) or None,
         "probabilities": [round(share, 5) for share in decision.probabilities] or None,
@@ -85,7 +102,6 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 
 LONGEST_LINE = 64 * 2**20  # bytes of one episode
-SAFE_DIGITS = 15  # digits of an integer that JavaScript represents exactly
 TURN_LISTS = ("actions", "reflections")
 """The lists that earlier versions stored for an episode's turns: actions and comments."""
 
@@ -116,6 +132,12 @@ class PlayedTurn:
     """Number of tokens that the policy wrote."""
     info: str | None
     """JSON text of the step's info."""
+    messages: tuple[PlayedMessage, ...] | None = None
+    """In a conversation: the messages since the turn before."""
+    anew: bool = False
+    """Whether they are all messages, because the env changed earlier ones."""
+    calls: tuple[PlayedCall, ...] | None = None
+    """The agent's calls in a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +163,8 @@ class Played:
     data: str | None
     """JSON text of the task's data."""
     turns: tuple[PlayedTurn, ...]
+    ending: tuple[PlayedMessage, ...] = ()
+    """The messages after the last turn of a conversation."""
 
 
 def read_episodes(path: Path, on_line: Callable[[int], None] = lambda size: None) -> Iterator[Played]:
@@ -152,14 +176,14 @@ def read_episodes(path: Path, on_line: Callable[[int], None] = lambda size: None
     """
     for number, text in lines(path, LONGEST_LINE):
         try:
-            row = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_refuse)
+            row = parse(text)
             if not isinstance(row, dict) or not isinstance(row.get("turns", row.get("actions")), list):
                 raise DataError(
                     path,
                     "is not an episode; `view` shows the episodes.jsonl that `evaluate` writes, or its folder",
                     line=number,
                 )
-            yield _played(_Fields(row, path, number))
+            yield _played(Fields(row, path, number))
         except json.JSONDecodeError as error:
             cut = " (the line looks cut off)" if error.pos >= len(text.rstrip()) - 1 else ""
             raise DataError(path, f"not JSON: {error.msg}{cut}; fix or delete the line", line=number) from None
@@ -178,7 +202,7 @@ def read_compared(path: Path) -> list[dict[str, Any]]:
     path = path / "episodes.jsonl" if path.is_dir() else path
     rows = [(number, dict(row)) for number, row in read_jsonl(path)]
     for (number, row), episode in zip(rows, read_episodes(path), strict=True):
-        fields = _Fields(row, path, number)
+        fields = Fields(row, path, number)
         for name in ("name", "level", "task", "status"):
             if not fields.text(name):
                 raise fields.error(name, "missing")
@@ -203,7 +227,7 @@ def read_compared(path: Path) -> list[dict[str, Any]]:
     return [row for _, row in rows]
 
 
-def _played(row: _Fields) -> Played:
+def _played(row: Fields) -> Played:
     turns = row.values.get("turns")
     if turns is None:
         actions, comments = (row.values.get(name) or [] for name in TURN_LISTS)
@@ -223,10 +247,11 @@ def _played(row: _Fields) -> Played:
         figures=row.json("figures"),
         data=row.json("data"),
         turns=tuple(_played_turn(row.inner(f"turns[{index}]", turn)) for index, turn in enumerate(turns)),
+        ending=played_messages(row, "ending") or (),
     )
 
 
-def _played_turn(row: _Fields) -> PlayedTurn:
+def _played_turn(row: Fields) -> PlayedTurn:
     choices, shares = row.all("choices", str), row.all("probabilities", float)
     if choices and shares and len(shares) != len(choices):
         raise row.error("probabilities", f"{len(shares)} probabilities for {len(choices)} choices")
@@ -242,76 +267,7 @@ def _played_turn(row: _Fields) -> PlayedTurn:
         advantage=row.number("advantage"),
         tokens=row.one("tokens", int),
         info=row.json("info"),
+        messages=played_messages(row, "messages"),
+        anew=row.one("anew", bool) or False,
+        calls=played_calls(row),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """Reads typed fields of a JSON object; an error names the field with a wrong type."""
-
-    values: dict[str, Any]
-    path: Path
-    line: int
-    within: str = ""
-
-    def error(self, field: str, message: str) -> DataError:
-        return DataError(self.path, message, line=self.line, field=f"{self.within}{field}")
-
-    def inner(self, field: str, value: object) -> _Fields:
-        if not isinstance(value, dict):
-            raise self.error(field, f"expected an object, found {type(value).__name__}")
-        return _Fields(value, self.path, self.line, f"{self.within}{field}.")
-
-    def one(self, field: str, kind: type[Kind]) -> Kind | None:
-        value = self.values.get(field)
-        if value is None or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool))):
-            return value
-        raise self.error(field, f"expected {NAMES[kind]}, found {value!r:.60}")
-
-    def text(self, field: str) -> str | None:
-        return self.one(field, str)
-
-    def name(self, field: str) -> str:
-        value = self.values.get(field)
-        return value if isinstance(value, str) else "" if value is None else json.dumps(value)
-
-    def number(self, field: str) -> float | None:
-        value = self.values.get(field)
-        return value if type(value) is int else self.one(field, float)
-
-    def all(self, field: str, kind: type[Kind]) -> tuple[Kind, ...] | None:
-        values = self.one(field, list)
-        if values is None:
-            return None
-        numeric = (float, int) if kind is float else (kind,)
-        if wrong := [value for value in values if type(value) not in numeric]:
-            raise self.error(field, f"expected a list in which each item is {NAMES[kind]}, found {wrong[0]!r:.60}")
-        return tuple(values)
-
-    def json(self, field: str) -> str | None:
-        value = self.values.get(field)
-        return None if value is None else json.dumps(value, separators=(",", ":"))
-
-
-Kind = TypeVar("Kind")
-NAMES: dict[type[Any], str] = {
-    str: "text",
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    list: "a list",
-    dict: "an object",
-}
-
-
-def _integer(text: str) -> int | str:
-    return int(text) if len(text) <= SAFE_DIGITS else text
-
-
-def _float(text: str) -> float | str:
-    value = float(text)
-    return value if math.isfinite(value) else text
-
-
-def _refuse(text: str) -> None:
-    raise ValueError(f"{text} is not valid JSON")

@@ -1,8 +1,8 @@
 """Episodes as an eval log for Inspect (https://inspect.aisi.org.uk/eval-logs.html), shown by `inspect view`.
 
 One log is one player at one level of one run. A sample is an episode, and an epoch is a repeat of its task. The
-observation is a user message, and the reflection is the reasoning of the answer. Reward, value, advantage,
-probabilities and info are the answer's metadata.
+observation is a user message; a conversation keeps its messages and calls. The reflection is the reasoning of the
+answer. Reward, value, advantage, probabilities and info are the answer's metadata.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import datetime
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from reflectkit.core.types import Status
+from reflectkit.data.conversations import PlayedMessage
 from reflectkit.data.episodes import Played, PlayedTurn
 from reflectkit.version import VERSION
 
@@ -99,14 +100,14 @@ class Log:
 
 
 def _sample(episode: Played, epoch: int, player: str) -> dict[str, Any]:
-    messages = [message for turn in episode.turns for message in _messages(turn)]
+    messages = _messages(episode)
     answers = [message for message in messages if message["role"] == "assistant"]
     value = float(bool(episode.success))
     facts = {"level": episode.level, "group": episode.group, "seed": episode.seed, "status": episode.status}
     sample: dict[str, Any] = {
         "id": episode.task,
         "epoch": epoch,
-        "input": (episode.turns[0].seen if episode.turns else None) or "",
+        "input": _input(episode),
         "target": "",
         "messages": messages,
         "output": {
@@ -128,7 +129,37 @@ def _sample(episode: Played, epoch: int, player: str) -> dict[str, Any]:
     return sample
 
 
-def _messages(turn: PlayedTurn) -> list[dict[str, Any]]:
+def _input(episode: Played) -> str | list[dict[str, Any]]:
+    first = episode.turns[0] if episode.turns else None
+    messages = _read(first.messages if first and first.messages else episode.ending, ())
+    return messages or (first and first.seen) or ""
+
+
+def _messages(episode: Played) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    ids: list[str] = []
+    for number, turn in enumerate(episode.turns):
+        if turn.seen is not None:
+            messages.append({"role": "user", "content": turn.seen})
+        messages += _read(turn.messages or (), ids)
+        ids = [f"{number}-{place}" for place in range(len(turn.calls or ()))]
+        messages.append(_answer(turn, ids))
+    return messages + _read(episode.ending, ids)
+
+
+def _read(messages: Sequence[PlayedMessage], ids: Sequence[str]) -> list[dict[str, Any]]:
+    """What the agent reads. ids: of its last calls, whose results come in the same order."""
+    waiting = iter(ids)
+    rows = []
+    for message in messages:
+        row = {"role": message.role, "content": message.content}
+        if message.role == "tool":
+            row |= {"function": message.name, "tool_call_id": next(waiting, "none")}
+        rows.append(row)
+    return rows
+
+
+def _answer(turn: PlayedTurn, ids: Sequence[str]) -> dict[str, Any]:
     numbers = {
         "reward": turn.reward, "value": turn.value, "advantage": turn.advantage, "choices": turn.choices,
         "probabilities": turn.probabilities, "info": _loaded(turn.info),
@@ -142,7 +173,11 @@ def _messages(turn: PlayedTurn) -> list[dict[str, Any]]:
         "source": "generate",
         "metadata": {name: value for name, value in numbers.items() if value is not None},
     }
-    return [{"role": "user", "content": turn.seen}, answer] if turn.seen is not None else [answer]
+    calls = [
+        {"id": name, "function": call.name, "arguments": _loaded(call.arguments), "type": "function"}
+        for name, call in zip(ids, turn.calls or (), strict=True)
+    ]
+    return answer | {"tool_calls": calls} if calls else answer
 
 
 def _loaded(text: str | None) -> Any:

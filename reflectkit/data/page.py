@@ -15,20 +15,23 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from importlib import resources
 from typing import IO, Any
 
 from reflectkit.core.types import Status
+from reflectkit.data.conversations import PlayedCall, PlayedMessage
 from reflectkit.data.episodes import Played, PlayedTurn
 
+FILES = ("page.html", "view.css", "conversation.js", "view.js")
 BLOCK_CHARACTERS = 256 * 1024  # approximate size of a block's JSON
 TURN_CHARACTERS = 60  # approximate size of a turn without its texts
 TURN_FIELDS = (
     "seen", "reflection", "choices", "probabilities", "action", "said", "reward", "value", "advantage", "tokens",
-    "info",
+    "info", "messages", "anew", "calls",
 )  # fmt: skip
-EPISODE_FIELDS = ("group", "seed", "status", "reason", "figures", "data")
+ROW_FIELDS = ("messages", "calls", "ending")  # lists of objects whose values are texts
+EPISODE_FIELDS = ("group", "seed", "status", "reason", "figures", "data", "ending")
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,15 @@ class _Texts:
             value = json.dumps(value, separators=(",", ":"))
         return self.number(value) if isinstance(value, str) else value
 
+    def rows(self, values: Sequence[PlayedMessage | PlayedCall] | None) -> list[list[int]] | None:
+        """The numbers of the texts of messages or calls."""
+        return None if values is None else [[self.number(text) for text in astuple(one)] for one in values]
+
+    def fields(self, record: Played | PlayedTurn, names: Sequence[str]) -> list[Any]:
+        """The fields of `record`, in short."""
+        values = [(name, getattr(record, name)) for name in names]
+        return [self.rows(value) if name in ROW_FIELDS else self.short(value) for name, value in values]
+
 
 @dataclass
 class _Index:
@@ -142,18 +154,14 @@ def _blocks(episodes: Iterable[tuple[int, Played]], index: _Index) -> Iterator[d
         if not rows:
             index.blocks.append(len(index.run))
         index.add(source, episode)
-        facts = [texts.short(getattr(episode, name)) for name in EPISODE_FIELDS]
-        rows.append([facts, [_turn(turn, texts) for turn in episode.turns]])
+        turn_rows = [texts.fields(turn, TURN_FIELDS) for turn in episode.turns]
+        rows.append([texts.fields(episode, EPISODE_FIELDS), turn_rows])
         turns += len(episode.turns)
         if texts.characters + turns * TURN_CHARACTERS > BLOCK_CHARACTERS:
             yield {"texts": list(texts.numbers), "episodes": rows}
             texts, rows, turns = _Texts(), [], 0
     if rows:
         yield {"texts": list(texts.numbers), "episodes": rows}
-
-
-def _turn(turn: PlayedTurn, texts: _Texts) -> list[Any]:
-    return [texts.short(getattr(turn, name)) for name in TURN_FIELDS]
 
 
 def _packed(value: object) -> bytes:
@@ -164,7 +172,8 @@ def _packed(value: object) -> bytes:
 def _template(index: str) -> tuple[str, str]:
     """The page before and after the blocks."""
     files = resources.files("reflectkit") / "data" / "viewer"
-    page, style, script = ((files / name).read_text(encoding="utf-8") for name in ("page.html", "view.css", "view.js"))
+    page, style, *scripts = ((files / name).read_text(encoding="utf-8") for name in FILES)
+    script = "".join(scripts)
     policy = (
         f"default-src 'none'; script-src {_allowed(script)}; style-src {_allowed(style)}; base-uri 'none'; form-action"
         " 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
