@@ -56,6 +56,11 @@ function blockOf(episode) {
 const LISTS = new Set(["choices", "probabilities"]);
 const TEXTS = new Set(["seen", "reflection", "said", "group", "seed", "status", "reason"]);
 const JSONS = new Set(["info", "figures", "data"]);
+const ROWS = {
+  messages: ([role, content, name]) => ({ role, content, name }),
+  ending: ([role, content, name]) => ({ role, content, name }),
+  calls: ([name, given]) => ({ name, given: JSON.parse(given) }),
+};
 
 function named(fields, row, texts) {
   const found = {};
@@ -63,6 +68,7 @@ function named(fields, row, texts) {
     const value = row[at];
     if (value === null) found[name] = null;
     else if (TEXTS.has(name)) found[name] = texts[value];
+    else if (Object.hasOwn(ROWS, name)) found[name] = value.map((one) => ROWS[name](one.map((text) => texts[text])));
     else if (LISTS.has(name) || JSONS.has(name)) found[name] = JSON.parse(texts[value]);
     else found[name] = value;
   });
@@ -133,12 +139,12 @@ function make(tag, attributes, ...children) {
 }
 
 /** How much of `text` is shown at once, without splitting a surrogate pair. */
-function reach(text) {
-  let end = Math.min(text.length, LONG);
+function reach(text, most = LONG, mostMarks = MOST_MARKS) {
+  let end = Math.min(text.length, most);
   let marks = 0;
   for (const match of text.slice(0, end).matchAll(UNSEEN)) {
     marks += 1;
-    if (marks > MOST_MARKS) {
+    if (marks > mostMarks) {
       end = match.index;
       break;
     }
@@ -147,8 +153,7 @@ function reach(text) {
 }
 
 /** A long text, with the rest shown on demand. */
-function long(tag, text) {
-  const end = reach(text);
+function long(tag, text, end = reach(text)) {
   if (end === text.length) return make(tag, { class: "text" }, text);
   const element = make(tag, { class: "text" }, text.slice(0, end));
   const rest = text.length - end;
@@ -315,6 +320,7 @@ function reveal() {
 // ---------------------------------------------------------------------------------------------------------- the episodes
 
 let drawing = 0;
+let placed = null; // the conversations and the page of them that are on the screen
 
 function select(at) {
   if (at !== state.selected) state.turn = 0;
@@ -356,12 +362,31 @@ async function drawDetail() {
   state.turn = Math.max(0, Math.min(state.turn, most - 1));
   remember();
   const focused = document.activeElement?.dataset?.focus;
-  const sides = make("div", { class: episodes.length > 1 ? "sides two" : "sides" }, episodes.map(side));
-  byId("detail").replaceChildren(bar(most), sides);
+  const place = episodes.every(isConversation) ? `${numbers} ${pageOf(state.turn)}` : null;
+  if (place !== null && place === placed) byId("detail").firstElementChild.replaceWith(bar(most));
+  else {
+    const sides = make("div", { class: episodes.length > 1 ? "sides two" : "sides" }, episodes.map(side));
+    byId("detail").replaceChildren(bar(most), sides);
+    if (place !== null) byId("detail").scrollTop = 0;
+  }
+  if (place !== null) markTurn(place !== placed && state.turn === 0);
+  placed = place;
   if (focused) byId("detail").querySelector(`[data-focus="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
   for (const chip of byId("detail").querySelectorAll(".strip [aria-current]")) {
     const strip = chip.closest(".strip");
     strip.scrollTop = Math.max(0, chip.offsetTop - strip.offsetTop - strip.clientHeight / 2);
+  }
+}
+
+/** Mark the current turn of the conversations, which are not drawn again, so that what was opened stays open. */
+function markTurn(still) {
+  for (const chip of byId("detail").querySelectorAll(".strip button")) {
+    if (chip.dataset.turn === String(state.turn)) chip.setAttribute("aria-current", "step");
+    else chip.removeAttribute("aria-current");
+  }
+  for (const one of byId("detail").querySelectorAll(".exchange")) {
+    one.toggleAttribute("data-current", one.dataset.turn === String(state.turn));
+    if (!still && one.dataset.turn === String(state.turn)) one.scrollIntoView({ block: "nearest" });
   }
 }
 
@@ -399,24 +424,36 @@ function side(episode) {
     episode.figures ? facts(Object.entries(episode.figures).map(([name, value]) => [name.replaceAll("_", " "), plain(value)])) : null,
     episode.data === null ? null : folded("The task", isObject(episode.data) ? nested(episode.data) : long("pre", plain(episode.data))),
     strip(episode),
-    turn ? drawTurn(episode, turn) : make("p", { class: "faint" }, `The episode ended after turn ${episode.turns.length}.`));
+    isConversation(episode) ? conversation(episode, state.turn) : turn ? drawTurn(episode, turn) : make("p", { class: "faint" }, `The episode ended after turn ${episode.turns.length}.`));
 }
 
 function strip(episode) {
-  return make("ol", { class: "strip", "aria-label": "Turns" }, episode.turns.map((turn, at) => {
+  const chips = episode.turns.map((turn, at) => {
     const sign = turn.reward > 0 ? "plus" : turn.reward < 0 ? "minus" : null;
     const said = brief(inShort(turn), 40);
     return make("li", null, make("button", {
       type: "button", title: turn.reward === null ? null : `reward ${number(turn.reward)}`, "data-reward": sign,
-      "data-focus": `turn-${episode.number}-${at}`, "aria-current": at === state.turn ? "step" : null,
-      onclick: () => { state.turn = at; drawDetail(); },
+      "data-focus": `turn-${episode.number}-${at}`, "data-turn": at, "aria-current": at === state.turn ? "step" : null,
+      onclick: () => goTo(at),
     }, `${at + 1} ${said}`));
-  }));
+  });
+  return make("ol", { class: "strip", "aria-label": "Turns" }, chips, isConversation(episode) ? make("li", null, toVerdict(episode)) : null);
+}
+
+function toVerdict(episode) {
+  const button = make("button", { type: "button" }, `${MARKS[episode.outcome]} Verdict`);
+  button.addEventListener("click", () => {
+    const verdicts = button.closest("article").querySelector(".verdict");
+    verdicts.scrollIntoView({ block: "nearest" });
+    verdicts.focus({ preventScroll: true });
+  });
+  return button;
 }
 
 /** The action, for a chip: the choice, the text, or the names of the calls. */
 function inShort(turn) {
-  const made = turn.said !== null && !turn.choices ? calls(turn.said) : null;
+  const made = turn.calls ?? (turn.said !== null && !turn.choices ? calls(turn.said) : null);
+  if (turn.messages && !made) return reasoned(turn.said ?? "").words;
   return made ? [...new Set(made.map((one) => one.name))].join(", ") + (made.length > 1 ? ` ×${made.length}` : "") : turn.said ?? "";
 }
 
@@ -642,6 +679,7 @@ function figure(name, row) {
 
 function drawOverview() {
   remember();
+  placed = null;
   byId("detail").replaceChildren(make("h2", null, index.runs.length === 1 ? "The run" : `${index.runs.length} runs`), ...index.runs.map((run) => {
     const rows = run.rows.filter(isObject);
     const used = Object.keys(FIGURES).filter((name) => rows.some((one) => one[name] !== undefined && (name !== "aborted" || one[name])));
@@ -657,7 +695,11 @@ function drawOverview() {
 // ----------------------------------------------------------------------------------------------- keys, theme, the address
 
 function turnBy(by) {
-  state.turn += by;
+  goTo(state.turn + by);
+}
+
+function goTo(turn) {
+  state.turn = turn;
   drawDetail();
 }
 
