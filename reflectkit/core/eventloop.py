@@ -44,6 +44,11 @@ def result_of(value: Value | Awaitable[Value]) -> Value:
     return wait_for(_awaited(value)) if inspect.isawaitable(value) else value
 
 
+def shared_result_of(value: Value | Awaitable[Value]) -> Value:
+    """`value`, awaited if necessary in one loop for all threads of the process, so that they can share connections."""
+    return _helper.result(_awaited(value)) if inspect.isawaitable(value) else value
+
+
 async def _awaited(value: Awaitable[Value]) -> Value:
     return await value
 

@@ -15,14 +15,14 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from reflectkit.core.errors import ConfigError, unknown_name
+from reflectkit.core.errors import ConfigError
 from reflectkit.core.eventloop import result_of
 from reflectkit.core.prompts import LABELS
 from reflectkit.core.registry import plugins
 from reflectkit.core.types import Observation
-from reflectkit.data.trajectories import read_records
 from reflectkit.envs import ENVS, PLUGINS, env_class, make
-from reflectkit.stages.shared.environments import DEFAULT_HORIZON, at_level
+from reflectkit.integrations.problems import tasks_of
+from reflectkit.stages.shared.environments import DEFAULT_HORIZON
 
 LONGEST = 20_000  # characters of an observation
 PRINTABLE = "".join(map(chr, range(32, 127))) + "\n"
@@ -54,15 +54,7 @@ class TextEnv(gymnasium.Env[str, int]):
     ) -> None:
         kind = env_class(env)
         self.level = level or kind.levels[-1]
-        if self.level not in kind.levels:
-            raise unknown_name(f"level of env '{env}'", self.level, kind.levels)
-        if task_file is not None:
-            records = read_records(Path(task_file), kind.name)
-            self.tasks = at_level(env, [record.task for record in records], self.level, Path(task_file))
-        elif kind.has("tasks"):
-            self.tasks = kind.tasks(self.level)
-        else:
-            raise ConfigError(f"env '{env}' does not list its own problems; give task_file=, a file of them")
+        self.tasks = tasks_of(env, self.level, task_file)
         steps = horizon or kind.horizons.get(self.level, DEFAULT_HORIZON)
         self.inner: Any = make(env, steps, **settings)
         self.render_mode = render_mode

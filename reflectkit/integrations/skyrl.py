@@ -1,0 +1,300 @@
+"""Each env as a text env of SkyRL (github.com/NovaSky-AI/SkyRL), through its package `skyrl-gym`.
+
+    from reflectkit.integrations import skyrl
+    name = skyrl.register("support", brief=False)  # "reflectkit/support"; call it in the process that trains
+    skyrl.write_rows("train.jsonl", skyrl.rows("support", task_file="data/support/train.json"))
+
+A row has the first prompt, and the task as JSON text: datasets would give the data of all tasks the same fields. The
+model answers with the number of a choice, a call of a tool (in the plain form or inside `<tool_call>`), or words. What
+an env shows comes as messages of the user, because SkyRL gives chat templates no tools. skyrl_gym is imported on use.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from reflectkit.core.config import from_mapping
+from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
+from reflectkit.core.eventloop import shared_result_of
+from reflectkit.core.jsonl import write_jsonl
+from reflectkit.core.prompts import label, one_line
+from reflectkit.core.protocols import rules_of
+from reflectkit.core.seeding import derive
+from reflectkit.core.tools import (
+    HERMES,
+    OPENED,
+    PLAIN,
+    PLAIN_RULES,
+    TURN_RULES,
+    after_thought,
+    parse,
+    tools_text,
+)
+from reflectkit.core.types import Message, Observation, Task, ToolUse, from_json, to_json
+from reflectkit.envs import env_class
+from reflectkit.integrations.problems import tasks_of
+from reflectkit.models.tokens import encodable
+from reflectkit.stages.shared.environments import PlayConfig
+
+PREFIX = "reflectkit/"
+CHOICE_RULES = "Answer with the number of one action."
+MARKED = re.compile(r"\b(?:action|answer|choice)(?: is)?\W{0,4}[:=]\s*([^\n]*)", re.IGNORECASE)
+AROUND = "*`\"'[](){}<>$., "
+"""What may stand around an answer."""
+
+
+def register(env: str, name: str = "", **settings: Any) -> str:
+    """Register env `env` with these settings: the id, "reflectkit/ENV" unless `name` is given.
+
+    Registering the same again changes nothing. Raises ConfigError for other settings under the same id, and what the
+    env's settings raise.
+    """
+    from skyrl_gym.envs.registration import register as add
+    from skyrl_gym.envs.registration import registry
+
+    _config(env, settings)
+    name = name or f"{PREFIX}{env}"
+    arguments = {"env": env, **settings}
+    if name not in registry:
+        add(id=name, entry_point=f"{__name__}:TextEnv", kwargs=arguments)
+    elif registry[name].kwargs != arguments:
+        raise ConfigError(f"{name!r} is registered with {registry[name].kwargs}; give these settings another name=")
+    return name
+
+
+def rows(
+    env: str, level: str = "", task_file: Path | str | None = None, *, name: str = "", seed: int = 0, **settings: Any
+) -> list[dict[str, Any]]:
+    """A row of SkyRL's dataset for each problem: `prompt`, `env_class`, `data_source`, `task`, `level` and `seed`.
+
+    level: the problems' level; default: the env's last, or any in a file. task_file: problems for an env that does not
+    list its own. name: as in `register`. seed: each problem's own start is derived from it. The episodes of a row are
+    one group, because they start alike.
+
+    Raises
+    ------
+    UnknownNameError: no such env or level. ConfigError, DataError: no problems, or wrong settings.
+    """
+    config = _config(env, settings)
+    made = []
+    for task in tasks_of(env, level, task_file):
+        start = derive(seed, "skyrl", task.id) % 2**31  # Arrow and JSON readers hold it exactly
+        inner: Any = config.make(config.horizon_at(task.level))
+        prompt = _View(rules_of(inner)).first(shared_result_of(inner.reset(task, start)))
+        row = {"prompt": prompt, "env_class": name or f"{PREFIX}{env}", "data_source": f"{task.env}/{task.level}"}
+        made.append(row | {"task": json.dumps(to_json(task)), "level": task.level, "seed": start})
+    return made
+
+
+def write_rows(path: Path | str, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write `rows` as JSON lines, or as Parquet if the name ends in .parquet. Raises ConfigError for another ending."""
+    path = Path(path)
+    if path.suffix in (".jsonl", ".json"):
+        write_jsonl(path, rows)
+    elif path.suffix == ".parquet":
+        from datasets import Dataset
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Dataset.from_list([dict(row) for row in rows]).to_parquet(path)
+    else:
+        raise ConfigError(f"{path}: SkyRL reads .parquet, .jsonl and .json; name one of these")
+    return path
+
+
+def _config(env: str, settings: Mapping[str, Any]) -> PlayConfig:
+    env_class(env)
+    return from_mapping(PlayConfig, {"env": env, **settings}, f"settings of env '{env}'")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TextEnv":
+        return _text_env()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@cache
+def _text_env() -> type[Any]:
+    """`TextEnv`; made on use, because its base class is skyrl_gym's."""
+    from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
+
+    class TextEnv(BaseTextEnv):  # type: ignore[misc, unused-ignore]
+        """An env of reflectkit behind skyrl_gym's interface; see the module.
+
+        env: its name. env_config: settings from SkyRL's own configuration, over the registered ones. extras: a row of
+        `rows`; its max_turns, which SkyRL adds, is also the env's horizon.
+
+        An answer that is no legal action takes a turn, and the model reads what is wrong. Where the env's engine or
+        simulated user fails, the episode ends with reward 0 and the metric `failed`: SkyRL has no way to leave it out.
+
+        Raises ConfigError, DataError for wrong settings or a row that `rows` did not make.
+        """
+
+        def __init__(
+            self,
+            env: str,
+            env_config: Mapping[str, Any] | None = None,
+            extras: Mapping[str, Any] | None = None,
+            **settings: Any,
+        ) -> None:
+            super().__init__()
+            config = _config(env, {**settings, **dict(env_config or {})})
+            self.task, self.seed = _row(extras or {})
+            self.max_turns = _turns(extras or {}, config.horizon_at(self.task.level))
+            self.inner: Any = config.make(self.max_turns)
+            self.view = _View(rules_of(self.inner))
+            self.failure = ""
+            self.total, self.illegal, self.figures = 0.0, 0, dict[str, float]()
+
+        def init(self, prompt: list[dict[str, str]]) -> tuple[list[dict[str, str]], dict[str, Any]]:
+            """The first prompt: that of the row, but with SkyRL's limit on turns where the rules name one."""
+            try:
+                return self.view.first(shared_result_of(self.inner.reset(self.task, self.seed))), {}
+            except EnvironmentFailure as failure:
+                self.failure = str(failure)
+                return prompt, {"failure": self.failure}
+
+        def step(self, action: str) -> BaseTextEnvStepOutput:
+            """Carry out the model's answer."""
+            self.turns += 1
+            late = self.turns >= self.max_turns
+            if self.failure:
+                return self._output([], 0.0, True, {"failure": self.failure})
+            try:
+                result = shared_result_of(self.inner.step(self.view.read(action)))
+            except EnvironmentFailure as failure:
+                self.failure = str(failure)
+                return self._output([], 0.0, True, {"failure": self.failure})
+            except IllegalActionError as error:
+                self.illegal += 1
+                forfeit = float(self.inner.forfeit(0)) if late and hasattr(self.inner, "forfeit") else 0.0
+                return self._output([_user(str(error))], forfeit, late, {"illegal": str(error)})
+            self.figures |= result.info.get("figures", {})
+            if "success" in result.info:
+                self.figures["success"] = float(result.info["success"] is True)
+            done = result.terminated or result.truncated or late
+            return self._output(self.view.next(result.observation), result.reward, done, result.info)
+
+        def get_metrics(self) -> dict[str, float]:
+            """Success, return, turns, illegal answers, and the env's own figures, of an episode."""
+            own = {"success": 0.0, "return": self.total, "turns": float(self.turns), "illegal": float(self.illegal)}
+            return own | {"failed": float(bool(self.failure))} | self.figures
+
+        def _output(
+            self, messages: list[dict[str, str]], reward: float, done: bool, metadata: dict[str, Any]
+        ) -> BaseTextEnvStepOutput:
+            self.total += reward
+            shown = [] if done else messages
+            return BaseTextEnvStepOutput(
+                observations=shown, reward=reward, done=done, metadata=metadata, postprocessed_action=None
+            )
+
+    TextEnv.__qualname__, TextEnv.__module__ = "TextEnv", __name__
+    return TextEnv
+
+
+class _View:
+    """What the model reads of an env's observations, as messages for a chat template without tools; and what it means
+    by an answer. rules: the env's.
+    """
+
+    def __init__(self, rules: str) -> None:
+        self.rules = rules
+        self._observation = Observation(())
+
+    def first(self, observation: Observation) -> list[dict[str, str]]:
+        """The first prompt: the rules, and what can be answered, as the system's message."""
+        self._observation = observation
+        messages = observation.messages if observation.replies else ()
+        system = [message.content for message in messages if message.role == "system"] or [self.rules]
+        if observation.tools:
+            system += [tools_text(observation.tools), TURN_RULES if observation.replies else PLAIN_RULES]
+        elif observation.choices:
+            system.append(CHOICE_RULES)
+        rest = [message for message in messages if message.role != "system"] or [Message("user", observation.text)]
+        head = {"role": "system", "content": encodable("\n\n".join(system))}
+        return [head, *self._messages(rest, observation.choices)]
+
+    def next(self, observation: Observation) -> list[dict[str, str]]:
+        """The messages since the last observation; the model's own are in SkyRL's transcript."""
+        new: Sequence[Message] = [Message("user", observation.text)]
+        if observation.replies:
+            new = observation.messages[len(self._observation.messages) :]
+        self._observation = observation
+        return self._messages([message for message in new if message.role != "assistant"], observation.choices)
+
+    def read(self, text: str) -> int | str | ToolUse:
+        """The action that an answer names. Raises IllegalActionError, whose message is for the model."""
+        observation = self._observation
+        if observation.choices:
+            return read_choice(text, observation.choices)
+        if observation.tools:
+            form = HERMES if OPENED in text else PLAIN
+            return parse(text, observation.tools, form, replies=observation.replies)
+        return text if observation.replies else one_line(after_thought(text))
+
+    def _messages(self, messages: Sequence[Message], choices: Sequence[str]) -> list[dict[str, str]]:
+        """`messages` from the user, in one where several follow each other: some templates insist on turns."""
+        shown: list[dict[str, str]] = []
+        for message in messages:
+            role = "assistant" if message.role == "assistant" else "user"
+            result = f"Result of {message.name}: " if message.name else ""
+            content = encodable(result + message.content)
+            if shown and shown[-1]["role"] == role:
+                shown[-1]["content"] += f"\n\n{content}"
+            else:
+                shown.append({"role": role, "content": content})
+        if choices and shown:
+            listed = "\n".join(f"{label(index)} {encodable(choice)}" for index, choice in enumerate(choices))
+            shown[-1]["content"] += f"\nActions:\n{listed}"
+        return shown
+
+
+def read_choice(text: str, choices: Sequence[str]) -> int:
+    """The index of the choice that an answer names by its label or its full text, behind any reasoning: as all of the
+    answer, after its last "Action:", "Answer:" or "Choice:", or as its last line.
+
+    >>> read_choice("<think>Is 0 better?</think>Action: **1**", ("south", "north"))
+    1
+    >>> read_choice("I go there.\\nNorth.", ("south", "north"))
+    1
+
+    Raises IllegalActionError, which says what may be answered.
+    """
+    words = after_thought(text).strip()
+    marked = MARKED.findall(words)
+    lines = [line for line in words.splitlines() if line.strip()]
+    for candidate in (words, *marked[-1:], *lines[-1:]):
+        chosen = candidate.strip(AROUND).casefold()
+        for index, choice in enumerate(choices):
+            mark, name = label(index).strip(), one_line(choice).casefold()
+            exact = candidate.strip(AROUND) == mark  # labels differ by case
+            if exact or chosen in (name, f"{mark.casefold()} {name}", f"{mark.casefold()}. {name}"):
+                return index
+    last = len(choices) - 1
+    raise IllegalActionError(f"{words[-40:]!r} names no action; answer with a number from 0 to {last}")
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": encodable(text)}
+
+
+def _row(extras: Mapping[str, Any]) -> tuple[Task, int]:
+    """(task, seed) of a row. Raises DataError."""
+    text, seed = extras.get("task"), extras.get("seed")
+    if not isinstance(text, str) or type(seed) is not int or seed < 0:
+        raise DataError("SkyRL's row", "has no task and seed; make the rows with reflectkit.integrations.skyrl.rows")
+    try:
+        return from_json(Task, json.loads(text), path="SkyRL's row"), seed
+    except json.JSONDecodeError as error:
+        raise DataError("SkyRL's row", f"its task is not JSON: {error.msg}") from None
+
+
+def _turns(extras: Mapping[str, Any], own: int) -> int:
+    """The most turns of an episode: SkyRL's, or the env's own where SkyRL says nothing."""
+    turns = extras.get("max_turns")
+    return turns if type(turns) is int and turns > 0 else own

@@ -1,0 +1,313 @@
+"""Our envs behind skyrl_gym's real interface: the same rewards as in our own loop, and no answer that stops it.
+
+Skipped without the package (`pip install skyrl-gym`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, UnknownNameError
+from reflectkit.core.jsonl import write_json
+from reflectkit.core.protocols import StepResult
+from reflectkit.core.tools import HERMES, form_text
+from reflectkit.core.types import Message, Observation, Task, ToolSpec, ToolUse
+from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.envs.base import BaseEnv
+from reflectkit.envs.support.env import Support
+from reflectkit.integrations import skyrl
+
+skyrl_gym = pytest.importorskip("skyrl_gym", reason="needs skyrl-gym: pip install skyrl-gym")
+
+HERE = __name__
+
+
+@pytest.fixture(autouse=True)
+def _own_registry() -> Iterator[None]:
+    from skyrl_gym.envs.registration import registry
+
+    before = dict(registry)
+    yield
+    registry.clear()
+    registry.update(before)
+
+
+@pytest.fixture(scope="module")
+def support_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A problem of each level."""
+    path = tmp_path_factory.mktemp("support") / "data.json"
+    tasks = [Support.example(level, seed) for level in ("one", "several", "refuse") for seed in (1, 2)]
+    tasks = [replace(task, id=str(number)) for number, task in enumerate(tasks)]
+    write_json(path, [record_to_json(Record(task, ())) for task in tasks])
+    return path
+
+
+def made(row: dict[str, Any], **config: Any) -> Any:
+    """What SkyRL makes of a row, with its limit on turns."""
+    extras = {name: value for name, value in row.items() if name not in ("prompt", "env_class")}
+    return skyrl_gym.make(row["env_class"], env_config=config, extras=extras | {"max_turns": 40})
+
+
+def oracle_answers(env: Any) -> Iterator[dict[str, Any]]:
+    """The steps of an episode that the oracle answers."""
+    done = False
+    while not done:
+        action = env.inner.oracle()
+        step = env.step(action.text if isinstance(action, ToolUse) else f"Answer: {action}")
+        yield step
+        done = step["done"]
+
+
+@pytest.mark.parametrize("env", ["corridor", "taxi"])
+def test_choices_are_played_as_in_our_own_loop(env: str) -> None:
+    from reflectkit.agents.scripted import Oracle
+    from reflectkit.core.rollout import Episode, rollout
+    from reflectkit.envs import make
+
+    skyrl.register(env)
+    for row in skyrl.rows(env)[:20]:
+        task = Task(**json.loads(row["task"]))
+        (ours,) = rollout([Episode(task, 0, start=row["seed"])], lambda: make(env, 40), Oracle())
+        one = made(row)
+        prompt, _ = one.init(row["prompt"])
+        assert prompt[1:] == row["prompt"][1:]
+        assert "cut off after 40 steps" in prompt[0]["content"]  # SkyRL's limit, not the env's own
+        assert [message["role"] for message in prompt] == ["system", "user"]
+        assert "Actions:\n 0 " in prompt[1]["content"]
+        steps = list(oracle_answers(one))
+        assert [step["reward"] for step in steps] == [turn.reward for turn in ours.turns]
+        assert steps[-1]["observations"] == []
+        seen = [turn.observation.text for turn in ours.turns[1:]]
+        shown = [step["observations"][0]["content"].partition("\nActions:")[0] for step in steps[:-1]]
+        assert shown == seen
+        assert one.get_metrics()["success"] == float(ours.success)
+        assert one.get_metrics()["return"] == pytest.approx(ours.total_return)
+
+
+@pytest.mark.parametrize("form", ["plain", "hermes"])
+def test_conversations_in_both_forms_of_calls(support_file: Path, form: str) -> None:
+    skyrl.register("support")
+    for row in skyrl.rows("support", task_file=support_file):
+        one = made(row)
+        prompt, _ = one.init(row["prompt"])
+        assert prompt == row["prompt"]
+        assert "cancel_order(order: string" in prompt[0]["content"]
+        assert prompt[0]["content"].endswith("or your reply to the user.")
+        done, reward = False, 0.0
+        while not done:
+            action = one.inner.oracle()
+            text = form_text(action.calls, HERMES) if form == "hermes" and action.calls else action.text
+            step = one.step(text)
+            reward, done = step["reward"], step["done"]
+            assert done or {message["role"] for message in step["observations"]} == {"user"}
+            if action.calls and not done:
+                assert step["observations"][0]["content"].startswith(f"Result of {action.calls[0].name}: ")
+        assert reward == 1.0
+        assert one.get_metrics()["success"] == 1.0
+        assert one.get_metrics()["missing_change"] == 0.0
+
+
+def test_what_is_no_action_takes_a_turn_and_is_explained() -> None:
+    skyrl.register("taxi")
+    (row, *_) = skyrl.rows("taxi")
+    one = made(row)
+    one.init(row["prompt"])
+    for answer in ("", "99", "\ud800", "fly", "0" * 5000, "-1", "²", "<think>" * 10_000):
+        step = one.step(answer)
+        assert step["reward"] == 0.0
+        assert not step["done"]
+        assert "answer with a number from 0 to 5" in step["observations"][0]["content"]
+        step["observations"][0]["content"].encode()
+    assert one.get_metrics()["illegal"] == 8
+
+
+def test_turns_are_limited_by_skyrl() -> None:
+    skyrl.register("taxi")
+    row = skyrl.rows("taxi")[0] | {"max_turns": 3}
+    row.pop("prompt")
+    one = skyrl_gym.make(row.pop("env_class"), env_config={}, extras=row)
+    one.init([])
+    assert [one.step("nothing")["done"] for _ in range(3)] == [False, False, True]
+    assert one.max_turns == 3
+
+
+CHOICES = ("south", "north", "pick up")
+ANSWERS = {
+    "1": 1,
+    " 2\n": 2,
+    "north": 1,
+    "North.": 1,
+    "1 north": 1,
+    "1. north": 1,
+    "**2**": 2,
+    "<think>0? 1? No.</think>\n\n2": 2,
+    "The taxi is south of it.\nAction: 1": 1,
+    "Answer: 0\nNo.\nAnswer: `pick up`": 2,
+    "I would say:\n\\boxed{1}": None,
+    "The choice is: 2.": 2,
+    "south north": None,
+    "3": None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+def test_choice_of_an_answer(text: str) -> None:
+    from reflectkit.core.errors import IllegalActionError
+
+    if ANSWERS[text] is None:
+        with pytest.raises(IllegalActionError, match="from 0 to 2"):
+            skyrl.read_choice(text, CHOICES)
+    else:
+        assert skyrl.read_choice(text, CHOICES) == ANSWERS[text]
+
+
+class Words(BaseEnv):
+    """Free text: the second answer must repeat the first. Its engine waits, and fails at "fail"."""
+
+    name = "words"
+    levels = ("full",)
+    awaited = True
+
+    @classmethod
+    def tasks(cls, level: str) -> list[Task]:
+        return [Task("a", "words", "full", "a", {})]
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        await asyncio.sleep(0)
+        self.heard: list[str] = []
+        return Observation((Message("user", "Say something. \ud800"),))
+
+    async def step(self, action: int | str | ToolUse) -> StepResult:
+        await asyncio.sleep(0)
+        if action == "fail":
+            raise EnvironmentFailure("the engine is gone")
+        self.heard.append(str(action))
+        over = len(self.heard) == 2
+        same = over and self.heard[0] == self.heard[1]
+        return StepResult(Observation((Message("user", "Again."),)), float(same), over, info={"success": same})
+
+
+class Tools(Words):
+    """Calls of a tool, several a turn."""
+
+    name = "tools"
+    awaited = False
+
+    @classmethod
+    def tasks(cls, level: str) -> list[Task]:
+        return [Task("a", "tools", "full", "a", {})]
+
+    def reset(self, task: Task, seed: int) -> Observation:  # type: ignore[override]
+        return Observation((Message("user", "Add."),), tools=(ToolSpec("add", "Adds.", {}),))
+
+    def step(self, action: int | str | ToolUse) -> StepResult:  # type: ignore[override]
+        assert isinstance(action, ToolUse)
+        return StepResult(self.reset(Task("a", "tools", "full", "a", {}), 0), len(action.calls), True)
+
+
+def test_words_of_an_env_that_waits_also_in_threads() -> None:
+    name = skyrl.register(f"{HERE}:Words", "reflectkit/words")
+    (row,) = skyrl.rows(f"{HERE}:Words", name=name)
+    assert row["env_class"] == "reflectkit/words"
+    assert row["prompt"][1] == {"role": "user", "content": "Say something. ?"}
+
+    def episode(number: int) -> float:
+        one = made(row)
+        one.init(row["prompt"])
+        one.step(f"<think>Hm.</think> {number}")
+        return float(one.step(str(number))["reward"])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(episode, range(20))) == [1.0] * 20
+
+    async def inside_a_loop() -> float:
+        return episode(7)
+
+    assert asyncio.run(inside_a_loop()) == 1.0
+
+
+def test_a_failed_engine_ends_the_episode_and_is_counted() -> None:
+    name = skyrl.register(f"{HERE}:Words", "reflectkit/words")
+    (row,) = skyrl.rows(f"{HERE}:Words", name=name)
+    one = made(row)
+    one.init(row["prompt"])
+    step = one.step("fail")
+    assert (step["done"], step["reward"], step["metadata"]) == (True, 0.0, {"failure": "the engine is gone"})
+    assert one.get_metrics()["failed"] == 1.0
+
+
+def test_calls_of_tools() -> None:
+    name = skyrl.register(f"{HERE}:Tools", "reflectkit/tools")
+    (row,) = skyrl.rows(f"{HERE}:Tools", name=name)
+    assert row["prompt"][0]["content"].endswith("Write none to call no tool.")
+    for text, count in (("add {}\nadd {}", 2), ('<tool_call>{"name": "add", "arguments": {}}</tool_call>', 1), ("", 0)):
+        one = made(row)
+        one.init(row["prompt"])
+        assert one.step(text)["reward"] == count
+
+
+def test_settings_come_from_the_registration_and_skyrl(support_file: Path) -> None:
+    skyrl.register("support", brief=True)
+    (row, *_) = skyrl.rows("support", "one", support_file, brief=True)
+    assert "service desk" in row["prompt"][0]["content"]  # the rules, where the policy is left out
+    assert "cancel_order(" not in row["prompt"][0]["content"]
+    assert "cancel_order(" in made(row, brief=False).init(row["prompt"])[0][0]["content"]
+    with pytest.raises(ConfigError, match="is registered with"):
+        skyrl.register("support")
+    assert skyrl.register("support", brief=True) == "reflectkit/support"
+    assert skyrl.register("support", "reflectkit/full") == "reflectkit/full"
+
+
+def test_metrics_are_averaged_by_skyrl() -> None:
+    from skyrl_gym.metrics import aggregate_for_environment
+
+    name = skyrl.register("taxi")
+    assert aggregate_for_environment(name, [{"success": 1.0}, {"success": 0.0}]) == {"success": 0.5}
+
+
+@pytest.mark.parametrize("ending", ["rows.jsonl", "rows.parquet"])
+def test_rows_survive_skyrls_reader(support_file: Path, tmp_path: Path, ending: str) -> None:
+    """As SkyRL reads them: through datasets, which would mix the fields of nested objects."""
+    datasets = pytest.importorskip("datasets")
+    rows = skyrl.rows("support", task_file=support_file)
+    path = skyrl.write_rows(tmp_path / ending, rows)
+    kind = "parquet" if path.suffix == ".parquet" else "json"
+    again = datasets.load_dataset(kind, data_files=str(path), cache_dir=str(tmp_path / "cache"))["train"]
+    assert list(again) == rows
+
+
+def test_what_a_user_can_get_wrong(tmp_path: Path, support_file: Path) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'taxi'"):
+        skyrl.register("taxii")
+    with pytest.raises(ConfigError, match="brieff"):
+        skyrl.register("support", brieff=True)
+    with pytest.raises(ConfigError, match="give task_file="):
+        skyrl.rows("support")
+    with pytest.raises(UnknownNameError, match="level"):
+        skyrl.rows("taxi", "fulll")
+    with pytest.raises(ConfigError, match=r"\.parquet, \.jsonl"):
+        skyrl.write_rows(tmp_path / "rows.csv", [])
+    skyrl.register("support")
+    for extras in ({}, {"task": "{", "seed": 1}, {"task": "{}", "seed": 1}, {"task": "[]", "seed": 1}):
+        with pytest.raises(DataError, match="SkyRL's row"):
+            skyrl_gym.make("reflectkit/support", env_config={}, extras=extras)
+
+
+def test_nothing_heavy_is_imported_before_use() -> None:
+    code = (
+        "import sys, reflectkit.integrations.skyrl as one; heavy = ('torch', 'transformers', 'skyrl_gym', 'pandas');"
+        " print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
