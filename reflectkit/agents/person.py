@@ -29,9 +29,9 @@ class PersonUser:
     def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn:
         """What the person writes; everything else waits for it. Raises EnvironmentFailure once they have left."""
         if conversation:
-            self.progress.news(conversation[-1].line if conversation[-1].role == "assistant" else AGENT_MARKER)
+            self.progress.show(conversation[-1].line if conversation[-1].role == "assistant" else AGENT_MARKER)
         else:
-            self.progress.news(f"{instructions}\n{KEYS}.")
+            self.progress.show(f"{instructions}\n{KEYS}.")
         while (text := self.progress.ask(QUESTION)) is not None:
             self.answered = True
             said = text.strip()
@@ -41,6 +41,6 @@ class PersonUser:
                 return UserTurn(GOODBYE, over=True)
             if said and said not in ("i", "e"):
                 return UserTurn(said)
-            self.progress.news(instructions if said == "i" else f"Nothing was said. {KEYS}.")
+            self.progress.show(instructions if said == "i" else f"Nothing was said. {KEYS}.")
         self.left = True
         raise EnvironmentFailure(LEFT)

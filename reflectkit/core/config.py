@@ -146,8 +146,8 @@ def check_run_name(name: str) -> None:
 
 
 def flag(name: str) -> str:
-    """The command-line flag of setting `name`: `save_steps` → `--save-steps`."""
-    return "--" + name.replace("_", "-")
+    """The command-line flag of setting `name`: `save_steps` → `--save-steps`; `as_` → `--as`, a Python keyword."""
+    return "--" + name.rstrip("_").replace("_", "-")
 
 
 def parse_yaml(text: str, where: Path | str) -> Any:

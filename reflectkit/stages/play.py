@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from reflectkit.agents.human import HELP_KEYS, LEFT, Human, action_text, keys
+from reflectkit.agents.person import PersonUser
 from reflectkit.agents.scripted import require_oracle
-from reflectkit.core.config import option, within
+from reflectkit.core.config import one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, unknown_name
 from reflectkit.core.eventloop import followed
-from reflectkit.core.prompts import one_line
+from reflectkit.core.prompts import ACTION_MARKER, one_line
 from reflectkit.core.protocols import Agent, Context, Env, StepResult, rules_of
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
-from reflectkit.core.types import Decision, Message, Observation, Status, Task, ToolUse, Trajectory
+from reflectkit.core.types import AGENT_MARKER, Decision, Message, Observation, Status, Task, ToolUse, Trajectory
 from reflectkit.data.episodes import episode_line, episode_to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of
@@ -33,6 +34,7 @@ from reflectkit.models.sampler import Ask
 from reflectkit.stages.shared.environments import MOST_TOKENS, PlayConfig, at_level, check_level
 from reflectkit.stages.shared.players import Players, chat_parts, mismatch, model_folders, parse_policy, place_of
 from reflectkit.stages.shared.sampling import SamplerConfig
+from reflectkit.stages.shared.verdict import verdict_text
 
 if TYPE_CHECKING:
     from reflectkit.agents.two_player import TwoPlayerAgent
@@ -45,10 +47,12 @@ EXAMPLES = (
     "reflectkit play --env taxi"
     ' --policy "ours=results/taxi-tiny/reflect-rl/checkpoint-36+results/taxi-tiny/reflector/checkpoint-700"',
 )
-PERSON = "person"
+PERSON, ORACLE = "person", "oracle"
+AGENT, USER = "agent", "user"
 MOST_SHOWN = 4  # maximum number of choices shown with their probabilities
 LEAST_SHOWN = 0.005  # minimum probability of a shown choice
 NOBODY = "standard input is closed or empty; use a terminal, pipe in the answers, or give --policy oracle --auto"
+NO_USER = "standard input is closed or empty; use a terminal, or pipe in what you say"
 NEXT = "Enter: take it; h: the rules; q: leave > "
 
 
@@ -67,6 +71,9 @@ class Config(SamplerConfig, PlayConfig):
     level: str = option("", help="Curriculum level; default: the last, or any level in a file.")
     task: str = option("", help="The problem's id; default: a random one, by --seed.")
     episodes: int = option(1, help="Number of episodes to play.")
+    as_: str = option(
+        AGENT, help="Who you are: agent; or user, who talks with the agent of --policy in an environment with a user."
+    )
     auto: bool = option(False, help="Do not wait for a key between the steps of a player other than a person.")
     temperature: float = option(0.0, help="Sampling temperature of a checkpoint; 0 takes the likeliest action.")
     max_new_tokens: int = option(128, help="Maximum tokens of an answer in environments without enumerated actions.")
@@ -87,6 +94,24 @@ class Config(SamplerConfig, PlayConfig):
             )
         if self.teacher:
             require_oracle(self.kind)
+        one_of("as_", self.as_, (AGENT, USER))
+        if self.as_ == USER:
+            self._check_user()
+
+    def _check_user(self) -> None:
+        """Raises ConfigError where a person cannot be the user."""
+        if USER not in self.kind.chat_settings:
+            raise ConfigError(f"--as user: env '{self.env}' has no user; leave it out")
+        if self._endpoint(USER):
+            raise ConfigError("--as user and --user are both the user; leave one out")
+        if self.policy == PERSON:
+            raise ConfigError("--as user talks with an agent; name it, --policy NAME=MODEL[+REFLECTOR]")
+        if self.policy == ORACLE:
+            raise ConfigError("--as user: the oracle reads the scripted user's mind, not yours; give another --policy")
+        if self.teacher or self.reflector is not None:
+            raise ConfigError("--as user shows the agent's words only; leave out --teacher and --reflector")
+        if self.auto:
+            raise ConfigError("--as user waits for what you write; leave out --auto")
 
     @property
     def player(self) -> tuple[str, Path | None, Path | None]:
@@ -101,7 +126,8 @@ class Config(SamplerConfig, PlayConfig):
 def run(config: Config, progress: Progress) -> Report:
     """Write `episodes.jsonl`, a line after each episode. Raises ConfigError, CheckpointError, DataError."""
     name, *models = config.player
-    if name != PERSON and not config.auto and not progress.attended:
+    user = PersonUser(progress) if config.as_ == USER else None
+    if name != PERSON and user is None and not config.auto and not progress.attended:
         raise ConfigError("there is no terminal to wait for keys; add --auto")
     source, tasks = _problems(config)
     policy, reflector, commentator = (place_of(model, config, progress) for model in (*models, config.reflector))
@@ -122,15 +148,19 @@ def run(config: Config, progress: Progress) -> Report:
         for number, task in zip(range(config.episodes), _draw_tasks(config, tasks), strict=False):
             progress.show(f"{config.env}, level {task.level}, task {task.id}")
             shown.begin()
-            maker = config.maker(task.level)
+            env = config.make(config.horizon_at(task.level), user)
             episode = Episode(task, derive(config.seed, "play", task.id, number))
-            played += rollout([episode], lambda maker=maker: _Reporter(maker(), shown), shown, width=1)  # type: ignore[misc]
-            if name == PERSON and not agent.answered and not progress.attended:
-                raise ConfigError(NOBODY)
-            progress.show(_ending(played[-1]))
+            if user is None:
+                played += rollout([episode], lambda env=env: _Reporter(env, shown), shown, width=1)  # type: ignore[misc]
+            else:
+                played += rollout([episode], lambda env=env: env, agent, width=1)  # type: ignore[misc]
+            person = agent if name == PERSON else user
+            if person is not None and not person.answered and not progress.attended:
+                raise ConfigError(NOBODY if user is None else NO_USER)
+            progress.show("\n".join(filter(None, (_ending(played[-1]), verdict_text(played[-1])))))
             with path.open("a", encoding="utf-8") as file:
                 file.write(episode_line(episode_to_json(name, played[-1], cluster=cluster_of(config.env, task))))
-            if shown.left:
+            if shown.left or (user is not None and user.left):
                 break
         if len(played) > 1:
             current.tables.append(_table(name, played))
@@ -269,8 +299,10 @@ class _Narrator:
         self.progress.show(f"── {text} ──")
 
     def see(self, observation: Observation) -> None:
-        """Show what is new in `observation`."""
-        self.progress.show(seen_text(self.before, observation.messages))
+        """Show what is new in `observation`; of a conversation not what the agent wrote, which was shown before."""
+        new = spoken_text if observation.replies else seen_text
+        if text := new(self.before, observation.messages):
+            self.progress.show(text)
         self.before = observation.messages
 
     def _goes_on(self, env: Env) -> bool:
@@ -301,11 +333,16 @@ class _Reporter(Wrapper):
 
     def _stepped(self, result: StepResult) -> StepResult:
         self._total += result.reward
-        self.narrator.progress.show(f"Reward {result.reward:+.3g}, return so far {self._total:+.3g}.")
-        if result.terminated or result.truncated:
+        ended = result.terminated or result.truncated
+        if ended or result.reward or not result.observation.replies:
+            self._report(result.reward)
+        if ended:
             self.narrator.heading("The end")
             self.narrator.see(result.observation)
         return result
+
+    def _report(self, reward: float) -> None:
+        self.narrator.progress.show(f"Reward {reward:+.3g}, return so far {self._total:+.3g}.")
 
 
 def seen_text(earlier: Sequence[Message], current: Sequence[Message]) -> str:
@@ -317,6 +354,12 @@ def seen_text(earlier: Sequence[Message], current: Sequence[Message]) -> str:
     same = next((i for i, pair in enumerate(zip(earlier, current, strict=False)) if pair[0] != pair[1]), len(earlier))
     new = current[same:] or current[-1:]
     return "\n".join(f"[{message.name or message.role}] {message.content}" for message in new)
+
+
+def spoken_text(earlier: Sequence[Message], current: Sequence[Message]) -> str:
+    """What the others said in a conversation since `earlier`, with their names."""
+    same = len(earlier) if tuple(current[: len(earlier)]) == tuple(earlier) else 0
+    return "\n".join(message.line for message in current[same:] if message.role != "assistant")
 
 
 def decision_text(observation: Observation, decision: Decision, *, commented: bool) -> str:
@@ -334,7 +377,8 @@ def decision_text(observation: Observation, decision: Decision, *, commented: bo
         lines.append("Policy: " + ", ".join(shares))
     if decision.value is not None:
         lines.append(f"Value: {decision.value:+.3g}")
-    return "\n".join([*lines, f"Action: {action_text(observation, decision.action)}"])
+    marker = AGENT_MARKER if observation.replies else ACTION_MARKER
+    return "\n".join([*lines, f"{marker} {action_text(observation, decision.action)}"])
 
 
 def _outcome(trajectory: Trajectory) -> str:

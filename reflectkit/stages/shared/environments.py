@@ -18,6 +18,7 @@ from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.protocols import Env
 from reflectkit.core.registry import resolve
 from reflectkit.core.types import Task
+from reflectkit.core.users import User
 from reflectkit.envs import ENVS, data_folder, env_class, make
 from reflectkit.envs.base import MOST_TOKENS as MOST_TOKENS
 from reflectkit.envs.base import BaseEnv, Explorer
@@ -134,8 +135,8 @@ class WorldConfig(EnvConfig):
         """The env's own settings. Raises ConfigError."""
         return self.part(self.kind.Settings)
 
-    def make(self, horizon: int | None) -> Env:
-        """A fresh env with these settings."""
+    def make(self, horizon: int | None, user: User | None = None) -> Env:
+        """A fresh env with these settings. user: who talks with the agent, instead of the env's own user."""
         arguments = self.kind.constructor_arguments(self.settings, self.env_folder)
         for name, target in self.kind.chat_settings.items():
             arguments.pop(_address_of(name), None)
@@ -144,6 +145,8 @@ class WorldConfig(EnvConfig):
             arguments[name] = endpoint and _asker(
                 target, endpoint, self.env_folder / f"{name}.jsonl", *self._request_limits, budget
             )
+        if user is not None:
+            arguments["user"] = user
         return make(self.env, horizon, shuffle=self.shuffle_action, **arguments)
 
     @property
