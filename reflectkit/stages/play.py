@@ -107,7 +107,9 @@ class Config(SamplerConfig, PlayConfig):
         if self.policy == PERSON:
             raise ConfigError("--as user talks with an agent; name it, --policy NAME=MODEL[+REFLECTOR]")
         if self.policy == ORACLE:
-            raise ConfigError("--as user: the oracle reads the scripted user's mind, not yours; give another --policy")
+            raise ConfigError(
+                "--as user: the oracle reads the scripted user's mind, and not what you write; give another --policy"
+            )
         if self.teacher or self.reflector is not None:
             raise ConfigError("--as user shows the agent's words only; leave out --teacher and --reflector")
         if self.auto:

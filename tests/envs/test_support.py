@@ -270,6 +270,9 @@ def test_a_needless_escalation_gives_up_and_a_needed_one_does_not() -> None:
     task = find(ONE, kind=CANCEL, mood=TERSE)
     info = verdict_of(begun(task), call(ESCALATE, reason="no idea"))
     assert wrong(info) == {"missing_change", "fact_not_told", "gave_up"}
+    taken = {"record": "conversation", "field": "escalated", "before": False, "after": True}
+    assert info["changes"] == [taken]
+    assert taken not in info["expected"]
     danger = find(REFUSE, kind="danger")
     assert wrong(verdict_of(begun(danger), call(ESCALATE, reason="hurt"))) == set()
     assert "missing_change" in wrong(verdict_of(begun(danger), ToolUse("I cannot help. Anything else?")))

@@ -446,6 +446,11 @@ def test_wrong_settings_are_one_line(settings: dict[str, Any], expected: str) ->
         Tau.Settings(**settings)
 
 
+def test_a_person_and_the_packages_own_user_are_one_line() -> None:
+    with pytest.raises(ConfigError, match="leave out --simulator"):
+        Tau(Talker(), simulator="m@openai")
+
+
 def test_without_litellm_the_packages_own_user_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", [NoLitellm(), *sys.meta_path])
     with pytest.raises(ConfigError, match="--simulator needs litellm") as caught:

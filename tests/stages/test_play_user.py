@@ -127,7 +127,7 @@ def test_a_person_who_leaves_begins_no_other_conversation(play: Play) -> None:
 WRONG = {
     "--as user: env 'taxi' has no user": ("--env", "taxi", "--as", "user", "--policy", "random"),
     "name it, --policy NAME=MODEL": ("--env", "support", "--as", "user"),
-    "the oracle reads the scripted user's mind": ("--env", "support", "--as", "user", "--policy", "oracle"),
+    "the oracle reads the scripted user's mind, and not what you write": (*AS_USER[:-1], "oracle"),
     "leave out --teacher": (*AS_USER, "--teacher"),
     "leave out --auto": (*AS_USER, "--auto"),
     "--as user and --user are both the user": (*AS_USER, "--user", "local:x"),

@@ -85,9 +85,11 @@ def _tells(text: str, numbers: set[float], fact: str) -> bool:
 
 
 def changes_json(ledger: Ledger) -> list[dict[str, Any]]:
-    """The changes of the records, for people to read."""
-    return [
+    """The changes of the records, for people to read, and whether a colleague took over."""
+    changes = [
         {"record": name, "field": field, "before": before, "after": after}
         for (_, name), fields in ledger.differences().items()
         for field, (before, after) in fields.items()
     ]
+    taken = {"record": "conversation", "field": "escalated", "before": False, "after": True}
+    return [*changes, taken] if ledger.escalated else changes

@@ -109,6 +109,8 @@ class Tau(BaseEnv):
         super().__init__(**settings)
         self.user, self.horizon = user, horizon
         if self.settings.simulator is not None:
+            if user is not None:
+                raise ConfigError("--simulator plays the user, and somebody else does; leave out --simulator")
             self.user = simulator(*parse_simulator(self.settings.simulator))
         self._over = True
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from reflectkit.core.types import Trajectory
 
+LONGEST = 200  # characters of a value
+
 
 def verdict_text(trajectory: Trajectory) -> str:
     """The verdict in lines; empty where the env reports none."""
@@ -53,4 +55,5 @@ def _change(change: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
