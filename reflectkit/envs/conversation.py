@@ -23,7 +23,7 @@ LONGEST_REPLY = 16_000
 """Likewise of the agent's reply, as the user reads it."""
 ONE_CALL = "call one tool, or reply to the user; nothing was executed"
 
-THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+OPENED, CLOSED = "<think>", "</think>"
 MARKS = re.compile(
     r"<\|[^<>|\s]{1,40}\|>"  # <|im_end|>, <|python_tag|>
     r"|</?(?:tool_call|tool_response|think|s|pad|bos|eos|unk|start_of_turn|end_of_turn)>"
@@ -73,8 +73,17 @@ def spoken(text: str) -> str:
     >>> spoken("<think>An old order.</think>\\n\\nWhich order is it?<|im_end|>")
     'Which order is it?'
     """
-    text = THOUGHT.sub("", text).rpartition("</think>")[2].partition("<think>")[0]
+    text = _without_thoughts(text).rpartition(CLOSED)[2].partition(OPENED)[0]
     return cut(MARKS.sub("", text).strip(), LONGEST_REPLY)
+
+
+def _without_thoughts(text: str) -> str:
+    """`text` without reasoning between two marks; in linear time, also where a mark comes a thousand times."""
+    kept, at = [], 0
+    while (start := text.find(OPENED, at)) >= 0 and (end := text.find(CLOSED, start)) >= 0:
+        kept.append(text[at:start])
+        at = end + len(CLOSED)
+    return "".join(kept) + text[at:]
 
 
 def cut(text: str, limit: int) -> str:

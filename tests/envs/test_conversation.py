@@ -103,7 +103,10 @@ def test_an_observation_stays_as_it_was() -> None:
         ("Hello</s><|eot_id|><end_of_turn>\x1e", "Hello"),
         ("[INST]Hello[/INST] [1] < 3 > <b>", "Hello [1] < 3 > <b>"),
         ("<tool_call>Hello</tool_call>", "Hello"),
+        ("<think>a<think>b</think>Hello", "Hello"),
+        ("Hello" + "<think>" * 200_000, "Hello"),  # hours, if each mark were sought to the end
     ],
+    ids=lambda text: text[:40],
 )
 def test_no_reasoning_and_no_mark_reaches_the_user(text: str, heard: str) -> None:
     assert spoken(text) == heard
