@@ -159,6 +159,17 @@ def test_inspect_log_keeps_the_messages(tmp_path: Path, quiet: Quiet) -> None:
     assert answered == asked != set()
 
 
+def test_inspect_itself_reads_conversations(tmp_path: Path, quiet: Quiet) -> None:
+    inspect_log = pytest.importorskip("inspect_ai.log", reason="needs inspect-ai, with 84 packages")
+    file = write(tmp_path, [conversation("half \ud800"), conversation()])
+    (made,) = view.run(view.Config(paths=(file,), inspect=True), quiet).outputs
+    log = inspect_log.read_eval_log(str(made))
+    assert [message.role for message in log.samples[1].input] == ["system", "user"]
+    answer, result = log.samples[1].messages[4:6]
+    assert answer.tool_calls[0].arguments == {"order": "W17", "note": "It is fine."}
+    assert result.tool_call_id == answer.tool_calls[0].id
+
+
 DAMAGED = {
     "messages": ({"messages": "hello"}, "turns[0].messages", "a list"),
     "message": ({"messages": ["hello"]}, "turns[0].messages[0]", "an object"),
