@@ -134,11 +134,11 @@ def test_what_is_no_action_takes_a_turn_and_is_explained() -> None:
 def test_turns_are_limited_by_skyrl() -> None:
     skyrl.register("taxi")
     row = skyrl.rows("taxi")[0] | {"max_turns": 3}
-    row.pop("prompt")
-    one = skyrl_gym.make(row.pop("env_class"), env_config={}, extras=row)
-    one.init([])
-    assert [one.step("nothing")["done"] for _ in range(3)] == [False, False, True]
-    assert one.max_turns == 3
+    for answers in (["nothing"] * 3, ["south", "north", "south"], ["south", "nothing", "north"]):
+        one = skyrl_gym.make("reflectkit/taxi", env_config={}, extras=row)
+        one.init([])
+        assert [one.step(answer)["done"] for answer in answers] == [False, False, True]
+        assert one.max_turns == 3
 
 
 CHOICES = ("south", "north", "pick up")
@@ -156,6 +156,7 @@ ANSWERS = {
     "I would say:\n\\boxed{1}": None,
     "The choice is: 2.": 2,
     "south north": None,
+    "<think>\nAction: 0\n</think>\nWell.": None,
     "3": None,
     "": None,
 }

@@ -194,6 +194,7 @@ def test_conversation_reads_as_one(browser: Browser, tmp_path: Path) -> None:
     ]
     assert texts(browser, ".message.user > div") == ["Hello. It is fine.", "It is fine.", "Goodbye. It is fine."]
     assert texts(browser, ".message.assistant > div.text") == ["Who are you?", "It is fine."]
+    assert texts(browser, ".message.tool") == [], "results are with their calls"
     assert texts(browser, "[data-turn='0'] aside") == ["ReflectionNobody has said who they are. It is fine."]
     assert texts(browser, "[data-turn='0'] .message details:first-of-type div") == ["An order. It is fine."]
     assert [len(texts(browser, f"[data-turn='{turn}'] aside")) for turn in range(5)] == [1, 0, 1, 0, 0]
