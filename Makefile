@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.installed-test
 ALFWORLD_INSTALLED := $(VENV)/.installed-alfworld
 
-.PHONY: help install demo test check lint format type bench docs dist alfworld smollm2 clean
+.PHONY: help install demo test check lint format type bench docs pictures dist alfworld smollm2 clean
 .PHONY: demo-explore demo-memory demo-alfworld play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot view export
 
 help: ## List the targets
@@ -101,6 +101,11 @@ docs: $(INSTALLED) ## Build the documentation site in build/site
 	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[docs]'
 	$(BIN)/python -m reflectkit.cli.pages docs/commands
 	$(BIN)/mkdocs build --strict --site-dir build/site
+
+pictures: $(TEST_INSTALLED) ## Make the pictures of the pages again (docs/pictures); needs Chromium and three minutes
+	mkdir -p build/pictures
+	cd build/pictures && $(abspath $(BIN))/reflectkit run taxi-tiny --fast
+	cd build/pictures && PYTHONPATH=$(CURDIR) $(abspath $(BIN))/python -m tests.pictures $(CURDIR)/docs/pictures
 
 dist: $(INSTALLED) ## Build the wheel and the sdist in dist/, and check them as a package index does
 	$(BIN)/pip install --quiet build twine 'readme_renderer[md]'

@@ -32,6 +32,7 @@ PLACEHOLDER = rf"results/(?:<number>_(?:{'|'.join(STAGES)}|<command>)|<name>(?:\
 OF_ONES_OWN = {
     "data/memory/train.parquet",  # Mem-alpha's published data
     "data/memory/reader.jsonl",  # answers of a chat model that reads for memory
+    "data/support/user.jsonl",  # answers of a chat model that plays the customer
     "data/tau/user.jsonl",  # answers of a chat model that plays the user
     "data/support/user.jsonl",
     "data/models",  # --model smollm2-135m
@@ -40,9 +41,10 @@ OF_ONES_OWN = {
 
 @pytest.fixture(scope="module")
 def recipes() -> set[str]:
-    """What the packaged recipes make, alone and with --seeds 3, and `make bench`."""
+    """What the packaged recipes make, alone and with --seeds 3, `make demo FAST=1`, and `make bench`."""
     made = [made_by_run(name) for name in recipe_names()]
     made += [made_by_run(name, seeds=3) for name in recipe_names() if name.endswith("-tiny")]
+    made.append(made_by_run("taxi-tiny", fast=True))
     made.append(made_by_run("taxi-tiny", seeds=3, data_dir=Path("data/bench"), results_dir=Path("results/bench")))
     return {path for one in made for paths in one.values() for path in paths}
 

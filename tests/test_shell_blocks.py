@@ -21,12 +21,13 @@ import pytest
 from reflectkit.cli.main import main
 from tests.examples import examples
 from tests.made import made_by_command
+from tests.pictures import play
 from tests.test_documents import commands, logical_lines
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), DOCS / "commands/index.md"]
-RUN = ("five-minutes", "data", "environments", "evaluation", "your-own-model")
+RUN = ("five-minutes", "data", "environments", "evaluation", "slime", "your-own-model")
 ELSEWHERE = ("your-own-environment",)
 FENCED = re.compile(r"^(?:<!-- needs: (?P<needs>[^\n]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 FOREIGN = {"git", "pip", "hf", ".", "alfworld-download", "HF_HUB_OFFLINE=1"}
@@ -71,9 +72,7 @@ def unfit(block: Block, name: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_each_command_exists_and_is_run_or_marked(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_command_exists_and_is_run_or_marked(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, code in examples(page).items():
         (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -110,7 +109,10 @@ def test_the_page_runs(
         for line in block.lines if not block.language and block.needs is None else ():
             words = shlex.split(line, comments=True)
             monkeypatch.setattr(sys, "stdin", io.StringIO("1\nh\n"))
-            if words[0] == "python":
+            if words[:2] == ["python", "-m"]:
+                monkeypatch.setattr(sys, "argv", words[2:])
+                runpy.run_module(words[2], run_name="__main__")
+            elif words[0] == "python":
                 runpy.run_path(words[1], run_name="__main__")
             else:
                 assert main(words[1:]) == 0, (line, capsys.readouterr().err)
@@ -126,3 +128,24 @@ def test_pictures_are_there_small_and_described(page: Path) -> None:
     for words, target in [*shown, *(("the other colours", one) for one in re.findall(r'srcset="([^"]+)"', text))]:
         assert len(words.split()) >= 3, target
         assert (page.parent / target).stat().st_size < 150_000, target
+
+
+def test_the_picture_of_play_is_made_and_fetches_nothing(tmp_path: Path) -> None:
+    play(tmp_path / "play.svg")
+    for picture in (tmp_path / "play.svg", DOCS / "pictures/play.svg"):
+        text = picture.read_text("utf-8").replace("&#160;", " ")
+        assert "$ reflectkit play --env taxi --teacher" in text
+        assert text.index("Your move: o") < text.index("The oracle would: ")
+        assert "@font-face" not in text
+
+
+def test_the_table_of_the_fast_demo_is_that_of_the_results() -> None:
+    here, there = rows("five-minutes", "## Train"), rows("results", "## DangerousTaxi, drop-off only")
+    assert here == there
+    assert len(here) == 6
+
+
+def rows(page: str, heading: str) -> list[str]:
+    """The table below `heading`, without its bold type."""
+    section = (DOCS / f"{page}.md").read_text("utf-8").partition(f"\n{heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| .*%.* \|$", section.replace("**", ""), re.MULTILINE)
