@@ -34,7 +34,6 @@ OF_ONES_OWN = {
     "data/memory/reader.jsonl",  # answers of a chat model that reads for memory
     "data/support/user.jsonl",  # answers of a chat model that plays the customer
     "data/tau/user.jsonl",  # answers of a chat model that plays the user
-    "data/support/user.jsonl",
     "data/models",  # --model smollm2-135m
 }
 
