@@ -10,7 +10,7 @@ import pytest
 
 CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 EXAMPLE = re.compile(r"as `(\w+)\.py`:\n+```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^(<!-- needs: [^\n]+ -->\n)?```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def examples(page: Path) -> dict[str, str]:
@@ -19,10 +19,13 @@ def examples(page: Path) -> dict[str, str]:
 
 
 def run_page(page: Path) -> dict[str, Any]:
-    """Run the Python of `page` from top to bottom, as one program; returns its names."""
+    """Run the Python of `page` from top to bottom, as one program; returns its names. A block with a mark of what it
+    needs is left out.
+    """
     names: dict[str, Any] = {"__name__": page.stem}
-    for code in BLOCK.findall(page.read_text(encoding="utf-8")):
-        exec(compile(code, str(page), "exec"), names)
+    for needs, code in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if not needs:
+            exec(compile(code, str(page), "exec"), names)
     return names
 
 

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "rl": {"core", "models", "rl"},
     "stages": {"core", "models", "stages", *MIDDLE},
     "cli": {"core", "envs", "stages", "cli"},
-    "integrations": {"core", "models", "stages", "integrations", *MIDDLE},
+    "integrations": {"core", "models", "stages", "cli", "integrations", *MIDDLE},
 }
 HEAVY = {"torch", "transformers", "trl", "peft", "datasets"}
 SIDEWAYS = {("rl/loop.py", "agents")}

@@ -13,7 +13,7 @@ from reflectkit.data.oracle import ask, leaks
 from reflectkit.data.repos import kind_of
 from reflectkit.data.wording import CODE, NOTES, TEXT, WORDINGS, shape_of, tidy, worded
 
-BOXED = repositories_in(Path("data/auto_explore/repos"))
+BOXED = repositories_in(Path(__file__).parents[2] / "data/auto_explore/repos")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from reflectkit.cli import screen
 from reflectkit.core.errors import ReflectkitError
 from reflectkit.integrations.slime.prompts import write_prompts
 
@@ -25,10 +26,9 @@ def main() -> None:
     try:
         written = write_prompts(arguments.env, arguments.data_dir, arguments.out_dir, arguments.level)
     except (ReflectkitError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(screen.print_error(str(error), 2))
     for path, count in written.items():
-        print(f"{path}: {count} tasks")
+        screen.say(f"{path}: {count} tasks")
 
 
 if __name__ == "__main__":
