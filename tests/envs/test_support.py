@@ -429,3 +429,27 @@ def test_a_prompt_begins_with_the_one_before_it_and_its_answer() -> None:
         assert following.startswith(f"{prompt} {action.text}{TURN_END}\n")
     assert "Reflection: Note 0." in prompt
     assert "Note 1." not in prompt
+
+
+def test_what_is_refused_as_sold_out_is_sold_out() -> None:
+    """An option with one item left can still be swapped for, so a refusal would be wrong."""
+    for number in range(200):
+        (request, *_) = task_of(REFUSE, number).data["requests"]
+        if request["kind"] in ("swap", "exchange"):
+            named = f"{request['facts']['item']}, {request['facts']['option']}"
+            (stock,) = [item["stock"] for item in shop(3).tables["items"].values() if item["name"] == named]
+            assert stock == 0
+
+
+def test_a_swap_and_back_is_no_difference() -> None:
+    order = next(
+        name for name, one in shop(3).tables["orders"].items() if one["status"] == PENDING and len(one["items"]) == 1
+    )
+    (item,) = shop(3).tables["orders"][order]["items"]
+    product = shop(3).tables["products"][shop(3).tables["items"][item]["product"]]
+    other = next(name for name in product["items"] if name != item and shop(3).tables["items"][name]["stock"])
+    ledger = Ledger(shop(3))
+    for old, new in ((item, other), (other, item)):
+        done, text = execute(ledger, ToolCall("swap_item", {"order": order, "item": old, "new_item": new}))
+        assert done, text
+    assert not ledger.differences()

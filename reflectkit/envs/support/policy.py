@@ -21,8 +21,7 @@ stock. An order can be exchanged once.
 and to no other.
 7. A delivery that was {LATE_DAYS} or more days late gives a right to a credit of {TEN} euros, once, if the user \
 complains about it. Give no other credit.
-8. Escalate only if somebody was hurt, or if a shipped parcel is lost. Do not escalate because a user is unhappy with \
-these rules.
+8. Escalate only if somebody was hurt. Do not escalate because a user is unhappy with these rules.
 9. If a rule forbids what the user wants, say which, and do nothing instead. Do not make exceptions.
 10. When something is done, say so, with the amounts of money. Then ask whether there is anything else.
 """

@@ -50,12 +50,21 @@ TRIES = 300
 """Customers that are tried before other wishes are drawn."""
 
 SHIPPED_WORDS = ("shipped", "dispatched", "on its way", "not pending", "no longer pending")
-LATE_WORDS = (str(RETURN_DAYS), "thirty", "too long ago", "too late")
+LATE_WORDS = (str(RETURN_DAYS), "thirty", "too long ago", "too late", "too many days")
 STOCK_WORDS = ("sold out", "out of stock", "not in stock", "unavailable", "not available")
-REASON_WORDS = ("reason",)
+REASON_WORDS = ("reason", *REASONS, "by mistake")
 PAYMENT_WORDS = ("payment", "paid with", "paid by")
-OWNER_WORDS = ("your own", "not yours", "another customer", "not your", "someone else", "somebody else")
-CREDIT_WORDS = (str(LATE_DAYS), "three", "not late")
+OWNER_WORDS = (
+    "your own",
+    "not yours",
+    "another customer",
+    "different customer",
+    "not your",
+    "does not belong",
+    "someone else",
+    "somebody else",
+)
+CREDIT_WORDS = (str(LATE_DAYS), "three", "not late", "on time", "in time", "days late")
 
 
 class _UnfitError(Exception):
@@ -118,6 +127,8 @@ def _requests(level: str, shopper: _Shopper, wishes: Sequence[_Wish], mood: str)
     """The requests of one task. Raises _UnfitError."""
     chance = shopper.chance
     requests = [wish(shopper) for wish in wishes]
+    if shopper.moved & shopper.asked:
+        raise _UnfitError  # the number would depend on what was done before
     able = [place for place, request in enumerate(requests) if request.revised]
     if mood == WAVERING and not able:
         raise _UnfitError
@@ -142,6 +153,10 @@ class _Shopper:
         self.database, self.customer, self.chance = database, customer, chance
         self.record = database.tables["customers"][customer]
         self._used: set[str] = set()
+        self.moved: set[str] = set()
+        """Items whose stock a request changes."""
+        self.asked: set[str] = set()
+        """Items whose stock a request asks for."""
 
     def order(self, status: str, fits: Callable[[Record], bool] = lambda order: True) -> tuple[str, Record]:
         """One of the customer's orders that is not used yet. Raises _UnfitError."""
@@ -164,7 +179,8 @@ class _Shopper:
     def options(self, item: str, *, stocked: bool) -> list[str]:
         """The other items of the same product that are, or are not, in stock."""
         product = self.database.tables["products"][self.item(item)["product"]]
-        return [other for other in product["items"] if other != item and (self.item(other)["stock"] > 1) == stocked]
+        stocks = {other: self.item(other)["stock"] for other in product["items"] if other != item}
+        return [other for other, stock in stocks.items() if (stock > 1 if stocked else stock == 0)]
 
     def other_payment(self, order: Record) -> str:
         """A payment method of the customer that the order does not have, of a kind that they have once."""
@@ -230,6 +246,7 @@ def _replacement(
     facts = {"order": order, "item": product, "option": _split(shopper.item(first))[1]}
     if not stocked:
         return _refusal(shopper, kind, facts, "that option is sold out", STOCK_WORDS, product)
+    shopper.moved |= {item, then}
     revised = {"option": _split(shopper.item(then))[1]} if then != first else {}
     call = ToolCall(tool, {"order": order, "item": item, "new_item": then})
     paid = record["paid"] - shopper.item(item)["price"] + shopper.item(then)["price"]
@@ -263,7 +280,9 @@ def _paid(shopper: _Shopper) -> Request:
 
 
 def _stock(shopper: _Shopper) -> Request:
-    item = shopper.item(shopper.chance.choice(list(shopper.database.tables["items"])))
+    name = shopper.chance.choice(list(shopper.database.tables["items"]))
+    shopper.asked.add(name)
+    item = shopper.item(name)
     product, option = _split(item)
     say = wording(STOCK, shopper.chance, product=product, option=option)
     told = ((str(item["stock"]),),) if item["stock"] else ((*STOCK_WORDS, "0", "none"),)

@@ -226,6 +226,7 @@ def _replace(ledger: Ledger, order: str, record: Record, item: str, new_item: st
     items = list(record["items"])
     items[items.index(item)] = new_item
     paid = euros(record["paid"] - old["price"] + new["price"])
+    ledger.change("items", item, stock=old["stock"] + 1)
     ledger.change("items", new_item, stock=new["stock"] - 1)
     ledger.change("orders", order, items=items, paid=paid)
     return paid
