@@ -182,6 +182,7 @@ def persona(mood: str = TERSE, request: Request = CANCELLING, identity: Identity
         ("Shall I cancel order W9999?", "No, I mean order W1234."),
         ("Could you please confirm your email address?", "anna.klein11@mail.example"),
         ("Please confirm the order number.", "W1234"),
+        ("Before I go ahead: why do you want to cancel it?", "no longer needed"),
         ("I'm sorry to hear that. Shall I cancel order W1234?", "Wait, I have changed my mind. ordered by mistake"),
         ("Please confirm (yes/no) that I cancel order W1234.", "Wait, I have changed my mind. ordered by mistake"),
         ("One moment.", "I do not understand. I want to cancel an order."),
@@ -214,6 +215,21 @@ def test_who_pushes_insists_twice_and_only_against_a_refusal() -> None:
     pushy = persona(PUSHY, replace(CANCELLING, refused="it is shipped", revised={}))
     answers = [pushy.answer("I cannot do that: it is shipped. Anything else?") for _ in range(3)]
     assert [answer.over for answer in answers] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("Where should I send it?", "5 Elm Street, Ulm"),
+        ("To proceed, please tell me the new address.", "5 Elm Street, Ulm"),
+        ("Please confirm the new address.", "5 Elm Street, Ulm"),
+    ],
+)
+def test_a_fact_that_was_not_told_is_asked_for_and_not_confirmed(said: str, answer: str) -> None:
+    moving = persona(TERSE, replace(CANCELLING, facts={"order": "W1234", "address": answer}, revised={}))
+    assert moving.answer(said).text == answer
+    assert not moving.confirmed
+    assert moving.answer("Shall I send it to the new address 5 Elm Street, Ulm?").text == "Yes."
 
 
 def test_who_is_refused_takes_no_offer_in_its_place() -> None:

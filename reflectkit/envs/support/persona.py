@@ -132,8 +132,10 @@ class Persona:
                 yield name
 
     def _proposes(self, name: str, sentence: str) -> bool:
-        """Whether a sentence that asks for a confirmation is about a change, and not about the fact itself."""
-        return name not in ("email", "name", "order") or ORDER_ID.search(sentence) is not None
+        """Whether a sentence that asks for a confirmation is about a change, and not about a fact not told yet."""
+        if name == "order":
+            return ORDER_ID.search(sentence) is not None
+        return name not in ("email", "name") and (name in self.revealed or name not in self.current.facts)
 
     def _tell(self, asked: Sequence[str]) -> UserTurn:
         """What the user knows of it. Facts that were told before, and unknown ones, try their patience."""
