@@ -13,7 +13,7 @@ from reflectkit.core.console import Progress
 from reflectkit.core.errors import IllegalActionError, ReflectkitError
 from reflectkit.core.prompts import LABELS, one_line
 from reflectkit.core.protocols import Context, Env, rules_of
-from reflectkit.core.tools import PLAIN, PLAIN_RULES, TURN_RULES, parse, plain_text, tools_text
+from reflectkit.core.tools import PLAIN, PLAIN_RULES, TURN_RULES, parse, tools_text, use_of
 from reflectkit.core.types import Decision, Observation, ToolCall, ToolUse
 
 LEFT = "the person left"
@@ -70,7 +70,7 @@ class Human:
         calls: list[ToolCall] = []
         while (text := self._answer(f"Call {len(calls) + 1}, or Enter to go on: ", observation, env)) is not None:
             if not text:
-                return ToolUse(plain_text(calls), tuple(calls))
+                return use_of(calls)
             read = parse(text, observation.tools, PLAIN)
             calls += read.calls
             for error in read.errors:

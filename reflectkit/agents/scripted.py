@@ -11,7 +11,7 @@ from typing import Any
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.protocols import Context
 from reflectkit.core.seeding import generator
-from reflectkit.core.tools import PLAIN, parse, plain_text
+from reflectkit.core.tools import PLAIN, parse, use_of
 from reflectkit.core.types import Decision, Observation, ToolCall, ToolUse
 
 
@@ -129,7 +129,7 @@ def _any_calls(observation: Observation, chance: random.Random) -> Decision:
         calls.append(ToolCall(tool.name, arguments))
     if observation.replies and not calls:
         return Decision(ToolUse(_any_words(seen, chance)))
-    return Decision(ToolUse(plain_text(calls), tuple(calls)))
+    return Decision(use_of(calls))
 
 
 def _any_value(schema: Mapping[str, Any], seen: Sequence[str], chance: random.Random) -> Any:

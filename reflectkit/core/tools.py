@@ -99,6 +99,11 @@ def plain_text(calls: Sequence[ToolCall]) -> str:
     return "\n".join(f"{call.name} {_dump(call.arguments)}" for call in calls) or NO_CALLS
 
 
+def use_of(calls: Sequence[ToolCall]) -> ToolUse:
+    """What a player that needs no model does: `calls`, written in the plain form."""
+    return ToolUse(plain_text(calls), tuple(calls))
+
+
 def form_text(calls: Sequence[ToolCall], form: Form) -> str:
     """`calls` as a model writes them. Markers and special tokens inside an argument are JSON-escaped."""
     if form == PLAIN:

@@ -161,7 +161,8 @@ def _reflector_comments(config: Config, steps: list[Lesson], progress: Progress)
     from reflectkit.models.load import load_player
     from reflectkit.models.local import LocalSampler
 
-    steps = list({part.observation.text: part for step in steps for part in (*step.earlier, step)}.values())
+    parts = {id(part): part for step in steps for part in (*step.earlier, step)}  # conversations share their steps
+    steps = list({part.observation.text: part for part in parts.values()}.values())
     sampler = LocalSampler(load_player(config.reflect_load_dir, "reflection"), frozen=True)
     reflector = Reflector(sampler)
     own: dict[str, str] = {}

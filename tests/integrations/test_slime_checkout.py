@@ -474,7 +474,7 @@ def test_slime_accepts_what_the_page_shows(slime: Any, tmp_path: Path) -> None:
     settings, served, evaluation, tau = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "sglang.yaml").write_text(served, encoding="utf-8")
     args = Namespace(
-        **yaml.safe_load(settings), sglang_config=tmp_path / "sglang.yaml", hf_checkpoint="/root/policy",
+        **yaml.safe_load(settings), sglang_config=tmp_path / "sglang.yaml", hf_checkpoint="/shared/policy",
         rollout_num_gpus_per_engine=1, input_key="prompt", metadata_key="metadata",
     )  # fmt: skip
     metadata = prompt_row("tau", Task("t", "tau", "retail", "g", {}), "train")["metadata"]
@@ -483,7 +483,7 @@ def test_slime_accepts_what_the_page_shows(slime: Any, tmp_path: Path) -> None:
     for model in models:
         model.resolve(args)
     assert [(model.name, model.update_weights) for model in models] == [("actor", True), ("reflector", False)]
-    assert reflector_of(args) == "/root/reflector"
+    assert reflector_of(args) == "/shared/reflector"
     config, parts = slime("slime.utils.eval_config"), yaml.safe_load(evaluation)["eval"]
     sets = config.build_eval_dataset_configs(args, config.ensure_dataset_list(parts["datasets"]), parts["defaults"])
     metadata = prompt_row("support", TASK, "test")["metadata"]

@@ -31,7 +31,7 @@ from reflectkit.core.errors import DataError, IllegalActionError
 from reflectkit.core.eventloop import followed
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.text import count_tokens
-from reflectkit.core.tools import PLAIN, parse, plain_text
+from reflectkit.core.tools import PLAIN, parse, use_of
 from reflectkit.core.types import Message, Observation, Task, ToolCall, ToolUse
 from reflectkit.envs.base import BaseEnv, check_task
 from reflectkit.envs.memory import rewards
@@ -215,7 +215,7 @@ class Memory(BaseEnv):
         """The best calls given only the prompt: insert what is new, update what has changed, delete duplicates and what
         is to be forgotten.
         """
-        return _use(self._calls())
+        return use_of(self._calls())
 
     def mistakes(self) -> list[ToolUse]:
         """A changed fact inserted as a new item instead of updating the old one."""
@@ -224,7 +224,7 @@ class Memory(BaseEnv):
         for index, call in enumerate(calls):
             if call.name == UPDATE and call.arguments["memory_type"] in LISTS:
                 insert = _insert(call.arguments["memory_type"], call.arguments["new_content"])
-                wrong.append(_use([*calls[:index], insert, *calls[index + 1 :]]))
+                wrong.append(use_of([*calls[:index], insert, *calls[index + 1 :]]))
         return wrong if self._at + 1 < len(self._chunks) else []
 
     def note(self) -> str:
@@ -260,14 +260,14 @@ class Memory(BaseEnv):
         chunk = " ".join(self._chunks[self._at].split())
         if name == "rag":
             self._retrieved = RAG_CHUNKS
-            return _use([_insert(EPISODIC, part) for part in _pieces([chunk])])
+            return use_of([_insert(EPISODIC, part) for part in _pieces([chunk])])
         old = self.store.items.values() if name == "most-recent" else ()
         deletions = [
             ToolCall(DELETE, {"memory_type": item.kind, "memory_id": item.id})
             for item in old
             if item.chunk <= self._at - RECENT_CHUNKS
         ]
-        return _use([*deletions, *(_insert(EPISODIC, part) for part in _pieces(SENTENCES.split(chunk)))])
+        return use_of([*deletions, *(_insert(EPISODIC, part) for part in _pieces(SENTENCES.split(chunk)))])
 
     def _observe(self) -> Observation:
         over = self._at >= len(self._chunks)
@@ -349,10 +349,6 @@ class Memory(BaseEnv):
                 texts.append(item.text)
                 room -= tokens
         return texts
-
-
-def _use(calls: Sequence[ToolCall]) -> ToolUse:
-    return ToolUse(plain_text(calls), tuple(calls))
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[str]:

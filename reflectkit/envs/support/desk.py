@@ -8,7 +8,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from reflectkit.core.tools import plain_text
+from reflectkit.core.tools import use_of
 from reflectkit.core.types import ToolCall, ToolUse
 from reflectkit.envs.support.database import Ledger
 from reflectkit.envs.support.generate import DELIVERED, PENDING, RETURN_DAYS
@@ -127,7 +127,7 @@ class Desk:
             return ANSWER, request.kind
         if request.refused:
             return REFUSE, request.refused
-        if set(map(plain_one, request.actions)) <= set(map(plain_one, self.done)):
+        if all(call in self.done for call in request.actions):
             return REPORT, request.kind
         return (DO, request.actions[0].name) if persona.confirmed else (CONFIRM, request.kind)
 
@@ -160,9 +160,9 @@ class Desk:
         if step == "ask":
             return ToolUse(QUESTIONS[subject])
         if step == "look up":
-            return _use(self._look_up(subject, facts))
+            return use_of([self._look_up(subject, facts)])
         if step == DO:
-            return _use(request.actions[0])
+            return use_of(request.actions[:1])
         if step == REFUSE:
             return ToolUse(f"I cannot do that: {subject}. {ELSE}")
         told = request.told[0][0] if request.told else ""
@@ -214,16 +214,7 @@ class Desk:
 
     def mistakes(self) -> list[ToolUse]:
         """Actions that bring nothing and spoil nothing."""
-        wrong = [_use(ToolCall("list_products", {})), ToolUse("One moment.")]
+        wrong = [use_of([ToolCall("list_products", {})]), ToolUse("One moment.")]
         if self.found:
-            wrong.append(_use(ToolCall("get_order", {"order": self.customer})))
+            wrong.append(use_of([ToolCall("get_order", {"order": self.customer})]))
         return wrong
-
-
-def plain_one(call: ToolCall) -> str:
-    """A call as text."""
-    return plain_text([call])
-
-
-def _use(call: ToolCall) -> ToolUse:
-    return ToolUse(plain_one(call), (call,))

@@ -162,13 +162,14 @@ class Support(BaseEnv):
         if not ended and self._steps != self.horizon:
             return StepResult(self._observe(), 0.0, False, info=info)
         replies = [message.content for message in self.transcript.spoken if message.role == "assistant"]
-        verdict = judge(self.ledger, self._expected, self._requests, replies, satisfied)
+        missing_facts = untold(self._requests, replies)
+        verdict = judge(self.ledger, self._expected, missing_facts, satisfied)
         info |= {
             "figures": verdict.figures,
             "success": verdict.success,
             "changes": changes_json(self.ledger),
             "expected": changes_json(self._expected),
-            "untold": untold(self._requests, replies),
+            "untold": missing_facts,
         }
         return StepResult(self._observe(), float(verdict.success), ended, info=info)
 

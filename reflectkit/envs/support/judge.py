@@ -52,16 +52,16 @@ def truth(database: Database, requests: Sequence[Request], where: str) -> Ledger
     return ledger
 
 
-def judge(
-    ledger: Ledger, expected: Ledger, requests: Sequence[Request], replies: Sequence[str], ended: bool
-) -> Verdict:
-    """The verdict. ended: whether a satisfied user or a needed escalation ended the conversation."""
+def judge(ledger: Ledger, expected: Ledger, missing_facts: Sequence[str], ended: bool) -> Verdict:
+    """The verdict. missing_facts: the `untold` ones. ended: whether a satisfied user or a needed escalation ended the
+    conversation.
+    """
     changes, right = ledger.differences(), expected.differences()
     return Verdict(
         wrong_change=any(changes[record] != right[record] for record in changes.keys() & right.keys()),
         missing_change=bool(right.keys() - changes.keys()) or (expected.escalated and not ledger.escalated),
         forbidden_change=bool(changes.keys() - right.keys()),
-        fact_not_told=bool(untold(requests, replies)),
+        fact_not_told=bool(missing_facts),
         gave_up=not ended or (ledger.escalated and not expected.escalated),
     )
 

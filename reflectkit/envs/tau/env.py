@@ -30,7 +30,7 @@ from reflectkit.core.errors import ConfigError, DataError, IllegalActionError
 from reflectkit.core.eventloop import followed
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.seeding import derive
-from reflectkit.core.tools import PLAIN, parse, plain_text
+from reflectkit.core.tools import PLAIN, parse, use_of
 from reflectkit.core.types import Message, Observation, Task, ToolCall, ToolUse, Trajectory
 from reflectkit.core.users import User, UserTurn
 from reflectkit.envs.base import BaseEnv, check_task, task_int
@@ -247,12 +247,12 @@ class Tau(BaseEnv):
     def oracle(self) -> ToolUse:
         """The next of the right calls; after the last, a reply with the required texts."""
         right = self._next()
-        return ToolUse(self._closing()) if right is None else _use(right)
+        return ToolUse(self._closing()) if right is None else use_of([right])
 
     def mistakes(self) -> list[ToolUse]:
         """A look-up of a customer that does not exist."""
         offered = any(tool.name == LOOK_UP for tool in self._domain.tools)
-        return [_use(ToolCall(LOOK_UP, {"user_id": "unknown"}))] if offered else []
+        return [use_of([ToolCall(LOOK_UP, {"user_id": "unknown"})])] if offered else []
 
     def note(self) -> str:
         """The mark of the last action: "" at the start, "good" for the oracle's, else "mistake"."""
@@ -273,10 +273,6 @@ class Tau(BaseEnv):
     def _closing(self) -> str:
         """The oracle's last words."""
         return " ".join(["That is done.", *(f"{text}." for text in self._problem.outputs)])
-
-
-def _use(call: ToolCall) -> ToolUse:
-    return ToolUse(plain_text((call,)), (call,))
 
 
 def _problem(task: Task) -> tuple[tuple[str, str, int], Problem]:
