@@ -43,6 +43,14 @@ class Elsewhere:
     default: Any
 
 
+def settings_elsewhere(owned: Iterable[tuple[str, str, Any]]) -> dict[str, Elsewhere]:
+    """The settings of other choices by name, with all their owners. owned: (name, owner, default) of each."""
+    others: dict[str, Elsewhere] = {}
+    for name, owner, default in owned:
+        others[name] = Elsewhere(f"{others[name].owner} and {owner}" if name in others else owner, default)
+    return others
+
+
 @dataclass(frozen=True)
 class StageConfig:
     """Settings of every stage. PANEL: heading of a class' own settings in the help.

@@ -33,6 +33,7 @@ from reflectkit.core.config import (
     from_mapping,
     option,
     parse_yaml,
+    settings_elsewhere,
     with_own_settings,
     within,
     without_foreign,
@@ -137,14 +138,13 @@ class Config(StageConfig):
     @override
     def elsewhere(cls) -> Mapping[str, Elsewhere]:
         """The parameters of the other packaged recipes."""
-        others: dict[str, Elsewhere] = {}
-        for recipe in recipe_names():
-            for name, one in load_recipe(recipe).resolved.items():
-                if name not in {item.name for item in dataclasses.fields(cls)}:
-                    owners = [others[name].owner] if name in others else []
-                    empty = () if isinstance(one.default, list | tuple) else None
-                    others[name] = Elsewhere(" and ".join([*owners, recipe]), empty)
-        return others
+        field_names = _fields(cls)
+        return settings_elsewhere(
+            (name, recipe, () if isinstance(one.default, list | tuple) else None)
+            for recipe in recipe_names()
+            for name, one in load_recipe(recipe).resolved.items()
+            if name not in field_names
+        )
 
     @classmethod
     @override

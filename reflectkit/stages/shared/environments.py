@@ -12,7 +12,17 @@ from typing import Any, ClassVar, Self
 from typing_extensions import override
 
 from reflectkit.agents.endpoints import Endpoint, parse_endpoint
-from reflectkit.core.config import PACKAGED, Elsewhere, NoSettings, StageConfig, flag, option, with_own_settings, within
+from reflectkit.core.config import (
+    PACKAGED,
+    Elsewhere,
+    NoSettings,
+    StageConfig,
+    flag,
+    option,
+    settings_elsewhere,
+    with_own_settings,
+    within,
+)
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.protocols import Env
@@ -90,13 +100,12 @@ class EnvConfig(StageConfig):
     def elsewhere(cls) -> Mapping[str, Elsewhere]:
         """The settings of the other envs in the table."""
         field_names = {item.name for item in dataclasses.fields(cls)}
-        others: dict[str, Elsewhere] = {}
-        for env in ENVS:
-            for item in dataclasses.fields(cls.own_settings(env_class(env)) or NoSettings):
-                if item.name not in field_names:
-                    owners = [others[item.name].owner] if item.name in others else []
-                    others[item.name] = Elsewhere(" and ".join([*owners, f"env '{env}'"]), item.default)
-        return others
+        return settings_elsewhere(
+            (item.name, f"env '{env}'", item.default)
+            for env in ENVS
+            for item in dataclasses.fields(cls.own_settings(env_class(env)) or NoSettings)
+            if item.name not in field_names
+        )
 
     @classmethod
     @override
