@@ -11,17 +11,20 @@ import pytest
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.eventloop import result_of
 from reflectkit.core.prompts import AGENT_MARKER, TURN_END, policy_prompt, with_comments
-from reflectkit.core.seeding import generator
 from reflectkit.core.tools import PLAIN, parse
 from reflectkit.core.types import Message, Task, ToolCall, ToolUse
 from reflectkit.core.users import UserTurn
 from reflectkit.envs.support.database import Ledger, euros
+from reflectkit.envs.support.desk import DO, REPORT
+from reflectkit.envs.support.desk import REFUSE as REFUSAL
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.support.generate import CUSTOMERS, PENDING, RETURN_DAYS, shop
+from reflectkit.envs.support.hearing import heard
 from reflectkit.envs.support.judge import truth, untold
-from reflectkit.envs.support.persona import CHATTY, MOODS, PATIENCE, PUSHY, TERSE, WAVERING, Identity, Persona
+from reflectkit.envs.support.persona import MOODS, TERSE, WAVERING
 from reflectkit.envs.support.problems import prove
 from reflectkit.envs.support.requests import CANCEL, CHANGES, Request, from_json, to_json
+from reflectkit.envs.support.rules import PAYMENT, RULES
 from reflectkit.envs.support.tasks import ALL, ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.envs.support.tools import ESCALATE, READING, TOOLS, execute
 
@@ -155,100 +158,15 @@ def test_changes_to_and_fro_are_no_difference() -> None:
     assert not ledger.differences()
 
 
-CANCELLING = Request(
-    CANCEL,
-    "I want to cancel an order.",
-    {"order": "W1234", "reason": "no longer needed"},
-    {"reason": "ordered by mistake"},
-    told=(("28",),),
-)
-ANNA = Identity("Anna Klein", "Bern", "anna.klein11@mail.example")
-
-
-def persona(mood: str = TERSE, request: Request = CANCELLING, identity: Identity = ANNA) -> Persona:
-    return Persona(identity, [request], mood, generator(0, "persona"))
-
-
-@pytest.mark.parametrize(
-    ("said", "answer"),
-    [
-        ("What is your email?", "anna.klein11@mail.example"),
-        ("Could you please give me your e-mail address?", "anna.klein11@mail.example"),
-        ("May I have your full name and city?", "Anna Klein, Bern"),
-        ("Which order would you like to cancel?", "W1234"),
-        ("Please tell me the order number.", "W1234"),
-        ("Why do you want to cancel it?", "no longer needed"),
-        ("What's your email, and which order is it?", "anna.klein11@mail.example W1234"),
-        ("Shall I cancel order W9999?", "No, I mean order W1234."),
-        ("Could you please confirm your email address?", "anna.klein11@mail.example"),
-        ("Please confirm the order number.", "W1234"),
-        ("Before I go ahead: why do you want to cancel it?", "no longer needed"),
-        ("I'm sorry to hear that. Shall I cancel order W1234?", "Wait, I have changed my mind. ordered by mistake"),
-        ("Please confirm (yes/no) that I cancel order W1234.", "Wait, I have changed my mind. ordered by mistake"),
-        ("One moment.", "I do not understand. I want to cancel an order."),
-        ("I cannot cancel it, it is shipped.", "Bye."),
-        ("Your order has been cancelled. Is there anything else I can help you with?", "Bye."),
-        ("Which color would you like instead?", "I do not know."),
-    ],
-)
-def test_the_user_understands_words_that_agents_use(said: str, answer: str) -> None:
-    assert persona().answer(said).text == answer
-
-
 def test_a_fact_is_told_only_when_asked_for() -> None:
     for level in (ONE, SEVERAL, REFUSE):
         for number in range(40):
             task = task_of(level, number)
             opening = result_of(begun(task).reset(task, 0)).messages[-1].content
-            facts = task.data["requests"][0]["facts"]
-            hidden = [facts[name] for name in ("order", "reason", "address", "payment") if name in facts]
+            facts, elsewhere = task.data["requests"][0]["facts"], task.data["requests"][0]["rule"] == PAYMENT
+            names = ("order", "reason", "address", *(() if elsewhere else ("payment",)))
+            hidden = [facts[name] for name in names if name in facts]
             assert not any(fact in opening for fact in [*hidden, task.data["user"]["email"] or "@"])
-
-
-def test_who_wavers_changes_their_mind_once() -> None:
-    wavering = persona(WAVERING)
-    assert "changed my mind" in wavering.answer("Shall I cancel it?").text
-    assert wavering.answer("Shall I cancel it, then?") == UserTurn("Yes, please.")
-
-
-def test_who_pushes_insists_twice_and_only_against_a_refusal() -> None:
-    pushy = persona(PUSHY, replace(CANCELLING, refused="it is shipped", revised={}))
-    answers = [pushy.answer("I cannot do that: it is shipped. Anything else?") for _ in range(3)]
-    assert [answer.over for answer in answers] == [False, False, True]
-
-
-@pytest.mark.parametrize(
-    ("said", "answer"),
-    [
-        ("Where should I send it?", "5 Elm Street, Ulm"),
-        ("To proceed, please tell me the new address.", "5 Elm Street, Ulm"),
-        ("Please confirm the new address.", "5 Elm Street, Ulm"),
-    ],
-)
-def test_a_fact_that_was_not_told_is_asked_for_and_not_confirmed(said: str, answer: str) -> None:
-    moving = persona(TERSE, replace(CANCELLING, facts={"order": "W1234", "address": answer}, revised={}))
-    assert moving.answer(said).text == answer
-    assert not moving.confirmed
-    assert moving.answer("Shall I send it to the new address 5 Elm Street, Ulm?").text == "Yes."
-
-
-def test_who_is_refused_takes_no_offer_in_its_place() -> None:
-    refused = persona(TERSE, replace(CANCELLING, refused="it is shipped", revised={}))
-    assert refused.answer("I can't cancel it, it is shipped. Should I send it elsewhere?") == UserTurn(
-        "Bye.", over=True
-    )
-
-
-def test_the_chatty_say_more_and_the_terse_less() -> None:
-    lengths = {mood: len(persona(mood).answer("Which order is it?").text) for mood in (TERSE, CHATTY)}
-    assert lengths[CHATTY] > 2 * lengths[TERSE]
-
-
-def test_a_user_who_gets_nowhere_leaves() -> None:
-    impatient = persona()
-    answers = [impatient.answer("Hm.") for _ in range(PATIENCE)]
-    assert [answer.over for answer in answers] == [False] * (PATIENCE - 1) + [True]
-    assert impatient.outcome == "left"
 
 
 def verdict_of(env: Support, *actions: ToolUse) -> dict[str, Any]:
@@ -257,6 +175,25 @@ def verdict_of(env: Support, *actions: ToolUse) -> dict[str, Any]:
         result = result_of(env.step(action))
     while not result.terminated:
         result = result_of(env.step(ToolUse("It is done. Anything else?")))
+    return result.info
+
+
+def proceed(env: Support) -> None:
+    """Act as the oracle does until it is about to change a record, or to refuse."""
+    while env.desk.need[0] not in (DO, REPORT, REFUSAL):
+        assert not result_of(env.step(env.oracle())).terminated
+
+
+def ready(task: Task) -> Support:
+    env = begun(task)
+    proceed(env)
+    return env
+
+
+def insisting(env: Support, reply: ToolUse) -> dict[str, Any]:
+    """The info of the end, if this is all that the agent says."""
+    while not (result := result_of(env.step(reply))).terminated:
+        pass
     return result.info
 
 
@@ -271,15 +208,20 @@ def test_each_way_to_fail_is_a_figure() -> None:
     other = next(name for name, one in shop(3).tables["orders"].items() if one["status"] == PENDING and name != order)
     (right,) = from_json(task.data["requests"][0]).actions
     reasons = {"no longer needed", "ordered by mistake"} - {right.arguments["reason"]}
-    told = ToolUse(f"You get {paid:g} euros. Anything else?")
+    told = ToolUse(f"It is done: you get {paid:g} euros. Anything else?")
     cancel = ToolUse("", (right,))
     badly = call("cancel_order", order=order, reason=reasons.pop())
     also = call("cancel_order", order=other, reason="no longer needed")
-    assert wrong(verdict_of(begun(task), cancel, told)) == set()
-    assert wrong(verdict_of(begun(task), cancel)) == {"fact_not_told"}
-    assert wrong(verdict_of(begun(task), told)) == {"missing_change"}
-    assert wrong(verdict_of(begun(task), badly, told)) == {"wrong_change"}
-    assert wrong(verdict_of(begun(task), cancel, also, told)) == {"forbidden_change"}
+    assert wrong(verdict_of(ready(task), cancel, told)) == set()
+    assert wrong(verdict_of(ready(task), cancel)) == {"fact_not_told"}
+    claimed = ToolUse(f"Your order was cancelled: you get {paid:g} euros.")
+    assert wrong(verdict_of(ready(task), claimed)) == {"missing_change"}
+    assert wrong(verdict_of(ready(task), badly, told)) == {"wrong_change"}
+    assert wrong(verdict_of(ready(task), cancel, also, told)) == {"forbidden_change"}
+    assert wrong(verdict_of(begun(task), cancel, told)) == {"unidentified", "unconfirmed"}
+    asked = begun(task)
+    follow(asked, "confirm")
+    assert wrong(verdict_of(asked, cancel, told)) == {"unconfirmed"}
 
 
 def test_a_needless_escalation_gives_up_and_a_needed_one_does_not() -> None:
@@ -304,9 +246,29 @@ def test_the_horizon_is_a_way_to_give_up_that_says_so() -> None:
 
 def test_a_refusal_must_say_why() -> None:
     task = find(REFUSE, kind=CANCEL, mood=TERSE)
-    info = verdict_of(begun(task), ToolUse("I cannot do that. Anything else?"))
+    info = verdict_of(ready(task), ToolUse("I cannot do that. Anything else?"))
     assert wrong(info) == {"fact_not_told"}
-    assert info["untold"] == [task.data["requests"][0]["told"][0][0]]
+    assert info["untold"] == [from_json(task.data["requests"][0]).refused]
+
+
+def test_a_refusal_without_a_look_or_with_all_reasons_at_once_fails() -> None:
+    """Nobody can pass by reciting the policy."""
+    everything = ToolUse("I cannot do that: " + ", or ".join(words for rule in RULES.values() for words in rule.words))
+    asked = ToolUse("I cannot do that. " + " ".join(f"Is it {rule.words[0]}?" for rule in RULES.values() if rule.words))
+    passed = {"all": 0, "asked": 0, "blind": 0}
+    tasks = [task for number in range(200) if (task := task_of(REFUSE, number)).data["kind"] != "danger"]
+    for task in tasks:
+        why = ToolUse(f"I cannot do that: {from_json(task.data['requests'][0]).refused}.")
+        assert wrong(insisting(ready(task), why)) == set()
+        passed["all"] += insisting(ready(task), everything)["success"]
+        passed["asked"] += insisting(ready(task), asked)["success"]
+        blind = begun(task)
+        result_of(blind.step(ToolUse("What is your email?")))
+        result_of(blind.step(blind.oracle()))
+        passed["blind"] += insisting(blind, why)["success"]
+    needs_none = sum(not RULES[task.data["requests"][0]["rule"]].needs_look_up for task in tasks)
+    assert passed == {"all": 0, "asked": 0, "blind": needs_none}
+    assert needs_none < 0.2 * len(tasks)
 
 
 @pytest.mark.parametrize(
@@ -318,12 +280,18 @@ def test_a_refusal_must_say_why() -> None:
         ("28", "Order W28 is cancelled.", False),
         ("28", "You get 128 euros or 28.5.", False),
         ("28.5", "€28.50", True),
+        ("28.5", "EUR45.50 less 28.50EUR", True),
+        ("10", "You get ten euros.", True),
+        ("1", "There is one left.", True),
+        ("1", "Which one? One moment.", False),
+        ("3", "We have 1, 2, 3, 4 or 5.", False),
+        ("3", "Are there 3?", False),
         ("sold out", "It is SOLD  OUT.", True),
         ("sold out", "It is not resold outside.", False),
     ],
 )
 def test_what_counts_as_told(fact: str, reply: str, *, tells: bool) -> None:
-    assert (untold([replace(CANCELLING, told=((fact,),))], [reply]) == []) == tells
+    assert (untold([Request(CANCEL, "Cancel it.", told=((fact,),))], [[heard(reply)]]) == []) == tells
 
 
 def test_a_policy_breach_that_the_tools_allow_fails() -> None:
@@ -335,8 +303,8 @@ def test_a_policy_breach_that_the_tools_allow_fails() -> None:
         if (order.get("days_since_delivery") or 0) > RETURN_DAYS:
             break
     late = call("return_item", order=facts["order"], item=order["items"][0], payment=order["payment"])
-    info = verdict_of(begun(task), late, ToolUse(f"{RETURN_DAYS} days have passed. Anything else?"))
-    assert wrong(info) == {"forbidden_change"}
+    info = verdict_of(ready(task), late, ToolUse(f"I cannot do more: {RETURN_DAYS} days have passed."))
+    assert wrong(info) == {"forbidden_change", "unconfirmed"}
     assert {change["field"] for change in info["changes"]} == {"items", "returned", "refunded"}
     assert info["expected"] == []
 
@@ -370,21 +338,21 @@ def test_a_user_who_never_stops_is_cut_off_by_the_horizon() -> None:
 
 
 def test_another_user_is_told_who_they_are_and_hears_no_calls() -> None:
-    heard: list[tuple[str, tuple[Message, ...]]] = []
+    listened: list[tuple[str, tuple[Message, ...]]] = []
 
     class Silent:
         def say(self, instructions: str, conversation: Any, seed: int) -> UserTurn:
-            heard.append((instructions, tuple(conversation)))
-            return UserTurn("Bye.", over=len(heard) > 1)
+            listened.append((instructions, tuple(conversation)))
+            return UserTurn("Bye.", over=len(listened) > 1)
 
     task = find(ONE, kind=CANCEL)
     env = Support(Silent())
     result_of(env.reset(task, 0))
     result_of(env.step(call("list_products")))
     assert result_of(env.step(ToolUse("<think>Hm.</think>Hello!"))).terminated
-    assert [message.content for message in heard[-1][1]] == ["Bye.", "Hello!"]
-    assert task.data["user"]["name"] in heard[0][0]
-    assert task.data["requests"][0]["facts"]["order"] in heard[0][0]
+    assert [message.content for message in listened[-1][1]] == ["Bye.", "Hello!"]
+    assert task.data["user"]["name"] in listened[0][0]
+    assert task.data["requests"][0]["facts"]["order"] in listened[0][0]
     with pytest.raises(ConfigError, match="leave out --user"):
         env.oracle()
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from reflectkit.core.tools import use_of
 from reflectkit.core.types import ToolCall, ToolUse
+from reflectkit.envs.support.conduct import Conduct
 from reflectkit.envs.support.database import Ledger
 from reflectkit.envs.support.generate import DELIVERED, PENDING, RETURN_DAYS
 from reflectkit.envs.support.persona import Persona
@@ -62,51 +63,27 @@ REPORTS = {
     CREDIT: "you get {told} euros",
 }
 UNKNOWN = ("The customer is not known yet.", "It is not known who this is.")
-LOOKED_UP = ("find_customer", "find_customer_by_name")
 CONFIRM, DO, REPORT, REFUSE, ANSWER = "confirm", "do", "report", "refuse", "answer"
 
 
 @dataclass
 class Desk:
-    """What the conversation has shown the agent.
+    """The perfect agent.
 
-    customer: whom the user was found to be. orders, products, accounts: what was looked up. done: the changes that were
-    made.
+    persona: the user. conduct: what has been done so far.
     """
 
     persona: Persona
     ledger: Ledger
-    customer: str
-    found: bool = False
-    orders: set[str] = field(default_factory=set)
-    products: set[str] = field(default_factory=set)
-    account: bool = False
-    done: list[ToolCall] = field(default_factory=list)
-
-    def saw(self, call: ToolCall) -> None:
-        """A call was carried out."""
-        if call.name in LOOKED_UP:
-            self.found = self.found or self._finds(call)
-        elif call.name == "get_order":
-            self.orders.add(call.arguments["order"])
-        elif call.name == "get_product":
-            self.products.add(call.arguments["product"].strip().lower())
-        elif call.name == "get_customer":
-            self.account = self.account or call.arguments["customer"] == self.customer
-        else:
-            self.done.append(call)
-
-    def _finds(self, call: ToolCall) -> bool:
-        record = self.ledger.of("customers", self.customer)
-        return record["email"] == call.arguments.get("email", "").strip().lower() or "name" in call.arguments
+    conduct: Conduct
 
     @property
     def need(self) -> tuple[str, str]:
         """(what is to be done now, about what): the first thing that is missing."""
-        persona, request = self.persona, self.persona.current
+        persona, request, conduct = self.persona, self.persona.current, self.conduct
         if not persona.identified:
             return "ask", "identity"
-        if not self.found:
+        if not conduct.found:
             return "look up", "customer"
         if request.kind == DANGER:
             return DO, ESCALATE
@@ -115,19 +92,19 @@ class Desk:
         for name in request.facts:
             if name not in persona.revealed:
                 return "ask", name
-            if name == "order" and persona.revealed[name] not in self.orders:
+            if name == "order" and persona.revealed[name] not in conduct.orders:
                 return "look up", "order"
             if forbidden := self.forbidden(name):
                 return REFUSE, forbidden
-        if request.kind == PAYMENT and not self.account:
+        if request.kind == PAYMENT and not conduct.account:
             return "look up", "account"
-        if request.product and request.product not in self.products:
+        if request.product and request.product not in conduct.products:
             return "look up", "product"
         if request.kind in (PAID, STOCK):
             return ANSWER, request.kind
         if request.refused:
             return REFUSE, request.refused
-        if all(call in self.done for call in request.actions):
+        if all(call in conduct.done for call in request.actions):
             return REPORT, request.kind
         return (DO, request.actions[0].name) if persona.confirmed else (CONFIRM, request.kind)
 
@@ -141,7 +118,7 @@ class Desk:
             pending = request.kind in (CANCEL, ADDRESS, PAYMENT, SWAP)
             late = order["status"] == DELIVERED and order["days_since_delivery"] > RETURN_DAYS
             if (
-                order["customer"] != self.customer
+                order["customer"] != self.conduct.customer
                 or (pending and order["status"] != PENDING)
                 or (request.kind in (RETURN, EXCHANGE) and late)
                 or (request.kind == CREDIT and order["late_days"] < LATE_DAYS)
@@ -186,16 +163,16 @@ class Desk:
         if subject == "order":
             return ToolCall("get_order", {"order": facts["order"]})
         if subject == "account":
-            return ToolCall("get_customer", {"customer": self.customer})
+            return ToolCall("get_customer", {"customer": self.conduct.customer})
         return ToolCall("get_product", {"product": self.persona.current.product})
 
     def comment(self, chance: random.Random) -> str:
         """What is known, what the policy says, and what is missing."""
         step, subject = self.need
         persona, request = self.persona, self.persona.current
-        parts = [f"The customer is {self.customer}." if self.found else chance.choice(UNKNOWN)]
+        parts = [f"The customer is {self.conduct.customer}." if self.conduct.found else chance.choice(UNKNOWN)]
         order = persona.revealed.get("order", "")
-        if order in self.orders:
+        if order in self.conduct.orders:
             parts.append(f"{order} is {self.ledger.of('orders', order)['status']}.")
         if step == REFUSE:
             parts.append(f"{chance.choice(('Not allowed', 'The policy forbids it'))}: {subject}.")
@@ -215,6 +192,6 @@ class Desk:
     def mistakes(self) -> list[ToolUse]:
         """Actions that bring nothing and spoil nothing."""
         wrong = [use_of([ToolCall("list_products", {})]), ToolUse("One moment.")]
-        if self.found:
-            wrong.append(use_of([ToolCall("get_order", {"order": self.customer})]))
+        if self.conduct.found:
+            wrong.append(use_of([ToolCall("get_order", {"order": self.conduct.customer})]))
         return wrong

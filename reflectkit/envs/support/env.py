@@ -31,9 +31,11 @@ from reflectkit.core.types import Observation, Task, ToolCall, ToolUse, Trajecto
 from reflectkit.core.users import User, UserTurn
 from reflectkit.envs.base import BaseEnv, check_task
 from reflectkit.envs.conversation import Refusal, Reply, Transcript
+from reflectkit.envs.support.conduct import Conduct
 from reflectkit.envs.support.database import Database, Ledger
 from reflectkit.envs.support.desk import Desk
 from reflectkit.envs.support.generate import CUSTOMERS, shop
+from reflectkit.envs.support.hearing import agrees, heard
 from reflectkit.envs.support.instructions import instructions
 from reflectkit.envs.support.judge import changes_json, judge, truth, untold
 from reflectkit.envs.support.persona import MOODS, Identity, Persona
@@ -102,7 +104,8 @@ class Support(BaseEnv):
         self._instructions = instructions(identity, self._requests, mood)
         self._seed, self._steps, self._over, self._mark = seed, 0, False, ""
         self.persona = Persona(identity, self._requests, mood, generator(seed, "user"))
-        self.desk = Desk(self.persona, self.ledger, customer)
+        self.conduct = Conduct(database, customer)
+        self.desk = Desk(self.persona, self.ledger, self.conduct)
         self.transcript = Transcript(self.name, "" if self.settings.brief else POLICY)
         return followed(self._answer(""), self._opened)
 
@@ -132,7 +135,8 @@ class Support(BaseEnv):
             info["refused"] = meaning.parts
         else:
             info |= self._carry_out(meaning)
-        return self._result(before, info, ended=self.ledger.escalated, satisfied=self.ledger.escalated)
+        self.conduct.satisfied = self.ledger.escalated
+        return self._result(before, info, ended=self.ledger.escalated)
 
     def _carry_out(self, call: ToolCall) -> dict[str, Any]:
         """The step's info."""
@@ -140,8 +144,17 @@ class Support(BaseEnv):
         self.transcript.add_result(call.name, text)
         if not done:
             return {"refused": 1}
-        self.desk.saw(call)
+        if self.conduct.saw(call, self._agreed()):
+            self.persona.acted = True
         return {}
+
+    def _agreed(self) -> bool:
+        """Whether the user has said yes to the change that is made now."""
+        if self.user is None:
+            return self.persona.confirmed
+        return agrees(
+            next(message.content.lower() for message in self.transcript.spoken[::-1] if message.role == "user")
+        )
 
     def _answer(self, said: str) -> UserTurn | Awaitable[UserTurn]:
         """The user's next words; the first ones if nothing was said."""
@@ -153,17 +166,16 @@ class Support(BaseEnv):
 
     def _answered(self, turn: UserTurn, before: object, info: dict[str, Any]) -> StepResult:
         self.transcript.add_user(turn.text)
-        satisfied = turn.over and self.persona.outcome != "left"
-        return self._result(before, info, ended=turn.over, satisfied=satisfied)
+        self.conduct.satisfied = turn.over and self.persona.outcome != "left"
+        return self._result(before, info, ended=turn.over)
 
-    def _result(self, before: object, info: dict[str, Any], *, ended: bool, satisfied: bool) -> StepResult:
+    def _result(self, before: object, info: dict[str, Any], *, ended: bool) -> StepResult:
         self._over = ended
         self._mark = "mistake" if self._state() == before and not ended else "good"
         if not ended and self._steps != self.horizon:
             return StepResult(self._observe(), 0.0, False, info=info)
-        replies = [message.content for message in self.transcript.spoken if message.role == "assistant"]
-        missing_facts = untold(self._requests, replies)
-        verdict = judge(self.ledger, self._expected, missing_facts, satisfied)
+        missing_facts = untold(self._requests, self._replies())
+        verdict = judge(self.ledger, self._expected, self._requests, missing_facts, self.conduct)
         info |= {
             "figures": verdict.figures,
             "success": verdict.success,
@@ -172,6 +184,13 @@ class Support(BaseEnv):
             "untold": missing_facts,
         }
         return StepResult(self._observe(), float(verdict.success), ended, info=info)
+
+    def _replies(self) -> list[list[str]]:
+        """What the user heard during each request; of a user without a script, all of it during each."""
+        if self.user is None:
+            return self.persona.replies
+        said = [heard(message.content) for message in self.transcript.spoken if message.role == "assistant"]
+        return [said] * len(self._requests)
 
     def _state(self) -> object:
         """What the oracle's next action depends on."""

@@ -39,7 +39,7 @@ PRODUCTS: dict[str, tuple[str, ...]] = {
     "picture frame": ("small", "medium", "large"),
 }
 """The options of each product."""
-KINDS = ("card", "gift card", "invoice")
+KINDS = ("credit card", "gift card", "bank account")
 PENDING, SHIPPED, DELIVERED, CANCELLED = "pending", "shipped", "delivered", "cancelled"
 RETURN_DAYS = 30
 CUSTOMERS = 300

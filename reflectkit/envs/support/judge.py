@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from reflectkit.core.errors import DataError
+from reflectkit.envs.support.conduct import Conduct
 from reflectkit.envs.support.database import Database, Ledger
+from reflectkit.envs.support.hearing import REFUSAL, names, numbers, statements
 from reflectkit.envs.support.requests import Request
+from reflectkit.envs.support.rules import RULES
 from reflectkit.envs.support.tools import execute
 
-NUMBER = re.compile(r"(?<![\w.])\d+(?:[.,]\d+)?(?!\w)")
+MOST_NUMBERS = 4
+"""Amounts and counts in a reply; one with more of them tells none, as a list of all numbers would."""
+MOST_RULES = 2
+"""Rules that the refusals of a request may name, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,12 @@ class Verdict:
     """The user was not told something that they asked for, or why their wish was refused."""
     gave_up: bool
     """It ended in another way than by a satisfied user: the user left, the steps ran out, or a needless escalation."""
+    unidentified: bool
+    """A record was changed before it was known who the user is, or it never was known."""
+    unconfirmed: bool
+    """A record was changed without the user's yes."""
+    not_looked_up: bool
+    """A wish was refused without a look at the order or the product that it depends on."""
 
     @property
     def success(self) -> bool:
@@ -52,36 +63,61 @@ def truth(database: Database, requests: Sequence[Request], where: str) -> Ledger
     return ledger
 
 
-def judge(ledger: Ledger, expected: Ledger, missing_facts: Sequence[str], ended: bool) -> Verdict:
-    """The verdict. missing_facts: the `untold` ones. ended: whether a satisfied user or a needed escalation ended the
-    conversation.
-    """
+def judge(
+    ledger: Ledger, expected: Ledger, requests: Sequence[Request], missing_facts: Sequence[str], conduct: Conduct
+) -> Verdict:
+    """The verdict. missing_facts: the `untold` ones."""
     changes, right = ledger.differences(), expected.differences()
     return Verdict(
         wrong_change=any(changes[record] != right[record] for record in changes.keys() & right.keys()),
         missing_change=bool(right.keys() - changes.keys()) or (expected.escalated and not ledger.escalated),
         forbidden_change=bool(changes.keys() - right.keys()),
         fact_not_told=bool(missing_facts),
-        gave_up=not ended or (ledger.escalated and not expected.escalated),
+        gave_up=not conduct.satisfied or (ledger.escalated and not expected.escalated),
+        unidentified=conduct.hasty or not (conduct.found or ledger.escalated),
+        unconfirmed=conduct.unconfirmed,
+        not_looked_up=not all(conduct.has_looked_up(request) for request in requests),
     )
 
 
-def untold(requests: Sequence[Request], replies: Sequence[str]) -> list[str]:
-    """The facts that none of the agent's replies tells, each by its first wording."""
-    text = " ".join(" ".join(replies).lower().split())
-    numbers = {float(number.replace(",", ".")) for number in NUMBER.findall(text)}
+def untold(requests: Sequence[Request], replies: Sequence[Sequence[str]]) -> list[str]:
+    """The facts that the user was not told, each by its first wording, and the reasons of refusals. replies: what the
+    user heard during each request. Questions tell nothing, nor does a reply with more numbers, or refusals with more
+    rules, than there is reason for.
+    """
     return [
-        alternatives[0]
-        for request in requests
-        for alternatives in request.told
-        if not any(_tells(text, numbers, fact.lower()) for fact in alternatives)
+        fact
+        for request, heard in zip(requests, replies, strict=True)
+        for fact in _untold(request, [statements(reply) for reply in heard])
     ]
 
 
-def _tells(text: str, numbers: set[float], fact: str) -> bool:
-    if NUMBER.fullmatch(fact):
-        return float(fact) in numbers
-    return re.search(rf"(?<!\w){re.escape(fact)}(?!\w)", text) is not None
+def _untold(request: Request, stated: Sequence[str]) -> list[str]:
+    missing = [fact[0] for fact in request.told if not any(_tells(reply, fact) for reply in stated)]
+    words = RULES[request.rule].words if request.rule else ()
+    return [*missing, request.refused] if words and not _gives(request.rule, stated) else missing
+
+
+def _tells(reply: str, alternatives: Sequence[str]) -> bool:
+    """Whether a reply tells a fact in one of its wordings, of which a number may be written in any way."""
+    amounts = numbers(reply)
+    return any(
+        float(fact) in amounts and len(amounts) <= MOST_NUMBERS if _is_number(fact) else names(reply, fact)
+        for fact in alternatives
+    )
+
+
+def _gives(rule: str, stated: Sequence[str]) -> bool:
+    """Whether the refusals give `rule` as the reason, and not many."""
+    refusals = [reply for reply in stated if REFUSAL.search(reply)]
+    given = {
+        name for name, row in RULES.items() if any(names(reply, words) for words in row.words for reply in refusals)
+    }
+    return rule in given and len(given) <= MOST_RULES
+
+
+def _is_number(fact: str) -> bool:
+    return fact.replace(".", "", 1).isdigit()
 
 
 def changes_json(ledger: Ledger) -> list[dict[str, Any]]:

@@ -1,18 +1,35 @@
 """The scripted user: asks for one thing after the other, tells each fact only when asked, and acts by its mood.
 
-It understands an agent by key words: what is asked for, a proposal to confirm, a refusal, something done. It is
-deterministic: the same words get the same answer.
+It understands an agent by key words (`hearing.py`): what is asked for, a proposal to confirm, a refusal, something
+done. It agrees once the agent knows who it is and all the facts, and takes a thing for done when the records were
+changed or the agent claims it in so many words. It is deterministic: the same words get the same answer.
 """
 
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from reflectkit.core.users import UserTurn
-from reflectkit.envs.support.requests import QUESTIONS, Request
+from reflectkit.envs.support.hearing import (
+    ASKS,
+    CLAIM,
+    CONFIRM,
+    DONE,
+    ELSE,
+    GONE,
+    ORDER_ID,
+    REFUSAL,
+    REQUESTING,
+    heard,
+    names,
+    numbers,
+    sentences,
+    statements,
+)
+from reflectkit.envs.support.requests import CHANGES, DANGER, QUESTIONS, Request
+from reflectkit.envs.support.rules import PAYMENT as PAYMENT_RULE
 
 TERSE, CHATTY, WAVERING, PUSHY = "terse", "chatty", "wavering", "pushy"
 MOODS = (TERSE, CHATTY, WAVERING, PUSHY)
@@ -21,39 +38,6 @@ PUSHES = 2
 PATIENCE = 4
 """Unhelpful answers after which the user leaves."""
 
-SENTENCE = re.compile(r"[^.!?\n]*[.!?\n]?")
-ORDER_ID = re.compile(r"\bw\d{3,6}\b")
-REQUESTING = re.compile(r"\?|\bplease\b|\btell me\b|\bgive me\b|\bi need\b|\bmay i\b|\bcould you\b")
-ASKS = {
-    "email": re.compile(r"\be-?mail\b"),
-    "name": re.compile(r"\b(your|full) name\b|\bname and (city|town)\b|\bwho are you\b"),
-    "order": re.compile(r"\border('s)? (number|id)\b|\b(which|what) order\b|\bnumber of (the|your) order\b"),
-    "reason": re.compile(r"\breason\b|\bwhy\b"),
-    "address": re.compile(r"\b(new|which|what|right|correct|full) (\w+ )?address\b|\bwhere (should|shall|do)\b"),
-    "item": re.compile(
-        r"\b(which|what) (\w+ )?(item|product|article|thing)s?\b|\bwhat (would you like|do you want) to\b"
-    ),
-    "option": re.compile(
-        r"\b(which|what) (\w+ )?(option|colou?r|size|version|variant)\b|\b(which|what)\b.*\binstead\b"
-    ),
-    "payment": re.compile(
-        r"\b(which|what) (\w+ )?(payment|card)\b|\bhow (do|would) you (\w+ )*pay\b|\brefund(ed)? to\b"
-    ),
-}
-CONFIRM = re.compile(
-    r"\byes or no\b|\(yes\b|\bconfirm\b|\bshall i\b|\bshould i\b|\bdo you want me to\b|\bwould you like me to\b"
-    r"|\bis (that|this) (ok|okay|right|correct)\b|\bgo ahead\b|\bproceed\b|\bdo you agree\b"
-)
-ELSE = re.compile(r"\b(any|some)thing else\b|\bfurther help\b|\belse i can\b")
-REFUSAL = re.compile(
-    r"\bcan ?not\b|\bcan't\b|\bunable\b|\bnot (possible|allowed|able|eligible|permitted)\b|\bunfortunately\b|\bsorry\b"
-    r"|\bpolicy\b|\brules?\b|\bnot entitled\b|\bno exceptions?\b"
-)
-DONE = re.compile(
-    r"\bdone\b|\b(has|have) been\b|\bis now\b|\bi have\b|\bi've\b|\bsuccessful"
-    r"|\b(is|was|are) (cancell?ed|changed|swapped|returned|exchanged|credited|refunded|updated)\b"
-)
-ANSWER = re.compile(r"\d|\bsold out\b|\bin stock\b|\bavailable\b|\bnone\b")
 PUSHING = (
     "I have been a customer for years. Make an exception.",
     "Your colleague did it for me last time. Just do it.",
@@ -80,20 +64,24 @@ class Identity:
 class Persona:
     """One user in one conversation.
 
-    revealed: the facts of the current request that the user has told, by name, and "identity". asked, current: which
-    request it is about. outcome: how the conversation ended: "satisfied" or "left", and "" before.
+    revealed: the facts of the current request that the agent was told, by name. number, current: which request it is
+    about. acted: whether the records were changed since it began, which the caller says. replies: what the user `heard`
+    during each request. outcome: how the conversation ended: "satisfied" or "left", and "" before.
     """
 
     def __init__(self, identity: Identity, requests: Sequence[Request], mood: str, chance: random.Random) -> None:
         self.identity, self.requests, self.mood, self.chance = identity, requests, mood, chance
-        self.number = 0
         self.identified = False
-        self.revealed: dict[str, str] = {}
-        self.confirmed = False
-        self.revised = False
-        self.pushes = 0
         self.outcome = ""
-        self._unhelpful = 0
+        self.replies: list[list[str]] = [[] for _ in requests]
+        self._turn_to(0)
+
+    def _turn_to(self, number: int) -> None:
+        self.number = number
+        said = self.current.say.lower()
+        self.revealed = {name: fact for name, fact in self.current.facts.items() if names(said, fact.lower())}
+        self.confirmed = self.revised = self.acted = False
+        self.pushes = self._unhelpful = 0
 
     @property
     def current(self) -> Request:
@@ -107,35 +95,41 @@ class Persona:
 
     def answer(self, said: str) -> UserTurn:
         """The answer to what the agent said."""
-        said = said.lower()
-        asked = list(self._asked(said))
-        if asked:
+        said = heard(said)
+        self.replies[min(self.number, len(self.requests) - 1)].append(said)
+        wanting = [one for one in sentences(said) if REQUESTING.search(one) and not ELSE.search(one)]
+        if asked := list(self._asked(wanting)):
             return self._tell(asked)
-        refused = REFUSAL.search(said) is not None and bool(self.current.refused)
-        if CONFIRM.search(said) and not ELSE.search(said) and not refused:
-            return self._confirm(said)
-        if refused and self.mood == PUSHY and self.pushes < PUSHES:
-            self.pushes += 1
-            return UserTurn(self.chance.choice(PUSHING))
-        answered = self.current.kind in QUESTIONS and ANSWER.search(said)
-        if answered or any(pattern.search(said) for pattern in (ELSE, REFUSAL, DONE)):
+        stated = statements(said)
+        if REFUSAL.search(stated) and self.current.kind != DANGER:
+            return self._refused()
+        goes_on = ELSE.search(said) is not None
+        if self._is_answered(stated) or (self.acted and (goes_on or DONE.search(stated))):
             return self._next()
-        return self._complain()
+        if any(CONFIRM.search(one) for one in wanting):
+            return self._confirm(said)
+        if CLAIM.search(stated) and self.current.kind in CHANGES:
+            return self._next()  # the user believes it
+        return self._unhelped(f"I do not understand. {self.current.say}" if goes_on or wanting else "All right.")
 
-    def _asked(self, said: str) -> Iterator[str]:
-        """The facts that the agent asks for."""
-        sentences = [one for one in SENTENCE.findall(said) if REQUESTING.search(one) and not ELSE.search(one)]
+    def _asked(self, wanting: Sequence[str]) -> Iterator[str]:
+        """The facts that the agent asks for in these sentences."""
         for name, pattern in ASKS.items():
-            if any(
-                pattern.search(one) and not (CONFIRM.search(one) and self._proposes(name, one)) for one in sentences
-            ):
+            if any(pattern.search(one) and not (CONFIRM.search(one) and self._proposes(name, one)) for one in wanting):
                 yield name
 
     def _proposes(self, name: str, sentence: str) -> bool:
         """Whether a sentence that asks for a confirmation is about a change, and not about a fact not told yet."""
         if name == "order":
             return ORDER_ID.search(sentence) is not None
-        return name not in ("email", "name") and (name in self.revealed or name not in self.current.facts)
+        if name in ("email", "name"):
+            return False
+        fact = self.current.facts.get(name)
+        return fact is None or name in self.revealed or names(sentence, fact.lower())
+
+    def _is_answered(self, stated: str) -> bool:
+        """Whether the user's question is answered, as far as they can tell."""
+        return self.current.kind in QUESTIONS and bool(numbers(stated) or GONE.search(stated))
 
     def _tell(self, asked: Sequence[str]) -> UserTurn:
         """What the user knows of it. Facts that were told before, and unknown ones, try their patience."""
@@ -150,11 +144,8 @@ class Persona:
                 new |= name not in self.revealed
                 self.revealed[name] = facts[name]
                 parts.append(self._fact(name, facts[name]))
-        if not new:
-            self._unhelpful += 1
-            if self._unhelpful >= PATIENCE:
-                return self._leave()
-        return UserTurn(self._dressed(" ".join(dict.fromkeys(parts)) or "I do not know."))
+        words = self._dressed(" ".join(dict.fromkeys(parts)) or "I do not know.")
+        return UserTurn(words) if new else self._unhelped(words)
 
     def _identity(self, name: str) -> str:
         if name == "email" and self.identity.email:
@@ -175,12 +166,28 @@ class Persona:
         }
         return templates[name].format(value)
 
+    def _refused(self) -> UserTurn:
+        """Who pushes insists; the others accept it."""
+        if self.mood == PUSHY and self.pushes < PUSHES:
+            self.pushes += 1
+            return UserTurn(self.chance.choice(PUSHING))
+        return self._next()
+
     def _confirm(self, said: str) -> UserTurn:
-        order = self.current.facts.get("order", "")
-        named = ORDER_ID.findall(said)
+        """The answer to a proposal."""
+        facts = self.current.final if self.revised else self.current.facts
+        order, named = facts.get("order", ""), ORDER_ID.findall(said)
         if order and named and order.lower() not in named:
             self.revealed["order"] = order
             return UserTurn(f"No, I mean order {order}.")
+        if not self.identified:
+            return self._unhelped("You have not asked who I am.")
+        self.revealed |= {name: fact for name, fact in facts.items() if names(said, fact.lower())}
+        if missing := [name for name in facts if name not in self.revealed]:
+            return self._tell(missing)
+        wish = facts.get("payment", "")
+        if self.current.rule == PAYMENT_RULE and not names(said, wish.lower()):
+            return self._unhelped(f"No, to the {wish}.")
         if self.current.revised and not self.revised:
             self.revised = True
             ((name, value), *_) = self.current.revised.items()
@@ -191,18 +198,16 @@ class Persona:
 
     def _next(self) -> UserTurn:
         """The next request, or the end."""
-        self.number += 1
-        self.revealed, self.confirmed, self.revised, self.pushes, self._unhelpful = {}, False, False, 0, 0
+        self._turn_to(self.number + 1)
         if self.number >= len(self.requests):
             self.outcome = "satisfied"
             return UserTurn("Bye." if self.mood == TERSE else "Thank you, goodbye.", over=True)
         return UserTurn(self._dressed(self.current.say))
 
-    def _complain(self) -> UserTurn:
+    def _unhelped(self, words: str) -> UserTurn:
+        """`words`, or the end of the user's patience."""
         self._unhelpful += 1
-        if self._unhelpful >= PATIENCE:
-            return self._leave()
-        return UserTurn(f"I do not understand. {self.current.say}")
+        return self._leave() if self._unhelpful >= PATIENCE else UserTurn(words)
 
     def _leave(self) -> UserTurn:
         self.outcome = "left"

@@ -22,6 +22,7 @@ and to no other.
 7. A delivery that was {LATE_DAYS} or more days late gives a right to a credit of {TEN} euros, once, if the user \
 complains about it. Give no other credit.
 8. Escalate only if somebody was hurt. Do not escalate because a user is unhappy with these rules.
-9. If a rule forbids what the user wants, say which, and do nothing instead. Do not make exceptions.
+9. If a rule forbids what the user wants, say which one, after a look at the order or the product, and do nothing \
+instead. Do not make exceptions.
 10. When something is done, say so, with the amounts of money. Then ask whether there is anything else.
 """

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reflectkit.core.types import ToolCall
+from reflectkit.envs.support.rules import RULES
 
 CANCEL, ADDRESS, PAYMENT, SWAP = "cancel", "address", "payment", "swap"
 RETURN, EXCHANGE, MOVE, CREDIT = "return", "exchange", "move", "credit"
 PAID, STOCK, EXTRA, DANGER = "paid", "stock", "extra", "danger"
+ELSEWHERE = "elsewhere"  # a return with a wish where the money should go
 CHANGES = (CANCEL, ADDRESS, PAYMENT, SWAP, RETURN, EXCHANGE, MOVE, CREDIT)
 QUESTIONS = (PAID, STOCK)
 
@@ -21,6 +23,10 @@ SAYS: Mapping[str, tuple[str, ...]] = {
     PAYMENT: ("I want to pay an order otherwise.", "Please change how I pay for an order."),
     SWAP: ("I chose the wrong option in an order.", "I would like another option of something that I ordered."),
     RETURN: ("I want to return something.", "I would like to send something back."),
+    ELSEWHERE: (
+        "I want to return something, and have the money on my {payment}.",
+        "Please take something back, with the refund to my {payment}.",
+    ),
     EXCHANGE: ("I want to exchange something.", "Something that came should be exchanged."),
     MOVE: ("I have moved.", "My own address has changed."),
     CREDIT: ("My order came late, and I want something for it.", "A delivery was late. I expect a credit."),
@@ -48,10 +54,15 @@ class Request:
     """The calls that do it, with the revised facts; none where it is forbidden or a question."""
     told: tuple[tuple[str, ...], ...] = ()
     """Each fact that the agent must tell, with its alternatives."""
-    refused: str = ""
-    """Why the policy forbids it; empty where it does not."""
+    rule: str = ""
+    """The rule that forbids it, one of `rules.RULES`; empty where none does."""
     product: str = ""
     """The product that it is about, if the agent must look it up."""
+
+    @property
+    def refused(self) -> str:
+        """Why the policy forbids it; empty where it does not."""
+        return RULES[self.rule].why if self.rule else ""
 
     @property
     def final(self) -> dict[str, str]:
@@ -68,7 +79,7 @@ def to_json(request: Request) -> dict[str, Any]:
         "revised": dict(request.revised),
         "actions": [{"name": call.name, "arguments": call.arguments} for call in request.actions],
         "told": [list(alternatives) for alternatives in request.told],
-        "refused": request.refused,
+        "rule": request.rule,
         "product": request.product,
     }
 
@@ -83,13 +94,17 @@ def from_json(value: Any) -> Request:
             _texts(value["revised"]),
             tuple(ToolCall(str(call["name"]), dict(call["arguments"])) for call in value["actions"]),
             tuple(tuple(map(str, alternatives)) for alternatives in value["told"]),
-            str(value["refused"]),
+            str(value["rule"]),
             str(value["product"]),
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"a request lacks or has a wrong {error}") from None
     if request.kind not in SAYS:
         raise ValueError(f"{request.kind!r:.40} is no kind of request")
+    if request.rule and request.rule not in RULES:
+        raise ValueError(f"{request.rule!r:.40} is no rule")
+    if not all(request.told):
+        raise ValueError("a fact to be told has no words")
     return request
 
 

@@ -1,0 +1,203 @@
+"""The scripted user of the service desk: what it understands, what it tells and when it says yes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from reflectkit.core.seeding import generator
+from reflectkit.core.users import UserTurn
+from reflectkit.envs.support.persona import CHATTY, PATIENCE, PUSHY, TERSE, WAVERING, Identity, Persona
+from reflectkit.envs.support.requests import CANCEL, DANGER, PAID, RETURN, STOCK, Request
+from reflectkit.envs.support.rules import PAYMENT, SHIPPED
+
+CANCELLING = Request(
+    CANCEL,
+    "I want to cancel an order.",
+    {"order": "W1234", "reason": "no longer needed"},
+    {"reason": "ordered by mistake"},
+    told=(("28",),),
+)
+ANNA = Identity("Anna Klein", "Bern", "anna.klein11@mail.example")
+
+
+def persona(
+    mood: str = TERSE, request: Request = CANCELLING, identity: Identity = ANNA, *, informed: bool = False
+) -> Persona:
+    """informed: the agent knows who it is and all the facts."""
+    user = Persona(identity, [request], mood, generator(0, "persona"))
+    if informed:
+        user.identified, user.revealed = True, dict(request.facts)
+    return user
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("What is your email?", "anna.klein11@mail.example"),
+        ("Could you please give me your e-mail address?", "anna.klein11@mail.example"),
+        ("Could you please confirm your email address?", "anna.klein11@mail.example"),
+        ("May I have your full name and city?", "Anna Klein, Bern"),
+        ("Who am I speaking with?", "Anna Klein, Bern"),
+        ("Which order would you like to cancel?", "W1234"),
+        ("Please tell me the order number.", "W1234"),
+        ("Kindly provide the order number.", "W1234"),
+        ("Please confirm the order number.", "W1234"),
+        ("I need your order number.", "W1234"),
+        ("Why do you want to cancel it?", "no longer needed"),
+        ("Before I go ahead: why do you want to cancel it?", "no longer needed"),
+        ("Is it no longer needed or ordered by mistake?", "no longer needed"),
+        ("What's your email, and which order is it?", "anna.klein11@mail.example W1234"),
+        ("Which color would you like instead?", "I do not know."),
+        ("One moment.", "All right."),
+        ("Please note that I look it up.", "All right."),
+        ("I have found your record.", "All right."),
+        ("I cannot find a customer with that email.", "All right."),
+        ("Sorry about the delay. Our policy has rules for this.", "All right."),
+        ("Is the weather nice?", "I do not understand. I want to cancel an order."),
+        ("Anything else?", "I do not understand. I want to cancel an order."),
+        ("Shall I cancel it?", "You have not asked who I am."),
+        ("I cannot cancel it, it is shipped.", "Bye."),
+        ("That is not possible, because it is shipped.", "Bye."),
+        ("Your order has been cancelled. Is there anything else I can help you with?", "Bye."),
+    ],
+)
+def test_the_user_understands_words_that_agents_use(said: str, answer: str) -> None:
+    assert persona().answer(said).text == answer
+
+
+@pytest.mark.parametrize(
+    "proposal",
+    [
+        "I'm sorry to hear that. Shall I cancel order W1234?",
+        "Please confirm (yes/no) that I cancel order W1234.",
+        "May I cancel order W1234?",
+        "Do you want to cancel order W1234?",
+        "Would you like me to cancel it now?",
+        "I will cancel order W1234. OK?",
+        "I will cancel order W1234 now. Is that alright?",
+        "I am going to cancel W1234, no longer needed. Right?",
+        "I would cancel order W1234. Reply yes to go on.",
+    ],
+)
+def test_a_proposal_is_understood_in_many_words(proposal: str) -> None:
+    assert persona(request=replace(CANCELLING, revised={}), informed=True).answer(proposal) == UserTurn("Yes.")
+    changed = persona(informed=True)
+    assert changed.answer(proposal).text == "Wait, I have changed my mind. ordered by mistake"
+    assert changed.answer(proposal) == UserTurn("Yes.")
+
+
+def test_a_yes_comes_only_when_it_is_clear_to_what() -> None:
+    user = persona(request=replace(CANCELLING, revised={}))
+    user.identified = True
+    assert user.answer("Shall I cancel order W9999?").text == "No, I mean order W1234."
+    assert user.answer("Shall I cancel order W1234?").text == "no longer needed"
+    assert not user.confirmed
+    assert user.answer("Shall I cancel order W1234?").text == "Yes."
+    assert user.confirmed
+    named = persona(request=replace(CANCELLING, revised={}))
+    named.identified = True
+    assert named.answer("Shall I cancel order W1234, which is no longer needed?").text == "Yes."
+
+
+def test_done_is_believed_when_records_changed_or_a_claim_is_plain() -> None:
+    loose, plain = "Done. I have taken care of it.", "Order W1234 is now cancelled."
+    assert persona(informed=True).answer(loose).text == "All right."
+    assert persona(informed=True).answer(plain).over
+    acted = persona(informed=True)
+    acted.acted = True
+    assert acted.answer(loose).over
+
+
+def test_nobody_who_is_hurt_is_satisfied_by_a_refusal() -> None:
+    hurt = persona(request=Request(DANGER, "Your kettle caught fire and hurt my hand."), informed=True)
+    answers = [hurt.answer("I cannot help with that. It is not possible.") for _ in range(PATIENCE)]
+    assert [answer.over for answer in answers] == [False] * (PATIENCE - 1) + [True]
+    assert hurt.outcome == "left"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "over"),
+    [
+        (PAID, "Order W1234 cost 45.50 euros.", True),
+        (PAID, "I see order W1234 here.", False),
+        (PAID, "Was it 45.50 euros?", False),
+        (STOCK, "It is sold out.", True),
+        (STOCK, "There are two left.", True),
+        (STOCK, "Let me look.", False),
+    ],
+)
+def test_a_question_is_answered_by_an_amount_or_a_count(kind: str, said: str, over: bool) -> None:
+    assert persona(request=Request(kind, "How much?", {}), informed=True).answer(said).over == over
+
+
+def test_a_wish_for_another_payment_is_said_at_once_and_kept() -> None:
+    wish = Request(
+        RETURN, "Please take it back, with the money to my gift card.", {"payment": "gift card"}, rule=PAYMENT
+    )
+    user = persona(request=wish)
+    user.identified = True
+    assert user.revealed == {"payment": "gift card"}
+    assert user.answer("Shall I take it back and refund your credit card?").text == "No, to the gift card."
+    assert user.answer("I cannot do that: it goes back to the payment of the order.").over
+
+
+@pytest.mark.parametrize(
+    "said", ["please " * 3000, "which " * 3000, "no longer needed " * 1000, "." * 16_000, "a" * 16_000]
+)
+def test_long_replies_are_read_in_part(said: str) -> None:
+    assert persona().replies == [[]]
+    user = persona()
+    user.answer(said)
+    assert max(len(reply) for reply in user.replies[0]) <= 2000
+
+
+def test_who_wavers_changes_their_mind_once() -> None:
+    wavering = persona(WAVERING, informed=True)
+    assert "changed my mind" in wavering.answer("Shall I cancel it?").text
+    assert wavering.answer("Shall I cancel it, then?") == UserTurn("Yes, please.")
+
+
+def test_who_pushes_insists_twice() -> None:
+    pushy = persona(PUSHY, replace(CANCELLING, rule=SHIPPED, revised={}))
+    answers = [pushy.answer("I cannot do that: it is shipped. Anything else?") for _ in range(3)]
+    assert [answer.over for answer in answers] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Where should I send it?",
+        "To proceed, please tell me the new address.",
+        "Please confirm the new address.",
+        "What is the address?",
+        "What is the new address, please?",
+    ],
+)
+def test_a_fact_that_was_not_told_is_asked_for_and_not_confirmed(said: str) -> None:
+    address = "5 Elm Street, Ulm"
+    moving = persona(TERSE, replace(CANCELLING, facts={"order": "W1234", "address": address}, revised={}))
+    moving.identified = True
+    assert moving.answer(said).text == address
+    assert not moving.confirmed
+    assert moving.answer(f"Shall I send order W1234 to the new address {address}?").text == "Yes."
+
+
+def test_who_is_refused_takes_no_offer_in_its_place() -> None:
+    refused = persona(TERSE, replace(CANCELLING, rule=SHIPPED, revised={}))
+    assert refused.answer("I can't cancel it, it is shipped. Should I send it elsewhere?") == UserTurn(
+        "Bye.", over=True
+    )
+
+
+def test_the_chatty_say_more_and_the_terse_less() -> None:
+    lengths = {mood: len(persona(mood).answer("Which order is it?").text) for mood in (TERSE, CHATTY)}
+    assert lengths[CHATTY] > 2 * lengths[TERSE]
+
+
+def test_a_user_who_gets_nowhere_leaves() -> None:
+    impatient = persona()
+    answers = [impatient.answer("Hm.") for _ in range(PATIENCE)]
+    assert [answer.over for answer in answers] == [False] * (PATIENCE - 1) + [True]
+    assert impatient.outcome == "left"
