@@ -15,7 +15,7 @@ from reflectkit.agents.journal import JournalHeldError
 from reflectkit.agents.prices import prices_of
 from reflectkit.core.errors import EnvironmentFailure
 
-HOPELESS = 3  # failures in a row
+HOPELESS = 3  # failures in a row; those of calls that were under way together are one
 MOST_PROCESSES = 256  # that ask at the same time
 
 Value = TypeVar("Value")
@@ -52,13 +52,13 @@ class EnvAsker:
         Raises
         ------
         EnvironmentFailure: the server cannot be used, after its bounded retries, or gives nothing usable. ApiError:
-        that happened three times in a row. BudgetSpentError: the budget does not allow the next call.
+        three of that came one after the other. BudgetSpentError: the budget does not allow the next call.
         """
-        client = self._opened()
+        client, failures = self._opened(), self._failures
         try:
             outcomes = await client.ask_all(requests, lambda _, text: parse(text))
         except ApiError as error:
-            self._failures += 1
+            self._failures = max(self._failures, failures + 1)
             flag = f"--{self.role}-url"
             reason = f"the {self.role} {self.endpoint} cannot be asked: {str(error).replace('--base-url', flag)}"
             if self._failures >= HOPELESS:

@@ -59,7 +59,7 @@ def parse(text: str, tools: Sequence[ToolSpec], form: Form, *, replies: bool = F
 
     In the hermes form, text around the calls is ignored; in the llama form, a text that does not begin with JSON (or
     contain the python tag) has no calls; in the plain form, every line must be a call, unless words may be a reply to a
-    user (`replies`) and the text does not begin like a call. A reasoning block at the start (`<think>…</think>`) is
+    user (`replies`) and none of them tries to call. A reasoning block at the start (`<think>…</think>`) is
     ignored in all forms.
 
     Raises
@@ -67,7 +67,7 @@ def parse(text: str, tools: Sequence[ToolSpec], form: Form, *, replies: bool = F
     ConfigError: a tool's own schema is not a valid JSON schema.
     """
     by_name = {tool.name: tool for tool in tools}
-    if replies and form == PLAIN and not _begins_like_a_call(after_thought(text), by_name):
+    if replies and form == PLAIN and not _calls_in_words(after_thought(text), by_name):
         return ToolUse(text)
     calls: list[ToolCall] = []
     errors: list[str] = []
@@ -88,10 +88,15 @@ def reads_as_calls(text: str, form: Form) -> bool:
     return not pieces or not all(isinstance(piece, _Wrong) for piece in pieces)
 
 
-def _begins_like_a_call(text: str, names: Container[str]) -> bool:
-    """Whether the first word is a tool's name, or any name with a brace behind it."""
-    words = text.split(maxsplit=1)
-    return CALL_START.match(text) is not None or (bool(words) and words[0] in names)
+def _calls_in_words(text: str, names: Container[str]) -> bool:
+    """Whether a text that may be a reply tries to call: it begins with any name and a brace, or with a tool's name that
+    is no plain word, or it is only a tool's name, or a later line is a tool's name and a brace.
+    """
+    first, *others = text.strip().split("\n")
+    name, *rest = first.split(maxsplit=1) or [""]
+    if CALL_START.match(first) is not None or (name in names and (not rest or "_" in name)):
+        return True
+    return any("{" in line and line.partition("{")[0].strip() in names for line in others)
 
 
 def plain_text(calls: Sequence[ToolCall]) -> str:

@@ -186,10 +186,11 @@ def _policy_rows(config: Config, steps: list[Lesson], own: dict[str, str]) -> li
             chance = generator(derive(config.seed, "mismatch"), name)
             comment_on = sources[name]
             shown = mismatched([comment_on(step) for step in steps], config.mismatch, chance)
-            rows += joined(
-                [
-                    policy_row(step, comment, [comment_on(before) for before in step.earlier])
-                    for step, comment in zip(steps, shown, strict=True)
-                ]
-            )
+            read: dict[str, str] = {}  # the comment on each state, as the policy reads it later in the conversation
+            parts = []
+            for step, comment in zip(steps, shown, strict=True):
+                read[step.observation.text] = comment
+                earlier = [read.get(before.observation.text, comment_on(before)) for before in step.earlier]
+                parts.append(policy_row(step, comment, earlier))
+            rows += joined(parts)
     return rows

@@ -70,9 +70,9 @@ PROMPTS = {
     ("alfworld", "pick_heat_then_place_in_recep"): "31bb6acbdd2ab1d3",
     ("alfworld", "pick_cool_then_place_in_recep"): "516d413b80d5b536",
     ("alfworld", "pick_two_obj_and_place"): "b3467ed265e499e5",
-    ("support", "one"): "292e538247618b39",
-    ("support", "several"): "15cb0a4443470646",
-    ("support", "refuse"): "75c2ebb610caee73",
+    ("support", "one"): "3b9bab6bc5cc2d15",
+    ("support", "several"): "31829596404250ef",
+    ("support", "refuse"): "01d0760a6e22148e",
 }
 """The beginning of the SHA-256 of prompts as they were before chat models were told the rules."""
 

@@ -100,6 +100,11 @@ def test_a_server_that_fails_aborts_the_episode_which_is_counted(tmp_path: Path)
     assert "--user-url" in played.reason
 
 
+def test_the_failures_of_one_outage_count_once(tmp_path: Path) -> None:
+    played = play("http://127.0.0.1:9", tmp_path / "user.jsonl")
+    assert [trajectory.status for trajectory in played] == [Status.ABORTED] * len(TASKS)
+
+
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)

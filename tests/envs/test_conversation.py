@@ -10,6 +10,7 @@ from reflectkit.core.types import Message, ToolCall, ToolSpec, ToolUse, to_json
 from reflectkit.envs.conversation import LONGEST, LONGEST_RESULT, Refusal, Reply, Transcript, cut, read_action, spoken
 
 FIND = ToolSpec("find_order", "Finds an order.", {"type": "object", "properties": {"id": {"type": "string"}}})
+CREDIT = ToolSpec("credit", "Gives a credit.", {"type": "object"})
 CALL = ToolCall("find_order", {"id": "W1"})
 
 
@@ -24,13 +25,15 @@ def transcript() -> Transcript:
     [
         ('find_order {"id": "W1"}', PLAIN, CALL),
         ("Which order is it?", PLAIN, Reply("Which order is it?")),
+        ("credit of 10 euros is on its way.", PLAIN, Reply("credit of 10 euros is on its way.")),
+        ("It costs {a lot}.\nReally {so}.", PLAIN, Reply("It costs {a lot}.\nReally {so}.")),
         ('<tool_call>{"name": "find_order", "arguments": {"id": "W1"}}</tool_call>', HERMES, CALL),
         ("<think>Ask {them}.</think>Which order?<|im_end|>", HERMES, Reply("Which order?")),
         ('One moment. <tool_call>{"name": "find_order", "arguments": {"id": "W1"}}</tool_call>', HERMES, CALL),
     ],
 )
 def test_an_action_is_one_call_or_one_reply(text: str, form: Form, meaning: object) -> None:
-    assert read_action(parse(text, (FIND,), form, replies=True), "support") == meaning
+    assert read_action(parse(text, (FIND, CREDIT), form, replies=True), "support") == meaning
     assert read_action("Which order is it?", "support") == Reply("Which order is it?")
 
 
@@ -39,6 +42,9 @@ def test_an_action_is_one_call_or_one_reply(text: str, form: Form, meaning: obje
     [
         ('find_order {"id": "W1"}\nfind_order {"id": "W2"}', "2 calls at once", 2),
         ('find_order {"id": 7}', "expected string", 1),
+        ("find_order W1", "is no call", 1),
+        ("find_order", "is no call", 1),
+        ('I look it up.\nfind_order {"id": "W1"}', "2 calls at once", 2),
         ('find_order {"id": "W1"}\nfind_ordre {}', "did you mean find_order", 2),
         ("", "no words", 1),
         ("<think>All is said.</think>\n", "no words", 1),
