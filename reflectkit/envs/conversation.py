@@ -1,4 +1,4 @@
-"""The transcript of a conversation between a user and an agent with tools, as every env of this kind keeps it.
+"""Conversations between a user and an agent with tools: the transcript, and the base of the envs of this kind.
 
 An agent's action is one call of a tool or one reply to the user. Anything else (several calls, a call with an error, no
 words) is refused: nothing is executed, and the agent reads why. The transcript only grows, and holds the agent's text
@@ -9,11 +9,18 @@ marks.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from reflectkit.core.config import above, option
 from reflectkit.core.errors import IllegalActionError
-from reflectkit.core.types import Message, Observation, ToolCall, ToolSpec, ToolUse
+from reflectkit.core.eventloop import followed
+from reflectkit.core.protocols import StepResult
+from reflectkit.core.tools import PLAIN, parse
+from reflectkit.core.types import Message, Observation, Task, ToolCall, ToolSpec, ToolUse, Trajectory
+from reflectkit.core.users import User, UserTurn
+from reflectkit.envs.base import BaseEnv
 
 LONGEST = 2000
 """Characters of a user's message; the rest is cut off."""
@@ -137,3 +144,136 @@ class Transcript:
         shown = cut(text, LONGEST_RESULT)
         self.messages.append(Message("tool", shown, name=tool))
         return shown
+
+
+@dataclass(frozen=True)
+class UserSettings:
+    """Settings of a chat model that plays the user; a subclass adds `user`, which names it."""
+
+    user_url: str | None = option(None, help="The server of the user's model; for local: http://localhost:1234/v1.")
+    user_max_usd: float | None = option(None, help="The most that the user's model may cost, in US dollars.")
+
+    def __post_init__(self) -> None:
+        if self.user_max_usd is not None:
+            above("user_max_usd", self.user_max_usd, 0)
+
+
+class ConversationEnv(BaseEnv):
+    """An env in which an agent serves a user with tools, with one call or one reply a turn.
+
+    A subclass writes `_begin`, `_tools`, `_user_turn`, `_execute` and `_verdict`.
+
+    user: who talks with the agent; None: whom the subclass has for it. horizon: that of the wrapper around the env, at
+    which the verdict is given as well.
+    """
+
+    needs_horizon: ClassVar[bool] = True
+    chat_settings: ClassVar[Mapping[str, str]] = {"user": "reflectkit.agents.user:ChatUser"}
+    noise: ClassVar[float] = 0.05
+    offers_tools: ClassVar[bool] = True
+    transcript: Transcript
+
+    def __init__(self, user: User | None = None, *, horizon: int | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.user, self.horizon = user, horizon
+        self._over, self._steps, self._mark = True, 0, ""
+
+    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
+        """Begin `task`. The observation is awaitable if the user's words are.
+
+        Raises
+        ------
+        DataError: another env's task, or a level or data that this env does not know. ConfigError: something to be
+        installed is missing. EnvironmentFailure: the user cannot be asked.
+        """
+        self._over, self._steps, self._mark = True, 0, ""
+        self.transcript = Transcript(self.name, self._begin(task, seed))
+        return followed(self._user_turn(""), self._opened)
+
+    def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
+        """Carry out a call, or tell the user the reply. Text is read as a call in the plain form, or else as a reply.
+        The result is awaitable if the user's answer is.
+
+        Raises
+        ------
+        IllegalActionError: a choice, or the episode is over. ConfigError: a reply, and there is no user.
+        EnvironmentFailure: the user cannot be asked.
+        """
+        if self._over:
+            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
+        if isinstance(action, str):
+            action = parse(action, self._tools, PLAIN, replies=True)
+        meaning = read_action(action, self.name)
+        self._before(meaning)
+        self.transcript.add_action(action)
+        self._steps += 1
+        if isinstance(meaning, Reply):
+            return followed(self._user_turn(meaning.text), self._answered)
+        if isinstance(meaning, Refusal):
+            return self._result({"refused": meaning.parts}, ended=False)
+        result, refused, ended = self._execute(meaning)
+        self.transcript.add_result(meaning.name, result)
+        return self._result({"refused": 1} if refused else {}, ended=ended)
+
+    def note(self) -> str:
+        """The mark of the last action: "" at the start, "good", or "mistake" if it brought nothing."""
+        return self._mark
+
+    @classmethod
+    def is_demonstration(cls, trajectory: Trajectory) -> bool:
+        """Whether it succeeded."""
+        return trajectory.success
+
+    def _opened(self, turn: UserTurn) -> Observation:
+        self._over = False
+        self.transcript.add_user(turn.text)
+        return self._observe()
+
+    def _answered(self, turn: UserTurn) -> StepResult:
+        if turn.text or not turn.over:
+            self.transcript.add_user(turn.text)
+        return self._result({}, ended=turn.over)
+
+    def _result(self, info: dict[str, Any], *, ended: bool) -> StepResult:
+        self._over = ended
+        self._after(ended)
+        reward = 0.0
+        if ended or self._steps == self.horizon:
+            reward, verdict = self._verdict(ended)
+            info |= verdict
+        return StepResult(self._observe(), reward, ended, info=info)
+
+    def _observe(self) -> Observation:
+        return self.transcript.observe(self._offered)
+
+    def _begin(self, task: Task, seed: int) -> str:
+        """Begin `task`; the policy that the agent reads first, or "". Raises as `reset` does."""
+        raise NotImplementedError
+
+    @property
+    def _tools(self) -> Sequence[ToolSpec]:
+        """The tools that can be called."""
+        raise NotImplementedError
+
+    @property
+    def _offered(self) -> Sequence[ToolSpec]:
+        """The tools that the prompt describes."""
+        return self._tools
+
+    def _user_turn(self, said: str) -> UserTurn | Awaitable[UserTurn]:
+        """The user's answer to what the agent `said`; their first words if it is empty."""
+        raise NotImplementedError
+
+    def _execute(self, call: ToolCall) -> tuple[str, bool, bool]:
+        """(result for the agent, whether the call was refused, whether it ends the conversation)."""
+        raise NotImplementedError
+
+    def _verdict(self, ended: bool) -> tuple[float, dict[str, Any]]:
+        """(reward, info) of the last step. ended: not by the horizon."""
+        raise NotImplementedError
+
+    def _before(self, meaning: ToolCall | Reply | Refusal) -> None:
+        """Called before each action; may raise."""
+
+    def _after(self, ended: bool) -> None:
+        """Called when an action has had its effect. ended: whether it ended the conversation."""

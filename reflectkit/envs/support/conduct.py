@@ -19,7 +19,7 @@ class Conduct:
 
     customer: who the user is, by id. found: the agent found them. orders, products: what it looked up; products by the
     name that it used. account: whether it looked up the customer. done: the changes that it made. hasty: it made one
-    before it had found the customer. unconfirmed: it made one without a yes. satisfied: the conversation ended well.
+    before it had found the customer. unconfirmed: it made one without a yes.
     """
 
     database: Database
@@ -31,7 +31,6 @@ class Conduct:
     done: list[ToolCall] = field(default_factory=list)
     hasty: bool = False
     unconfirmed: bool = False
-    satisfied: bool = False
 
     def saw(self, call: ToolCall, agreed: bool) -> bool:
         """A call was carried out. agreed: the user has said yes to it. Returns whether it changed a record."""

@@ -64,16 +64,21 @@ def truth(database: Database, requests: Sequence[Request], where: str) -> Ledger
 
 
 def judge(
-    ledger: Ledger, expected: Ledger, requests: Sequence[Request], missing_facts: Sequence[str], conduct: Conduct
+    ledger: Ledger,
+    expected: Ledger,
+    requests: Sequence[Request],
+    missing_facts: Sequence[str],
+    conduct: Conduct,
+    satisfied: bool,
 ) -> Verdict:
-    """The verdict. missing_facts: the `untold` ones."""
+    """The verdict. missing_facts: the `untold` ones. satisfied: neither did the user leave nor the steps run out."""
     changes, right = ledger.differences(), expected.differences()
     return Verdict(
         wrong_change=any(changes[record] != right[record] for record in changes.keys() & right.keys()),
         missing_change=bool(right.keys() - changes.keys()) or (expected.escalated and not ledger.escalated),
         forbidden_change=bool(changes.keys() - right.keys()),
         fact_not_told=bool(missing_facts),
-        gave_up=not conduct.satisfied or (ledger.escalated and not expected.escalated),
+        gave_up=not satisfied or (ledger.escalated and not expected.escalated),
         unidentified=conduct.hasty or not (conduct.found or ledger.escalated),
         unconfirmed=conduct.unconfirmed,
         not_looked_up=not all(conduct.has_looked_up(request) for request in requests),

@@ -33,6 +33,7 @@ from reflectkit.envs.support.rules import PAYMENT as PAYMENT_RULE
 
 TERSE, CHATTY, WAVERING, PUSHY = "terse", "chatty", "wavering", "pushy"
 MOODS = (TERSE, CHATTY, WAVERING, PUSHY)
+SATISFIED, LEFT = "satisfied", "left"  # how a conversation ends
 PUSHES = 2
 """How often a pushy user insists."""
 PATIENCE = 4
@@ -66,7 +67,7 @@ class Persona:
 
     revealed: the facts of the current request that the agent was told, by name. number, current: which request it is
     about. acted: whether the records were changed since it began, which the caller says. replies: what the user `heard`
-    during each request. outcome: how the conversation ended: "satisfied" or "left", and "" before.
+    during each request. outcome: how the conversation ended, and "" before.
     """
 
     def __init__(self, identity: Identity, requests: Sequence[Request], mood: str, chance: random.Random) -> None:
@@ -200,7 +201,7 @@ class Persona:
         """The next request, or the end."""
         self._turn_to(self.number + 1)
         if self.number >= len(self.requests):
-            self.outcome = "satisfied"
+            self.outcome = SATISFIED
             return UserTurn("Bye." if self.mood == TERSE else "Thank you, goodbye.", over=True)
         return UserTurn(self._dressed(self.current.say))
 
@@ -210,7 +211,7 @@ class Persona:
         return self._leave() if self._unhelpful >= PATIENCE else UserTurn(words)
 
     def _leave(self) -> UserTurn:
-        self.outcome = "left"
+        self.outcome = LEFT
         return UserTurn("This does not help me. Goodbye.", over=True)
 
     def _dressed(self, text: str) -> str:

@@ -21,20 +21,18 @@ Source
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from reflectkit.core.config import above, option
-from reflectkit.core.errors import ConfigError, DataError, IllegalActionError
-from reflectkit.core.eventloop import followed
-from reflectkit.core.protocols import StepResult
+from reflectkit.core.config import option
+from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.seeding import derive
-from reflectkit.core.tools import PLAIN, parse, use_of
-from reflectkit.core.types import Message, Observation, Task, ToolCall, ToolUse, Trajectory
+from reflectkit.core.tools import use_of
+from reflectkit.core.types import Message, Task, ToolCall, ToolSpec, ToolUse
 from reflectkit.core.users import User, UserTurn
-from reflectkit.envs.base import BaseEnv, check_task, task_int
-from reflectkit.envs.conversation import Refusal, Reply, Transcript, read_action
+from reflectkit.envs.base import check_task, task_int
+from reflectkit.envs.conversation import ConversationEnv, Refusal, Reply, UserSettings
 from reflectkit.envs.tau import package
 from reflectkit.envs.tau.package import SPLITS, Problem
 from reflectkit.envs.tau.simulator import parse_simulator, simulator
@@ -49,7 +47,7 @@ LOOK_UP = "get_user_details"  # a tool of both domains
 
 
 @dataclass(frozen=True)
-class TauSettings:
+class TauSettings(UserSettings):
     """The env's settings."""
 
     user: str = option(
@@ -57,19 +55,16 @@ class TauSettings:
         help="The model that plays the user: openai:MODEL, azure:DEPLOYMENT or local:MODEL; none: nobody answers, for"
         " the oracle.",
     )
-    user_url: str | None = option(None, help="The server of the user's model; for local: http://localhost:1234/v1.")
-    user_max_usd: float | None = option(None, help="The most that the user's model may cost, in US dollars.")
     simulator: str | None = option(
         None, help="The package's own simulated user instead: MODEL@PROVIDER as litellm names them, e.g. gpt-4o@openai."
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.simulator is not None:
             parse_simulator(self.simulator)
             if self.user != NOBODY:
                 raise ConfigError("--user and --simulator both play the user; leave one out")
-        if self.user_max_usd is not None:
-            above("user_max_usd", self.user_max_usd, 0)
 
 
 class Nobody:
@@ -80,11 +75,10 @@ class Nobody:
         return UserTurn("", over=True) if conversation else UserTurn(instructions)
 
 
-class Tau(BaseEnv):
+class Tau(ConversationEnv):
     """See the module's text for the rules, and `TauSettings`.
 
-    user: who talks with the agent; None: only calls, and the oracle's reply at the end, can be played. horizon: that of
-    the wrapper around the env.
+    user: None: only calls, and the oracle's reply at the end, can be played.
     """
 
     name: ClassVar[str] = NAME
@@ -93,11 +87,7 @@ class Tau(BaseEnv):
     horizons: ClassVar[dict[str, int]] = dict.fromkeys(levels, HORIZON)
     Settings: ClassVar[type[Any]] = TauSettings
     settings: TauSettings
-    needs_horizon: ClassVar[bool] = True
-    chat_settings: ClassVar[Mapping[str, str]] = {"user": "reflectkit.agents.user:ChatUser"}
     problem_generator: ClassVar[str] = "reflectkit.envs.tau.problems:Problems"
-    noise: ClassVar[float] = 0.05
-    offers_tools: ClassVar[bool] = True
     rules: ClassVar[str] = (
         "Goal: do what the customer of a shop or an airline wants, as far as the policy allows it.\n"
         "Actions: one call of a tool, or one reply to the customer, at a time.\n"
@@ -106,88 +96,44 @@ class Tau(BaseEnv):
     )
 
     def __init__(self, user: User | None = None, *, horizon: int | None = None, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.user, self.horizon = user, horizon
+        super().__init__(user, horizon=horizon, **settings)
         if self.settings.simulator is not None:
             if user is not None:
                 raise ConfigError("--simulator plays the user, and somebody else does; leave out --simulator")
             self.user = simulator(*parse_simulator(self.settings.simulator))
-        self._over = True
 
-    def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
-        """Begin `task`. The observation is awaitable if the user's words are.
-
-        Raises
-        ------
-        ConfigError: the package is missing. DataError: another env's task; a task that the package does not have, or
-        has otherwise. EnvironmentFailure: the user cannot be asked.
-        """
-        self._over = True
+    def _begin(self, task: Task, seed: int) -> str:
         check_task(task, self.name, self.levels)
         self._place, self._problem = _problem(task)
         self._domain = package.domain(self._place[0])
         self._tables = self._domain.database.copy()
-        self.transcript = Transcript(self.name, self._domain.policy)
-        self._seed, self._steps, self._done, self._mark = seed, 0, 0, ""
-        return followed(self._asked(), self._opened)
+        self._seed, self._done = seed, 0
+        return self._domain.policy
 
-    def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
-        """Execute a call, or tell the user the reply. Text is read as a call in the plain form, or else as a reply. The
-        result is awaitable if the user's answer is.
+    @property
+    def _tools(self) -> Sequence[ToolSpec]:
+        return self._domain.tools
 
-        Raises
-        ------
-        IllegalActionError: a choice, or the episode is over. ConfigError: a reply, and there is no user.
-        EnvironmentFailure: the user cannot be asked.
-        """
-        if self._over:
-            raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
-        if isinstance(action, str):
-            action = parse(action, self._domain.tools, PLAIN, replies=True)
-        meaning = read_action(action, self.name)
+    def _before(self, meaning: ToolCall | Reply | Refusal) -> None:
         if self.user is None and isinstance(meaning, Reply) and meaning.text != self._closing():
             raise ConfigError(
                 "env 'tau' needs a user for replies; give --user openai:MODEL, or --user local:MODEL with --user-url"
                 " http://localhost:1234/v1 (without one only --policy oracle can be played)"
             )
-        self.transcript.add_action(action)
-        self._steps += 1
-        if isinstance(meaning, Refusal):
-            self._mark = "mistake"
-            return self._result({"refused": meaning.parts}, ended=False)
         right = self._next()
-        self._mark = "good" if (isinstance(meaning, Reply) if right is None else meaning == right) else "mistake"
-        if isinstance(meaning, Reply):
-            return followed(self._asked(), self._answered)
-        self._done += meaning == right
-        result = self._domain.execute(self._tables, meaning)
-        self.transcript.add_result(meaning.name, result)
-        info = {"refused": 1} if result.startswith(("Error", "Unknown action")) else {}
-        return self._result(info, ended=meaning.name in self._domain.ending)
+        is_right = isinstance(meaning, Reply) if right is None else meaning == right
+        self._mark = "good" if is_right else "mistake"
 
-    def _asked(self) -> UserTurn | Awaitable[UserTurn]:
-        """The user's next words."""
+    def _user_turn(self, said: str) -> UserTurn | Awaitable[UserTurn]:
         conversation = tuple(self.transcript.spoken)
         return (self.user or Nobody()).say(
             self._problem.instruction, conversation, derive(self._seed, "user", self._steps)
         )
 
-    def _opened(self, turn: UserTurn) -> Observation:
-        self._over = False
-        self.transcript.add_user(turn.text)
-        return self._observe()
-
-    def _answered(self, turn: UserTurn) -> StepResult:
-        if turn.text or not turn.over:
-            self.transcript.add_user(turn.text)
-        return self._result({}, ended=turn.over)
-
-    def _result(self, info: dict[str, Any], *, ended: bool) -> StepResult:
-        self._over = ended
-        if not ended and self._steps != self.horizon:
-            return StepResult(self._observe(), 0.0, False, info=info)
-        reward, verdict = self._verdict(ended)
-        return StepResult(self._observe(), reward, ended, info=info | verdict)
+    def _execute(self, call: ToolCall) -> tuple[str, bool, bool]:
+        self._done += call == self._next()
+        result = self._domain.execute(self._tables, call)
+        return result, result.startswith(("Error", "Unknown action")), call.name in self._domain.ending
 
     def _verdict(self, ended: bool) -> tuple[float, dict[str, Any]]:
         """(reward, info) of the last step. ended: not by the horizon."""
@@ -219,9 +165,6 @@ class Tau(BaseEnv):
         }
         return float(success), verdict
 
-    def _observe(self) -> Observation:
-        return self.transcript.observe(self._domain.tools)
-
     @classmethod
     def at_level(cls, task: Task, level: str) -> Task | None:
         """The task itself, if it is of domain `level`; each belongs to "all" as well."""
@@ -237,11 +180,6 @@ class Tau(BaseEnv):
         """The package's split; its "dev" is for validation."""
         return FILE_OF_SPLIT.get(str(task.data.get("split")), "")
 
-    @classmethod
-    def is_demonstration(cls, trajectory: Trajectory) -> bool:
-        """Whether it succeeded."""
-        return trajectory.success
-
     # ------------------------------------------------------------------------------------------- the oracle teacher
 
     def oracle(self) -> ToolUse:
@@ -253,10 +191,6 @@ class Tau(BaseEnv):
         """A look-up of a customer that does not exist."""
         offered = any(tool.name == LOOK_UP for tool in self._domain.tools)
         return [use_of([ToolCall(LOOK_UP, {"user_id": "unknown"})])] if offered else []
-
-    def note(self) -> str:
-        """The mark of the last action: "" at the start, "good" for the oracle's, else "mistake"."""
-        return self._mark
 
     def reflection(self, generator: random.Random) -> str:
         """The tool that comes next, and why the last call was of no use."""
