@@ -13,7 +13,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 
-from reflectkit.core.config import THINKING
+from reflectkit.core.config import ANSWERS, THINKING
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.prompts import one_line, policy_prompt, reflection_prompt, with_comments
 from reflectkit.core.protocols import Context
@@ -21,8 +21,9 @@ from reflectkit.core.seeding import derive, uniform
 from reflectkit.core.tools import parse
 from reflectkit.core.types import Decision, Observation, ToolUse
 from reflectkit.models.chat import Dialogue
+from reflectkit.models.labels import Path
 from reflectkit.models.sampler import Ask, Sampled, Sampler
-from reflectkit.models.tokens import completion_ids, label_ids, prompt_ids
+from reflectkit.models.tokens import choice_ids, completion_ids, prompt_ids
 
 MEMO_LIMIT = 200_000  # comments; a full memo starts again
 PROMPTS_KEPT = 20_000
@@ -95,12 +96,13 @@ class Reflector:
 
 
 class TwoPlayerAgent:
-    """Asks the policy to choose among the legal labels, or to write a line or calls of tools where there are none.
+    """Asks the policy to choose among the legal actions, or to write a line or calls of tools where there are none.
 
-    reflector: None for the plain arm. temperature: of the sampling; 0 takes the likeliest action. reflect_prob: share
-    of decisions that see their comment; the rest act without. max_new_tokens: of a line, or of calls. episode_tokens:
-    that it writes in a whole episode, which is then TRUNCATED; 0 is no limit. thinking: see `models.chat.Dialogue`.
-    show: record the probabilities of all choices.
+    reflector: None for the plain arm. answer: what it chooses with, "label" or "text"; see `core.prompts.answers`.
+    temperature: of the sampling; 0 takes the likeliest action. reflect_prob: share of decisions that see their comment;
+    the rest act without. max_new_tokens: of a line, or of calls. episode_tokens: that it writes in a whole episode,
+    which is then TRUNCATED; 0 is no limit. thinking: see `models.chat.Dialogue`. show: record the probabilities of all
+    choices.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class TwoPlayerAgent:
         policy: Sampler,
         reflector: Reflector | None = None,
         *,
+        answer: str = ANSWERS[0],
         temperature: float = 1.0,
         reflect_prob: float = 1.0,
         max_new_tokens: int = 64,
@@ -115,7 +118,7 @@ class TwoPlayerAgent:
         thinking: str = THINKING[0],
         show: bool = False,
     ) -> None:
-        self.policy, self.reflector = policy, reflector
+        self.policy, self.reflector, self.answer = policy, reflector, answer
         self.episode_tokens, self.thinking = episode_tokens, thinking
         self.temperature, self.reflect_prob, self.show = temperature, reflect_prob, show
         self.max_new_tokens = max_new_tokens
@@ -137,21 +140,20 @@ class TwoPlayerAgent:
             observation = with_comments(observation, [turn.decision.reflection for turn in context.turns])
         if not observation.choices:
             return await self._write(observation, comment, context)
-        prompt = self._ids(policy_prompt(observation, comment))
-        labels = label_ids(self.policy.tokenizer, len(observation.choices))
+        prompt = self._ids(policy_prompt(observation, comment, self.answer))
+        labels = self.labels(observation.choices)
         sampled = await self.policy.sample(Ask(prompt, labels, temperature=self.temperature, seed=context.seed))
         if sampled.too_long:
             return Decision(0, comment, overflow=sampled.too_long)
-        token = sampled.token_ids[0] if sampled.token_ids else None
-        if token not in labels or len(sampled.label_logprobs) != len(labels):
+        if sampled.token_ids not in labels or len(sampled.label_logprobs) != len(labels):
             raise ConfigError(
-                f"the sampler was asked for one of {len(labels)} labels, and answered with token {sampled.token_ids}"
+                f"the sampler was asked for one of {len(labels)} labels, and answered with tokens {sampled.token_ids}"
                 f" and {len(sampled.label_logprobs)} log-probabilities"
             )
         probabilities = tuple(map(math.exp, sampled.label_logprobs))
         terms = zip(probabilities, sampled.label_logprobs, strict=True)
         return Decision(
-            labels.index(token),
+            labels.index(sampled.token_ids),
             comment,
             prompt,
             sampled.token_ids,
@@ -160,6 +162,10 @@ class TwoPlayerAgent:
             probabilities=probabilities if self.show else (),
             version=sampled.version,
         )
+
+    def labels(self, choices: tuple[str, ...]) -> tuple[Path, ...]:
+        """The tokens of the policy's answer for each of `choices`. Raises CheckpointError, ConfigError."""
+        return choice_ids(self.policy.tokenizer, choices, self.answer)
 
     @functools.cached_property
     def dialogue(self) -> Dialogue:

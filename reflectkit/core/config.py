@@ -133,6 +133,7 @@ class StageConfig:
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZE = ("none", "8bit", "4bit")
+ANSWERS = ("label", "text")
 THINKING = ("on", "off", "hidden")
 TINY = ("tiny", "tiny-hybrid")
 """Models that are built here with random weights."""

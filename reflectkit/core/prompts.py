@@ -1,9 +1,10 @@
 """Renders all prompts: SFT rows and inference use the same functions, so they cannot differ.
 
-Layout of a policy prompt: the observation, the reflection (if any), the numbered actions, the action marker. Tools come
-first, if there are any, and the marker then asks for calls. A reflection prompt ends before the actions. Labels include
-their leading space, so that a label in the list and in the answer are the same token. In a conversation, each prompt
-begins with the one before it and its answer, comments included.
+Layout of a policy prompt: the observation, the reflection (if any), the actions, the action marker. Tools come first,
+if there are any, and the marker then asks for calls. A reflection prompt ends before the actions. The actions are
+numbered where the answer is a label, and stand alone where it is their own words. Answers include their leading space,
+so that they are the same tokens in the list. In a conversation, each prompt begins with the one before it and its
+answer, comments included.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from reflectkit.core.tools import tools_text
 from reflectkit.core.types import AGENT_MARKER, Message, Observation, ToolUse
 
 REFLECTION_MARKER = "Reflection:"
+ACTIONS_MARKER = "Actions:"
 ACTION_MARKER = "Action:"
 CALLS_MARKER = "Calls:"
 TURN_END = "\x1e"
@@ -33,6 +35,42 @@ def label(index: int) -> str:
     return " " + LABELS[index]
 
 
+def answers(choices: Sequence[str], form: str) -> tuple[str, ...]:
+    """The policy's answer for each of `choices`, with its leading space.
+
+    form: "label", or "text" for the choice's own words.
+
+    Raises
+    ------
+    ConfigError: there are more choices than labels; a choice has no words, or the same as another.
+    """
+    if form == "label":
+        return tuple(label(index) for index in range(len(choices)))
+    texts = tuple(f" {one_line(choice)}" for choice in choices)
+    places: dict[str, int] = {}
+    for index, text in enumerate(texts):
+        if text == " ":
+            raise ConfigError(f"choice {index} has no words to answer with; use --answer label")
+        if places.setdefault(text, index) != index:
+            raise ConfigError(f"choices {places[text]} and {index} are both{text:.60}; use --answer label")
+    return texts
+
+
+def listed_answers(prompt: str, form: str) -> tuple[str, ...]:
+    """The legal answers that the policy's `prompt` lists, as `policy_prompt` wrote it; none without actions."""
+    _, marker, listed = prompt.rpartition(f"\n{ACTIONS_MARKER}\n")
+    if not marker or not listed.endswith(f"\n{ACTION_MARKER}"):
+        return ()
+    lines = listed.split("\n")[:-1]
+    if form != "label":
+        return tuple(lines)
+    found: list[str] = []
+    for line in lines:  # where a choice has several lines, those after the first have no label
+        if len(found) < len(LABELS) and line.startswith(f"{label(len(found))} "):
+            found.append(label(len(found)))
+    return tuple(found)
+
+
 def reflection_prompt(observation: Observation) -> str:
     """The prompt of the reflection model, which answers with one line."""
     return f"{observation.text}\n{REFLECTION_MARKER}"
@@ -43,10 +81,10 @@ def reflection_completion(reflection: str) -> str:
     return " " + one_line(reflection)
 
 
-def policy_prompt(observation: Observation, reflection: str | None = None) -> str:
-    """The prompt of the policy model, which answers with a label, tool calls, or, without choices and tools, free text.
+def policy_prompt(observation: Observation, reflection: str | None = None, form: str = "label") -> str:
+    """The prompt of the policy model, which answers with a choice, tool calls, or, without either, free text.
 
-    reflection: None for the plain arm or a dropped comment.
+    reflection: None for the plain arm or a dropped comment. form: of the answer for a choice, see `answers`.
     """
     comment = "" if reflection is None else f"{REFLECTION_MARKER} {one_line(reflection)}\n"
     if observation.replies:
@@ -56,8 +94,11 @@ def policy_prompt(observation: Observation, reflection: str | None = None) -> st
         return f"{tools_text(observation.tools)}\n\n{observation.text}\n{comment}{CALLS_MARKER}"
     if not observation.choices:
         return f"{observation.text}\n{comment}{ACTION_MARKER}"
-    actions = "\n".join(f"{label(index)} {choice}" for index, choice in enumerate(observation.choices))
-    return f"{observation.text}\n{comment}Actions:\n{actions}\n{ACTION_MARKER}"
+    listed = answers(observation.choices, form)
+    if form == "label":
+        listed = tuple(f"{answer} {choice}" for answer, choice in zip(listed, observation.choices, strict=True))
+    actions = "\n".join(listed)
+    return f"{observation.text}\n{comment}{ACTIONS_MARKER}\n{actions}\n{ACTION_MARKER}"
 
 
 def _conversation(messages: Sequence[Message]) -> str:

@@ -120,9 +120,9 @@ class Decision:
     prompt_ids: tuple[int, ...] = ()
     """The policy's prompt (T tokens)."""
     token_ids: tuple[int, ...] = ()
-    """The tokens that the policy generated; one for a choice."""
+    """The tokens that the policy generated; for a choice, those of its label."""
     logprobs: tuple[float, ...] = ()
-    """Their natural-log probabilities under the sampling distribution, ≤ 0."""
+    """Their natural-log probabilities under the sampling distribution, ≤ 0; for a choice, the one of its label."""
     entropy: float | None = None
     """Entropy of the distribution over the legal actions, in nats."""
     value: float | None = None
@@ -229,7 +229,8 @@ class Trajectory:
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One training row of T tokens. Columns other than `tokens` hold 0 where the policy did not write the token, except
-    `decisions`.
+    `decisions`. A choice is one thing to learn, however many tokens its label has: the first stands for all of them,
+    and the others count as not written.
     """
 
     tokens: tuple[int, ...]
@@ -246,12 +247,17 @@ class Sample:
     """The critic's target for the token's decision, in the env's unit."""
     values: tuple[float, ...]
     """The critic's prediction when the decision was made; empty without a critic."""
-    choices: tuple[int, ...]
-    """Ids of the legal labels (K) where the row's one trained token is a choice, else empty."""
+    choices: tuple[tuple[int, ...], ...]
+    """The tokens of each legal label (K) where the row ends with a choice among them, else empty."""
     group_id: str
     """The episode's group."""
     replayed: bool = False
     """Whether an earlier policy sampled the row."""
+
+    @property
+    def start(self) -> int:
+        """Position of the first token to learn."""
+        return self.loss_mask.index(1)
 
 
 Noun = TypeVar("Noun")

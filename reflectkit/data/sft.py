@@ -1,4 +1,5 @@
-"""Converts turns to SFT rows: the original's five files, in which each row has a `prompt` and a `completion`.
+"""Converts turns to SFT rows: the original's five files, in which each row has a `prompt` and a `completion`, and
+`"answer": "text"` where a choice is answered in its own words rather than by its label.
 
 A wrong move gives no row for a policy, but the comment before it was right and gives a row for the reflector. A move
 that corrects a mistake is in the full files but not in the `_positive` ones. A policy's turns of one conversation are
@@ -13,17 +14,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from reflectkit.core.config import ANSWERS
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import lone_surrogate, read_jsonl
 from reflectkit.core.prompts import (
     TURN_END,
     action_completion,
+    answers,
+    listed_answers,
     policy_prompt,
     reflection_completion,
     reflection_prompt,
     with_comments,
 )
-from reflectkit.core.types import AGENT_MARKER, Observation, Trajectory
+from reflectkit.core.types import AGENT_MARKER, Observation, ToolUse, Trajectory
 
 FILES = ("sft", "sft_reflection", "sft_policy", "sft_reflection_positive", "sft_policy_positive")
 FILE_OF_ROLE = {"plain": "sft.jsonl", "reflection": "sft_reflection.jsonl", "policy": "sft_policy.jsonl"}
@@ -32,7 +36,8 @@ FILE_OF_ROLE = {"plain": "sft.jsonl", "reflection": "sft_reflection.jsonl", "pol
 @dataclass(frozen=True, slots=True)
 class Lesson:
     """One step to learn from. completion: the policy's target. note: "positive", "mistake" or "correction". earlier:
-    the steps before it in its conversation, whose comments the policy has read; empty outside of conversations.
+    the steps before it in its conversation, whose comments the policy has read; empty outside of conversations. form:
+    of the answer for a choice.
     """
 
     observation: Observation
@@ -40,10 +45,11 @@ class Lesson:
     completion: str
     note: str
     earlier: tuple[Lesson, ...] = ()
+    form: str = ANSWERS[0]
 
 
-def lessons(trajectories: Sequence[Trajectory]) -> list[Lesson]:
-    """The steps of `trajectories`, in order."""
+def lessons(trajectories: Sequence[Trajectory], form: str = ANSWERS[0]) -> list[Lesson]:
+    """The steps of `trajectories`, in order; choices are answered with "label" or "text". Raises ConfigError."""
     steps: list[Lesson] = []
     for trajectory in trajectories:
         earlier: list[Lesson] = []
@@ -52,9 +58,10 @@ def lessons(trajectories: Sequence[Trajectory]) -> list[Lesson]:
             step = Lesson(
                 turn.observation,
                 decision.reflection or "",
-                action_completion(decision.action),
+                _completion(turn.observation, decision.action, form),
                 decision.note or "positive",
                 tuple(earlier),
+                form,
             )
             steps.append(step)
             if turn.observation.replies:
@@ -62,9 +69,14 @@ def lessons(trajectories: Sequence[Trajectory]) -> list[Lesson]:
     return steps
 
 
+def _completion(observation: Observation, action: int | str | ToolUse, form: str) -> str:
+    """What the policy should answer."""
+    return answers(observation.choices, form)[action] if isinstance(action, int) else action_completion(action)
+
+
 def plain_row(lesson: Lesson) -> dict[str, str]:
-    """Prompt without comment → label."""
-    return {"prompt": policy_prompt(lesson.observation), "completion": lesson.completion}
+    """Prompt without comment → the answer."""
+    return _row(lesson, lesson.observation, None)
 
 
 def reflection_row(lesson: Lesson) -> dict[str, str]:
@@ -73,9 +85,14 @@ def reflection_row(lesson: Lesson) -> dict[str, str]:
 
 
 def policy_row(lesson: Lesson, comment: str, earlier: Sequence[str] = ()) -> dict[str, str]:
-    """Prompt with `comment` → label. earlier: the comments on `lesson.earlier`."""
+    """Prompt with `comment` → the answer. earlier: the comments on `lesson.earlier`."""
     observation = with_comments(lesson.observation, earlier) if earlier else lesson.observation
-    return {"prompt": policy_prompt(observation, comment), "completion": lesson.completion}
+    return _row(lesson, observation, comment)
+
+
+def _row(lesson: Lesson, observation: Observation, comment: str | None) -> dict[str, str]:
+    row = {"prompt": policy_prompt(observation, comment, lesson.form), "completion": lesson.completion}
+    return row | ({"answer": lesson.form} if lesson.form != ANSWERS[0] and observation.choices else {})
 
 
 def mismatched(comments: Sequence[str], share: float, generator: random.Random) -> list[str]:
@@ -105,11 +122,12 @@ def joined(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 @dataclass(frozen=True, slots=True)
 class Row:
     """A row to train on. line: its number in the file. parts: (prompt, completion); several in a conversation, where
-    each prompt but the first is what was said after the completion before it.
+    each prompt but the first is what was said after the completion before it. form: of the answer for a choice.
     """
 
     line: int
     parts: tuple[tuple[str, str], ...]
+    form: str = ANSWERS[0]
 
     @property
     def text(self) -> str:
@@ -119,7 +137,29 @@ class Row:
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of `path`. Raises DataError with line and field."""
-    return [Row(number, tuple(_parts(path, number, row))) for number, row in read_jsonl(path)]
+    return [Row(number, tuple(_parts(path, number, row)), _form(path, number, row)) for number, row in read_jsonl(path)]
+
+
+def form_of(path: Path, rows: Sequence[Row]) -> str:
+    """What the rows of `path` answer a choice with: "label" or "text". Raises DataError if some differ."""
+    text = next((row for row in rows if row.form != ANSWERS[0]), None)
+    if text is None:
+        return ANSWERS[0]
+    for row in rows:
+        if row.form != text.form and listed_answers(row.parts[0][0], row.form):
+            raise DataError(
+                path,
+                f"the row answers with a label, and line {text.line} with text; keep them in two files",
+                line=row.line,
+            )
+    return text.form
+
+
+def _form(path: Path, line: int, row: Mapping[str, Any]) -> str:
+    form = row.get("answer", ANSWERS[0])
+    if form not in ANSWERS:
+        raise DataError(path, f"expected {' or '.join(ANSWERS)}, found {form!r:.60}", line=line, field="answer")
+    return str(form)
 
 
 def _parts(path: Path, line: int, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -80,6 +80,7 @@ def load_agent(
     max_new_tokens: int = 128,
     device: str = "auto",
     thinking: str | None = None,
+    answer: str = "",
     base_url: str | None = None,
     rules: str = "",
 ) -> LoadedAgent:
@@ -91,7 +92,8 @@ def load_agent(
     "azure:…", "local:…"), or anything else that `--policy` takes. reflector: the same, for the model that comments.
     temperature: 0 takes the likeliest action. seed: of the sampling; the same calls in the same order get the same
     answers. max_new_tokens: maximum length of an answer without choices. device: "auto", "cpu", "cuda", … thinking:
-    reasoning of a model with a chat template ("on", "off" or "hidden"); default: as in training, or "on". base_url:
+    reasoning of a model with a chat template ("on", "off" or "hidden"); default: as in training, or "on". answer: what
+    a model without SFT answers where it chooses, "label" or "text"; default: as in training, or "label". base_url:
     server of a "local:" model. rules: what a chat model is told of the environment.
 
     Raises
@@ -105,6 +107,7 @@ def load_agent(
         temperature=temperature,
         max_new_tokens=max_new_tokens,
         device=device,
+        answer=answer,
         base_url=base_url,
         env_folder=Path(folder.name if folder else "."),
         seed=seed,
@@ -151,7 +154,7 @@ class LoadedAgent:
         Raises
         ------
         ConfigError: `seen` or `choices` is of the wrong kind. AgentError: it could not decide. CheckpointError: the
-        model has no token for so many choices.
+        model cannot tell two of the choices apart.
         """
         return self._running().result(self._act(*self._request(seen, choices)))
 

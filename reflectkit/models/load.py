@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from reflectkit.core.config import DTYPES, QUANTIZE
+from reflectkit.core.config import ANSWERS, DTYPES, QUANTIZE
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError
 from reflectkit.core.identity import read_record
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, write_json
@@ -54,6 +54,8 @@ class Player:
     """Quantisation of the same weights."""
     adapter: str | None = None
     """Name of its LoRA adapter, if several players share a base."""
+    answer: str = ""
+    """What it was trained to answer a choice with, "label" or "text"; empty if unknown."""
 
     def activate(self) -> None:
         """Activate this player's adapter; to be called before each use of a shared model."""
@@ -132,7 +134,7 @@ def load_player(
         raise CheckpointError(f"{name}: cannot load the model ({_first_line(error)})") from None
     if quantize == "none":
         model.to(place)
-    return Player(model, tokenizer, facts.get("role"), dtype, quantize)
+    return Player(model, tokenizer, facts.get("role"), dtype, quantize, answer=facts.get("answer", ""))
 
 
 def load_tokenizer(source: str | Path) -> Any:
@@ -388,7 +390,8 @@ def save_player(
         player.model.save_pretrained(staging, safe_serialization=True, **only, **held)
         player.tokenizer.save_pretrained(staging)
         loading = {"dtype": player.dtype, "quantize": player.quantize}
-        write_json(staging / ROLE_FILE, {"role": player.role} | loading | base | (facts or {}))
+        answer = {"answer": player.answer} if player.answer == "text" else {}
+        write_json(staging / ROLE_FILE, {"role": player.role} | loading | answer | base | (facts or {}))
         if beside is not None:
             beside(staging)
     except BaseException:  # a full disk must not stay full
@@ -422,7 +425,10 @@ def _quantization(quantize: str, dtype: str) -> Any:
 
 
 def _check_folder(folder: Path, role: str | None) -> dict[str, str]:
-    """The facts in `folder`: role, dtype, quantize. Raises CheckpointError if it is not a model, or not for `role`."""
+    """The facts in `folder`: role, dtype, quantize, answer.
+
+    Raises CheckpointError if it is not a model, or not for `role`.
+    """
     if not folder.is_dir():
         others = sorted(folder.parent.glob("checkpoint-*")) if folder.parent.is_dir() else []
         near = f"; there is {others[-1]}" if others else "; run `reflectkit sft`, or name another folder"
@@ -443,7 +449,7 @@ def _check_folder(folder: Path, role: str | None) -> dict[str, str]:
     try:
         facts = read_json(folder / ROLE_FILE)
         trained_for = facts.get("role")
-        allowed = {"role": None, "dtype": DTYPES, "quantize": QUANTIZE}
+        allowed = {"role": None, "dtype": DTYPES, "quantize": QUANTIZE, "answer": ANSWERS}
         loading = {name: facts[name] for name in allowed if isinstance(facts.get(name), str)}
         if any(values and loading.get(name, values[0]) not in values for name, values in allowed.items()):
             raise AttributeError

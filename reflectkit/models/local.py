@@ -15,13 +15,14 @@ import torch
 from reflectkit.core.batching import Batcher
 from reflectkit.core.errors import CheckpointError
 from reflectkit.models.decoding import decode
+from reflectkit.models.labels import Path, trie
 from reflectkit.models.load import Player
 from reflectkit.models.sampler import Ask, Sampled, draw
 from reflectkit.models.scoring import choice_logprobs
 
 MEMO_LIMIT = 200_000  # entries; a full memo starts again
 
-Key = tuple[tuple[int, ...], tuple[int, ...], float]
+Key = tuple[tuple[Path, ...], tuple[int, ...], float]
 """Labels, prompt and temperature of a score."""
 
 
@@ -98,8 +99,10 @@ class LocalSampler:
         return [self._sampled(ask, written) for ask in asks]
 
     def _fits(self, ask: Ask) -> bool:
-        """Whether the context holds the prompt, and a token of text where one is written."""
-        return len(ask.prompt_ids) + (0 if ask.labels else 1) <= self.context
+        """Whether the context holds the prompt, and what is read behind it: labels up to where they part, or a token of
+        text.
+        """
+        return len(ask.prompt_ids) + (trie(ask.labels).depth if ask.labels else 1) <= self.context
 
     def _sampled(self, ask: Ask, written: Mapping[Ask, Sampled]) -> Sampled:
         """The answer to `ask`: nothing if its prompt is too long, the text that was written, or a label."""
@@ -109,7 +112,7 @@ class LocalSampler:
             return written[ask]
         row = self._scores[ask.labels, ask.prompt_ids, ask.temperature]
         chosen = draw(row, ask.temperature, ask.seed)
-        return Sampled((ask.labels[chosen],), (row[chosen],), row, self.version)
+        return Sampled(ask.labels[chosen], (row[chosen],), row, self.version)
 
     @torch.no_grad()
     def _score(self, keys: Iterable[Key]) -> None:
@@ -134,12 +137,12 @@ class LocalSampler:
                 pad_id=self.player.pad_id,
                 temperature=temperature or 1.0,
             )
-            self.tokens += sum(map(len, prompts))
+            self.tokens += sum(map(len, prompts)) + sum(sum(map(len, trie(labels).chains)) for labels, _, _ in part)
             if self.watch is not None:
                 self.watch(hidden_BD, prompts)
             mine = logprobs_BK.tolist()[: len(share)]
             for key, row in zip(everyones, self.team.gather_shares(mine) if self.team else mine, strict=True):
-                if math.isnan(row[0]):
+                if any(map(math.isnan, row)):
                     raise CheckpointError(
                         "the policy's scores are not numbers: its weights are damaged; load an earlier checkpoint"
                     )

@@ -17,6 +17,7 @@ from reflectkit.core.config import NoSettings
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.registry import resolve
 from reflectkit.core.seeding import uniform
+from reflectkit.models.labels import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,9 @@ class Ask:
 
     prompt_ids: tuple[int, ...]
     """What the model reads (T)."""
-    labels: tuple[int, ...] = ()
-    """The token of each legal label (K), of which one is drawn. Without labels, text is written."""
+    labels: tuple[Path, ...] = ()
+    """The tokens of each legal label (K), of which one is drawn; none begins another. Without labels, text is written.
+    """
     max_new_tokens: int = 0
     """How many tokens may be written; fewer where the context has no room for them."""
     temperature: float = 1.0
@@ -42,9 +44,10 @@ class Sampled:
     """What was sampled."""
 
     token_ids: tuple[int, ...] = ()
-    """The label's token, or the text with its stop token, where one came."""
+    """The label's tokens, or the text with its stop token, where one came."""
     logprobs: tuple[float, ...] = ()
-    """Natural-log probability of each token under the distribution it was drawn from (temperature 1 for greedy ones).
+    """Natural-log probability of each token of a text, or the one of the label, under the distribution that it was
+    drawn from (temperature 1 for greedy ones).
     """
     label_logprobs: tuple[float, ...] = ()
     """Of all K labels, in the order of `Ask.labels`; their probabilities sum to 1."""

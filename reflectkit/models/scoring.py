@@ -1,14 +1,16 @@
 """Log-probabilities of choices and text, for the agent that samples and for the learner that differentiates.
 
-A choice takes one forward pass over the prompt: the LM head's rows of the legal labels are applied to the last hidden
-state alone, and the log-softmax is over the legal labels. For text, the head is applied only where tokens were sampled.
-Rows are padded on the right, which a causal model never sees. Departs from the Reflect-RL code, whose softmax was over
-252 labels, legal or not.
+A choice among labels of one token takes one forward pass over the prompt: the LM head's rows of the legal labels are
+applied to the last hidden state alone, and the log-softmax is over the legal labels. Longer labels take a second,
+cached pass over the tokens that lead to where they part (`models/labels.py`). For text, the head is applied only where
+tokens were sampled. Rows are padded on the right, which a causal model never sees. Departs from the Reflect-RL code,
+whose softmax was over 252 labels, legal or not.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from reflectkit.models.labels import Path, Trie, trie
 from reflectkit.models.padding import position_ids, right_pad
 
 PLAIN_HEAD_BLOCKERS = (
@@ -27,6 +30,7 @@ PLAIN_HEAD_BLOCKERS = (
     "logit_softcapping",
 )
 """Config entries of models that change their logits after the head; such a model's own forward computes them."""
+CHAINS = 16  # at least so many are read at once behind cached prompts
 SHORTEST_PREFIX = 8  # tokens; a shorter common prefix is not worth a separate pass
 
 
@@ -70,7 +74,7 @@ class Scorer(nn.Module):
 def choice_logprobs(
     model: Any,
     prompts: Sequence[Sequence[int]],
-    labels: Sequence[Sequence[int]],
+    labels: Sequence[tuple[Path, ...]],
     *,
     pad_id: int,
     temperature: float = 1.0,
@@ -79,8 +83,8 @@ def choice_logprobs(
 
     Parameters
     ----------
-    model: a model or its Scorer. prompts: token ids of B prompts of any lengths. labels: ids of each prompt's legal
-    labels, K at most. temperature: divides the logits, > 0.
+    model: a model or its Scorer. prompts: token ids of B prompts of any lengths. labels: the tokens of each prompt's
+    legal labels, K at most. temperature: divides the logits wherever labels part, > 0.
 
     Returns
     -------
@@ -89,19 +93,17 @@ def choice_logprobs(
     prefix of the prompts is read once.
     """
     device = next(model.parameters()).device
-    width = max(map(len, labels))
-    label_ids_BK = torch.tensor([[*row, *[row[0]] * (width - len(row))] for row in labels], device=device)
-    legal_BK = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in labels], device=device)
-    shared_BD = None if torch.is_grad_enabled() or is_scorer(model) else _last_hidden(model, prompts, pad_id)
-    if shared_BD is not None:
-        hidden_BD, logits_BK = shared_BD, _head_logits(model, shared_BD, label_ids_BK)
-    else:
-        scorer = model if is_scorer(model) else Scorer(model)
-        row_B = torch.arange(len(prompts), device=device)
-        place_B = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
-        hidden_BD, logits_BK = scorer(right_pad(prompts, pad_id, device), row_B, place_B, label_ids_BK)
-    logits_BK = logits_BK.float().masked_fill(~legal_BK, float("-inf"))
-    return torch.log_softmax(logits_BK / temperature, dim=-1), hidden_BD
+    tries = [trie(tuple(row)) for row in labels]
+    children = [node.children for one in tries for node in one.nodes]  # of N nodes, row by row, the root first
+    width = max(map(len, children))
+    children_NC = torch.tensor([[*row, *[row[0]] * (width - len(row))] for row in children], device=device)
+    legal_NC = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in children], device=device)
+    hidden_ND, logits_NC = _at_nodes(model, prompts, tries, children_NC, pad_id)
+    logits_NC = logits_NC.float().masked_fill(~legal_NC, float("-inf"))
+    logprobs_NC = torch.log_softmax(logits_NC / temperature, dim=-1)
+    if len(children) == len(prompts):  # labels part at the root alone
+        return logprobs_NC, hidden_ND
+    return _along_paths(logprobs_NC, tries), hidden_ND[torch.tensor(_roots(tries), device=device)]
 
 
 def token_logprobs(
@@ -175,9 +177,128 @@ def read_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
     device = next(model.parameters()).device
     prefix = torch.tensor([rows[0][:length]], device=device)
     cache = trunk_of(model)(input_ids=prefix, use_cache=True).past_key_values
-    if not isinstance(cache, DynamicCache) or any(type(layer) is not DynamicLayer for layer in cache.layers):
-        return None, 0
-    return cache, length
+    return (cache, length) if _of_keys_and_values(cache) else (None, 0)
+
+
+def _at_nodes(
+    model: Any, prompts: Sequence[Sequence[int]], tries: Sequence[Trie], children_NC: torch.Tensor, pad_id: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(hidden_ND, logits_NC) of the N nodes of all rows, by the fewest passes that the model allows."""
+    whole = type(model) is not Scorer and is_scorer(model)  # sharded: one pass, which all processes make
+    bare = model.model if type(model) is Scorer else model
+    hidden_ND: torch.Tensor | None = None
+    if any(one.chains for one in tries):
+        hidden_ND = None if whole else _cached_hidden(bare, prompts, tries, pad_id)
+    elif not torch.is_grad_enabled() and not is_scorer(model):
+        hidden_ND = _last_hidden(model, prompts, pad_id)
+    if hidden_ND is not None:
+        return hidden_ND, _head_logits(bare, hidden_ND, children_NC)
+    device = children_NC.device
+    rows: list[Sequence[int]] = []
+    nodes: list[tuple[int, int]] = []
+    for prompt, one in zip(prompts, tries, strict=True):
+        places = [len(prompt) + len(node.prefix) - 1 for node in one.nodes]
+        nodes += [(len(rows) + chain, place) for chain, place in zip(one.chain_of, places, strict=True)]
+        rows += [[*prompt, *chain] for chain in one.chains] or [prompt]
+    row_N, place_N = (torch.tensor(column, device=device) for column in zip(*nodes, strict=True))
+    scorer = model if is_scorer(model) else Scorer(model)
+    hidden_ND, logits_NC = scorer(right_pad(rows, pad_id, device), row_N, place_N, children_NC)
+    return hidden_ND, logits_NC
+
+
+def _roots(tries: Sequence[Trie]) -> list[int]:
+    """The index of each row's root among the nodes of all rows."""
+    return [0, *itertools.accumulate(len(one.nodes) for one in tries)][:-1]
+
+
+def _along_paths(logprobs_NC: torch.Tensor, tries: Sequence[Trie]) -> torch.Tensor:
+    """logprobs_BK of the labels: the sums of logprobs_NC along their paths; -inf where a row has fewer than K."""
+    width = logprobs_NC.shape[1]
+    certain = logprobs_NC.numel()  # index of a 0, for paths with fewer steps than the longest
+    most, longest = max(len(one.steps) for one in tries), max(len(path) for one in tries for path in one.steps)
+    index_BKS = torch.full((len(tries), most, longest), certain)
+    for row, (root, one) in enumerate(zip(_roots(tries), tries, strict=True)):
+        for label, path in enumerate(one.steps):
+            index_BKS[row, label, : len(path)] = torch.tensor([(root + node) * width + child for node, child in path])
+    flat = torch.cat([logprobs_NC.flatten(), logprobs_NC.new_zeros(1)])
+    legal_BK = torch.tensor([[True] * len(one.steps) + [False] * (most - len(one.steps)) for one in tries])
+    logprobs_BK = flat[index_BKS.to(flat.device)].sum(dim=-1)
+    return logprobs_BK.masked_fill(~legal_BK.to(flat.device), float("-inf"))
+
+
+def _cached_hidden(
+    model: Any, prompts: Sequence[Sequence[int]], tries: Sequence[Trie], pad_id: int
+) -> torch.Tensor | None:
+    """hidden_ND of all nodes: a pass over the prompts, and one over the chains behind them. Gradients flow through the
+    cache. None if the model caches other things than keys and values, or nothing.
+    """
+    bare = unwrapped(model)
+    recomputes = torch.is_grad_enabled() and bare.is_activation_checkpointing  # which does without a cache
+    positioned = "position_ids" in inspect.signature(bare.forward).parameters
+    if recomputes or not positioned or not _plain(model) or not _of_keys_and_values(DynamicCache(config=bare.config)):
+        return None
+    cache, length = (None, 0) if torch.is_grad_enabled() else behind_prefix(model, prompts)
+    rest = [prompt[length:] for prompt in prompts]
+    device = next(model.parameters()).device
+    output = trunk_of(model)(input_ids=right_pad(rest, pad_id, device), past_key_values=cache, use_cache=True)
+    cache = output.past_key_values
+    ends = torch.tensor([len(row) - 1 for row in rest], device=device)
+    hidden = [output.last_hidden_state[torch.arange(len(rest), device=device), ends]]
+    mask_BT = torch.ones(len(prompts), length + max(map(len, rest)), dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        mask_BT[row, len(prompt) :] = 0
+    mask_BT = mask_BT.to(device)
+    chains = [(row, chain) for row, one in enumerate(tries) for chain in range(len(one.chains))]
+    wanted = [(row, number) for row, one in enumerate(tries) for number in range(1, len(one.nodes))]
+    at_once = len(chains) if torch.is_grad_enabled() else max(CHAINS, len(prompts))
+    order = {(row, 0): row for row in range(len(prompts))}
+    for start in range(0, len(chains), at_once):
+        part = chains[start : start + at_once]
+        place_of = {chain: place for place, chain in enumerate(part)}
+        states_MSD = _behind(model, prompts, tries, part, cache, mask_BT, pad_id)
+        here = [(row, number) for row, number in wanted if (row, tries[row].chain_of[number]) in place_of]
+        rows = [place_of[row, tries[row].chain_of[number]] for row, number in here]
+        steps = [len(tries[row].nodes[number].prefix) - 1 for row, number in here]
+        order |= {node: len(order) + place for place, node in enumerate(here)}
+        hidden.append(states_MSD[torch.tensor(rows, device=device), torch.tensor(steps, device=device)])
+    nodes = [order[row, number] for row, one in enumerate(tries) for number in range(len(one.nodes))]
+    return torch.cat(hidden)[torch.tensor(nodes, device=device)]
+
+
+def _behind(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    tries: Sequence[Trie],
+    chains: Sequence[tuple[int, int]],
+    cache: DynamicCache,
+    mask_BT: torch.Tensor,
+    pad_id: int,
+) -> torch.Tensor:
+    """Hidden states (M, S, D) of M chains, given as (row, index), behind their cached prompts; the cache is left as it
+    is.
+    """
+    device = mask_BT.device
+    tokens = [tries[row].chains[index] for row, index in chains]
+    input_ids_MS = right_pad(tokens, pad_id, device)
+    row_M = torch.tensor([row for row, _ in chains], device=device)
+    own = DynamicCache()
+    for number, layer in enumerate(cache.layers):
+        own.update(layer.keys[row_M], layer.values[row_M], number)
+    step_MS = [[min(step, len(line) - 1) for step in range(input_ids_MS.shape[1])] for line in tokens]
+    length_M1 = torch.tensor([[len(prompts[row])] for row, _ in chains], device=device)
+    states: torch.Tensor = trunk_of(model)(
+        input_ids=input_ids_MS,
+        past_key_values=own,
+        attention_mask=torch.cat([mask_BT[row_M], torch.ones_like(input_ids_MS)], dim=1),
+        position_ids=length_M1 + torch.tensor(step_MS, device=device),
+        use_cache=True,
+    ).last_hidden_state
+    return states
+
+
+def _of_keys_and_values(cache: Any) -> bool:
+    """Whether the cache holds the keys and values of all positions, and nothing else."""
+    return isinstance(cache, DynamicCache) and all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 def _last_hidden(model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor | None:

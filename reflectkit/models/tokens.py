@@ -1,4 +1,4 @@
-"""Text to tokens, the same way in training and inference, and the check that labels are single tokens."""
+"""Text to tokens, the same way in training and inference: prompts, completions, and the legal answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from functools import lru_cache
 from typing import Any
 
 from reflectkit.core.errors import CheckpointError
-from reflectkit.core.prompts import label
+from reflectkit.core.prompts import answers, label
+from reflectkit.models.labels import Path, with_ends
+
+SPACE = "\u2581"
+"""How SentencePiece writes a space: begins the tokens of a text that the tokenizer puts a space of its own before."""
 
 
 def encodable(text: str) -> str:
@@ -30,22 +34,51 @@ def completion_ids(tokenizer: Any, text: str) -> list[int]:
 
 
 @lru_cache(maxsize=64)
-def label_ids(tokenizer: Any, count: int) -> tuple[int, ...]:
-    """The token of each of the first `count` labels.
+def label_ids(tokenizer: Any, count: int) -> tuple[Path, ...]:
+    """The tokens of each of the first `count` labels. Raises CheckpointError; see `answer_ids`."""
+    return answer_ids(tokenizer, tuple(label(index) for index in range(count)))
+
+
+@lru_cache(maxsize=2**14)
+def text_ids(tokenizer: Any, choices: tuple[str, ...]) -> tuple[Path, ...]:
+    """The tokens of each of `choices` as an answer in its own words. Raises CheckpointError, ConfigError."""
+    return answer_ids(tokenizer, answers(choices, "text"))
+
+
+def choice_ids(tokenizer: Any, choices: tuple[str, ...], form: str) -> tuple[Path, ...]:
+    """The tokens of the answer for each of `choices`, a "label" or "text". Raises CheckpointError, ConfigError."""
+    return label_ids(tokenizer, len(choices)) if form == "label" else text_ids(tokenizer, choices)
+
+
+def answer_ids(tokenizer: Any, texts: tuple[str, ...]) -> tuple[Path, ...]:
+    """The tokens of each of the legal answers `texts`, with the end token where one begins another.
 
     Raises
     ------
-    CheckpointError: a label is more than one token of this tokenizer, or two labels share a token.
+    CheckpointError: this tokenizer cannot tell two of them apart.
     """
-    ids = []
-    for index in range(count):
-        token = completion_ids(tokenizer, label(index))
-        if len(token) != 1:
-            raise CheckpointError(
-                f"the label {label(index)!r} is {len(token)} tokens of this model's tokenizer, but a choice must be"
-                " one; train on rows with as many choices, or use a model whose tokenizer has it"
-            )
-        ids.append(token[0])
-    if len(set(ids)) < len(ids):
-        raise CheckpointError("two labels are the same token of this model's tokenizer; use another model")
+    paths = [_answer(tokenizer, text) for text in texts]
+    ended = with_ends(paths, tokenizer.eos_token_id)
+    if ended is not None:
+        return ended
+    same = dict(zip(reversed(paths), reversed(texts), strict=True))
+    clash = next(((same[path], text) for path, text in zip(paths, texts, strict=True) if same[path] != text), None)
+    if clash:
+        raise CheckpointError(
+            f"the answers{clash[0]} and{clash[1]} are the same tokens of this model; use another model"
+        )
+    raise CheckpointError("one answer begins another, and this model has no end token to tell them apart; use another")
+
+
+@lru_cache(maxsize=2**16)
+def _answer(tokenizer: Any, text: str) -> Path:
+    """The ids of an answer after a prompt. It loses its leading space where that costs a token, or where the tokenizer
+    puts one there anyway.
+    """
+    text = encodable(text)
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if len(ids) > 1 and text.startswith(" "):
+        bare: list[int] = tokenizer(text[1:], add_special_tokens=False)["input_ids"]
+        if bare and (len(bare) < len(ids) or tokenizer.convert_ids_to_tokens(bare[0]).startswith(SPACE)):
+            return tuple(bare)
     return tuple(ids)

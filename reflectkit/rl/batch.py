@@ -20,13 +20,13 @@ def rows(
     trajectories: Sequence[Trajectory],
     advantages: Sequence[Sequence[float]],
     returns: Sequence[Sequence[float]],
-    labels_of: Mapping[int, tuple[int, ...]],
+    labels_of: Mapping[tuple[str, ...], tuple[tuple[int, ...], ...]],
     values: Sequence[Sequence[float]] | None = None,
     replayed: bool = False,
 ) -> list[Sample]:
     """The rows of `trajectories`, given the advantages, returns and, with a critic, values of their decisions.
 
-    labels_of: token ids of the first K labels, by K.
+    labels_of: the tokens of each choice's label, by the choices of an observation.
     """
     samples: list[Sample] = []
     for number, trajectory in enumerate(trajectories):
@@ -37,7 +37,7 @@ def rows(
             if row is None or turn.observation.choices or not row.is_extended_by(turn):
                 if row is not None:
                     samples.append(row.sample(trajectory.group, replayed))
-                row = _Row(labels_of[len(turn.observation.choices)] if turn.observation.choices else ())
+                row = _Row(labels_of[turn.observation.choices] if turn.observation.choices else ())
             value = None if values is None else values[number][step]
             row.add(turn, advantages[number][step], returns[number][step], value)
         if row is not None:
@@ -48,7 +48,7 @@ def rows(
 class _Row:
     """A row under construction."""
 
-    def __init__(self, choices: tuple[int, ...]) -> None:
+    def __init__(self, choices: tuple[tuple[int, ...], ...]) -> None:
         self.choices = choices
         self.tokens: list[int] = []
         self.mask: list[int] = []
@@ -65,15 +65,16 @@ class _Row:
         """Append the new part of the prompt, masked, and the decision's tokens."""
         decision = turn.decision
         new = decision.prompt_ids[len(self.tokens) :]
-        written = len(decision.token_ids)
+        written = len(decision.logprobs)
+        rest = len(decision.token_ids) - written  # of a label, whose first token stands for all
         self.valued = self.valued and value is not None
         self.tokens += [*new, *decision.token_ids]
-        self.mask += [0] * len(new) + [1] * written
-        self.decisions += [-1] * len(new) + [self.count] * written
+        self.mask += [0] * len(new) + [1] * written + [0] * rest
+        self.decisions += [-1] * len(new) + [self.count] * written + [-1] * rest
         self.count += 1
         numbers = (decision.logprobs, [advantage] * written, [target] * written, [value or 0.0] * written)
         for column, part in zip(self.columns, numbers, strict=True):
-            column += [0.0] * len(new) + list(part)
+            column += [0.0] * len(new) + list(part) + [0.0] * rest
 
     def sample(self, group: str, replayed: bool) -> Sample:
         """The finished row."""

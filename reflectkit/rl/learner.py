@@ -193,7 +193,7 @@ class Learner:
 
     def _step(self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool) -> dict[str, float] | None:
         """One gradient step on a minibatch; None, without a step, if the policy has moved too far."""
-        parts = sorted(minibatch, key=lambda unit: -len(unit.tokens))
+        parts = sorted(minibatch, key=lambda unit: -unit.size)
         numbers = [row for unit in minibatch for row in unit.rows]
         while True:
             self._zero_grad()
@@ -344,7 +344,7 @@ class Learner:
         self._zero_grad()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        widest = max(len(unit.tokens) for unit in parts)
+        widest = max(unit.size for unit in parts)
         if self.max_tokens <= widest:
             raise ReflectkitError(
                 f"out of memory with a single row of {widest} tokens; use --gradient-checkpointing, --lora-r or a"

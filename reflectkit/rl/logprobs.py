@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from reflectkit.core.types import Sample
+from reflectkit.models.labels import Path, trie
 from reflectkit.models.scoring import choice_logprobs, token_logprobs
 from reflectkit.rl.losses import entropy
 
@@ -23,14 +25,20 @@ class Unit:
     """
 
     tokens: tuple[int, ...]
-    choices: tuple[int, ...]
+    choices: tuple[Path, ...]
     rows: tuple[int, ...]
+
+    @cached_property
+    def size(self) -> int:
+        """How many tokens are read for it at most: the prompt once for each chain of its labels' trie."""
+        labels = trie(self.choices) if self.choices else None
+        return len(self.tokens) if not labels else (len(self.tokens) + labels.depth) * max(1, len(labels.chains))
 
 
 @dataclass(frozen=True)
 class Scored:
-    """N trained tokens: row_N, the sample of each; place_N, its position there; logprob_N and entropy_N, with
-    gradients; hidden_ND, the hidden state that predicts it.
+    """N trained tokens or choices: row_N, the sample of each; place_N, its position there; logprob_N and entropy_N,
+    with gradients; hidden_ND, the hidden state that predicts it.
     """
 
     row_N: list[int]
@@ -44,7 +52,7 @@ def units(samples: Sequence[Sample]) -> list[Unit]:
     """The units of `samples`, in order of first occurrence."""
     members: dict[tuple[Any, ...], list[int]] = {}
     for number, sample in enumerate(samples):
-        key = (sample.tokens[:-1], sample.choices) if sample.choices else (sample.tokens, (), number)
+        key = (sample.tokens[: sample.start], sample.choices) if sample.choices else (sample.tokens, (), number)
         members.setdefault(key, []).append(number)
     return [Unit(key[0], key[1], tuple(rows)) for key, rows in members.items()]
 
@@ -74,10 +82,10 @@ def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
     a micro-batch of its own.
     """
     batches: list[list[Unit]] = []
-    for unit in sorted(parts, key=lambda unit: -len(unit.tokens)):
+    for unit in sorted(parts, key=lambda unit: -unit.size):
         last = batches[-1] if batches else []
         alike = last and bool(last[0].choices) == bool(unit.choices)
-        if alike and len(last[0].tokens) * (len(last) + 1) <= max_tokens:
+        if alike and last[0].size * (len(last) + 1) <= max_tokens:
             last.append(unit)
         else:
             batches.append([unit])
@@ -96,12 +104,17 @@ def score(model: Any, samples: Sequence[Sample], micro: Sequence[Unit], pad_id: 
         )
         row_N = [row for unit in micro for row in unit.rows]
         unit_N = torch.tensor([index for index, unit in enumerate(micro) for _ in unit.rows], device=logprobs_UK.device)
+        place_N = [samples[row].start for row in row_N]
         action_N = torch.tensor(
-            [samples[row].choices.index(samples[row].tokens[-1]) for row in row_N], device=unit_N.device
+            [
+                samples[row].choices.index(samples[row].tokens[place:])
+                for row, place in zip(row_N, place_N, strict=True)
+            ],
+            device=unit_N.device,
         )
         return Scored(
             row_N,
-            [len(samples[row].tokens) - 1 for row in row_N],
+            place_N,
             logprobs_UK[unit_N, action_N],
             entropy(logprobs_UK)[unit_N],
             hidden_UD[unit_N],

@@ -15,7 +15,6 @@ from reflectkit.core.protocols import Env
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Sample, Status, Task, Trajectory
-from reflectkit.models.tokens import label_ids
 from reflectkit.rl import batch
 from reflectkit.rl.advantages import Estimates
 from reflectkit.rl.algorithms import Objective
@@ -198,8 +197,8 @@ class Trainer:
             )
             values += [[next(current) for _ in trajectory.turns] for trajectory in old]
         estimates = self.plan.objective.estimate(fresh, old, values or [])
-        counts = {len(turn.observation.choices) for trajectory in (*fresh, *old) for turn in trajectory.turns} - {0}
-        labels_of = {count: label_ids(self.agent.policy.tokenizer, count) for count in counts}
+        offered = {turn.observation.choices for trajectory in (*fresh, *old) for turn in trajectory.turns} - {()}
+        labels_of = {choices: self.agent.labels(choices) for choices in offered}
         samples: list[Sample] = []
         for part, first, replayed in ((fresh, 0, False), (old, len(fresh), True)):
             kept = [

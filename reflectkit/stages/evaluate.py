@@ -195,6 +195,9 @@ def run(config: Config, progress: Progress) -> Report:
         for part in chat_parts(text):
             key_of(endpoint_of(config, part))
     tasks = [task for level in levels for task in problems[level]]
+    for _, policy, _ in entrants:
+        if policy is not None:
+            config.answer_of(policy)
     models = model_folders(path for _, *paths in entrants for path in paths)
     with (
         open_run("evaluate", config, [*([source] if source else []), *models, *config.input_files(tasks)]) as current,

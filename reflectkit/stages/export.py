@@ -28,11 +28,12 @@ EXAMPLES = (
 READS = {
     "reflection": f"an observation and `{REFLECTION_MARKER}`; it answers with one line about it",
     "policy": (
-        f"an observation, a reflection model's comment, numbered actions and `{ACTION_MARKER}`; it answers with a"
-        " number"
+        f"an observation, a reflection model's comment, {{listed}} and `{ACTION_MARKER}`; it answers with {{answer}}"
     ),
-    "plain": f"an observation, numbered actions and `{ACTION_MARKER}`; it answers with a number",
+    "plain": f"an observation, {{listed}} and `{ACTION_MARKER}`; it answers with {{answer}}",
 }
+ANSWERED = {"label": ("numbered actions", "a number"), "text": ("a list of actions", "the words of one of them")}
+"""How the actions are listed, and what is answered, by the form of the answer."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def card(config: Config, origin_facts: dict[str, Any], base: str | None) -> str:
     role, run_dir = origin_facts.get("role") or "policy", config.load_dir.parent
     settings = _recorded(run_dir / "config.json", "settings")
     figures = _recorded(run_dir / "report.json", "figures")
+    listed, answer = ANSWERED.get(origin_facts.get("answer", ""), ANSWERED["label"])
     header = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
@@ -106,7 +108,7 @@ def card(config: Config, origin_facts: dict[str, Any], base: str | None) -> str:
         f"# {config.out_dir.name}",
         "",
         f"A {role} model for the environment `{origin_facts.get('env', 'unknown')}`, trained with reflectkit {VERSION}."
-        f" It reads {READS.get(role, READS['policy'])}.",
+        f" It reads {READS.get(role, READS['policy']).format(listed=listed, answer=answer)}.",
         "",
         "## Made from",
         "",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from reflectkit.agents.scripted import Replay
-from reflectkit.core.config import fraction, one_of, option, within
+from reflectkit.core.config import ANSWERS, fraction, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.eventloop import wait_for
@@ -30,6 +30,7 @@ EXAMPLES = (
     "reflectkit gen-sft --env auto_explore --shuffle-action --repeats 3",
     "reflectkit gen-sft --env taxi --comments both --reflect-load-dir results/taxi-tiny/reflector/checkpoint-700"
     " --out-dir data/taxi/both",
+    "reflectkit gen-sft --env auto_explore --answer text",
 )
 COMMENTS = ("teacher", "reflector", "both")
 
@@ -47,6 +48,10 @@ class Config(WorldConfig):
         "teacher", help="Whose comments the policy's rows show: teacher, reflector, or both (one row each)."
     )
     reflect_load_dir: Path | None = option(None, help="The reflector's checkpoint, for --comments reflector or both.")
+    answer: str = option(
+        ANSWERS[0],
+        help="What the policy answers where it chooses: label (the choice's number) or text (its own words).",
+    )
     repeats: int = option(
         1, help="Replays of each demonstration; they differ if something is random, e.g. with --shuffle-action."
     )
@@ -57,6 +62,7 @@ class Config(WorldConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("comments", self.comments, COMMENTS)
+        one_of("answer", self.answer, ANSWERS)
         fraction("mismatch", self.mismatch)
         within("repeats", self.repeats, 1, 1000)
         if (self.comments == "teacher") != (self.reflect_load_dir is None):
@@ -127,7 +133,7 @@ def _lessons(
                         if error.field == "cmd" and config.kind.drops_choices(config.settings):
                             continue
                         raise
-                    replayed_steps = lessons([played])
+                    replayed_steps = lessons([played], config.answer)
                     if demonstration.negative:
                         steps += [step for step in replayed_steps if step.note == "correction"]
                     elif fault := config.kind.fault(played):

@@ -133,6 +133,8 @@ def run(config: Config, progress: Progress) -> Report:
         raise ConfigError("there is no terminal to wait for keys; add --auto")
     source, tasks = _problems(config)
     policy, reflector, commentator = (place_of(model, config, progress) for model in (*models, config.reflector))
+    if policy is not None:
+        config.answer_of(policy)
     if warning := mismatch(name, policy, reflector):
         progress.show(f"warning: {warning}")
     folders = model_folders((policy, reflector, commentator))
@@ -233,7 +235,7 @@ class _Valued:
         decision = await self.agent.decide(observation, context)
         prompt = decision.prompt_ids
         if prompt and prompt not in self.values:  # text was generated; sampling any label runs the critic on the prompt
-            await self.agent.policy.sample(Ask(prompt, (0,)))
+            await self.agent.policy.sample(Ask(prompt, ((0,),)))
         return replace(decision, value=self.values.get(prompt))
 
     def _observe(self, hidden_BD: Any, prompts: Sequence[tuple[int, ...]]) -> None:

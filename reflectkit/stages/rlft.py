@@ -251,17 +251,19 @@ def _check_prompts(config: Config, levels: list[Level]) -> None:
 
     Only its tokenizer and config are loaded, not its weights.
     """
+    from reflectkit.models.labels import trie
     from reflectkit.models.load import context_of, load_tokenizer
-    from reflectkit.models.tokens import label_ids, prompt_ids
+    from reflectkit.models.tokens import choice_ids, prompt_ids
 
+    answer = config.answer_of(config.start)
     tokenizer, context = load_tokenizer(config.start), context_of(config.start)
     for level in levels:
         env = level.make()
         for task in level.tasks[:CHECKED]:
             observation = result_of(env.reset(task, config.seed))
+            tokens = len(prompt_ids(tokenizer, policy_prompt(observation, None, answer)))
             if observation.choices:
-                label_ids(tokenizer, len(observation.choices))
-            tokens = len(prompt_ids(tokenizer, policy_prompt(observation)))
+                tokens += trie(choice_ids(tokenizer, observation.choices, answer)).depth
             if context is not None and tokens > context:
                 raise ConfigError(
                     f"the first prompt of task '{task.id}' is {tokens} tokens, and {config.start} reads {context}; use"
@@ -361,6 +363,7 @@ def _trainer(
         raise ConfigError(
             f"the policy's weights are quantised to {policy.quantize} and cannot be trained; add --lora-r 16"
         )
+    policy = replace(policy, answer=config.answer_of(config.start))
     objective, own = config.objective, config.critic_settings
     settings = Settings(
         learning_rate=config.learning_rate,
@@ -393,6 +396,7 @@ def _trainer(
     agent = TwoPlayerAgent(
         sampler,
         reflector,
+        answer=policy.answer,
         temperature=config.temperature,
         reflect_prob=config.reflect_prob,
         max_new_tokens=config.max_new_tokens,

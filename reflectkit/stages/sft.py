@@ -22,11 +22,11 @@ from reflectkit.core.errors import CheckpointError, ConfigError, DataError, Dive
 from reflectkit.core.identity import plain_settings
 from reflectkit.core.jsonl import disk_full, read_json, write_jsonl
 from reflectkit.core.memory import memory_explained
-from reflectkit.core.prompts import ACTION_MARKER, CALLS_MARKER, LABELS
+from reflectkit.core.prompts import ACTION_MARKER, CALLS_MARKER, LABELS, listed_answers
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.runs import has_finished, open_run
 from reflectkit.core.types import AGENT_MARKER
-from reflectkit.data.sft import FILE_OF_ROLE, Row, read_rows
+from reflectkit.data.sft import FILE_OF_ROLE, Row, form_of, read_rows
 from reflectkit.models.hub import hub_options
 from reflectkit.stages.shared.environments import EnvConfig, model_source
 from reflectkit.stages.shared.trackers import REPORT_TO_HELP, Log, check_trackers, require_trackers, tracking
@@ -131,6 +131,7 @@ def run(config: Config, progress: Progress) -> Report:
     require_trackers(config.report_to)
     source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
     rows = read_rows(source)
+    form = "" if config.role == "reflection" else form_of(source, rows)
     config = replace(config, model=model_source(config.model, config.data_dir, progress))
     with open_run("sft", config, _inputs(config, source)) as current:
         if current.done:
@@ -143,7 +144,7 @@ def run(config: Config, progress: Progress) -> Report:
         resume = _last_whole(current.folder / "trainer", progress)
         smaller = "--max-length" if config.model in TINY else "use --lora-r, --quantize or a smaller model"
         with memory_explained(f"lower --batch-size, which is {config.batch_size}, or {smaller}"):
-            player = _player(config, source, rows)
+            player = replace(_player(config, source, rows), answer=form)
             if config.copy_steps and not resume:
                 _teach_copying(config, player, progress)
             encoded = _encode(config, source, rows, player)
@@ -215,8 +216,14 @@ def reader(config: Config) -> tuple[Any, int]:
     return load_tokenizer(config.model), context_of(config.model) or config.max_length
 
 
+def answer_form(config: Config) -> str:
+    """What the rows answer a choice with. Raises DataError."""
+    source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
+    return form_of(source, read_rows(source))
+
+
 def longest_row(config: Config, tokenizer: Any) -> tuple[int, int, Path]:
-    """(tokens, line, file) of the longest of the rows. Raises DataError for a label of several tokens."""
+    """(tokens, line, file) of the longest of the rows. Raises DataError for an answer that cannot be trained."""
     source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
     rows = read_rows(source)
     lengths = ((len(input_ids), -row.line) for row, input_ids, _ in _tokenised(config, source, rows, tokenizer))
@@ -269,7 +276,7 @@ def _as_read(dialogue: Dialogue, prompt: str) -> str:
 
 def _encode(config: Config, source: Path, rows: Sequence[Row], player: Player) -> list[dict[str, list[int]]]:
     """input_ids and labels of each row; the prompt's labels are -100 unless it is trained on too. Text ends with the
-    end token, a label does not.
+    end token, the answer for a choice only where another one goes on from it.
     """
     limit = min(config.max_length, player.context)
     encoded = []
@@ -288,7 +295,7 @@ def _encode(config: Config, source: Path, rows: Sequence[Row], player: Player) -
 def _tokenised(
     config: Config, source: Path, rows: Sequence[Row], tokenizer: Any
 ) -> Iterator[tuple[Row, list[int], list[int]]]:
-    """(row, input_ids, labels) of each row. Raises DataError for a label of several tokens."""
+    """(row, input_ids, labels) of each row. Raises DataError for an answer of several tokens that is not listed."""
     from reflectkit.models.chat import Dialogue
     from reflectkit.models.tokens import completion_ids, prompt_ids
 
@@ -299,19 +306,33 @@ def _tokenised(
         for prompt, completion in row.parts:
             text = _as_read(dialogue, prompt)
             before = completion_ids(tokenizer, text) if input_ids else prompt_ids(tokenizer, text)
-            after = completion_ids(tokenizer, completion)
             if config.role == "reflection" or _in_words(prompt):
-                after = [*after, tokenizer.eos_token_id]
-            elif len(after) != 1:
-                raise DataError(
-                    source,
-                    f"the label {completion!r} is {len(after)} tokens of this tokenizer",
-                    line=row.line,
-                    field="completion",
-                )
+                after = [*completion_ids(tokenizer, completion), tokenizer.eos_token_id]
+            else:
+                after = _choice_ids(source, row, prompt, completion, tokenizer)
             input_ids += before + after
             labels += (before if config.prompt_loss else [-100] * len(before)) + after
         yield row, input_ids, labels
+
+
+def _choice_ids(source: Path, row: Row, prompt: str, completion: str, tokenizer: Any) -> list[int]:
+    """The tokens of an answer among those that `prompt` lists: its path in their trie. A prompt that lists none, as of
+    other programs, has answers of one token. Raises DataError.
+    """
+    from reflectkit.models.tokens import answer_ids, completion_ids
+
+    legal = listed_answers(prompt, row.form)
+    if completion in legal:
+        return list(answer_ids(tokenizer, legal)[legal.index(completion)])
+    tokens = completion_ids(tokenizer, completion)
+    if len(tokens) != 1:
+        raise DataError(
+            source,
+            f"the answer {completion!r} is {len(tokens)} tokens of this tokenizer, and the prompt does not list it",
+            line=row.line,
+            field="completion",
+        )
+    return tokens
 
 
 def _train(

@@ -52,7 +52,7 @@ def turn(prompt: tuple[int, ...], written: tuple[int, ...], reward: float = 0.0,
 def answers_of(turns: Sequence[Turn]) -> list[Answer]:
     return [
         Answer(
-            Ask(turn.decision.prompt_ids, tuple(range(len(turn.observation.choices)))),
+            Ask(turn.decision.prompt_ids, tuple((index,) for index in range(len(turn.observation.choices)))),
             turn.decision.token_ids,
             turn.decision.logprobs,
             {"weight_version": f"w{number}", "prompt_tokens": 10},

@@ -310,12 +310,12 @@ def test_choices_are_sampled_from_the_whole_vocabulary(
     GPT2Config(n_positions=4096).save_pretrained(tmp_path)
     labels = label_ids(taxi_tokenizer, 6)
     word = taxi_tokenizer(" x", add_special_tokens=False)["input_ids"][0]
-    with serve_router(lambda prompt: [labels[0] if legal or len(router.requests) < 2 else word]) as router:
+    with serve_router(lambda prompt: list(labels[0]) if legal or len(router.requests) < 2 else [word]) as router:
         args = arguments(router, hf_checkpoint=str(tmp_path), reflectkit={"horizon": 4})
         rows = play(slime, args, sample_of(slime, TAXI, "taxi", index=0))
     assert len(rows) == (4 if legal else 3)
     assert trained(rows) == sampled(router)
-    assert all(body["token_ids_logprob"] == list(labels) for body, *_ in router.requests)
+    assert all(body["token_ids_logprob"] == [token for (token,) in labels] for body, *_ in router.requests)
     assert {row.status.value for row in rows} == {"truncated"}
     assert ("none of the 6 labels" in rows[0].metadata["episode"]["reason"]) is not legal
 

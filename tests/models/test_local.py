@@ -11,6 +11,7 @@ import torch
 
 from reflectkit.core.errors import CheckpointError
 from reflectkit.core.eventloop import wait_for
+from reflectkit.models.labels import Path
 from reflectkit.models.load import Player
 from reflectkit.models.local import LocalSampler
 from reflectkit.models.sampler import Ask, Sampled, draw
@@ -25,7 +26,7 @@ def sample(sampler: LocalSampler, *asks: Ask) -> list[Sampled]:
 
 
 @pytest.fixture
-def labels(policy: Player) -> tuple[int, ...]:
+def labels(policy: Player) -> tuple[Path, ...]:
     return label_ids(policy.tokenizer, 4)
 
 
@@ -33,7 +34,7 @@ def prompt_of(player: Player, text: str) -> tuple[int, ...]:
     return tuple(prompt_ids(player.tokenizer, text))
 
 
-def test_equal_prompts_are_read_once_until_the_weights_change(policy: Player, labels: tuple[int, ...]) -> None:
+def test_equal_prompts_are_read_once_until_the_weights_change(policy: Player, labels: tuple[Path, ...]) -> None:
     sampler = LocalSampler(policy)
     prompt = prompt_of(policy, "a taxi")
     first = sample(sampler, *[Ask(prompt, labels, seed=seed) for seed in range(20)])
@@ -52,7 +53,7 @@ def test_equal_prompts_are_read_once_until_the_weights_change(policy: Player, la
 
 
 def test_labels_are_normalised_and_temperature_zero_takes_the_likeliest(
-    policy: Player, labels: tuple[int, ...]
+    policy: Player, labels: tuple[Path, ...]
 ) -> None:
     sampler = LocalSampler(policy)
     prompt = prompt_of(policy, "a taxi")
@@ -78,7 +79,7 @@ def test_equal_greedy_texts_are_written_once(policy: Player) -> None:
     assert sampler.tokens == len(ask.prompt_ids) + len(one.token_ids)
 
 
-def test_a_prompt_that_does_not_fit_is_refused_beside_one_that_does(policy: Player, labels: tuple[int, ...]) -> None:
+def test_a_prompt_that_does_not_fit_is_refused_beside_one_that_does(policy: Player, labels: tuple[Path, ...]) -> None:
     long = prompt_of(policy, "a") * policy.context
     longest, longer = Ask(long[: policy.context], labels), Ask((*long[: policy.context], long[0]), labels)
     text = Ask(long[: policy.context], max_new_tokens=5)
@@ -92,7 +93,7 @@ def test_a_prompt_that_does_not_fit_is_refused_beside_one_that_does(policy: Play
         sample(LocalSampler(policy), longer, text)
 
 
-def test_scores_that_are_not_numbers_are_an_error(policy: Player, labels: tuple[int, ...]) -> None:
+def test_scores_that_are_not_numbers_are_an_error(policy: Player, labels: tuple[Path, ...]) -> None:
     with torch.no_grad():
         policy.model.get_output_embeddings().weight.fill_(math.nan)
     with pytest.raises(CheckpointError, match="weights are damaged"):

@@ -74,6 +74,11 @@ def lfm2() -> Lfm2ForCausalLM:
 BUILDERS = [gpt2, llama, lfm2]
 
 
+def single(*tokens: int) -> tuple[tuple[int, ...], ...]:
+    """Labels of one token each."""
+    return tuple((token,) for token in tokens)
+
+
 def prompts(count: int) -> list[list[int]]:
     random = torch.Generator().manual_seed(1)
     return [torch.randint(1, VOCABULARY, (3 + 5 * (row % 7),), generator=random).tolist() for row in range(count)]
@@ -82,7 +87,7 @@ def prompts(count: int) -> list[list[int]]:
 @pytest.mark.parametrize("build", BUILDERS)
 def test_batch_of_one_and_of_32_agree(build) -> None:
     model, rows = build(), prompts(32)
-    labels = [[5, 6, 7, 8][: 2 + row % 3] for row in range(32)]
+    labels = [single(*[5, 6, 7, 8][: 2 + row % 3]) for row in range(32)]
     together, _ = choice_logprobs(model, rows, labels, pad_id=0)
     for index in range(32):
         alone, _ = choice_logprobs(model, [rows[index]], [labels[index]], pad_id=0)
@@ -92,7 +97,7 @@ def test_batch_of_one_and_of_32_agree(build) -> None:
 @pytest.mark.parametrize("build", BUILDERS)
 def test_agrees_with_the_models_own_logits(build) -> None:
     model, (row, *_) = build(), prompts(1)
-    ours, hidden = choice_logprobs(model, [row], [[9, 4, 77]], pad_id=0, temperature=0.7)
+    ours, hidden = choice_logprobs(model, [row], [single(9, 4, 77)], pad_id=0, temperature=0.7)
     logits = model(torch.tensor([row])).logits[0, -1, [9, 4, 77]]
     torch.testing.assert_close(ours[0], torch.log_softmax(logits / 0.7, dim=-1), atol=1e-5, rtol=0)
     assert hidden.shape == (1, 32)
@@ -103,20 +108,20 @@ def test_positions_matter_for_learned_ones() -> None:
     model, rows = gpt2(), prompts(4)
     input_ids, mask = left_pad(rows, 0, torch.device("cpu"))
     wrong = model(input_ids=input_ids, attention_mask=mask).logits[0, -1, [5, 6]]
-    right, _ = choice_logprobs(model, rows, [[5, 6]] * 4, pad_id=0)
+    right, _ = choice_logprobs(model, rows, [single(5, 6)] * 4, pad_id=0)
     assert not torch.allclose(torch.log_softmax(wrong, -1), right[0], atol=1e-3)
     assert position_ids(torch.tensor([[0, 0, 1, 1, 1]])).tolist() == [[0, 0, 0, 1, 2]]
 
 
 def test_illegal_labels_have_no_probability() -> None:
-    logprobs, _ = choice_logprobs(gpt2(), prompts(2), [[5, 6, 7], [5]], pad_id=0)
+    logprobs, _ = choice_logprobs(gpt2(), prompts(2), [single(5, 6, 7), single(5)], pad_id=0)
     assert logprobs[1].tolist() == [0.0, float("-inf"), float("-inf")]
     assert logprobs[0].exp().sum().item() == pytest.approx(1)
 
 
 def test_gradients_flow_and_are_finite_with_unequal_choices() -> None:
     model = gpt2()
-    logprobs, _ = choice_logprobs(model, prompts(2), [[5, 6, 7], [5, 6]], pad_id=0)
+    logprobs, _ = choice_logprobs(model, prompts(2), [single(5, 6, 7), single(5, 6)], pad_id=0)
     (-logprobs[0, 0] - logprobs[1, 1]).backward()
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
     assert gradients
@@ -133,7 +138,7 @@ def test_a_lora_head_is_scored_with_its_adapter() -> None:
             if "lora_B" in name:
                 weight.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
     (row,) = prompts(1)
-    ours, _ = choice_logprobs(model, [row], [[9, 4, 77]], pad_id=0)
+    ours, _ = choice_logprobs(model, [row], [single(9, 4, 77)], pad_id=0)
     theirs = torch.log_softmax(model(torch.tensor([row])).logits[0, -1, [9, 4, 77]], dim=-1)
     torch.testing.assert_close(ours[0], theirs, atol=1e-5, rtol=0)
 
@@ -141,8 +146,9 @@ def test_a_lora_head_is_scored_with_its_adapter() -> None:
 def test_labels_are_single_tokens_and_cells_stay_apart(policy: Player, observations: list[Observation]) -> None:
     ids = label_ids(policy.tokenizer, 6)
     assert len(set(ids)) == 6
-    for index, token in enumerate(ids):
-        assert completion_ids(policy.tokenizer, label(index)) == [token]
+    for index, tokens in enumerate(ids):
+        assert len(tokens) == 1
+        assert completion_ids(policy.tokenizer, label(index)) == list(tokens)
     for line in observations[0].text.split("\n")[1:6]:
         tokens = prompt_ids(policy.tokenizer, line)
         assert [policy.tokenizer.decode([token]).strip() for token in tokens] == line.split(" ")
@@ -189,9 +195,9 @@ def test_a_common_beginning_read_once_changes_nothing(build) -> None:
     _, shared = behind_prefix(model, rows)
     assert shared == (0 if build is lfm2 else 20)  # convolutions keep other things than keys and values
     with torch.no_grad():
-        together, hidden = choice_logprobs(model, rows, [[5, 6, 7]] * 6, pad_id=0)
+        together, hidden = choice_logprobs(model, rows, [single(5, 6, 7)] * 6, pad_id=0)
     for index, row in enumerate(rows):
-        alone, state = choice_logprobs(model, [row], [[5, 6, 7]], pad_id=0)
+        alone, state = choice_logprobs(model, [row], [single(5, 6, 7)], pad_id=0)
         torch.testing.assert_close(together[index], alone[0], atol=1e-5, rtol=0)
         torch.testing.assert_close(hidden[index], state[0], atol=1e-4, rtol=0)
     written = decode(model, rows, pad_id=0, stop_ids=frozenset({3}), max_new_tokens=6)
@@ -226,7 +232,7 @@ def test_a_model_that_changes_its_logits_behind_the_head_is_scored_by_its_own_fo
         num_key_value_heads=1, head_dim=16, final_logit_softcapping=2.0, initializer_range=0.3,
     )  # fmt: skip
     model, rows = Gemma2ForCausalLM(config).eval(), prompts(5)
-    ours, _ = choice_logprobs(model, rows, [[9, 4, 77]] * 5, pad_id=0)
+    ours, _ = choice_logprobs(model, rows, [single(9, 4, 77)] * 5, pad_id=0)
     for index, row in enumerate(rows):
         logits = model(torch.tensor([row])).logits[0, -1, [9, 4, 77]]
         torch.testing.assert_close(ours[index], torch.log_softmax(logits, dim=-1), atol=1e-5, rtol=0)

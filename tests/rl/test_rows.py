@@ -24,7 +24,7 @@ def test_rows_hold_what_was_sampled(policy: Player) -> None:
     labels = label_ids(policy.tokenizer, 6)
     assert first.tokens == (
         *policy.tokenizer(policy_prompt(turn.observation))["input_ids"],
-        labels[int(turn.decision.action)],
+        *labels[int(turn.decision.action)],
     )
     assert first.loss_mask == (0,) * (len(first.tokens) - 1) + (1,)
     assert first.logprobs[-1] == turn.decision.logprobs[0]

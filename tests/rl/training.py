@@ -57,7 +57,7 @@ def play(
 def rows_of(policy: Player, played: Sequence[Trajectory], values: list[list[float]] | None = None) -> list[Sample]:
     kept = batch.trainable(played)
     found = objective("ppo" if values else "reinforce").estimate(kept, [], values or [])
-    return batch.rows(kept, found.advantages, found.returns, {6: label_ids(policy.tokenizer, 6)}, values)
+    return batch.rows(kept, found.advantages, found.returns, {Taxi.choices: label_ids(policy.tokenizer, 6)}, values)
 
 
 def gradients_after(policy: Player, samples: list[Sample], **settings: Any) -> dict[str, torch.Tensor]:

@@ -73,7 +73,7 @@ def test_its_log_probabilities_are_those_of_the_mixture(policy: Path) -> None:
         ("my_sampler:Exploring", "is not a reflectkit.models.sampler.Backend"),
         ("locl", "no sampler named 'locl'; did you mean 'local'"),
         ("taken:BACKEND", "its setting 'seed' is one of the command's already"),
-        ("broken:BACKEND", "was asked for one of 2 labels, and answered with token (0,)"),
+        ("broken:BACKEND", "was asked for one of 2 labels, and answered with tokens (0,)"),
     ],
 )
 def test_mistakes_are_one_line(policy: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

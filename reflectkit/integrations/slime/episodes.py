@@ -113,7 +113,7 @@ def to_samples(trajectory: Trajectory, answers: Sequence[Answer], sample: Any, t
     that is no legal label has ended the episode, and is trained with the rest.
     """
     turns = [*trajectory.turns, *(_illegal(answer) for answer in answers[len(trajectory.turns) :])]
-    zeros, labels = [[0.0] * len(turns)], dict.fromkeys((len(turn.observation.choices) for turn in turns), ())
+    zeros, labels = [[0.0] * len(turns)], dict.fromkeys((turn.observation.choices for turn in turns), ())
     status = type(sample).Status(trajectory.status.value)
     written = [] if trajectory.status is Status.ABORTED else rows([_with(trajectory, turns)], zeros, zeros, labels)
     own_answers = iter(answers)
@@ -185,7 +185,9 @@ def _facts(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def policy_model(args: Any, evaluation: bool) -> Model:
-    """The policy behind slime's router. Raises CheckpointError."""
+    """The policy behind slime's router. Raises CheckpointError, ConfigError."""
+    if _answer(str(args.hf_checkpoint)) == "text":
+        raise ConfigError(f"{args.hf_checkpoint} answers with the words of choices; train it with `reflectkit rlft`")
     tokenizer, context, role = _checkpoint(str(args.hf_checkpoint))
     limit = getattr(args, "eval_max_context_len" if evaluation else "rollout_max_context_len", None)
     limits = [context, limit, getattr(args, "sglang_context_length", None)]
@@ -225,6 +227,14 @@ def _checkpoint(source: str) -> tuple[Any, int, str | None]:
     from reflectkit.models.load import context_of, load_tokenizer
 
     return load_tokenizer(source), context_of(source) or LONGEST, model_facts(Path(source)).get("role")
+
+
+@cache
+def _answer(source: str) -> str | None:
+    """What a policy was trained to answer choices with, where that is not a label."""
+    from reflectkit.models.export import model_facts
+
+    return model_facts(Path(source)).get("answer")
 
 
 def _headers(args: Any, sample: Any) -> dict[str, str] | None:

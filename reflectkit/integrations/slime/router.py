@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reflectkit.core.errors import EnvironmentFailure
+from reflectkit.core.errors import CheckpointError, EnvironmentFailure
 from reflectkit.models.sampler import Ask, Sampled
 
 
@@ -60,10 +60,21 @@ class RouterSampler:
         self.tokens = 0
 
     async def sample(self, ask: Ask) -> Sampled:
-        """What the model says. Raises EnvironmentFailure if the router fails, or slime has ended the rollout."""
+        """What the model says.
+
+        Raises
+        ------
+        EnvironmentFailure: the router fails, or slime has ended the rollout. CheckpointError: a label has several
+        tokens.
+        """
         import httpx
         from slime.utils.http_utils import post
 
+        if any(len(label) > 1 for label in ask.labels):
+            raise CheckpointError(
+                f"one of {len(ask.labels)} labels is several tokens of this model, and slime samples one for each;"
+                " train with `reflectkit rlft`, or use a model whose tokenizer has them"
+            )
         room = self.context - len(ask.prompt_ids)
         if room < 1:
             return Sampled(too_long=f"the prompt is {len(ask.prompt_ids)} tokens, but the model reads {self.context}")
@@ -78,8 +89,8 @@ class RouterSampler:
         self.on_answer(answer)
         if not ask.labels:
             return Sampled(answer.token_ids, answer.logprobs)
-        if answer.token_ids[0] not in ask.labels:
-            word = self.tokenizer.decode([answer.token_ids[0]])
+        if answer.token_ids not in ask.labels:
+            word = self.tokenizer.decode(answer.token_ids)
             return Sampled(too_long=f"the policy answered {word!r}, which is none of the {len(ask.labels)} labels")
         return Sampled(answer.token_ids, answer.logprobs, _label_logprobs(ask, answer))
 
@@ -96,7 +107,7 @@ class RouterSampler:
         if "sampling_seed" in parameters:  # --sglang-enable-deterministic-inference
             parameters["sampling_seed"] = ask.seed % 2**31
         request = {"input_ids": list(ask.prompt_ids), "sampling_params": parameters, "return_logprob": True}
-        return request | ({"token_ids_logprob": list(ask.labels)} if ask.labels else {})
+        return request | ({"token_ids_logprob": [token for (token,) in ask.labels]} if ask.labels else {})
 
 
 def read_answer(ask: Ask, output: Any) -> Answer:
@@ -118,7 +129,7 @@ def _label_logprobs(ask: Ask, answer: Answer) -> tuple[float, ...]:
     """The labels' log-probs among each other. Raises EnvironmentFailure if the router did not report them."""
     try:
         by_token = {int(item[1]): float(item[0]) for item in answer.meta["output_token_ids_logprobs"][0]}
-        logprobs = [by_token[label] for label in ask.labels]
+        logprobs = [by_token[token] for (token,) in ask.labels]
     except (TypeError, KeyError, IndexError, ValueError):
         raise EnvironmentFailure("SGLang's answer has no output_token_ids_logprobs for the labels") from None
     highest = max(logprobs)

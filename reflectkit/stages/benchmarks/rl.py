@@ -29,7 +29,7 @@ from reflectkit.models.load import Player
 from reflectkit.models.local import LocalSampler
 from reflectkit.models.padding import left_pad, position_ids, right_pad
 from reflectkit.models.tiny import build_model, build_tokenizer
-from reflectkit.models.tokens import label_ids, prompt_ids
+from reflectkit.models.tokens import prompt_ids
 from reflectkit.rl import batch
 from reflectkit.rl.algorithms import objective
 from reflectkit.rl.learner import Learner, Settings
@@ -182,9 +182,9 @@ def _round(
     else:
         _decoding_pair(reflector, asked_ids[: 2 * BATCH], [COMMENT_TOKENS] * len(asked_ids[: 2 * BATCH]), BATCH, clock)
 
-    counts = {len(turn.observation.choices) for trajectory in played for turn in trajectory.turns} - {0}
+    offered = {turn.observation.choices for trajectory in played for turn in trajectory.turns} - {()}
     estimates = objective("reinforce").estimate(played)
-    labels = {count: label_ids(policy.tokenizer, count) for count in counts}
+    labels = {choices: agent.labels(choices) for choices in offered}
     samples = batch.rows(played, estimates.advantages, estimates.returns, labels)
     with clock.measure("update"):
         learner.update(samples, random.Random(0))

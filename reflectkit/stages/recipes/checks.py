@@ -236,7 +236,8 @@ def _measure_prompts(
     problems: list[Problem],
 ) -> None:
     """Add the longest prompt on the oracle's way through each problem to `needed`, for every policy that plays."""
-    from reflectkit.models.tokens import label_ids, prompt_ids
+    from reflectkit.models.labels import trie
+    from reflectkit.models.tokens import choice_ids, prompt_ids
 
     config: PlayConfig = step.config
     if not config.kind.repositories_folder or config.kind.chat_settings:
@@ -256,13 +257,15 @@ def _measure_prompts(
     for sft_step in trained.values():
         tokenizer, _ = readers[sft_step.name]
         commented = sft_step.config.role == "policy"
-        longest, where = 0, ""
-        try:
-            label_ids(tokenizer, max((len(observation.choices) for observation, _, _ in shown), default=0))
-        except CheckpointError as error:
-            problems.append(Problem(f"step '{step.name}': {error}"))
+        longest, where, form = 0, "", sft.answer_form(sft_step.config)
         for observation, comment, task in shown:
-            tokens = len(prompt_ids(tokenizer, policy_prompt(observation, comment if commented else None)))
+            try:
+                read = trie(choice_ids(tokenizer, observation.choices, form)).depth if observation.choices else 0
+                prompt = policy_prompt(observation, comment if commented else None, form)
+            except (CheckpointError, ConfigError) as error:
+                problems.append(Problem(f"step '{step.name}': {error}"))
+                break
+            tokens = len(prompt_ids(tokenizer, prompt)) + read
             if tokens > longest:
                 longest, where = tokens, f"a prompt of {task.group} in step '{step.name}'"
         needed.append((longest, where, sft_step))

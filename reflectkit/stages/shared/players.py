@@ -225,6 +225,7 @@ class Players:
         return TwoPlayerAgent(
             config.open_sampler(Opening(str(policy), self.device)),
             commentator,
+            answer=config.answer_of(policy),
             temperature=config.temperature,
             max_new_tokens=config.max_new_tokens,
             episode_tokens=config.episode_tokens,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from typing_extensions import override
 
 from reflectkit.core.config import (
+    ANSWERS,
     THINKING,
     StageConfig,
     check_own_settings,
@@ -18,6 +20,7 @@ from reflectkit.core.config import (
     with_own_settings,
     within,
 )
+from reflectkit.core.errors import ConfigError
 from reflectkit.models.sampler import BACKENDS, Opening, Sampler, backend
 
 LOCAL = "local"
@@ -39,6 +42,11 @@ class SamplerConfig(StageConfig):
         help="Reasoning of a model with a chat template: on (as its template does), off, or hidden (not shown to it"
         " later).",
     )
+    answer: str = option(
+        "",
+        help="What a policy without SFT answers where it chooses: label (the choice's number) or text (its own words);"
+        " others answer as they were trained. Default: label.",
+    )
     episode_tokens: int = option(
         0, help="Most tokens that the policy may write in an episode, without enumerated actions; 0: no limit."
     )
@@ -46,6 +54,7 @@ class SamplerConfig(StageConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("thinking", self.thinking, THINKING)
+        one_of("answer", self.answer or ANSWERS[0], ANSWERS)
         within("episode_tokens", self.episode_tokens, 0, 10**9)
         self.part(backend(self.sampler).settings)  # which checks them
 
@@ -59,6 +68,21 @@ class SamplerConfig(StageConfig):
         own, whose = backend(name).settings, f"--sampler {name}"
         check_own_settings(own, whose)
         return with_own_settings(kind, own, whose, whose, SAMPLER=name) if dataclasses.fields(own) else kind
+
+    def answer_of(self, policy: Path | str) -> str:
+        """What `policy` answers where it chooses: what it was trained with, else --answer. Raises ConfigError if these
+        differ.
+        """
+        from reflectkit.models.export import model_facts
+
+        facts = model_facts(Path(policy))
+        trained = facts.get("answer") or (ANSWERS[0] if facts.get("role") in ("policy", "plain") else None)
+        if trained is None or self.answer in ("", trained):
+            return str(trained or self.answer or ANSWERS[0])
+        raise ConfigError(
+            f"--answer {self.answer}: {policy} was trained to answer with the choice's {trained}; leave it out, or"
+            f" train on rows of `gen-sft --answer {self.answer}`"
+        )
 
     def open_sampler(self, opening: Opening) -> Sampler:
         """The sampler. Raises CheckpointError."""

@@ -1,0 +1,371 @@
+"""Labels of several tokens are scored exactly, by the same function in sampling and in the loss, with any tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import Counter
+
+import pytest
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
+
+from reflectkit.agents.two_player import TwoPlayerAgent
+from reflectkit.core.errors import CheckpointError, ConfigError
+from reflectkit.core.eventloop import wait_for
+from reflectkit.core.prompts import answers, listed_answers, policy_prompt
+from reflectkit.core.protocols import Context
+from reflectkit.core.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
+from reflectkit.models.labels import Path, trie, with_ends
+from reflectkit.models.load import Player, checkpoint_gradients
+from reflectkit.models.local import LocalSampler
+from reflectkit.models.sampler import Ask, Sampled
+from reflectkit.models.scoring import Scorer, choice_logprobs
+from reflectkit.models.tiny import build_model
+from reflectkit.models.tokens import choice_ids, completion_ids, label_ids, prompt_ids
+from reflectkit.rl import batch
+from reflectkit.rl.learner import Learner, Settings
+from reflectkit.rl.logprobs import Unit, packed, score, units
+from tests.families import FAMILIES
+from tests.models.test_scoring import BUILDERS, gpt2, lfm2, llama, prompts
+
+WORDS = ("cat fees.py", "cat fees", "cat fees.py.bak", "cat test_fees.py", "cat test_rules.py", "cd ..", "id README.md")
+CHOICES = {"label": tuple(f"open drawer {number}" for number in range(24)), "text": WORDS}
+"""24 labels, among which 1 and 2 begin others; words that begin others twice."""
+LABELS: tuple[Path, ...] = ((5,), (6, 7), (6, 8, 9), (6, 8, 3), (6, 4, 2, 9), (6, 4, 2, 0), (9, 1))
+"""Labels of a made-up tokenizer that part at the root and at three places below it; (9, 1) has one step that counts."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
+    texts = [policy_prompt(seen(form), "Open the drawer.", form) for form in CHOICES] * 30
+    return FAMILIES[request.param](texts)
+
+
+def seen(form: str, text: str = "You are in a room.") -> Observation:
+    return Observation((Message("user", text),), CHOICES[form])
+
+
+def player_of(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Player:
+    return Player(build_model(tokenizer, 512, seed, init_range=0.1), tokenizer, "policy")
+
+
+def brute(model: torch.nn.Module, prompt: list[int], labels: tuple[Path, ...], temperature: float) -> torch.Tensor:
+    """Log-probabilities of whole labels: a forward pass for every token of every label, nothing shared or cached."""
+    logprobs = []
+    for label in labels:
+        total = torch.zeros(())
+        for place in range(len(label)):
+            legal = sorted({other[place] for other in labels if other[:place] == label[:place]})
+            logits = model(torch.tensor([[*prompt, *label[:place]]])).logits[0, -1, legal].float() / temperature
+            total = total + torch.log_softmax(logits, dim=-1)[legal.index(label[place])]
+        logprobs.append(total)
+    return torch.stack(logprobs)
+
+
+def sample(sampler: LocalSampler, *asks: Ask) -> list[Sampled]:
+    async def gathered() -> list[Sampled]:
+        return await asyncio.gather(*map(sampler.sample, asks))
+
+    return wait_for(gathered())
+
+
+# ------------------------------------------------------------------------------------------------------- the tokenizers
+
+
+@pytest.mark.parametrize("form", CHOICES)
+def test_answers_are_told_apart_and_read_back(tokenizer: PreTrainedTokenizerFast, form: str) -> None:
+    """No answer begins another, and without the end token each is the text, whose first space a tokenizer may drop."""
+    paths = choice_ids(tokenizer, CHOICES[form], form)
+    assert not {path[:place] for path in paths for place in range(len(path))} & set(paths)
+    for path, text in zip(paths, answers(CHOICES[form], form), strict=True):
+        said = [token for token in path if token != tokenizer.eos_token_id]
+        assert tokenizer.decode(said).strip() == text.strip()
+
+
+def test_one_token_where_the_tokenizer_has_one() -> None:
+    lengths = {}
+    for name, family in FAMILIES.items():
+        tokenizer = family([policy_prompt(seen("label"))] * 30)
+        lengths[name] = [Counter(map(len, label_ids(tokenizer, count))) for count in (10, 24)]
+        if name in (
+            "gpt2",
+            "llama3",
+        ):  # the tokens are those of rows that were trained on before labels could be longer
+            assert [list(path) for path in label_ids(tokenizer, 24)] == [
+                completion_ids(tokenizer, text) for text in answers(CHOICES["label"], "label")
+            ]
+    assert lengths == {
+        "gpt2": [{1: 10}, {1: 24}],
+        "llama3": [{1: 10}, {1: 24}],
+        "qwen": [{1: 10}, {1: 8, 2: 16}],  # 1 and 2 have an end token
+        "mistral": [{2: 10}, {2: 8, 3: 16}],  # each begins with a space of its own
+        "gemma": [{1: 10}, {1: 8, 2: 16}],
+    }
+
+
+@pytest.mark.parametrize("form", CHOICES)
+def test_probabilities_sum_to_1_and_are_those_of_whole_labels(tokenizer: PreTrainedTokenizerFast, form: str) -> None:
+    player = player_of(tokenizer)
+    rows = [
+        prompt_ids(tokenizer, policy_prompt(seen(form, text), None, form)) for text in ("A room.", "A long corridor")
+    ]
+    labels = choice_ids(tokenizer, CHOICES[form], form)
+    with torch.no_grad():
+        cached, _ = choice_logprobs(player.model.eval(), rows, [labels] * 2, pad_id=player.pad_id, temperature=1.5)
+    torch.testing.assert_close(cached.exp().sum(dim=-1), torch.ones(2), atol=1e-5, rtol=0)
+    for row, prompt in enumerate(rows):
+        torch.testing.assert_close(cached[row], brute(player.model, prompt, labels, 1.5), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("form", CHOICES)
+def test_sampled_and_recomputed_log_probabilities_agree(tokenizer: PreTrainedTokenizerFast, form: str) -> None:
+    player = player_of(tokenizer)
+    agent = TwoPlayerAgent(LocalSampler(player), answer=form, temperature=2.0)
+    decisions = [wait_for(agent.decide(seen(form), Context(seed, None))) for seed in range(12)]  # type: ignore[arg-type]
+    assert len({decision.action for decision in decisions}) > 1
+    samples = rows_of(agent, form, decisions)
+    (unit,) = units(samples)  # one prompt, one forward pass
+    scored = score(Scorer(player.model), samples, [unit], player.pad_id, 2.0)
+    for row, new in zip(scored.row_N, scored.logprob_N.tolist(), strict=True):
+        assert new == pytest.approx(decisions[row].logprobs[0], abs=1e-4)
+    assert scored.entropy_N.tolist() == pytest.approx([decisions[0].entropy] * 12, abs=1e-3)
+    figures = Learner(player, Settings(learning_rate=0.0, temperature=2.0)).update(samples, random.Random(0))
+    assert figures["ratio_deviation"] < 1e-4
+    assert figures["entropy"] == pytest.approx(decisions[0].entropy, abs=1e-3)
+
+
+def rows_of(agent: TwoPlayerAgent, form: str, decisions: list[Decision]) -> list[Sample]:
+    """A row for each decision, with advantages 1, -1, 1, …"""
+    turns = tuple(Turn(seen(form), decision, 1.0) for decision in decisions)
+    played = [
+        Trajectory(Task(str(n), "e", "l", "g", {}), n, (turn,), Status.COMPLETED, True) for n, turn in enumerate(turns)
+    ]
+    advantages = [[float((-1) ** number)] for number in range(len(turns))]
+    return batch.rows(played, advantages, [[1.0]] * len(turns), {CHOICES[form]: agent.labels(CHOICES[form])})
+
+
+def test_a_choice_is_one_thing_to_learn(tokenizer: PreTrainedTokenizerFast) -> None:
+    agent = TwoPlayerAgent(LocalSampler(player_of(tokenizer)), answer="text")
+    decisions = [wait_for(agent.decide(seen("text"), Context(seed, None))) for seed in range(3)]  # type: ignore[arg-type]
+    for row, decision in zip(rows_of(agent, "text", decisions), decisions, strict=True):
+        assert row.tokens == (*decision.prompt_ids, *decision.token_ids)
+        assert len(decision.token_ids) > 1
+        assert sum(row.loss_mask) == 1
+        assert row.start == len(decision.prompt_ids)
+        assert row.logprobs[row.start] == decision.logprobs[0]
+        assert row.decisions[row.start :] == (0, *[-1] * (len(decision.token_ids) - 1))
+        assert len({len(column) for column in (row.tokens, row.loss_mask, row.decisions, row.advantages)}) == 1
+
+
+# --------------------------------------------------------------------------------------------------------- the scoring
+
+
+def gemma2() -> Gemma2ForCausalLM:
+    """Changes its logits behind the head, and has layers with a window."""
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=101, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, final_logit_softcapping=2.0, initializer_range=0.3,
+    )  # fmt: skip
+    return Gemma2ForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("build", [*BUILDERS, gemma2])
+@pytest.mark.parametrize("common", [0, 20])
+def test_gradients_are_those_of_whole_labels(build, common: int) -> None:
+    """Three rows of unlike labels, one of them of one token each; the loss is any function of the log-probabilities."""
+    model = build()
+    rows = [[*range(10, 10 + common), *row] for row in prompts(3)]
+    labels = [LABELS, ((5,), (6,), (7,)), LABELS[1:4]]
+    weights = torch.linspace(-1, 1, 7)
+
+    def gradients(per_row: list[torch.Tensor]) -> list[torch.Tensor]:
+        model.zero_grad()
+        sum((row * weights[: len(row)]).sum() + (row.exp() * row).sum() for row in per_row).backward()  # type: ignore[union-attr]
+        return [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
+
+    whole = [brute(model, row, part, 0.7) for row, part in zip(rows, labels, strict=True)]
+    expected = gradients(whole)
+    for scorer in (model, Scorer(model)):
+        ours, hidden = choice_logprobs(scorer, rows, labels, pad_id=0, temperature=0.7)
+        with torch.no_grad():
+            sampled, states = choice_logprobs(scorer, rows, labels, pad_id=0, temperature=0.7)
+        torch.testing.assert_close(sampled, ours.detach(), atol=1e-4, rtol=0)
+        torch.testing.assert_close(states, hidden.detach(), atol=1e-4, rtol=0)
+        for index, row in enumerate(rows):  # what a critic reads is the state after the prompt
+            alone = choice_logprobs(model, [row], [((5,), (6,))], pad_id=0)[1]
+            torch.testing.assert_close(hidden[index], alone[0], atol=1e-4, rtol=0)
+            assert ours[index, len(labels[index]) :].eq(float("-inf")).all()
+        kept = [ours[index, : len(part)] for index, part in enumerate(labels)]
+        for one, other in zip(kept, whole, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+        for one, other in zip(gradients(kept), expected, strict=True):
+            torch.testing.assert_close(one, other, atol=2e-3, rtol=1e-3)
+
+
+class Wrapped(torch.nn.Module):
+    """As a scorer that is sharded: its parts are used by its own forward alone."""
+
+    scores_tokens = True
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.scorer, self.passes = Scorer(model), 0
+
+    def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.passes += 1
+        return self.scorer(*arguments)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("build", [gpt2, lfm2])
+def test_a_sharded_scorer_makes_one_pass(build) -> None:
+    model, rows = build(), prompts(4)
+    sharded = Wrapped(model)
+    ours, hidden = choice_logprobs(sharded, rows, [LABELS] * 4, pad_id=0)
+    expected, states = choice_logprobs(model, rows, [LABELS] * 4, pad_id=0)
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(hidden, states, atol=1e-4, rtol=0)
+    assert sharded.passes == 1
+
+
+def test_gradient_checkpointing_changes_nothing() -> None:
+    model, rows = llama(), prompts(3)
+    expected = choice_logprobs(model, rows, [LABELS] * 3, pad_id=0)[0]
+    checkpoint_gradients(model)
+    ours = choice_logprobs(model, rows, [LABELS] * 3, pad_id=0)[0]
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
+    ours.sum().backward()
+
+
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_chains_are_read_in_parts_behind_a_cached_prompt(build) -> None:
+    """40 chains with 2 prompts: three parts at sampling. The prompts are read once, whatever follows."""
+    model, rows = build(), [[*range(10, 30), 3], [*range(10, 30), 4, 5]]
+    labels = tuple((first, second) for first in range(1, 21) for second in (2, 3))
+    read: list[int] = []
+    trunk = getattr(model, model.base_model_prefix)
+    trunk.register_forward_hook(lambda *call: read.append(call[-1].last_hidden_state.shape[:2].numel()))
+    with torch.no_grad():
+        ours, _ = choice_logprobs(model, rows, [labels] * 2, pad_id=0)
+    assert read == [20, 2 * 2, 16, 16, 8]
+    for row, one in zip(rows, ours, strict=True):
+        torch.testing.assert_close(one, brute(model, row, labels, 1.0), atol=1e-4, rtol=0)
+
+
+def test_a_trie_has_a_node_where_labels_part() -> None:
+    one = trie(LABELS)
+    assert [node.prefix for node in one.nodes] == [(), (6,), (6, 8), (6, 4, 2)]
+    assert [node.children for node in one.nodes] == [(5, 6, 9), (7, 8, 4), (9, 3), (9, 0)]
+    assert one.steps[0] == ((0, 0),)
+    assert one.steps[5] == ((0, 1), (1, 2), (3, 1))
+    assert one.steps[6] == ((0, 2),)  # what follows is certain
+    assert set(one.chains) == {(6, 8), (6, 4, 2)}
+    assert one.depth == 3
+    assert all(
+        one.chains[chain][: len(node.prefix)] == node.prefix
+        for chain, node in zip(one.chain_of, one.nodes, strict=True)
+    )
+    shallow = trie(((5,), (6,)))
+    assert (shallow.chains, shallow.depth, len(shallow.nodes)) == ((), 0, 1)
+    assert trie(((5, 6), (5, 7))).chains == ((5,),)  # the root is kept, though only one token may follow
+    for wrong in ((), ((),), ((5,), (5,)), ((5,), (5, 6))):
+        with pytest.raises(ValueError, match="none may begin another"):
+            trie(wrong)
+
+
+def test_an_end_token_is_added_where_it_decides() -> None:
+    assert with_ends([(1,), (2, 3)], None) == ((1,), (2, 3))
+    assert with_ends([(1,), (1, 4), (1, 4, 5), (2,)], 0) == ((1, 0), (1, 4, 0), (1, 4, 5), (2,))
+    assert with_ends([(1,), (1, 4)], None) is None
+    assert with_ends([(1,), (1,)], 0) is None
+    assert with_ends([(1,), (1, 0)], 0) is None  # text that spells the end token
+
+
+# ------------------------------------------------------------------------------------------- the sampler and the update
+
+
+def test_drawn_as_often_as_is_said_and_kept_until_the_weights_change() -> None:
+    tokenizer = FAMILIES["qwen"]([policy_prompt(seen("label"))] * 30)
+    player, labels = player_of(tokenizer), label_ids(tokenizer, 24)
+    prompt = tuple(prompt_ids(tokenizer, "a room"))
+    sampler = LocalSampler(player)
+    drawn = sample(sampler, *[Ask(prompt, labels, temperature=3.0, seed=seed) for seed in range(3000)])
+    assert sampler.tokens == len(prompt) + 2  # the digits 1 and 2, behind which labels part
+    shares = list(map(math.exp, drawn[0].label_logprobs))
+    assert math.fsum(shares) == pytest.approx(1, abs=1e-5)
+    counts = Counter(one.token_ids for one in drawn)
+    for label, share in zip(labels, shares, strict=True):
+        assert abs(counts[label] / 3000 - share) < 4 * math.sqrt(share * (1 - share) / 3000) + 1e-9
+    (greedy,) = sample(sampler, Ask(prompt, labels, temperature=0.0))
+    assert greedy.logprobs == (max(greedy.label_logprobs),)
+    assert sample(sampler, Ask(prompt, labels, temperature=3.0, seed=5)) == [drawn[5]]
+    assert sampler.tokens == 2 * (len(prompt) + 2)
+
+
+def test_the_context_holds_what_is_read_of_a_label() -> None:
+    tokenizer = FAMILIES["qwen"]([policy_prompt(seen("label"))] * 30)
+    player = player_of(tokenizer)
+    one_token, longer = label_ids(tokenizer, 5), label_ids(tokenizer, 24)
+    full = tuple(prompt_ids(tokenizer, "a") * player.context)[: player.context]
+    fits, refused, shorter = sample(
+        LocalSampler(player), Ask(full, one_token), Ask(full, longer), Ask(full[:-1], longer)
+    )
+    assert [bool(one.too_long) for one in (fits, refused, shorter)] == [False, True, False]
+
+
+def test_a_batch_of_choices_counts_what_is_read_for_it() -> None:
+    plain, longer = Unit((1, 2, 3), ((5,), (6,)), (0,)), Unit((1, 2, 3), LABELS, (1,))
+    assert (plain.size, longer.size) == (3, (3 + 3) * 2)
+    assert packed([plain, longer], 12) == [[longer], [plain]]
+    assert packed([plain, longer], 24) == [[longer, plain]]
+
+
+# ------------------------------------------------------------------------------------------------------------ the words
+
+
+def test_prompts_list_answers_as_they_are_given() -> None:
+    shown = Observation((Message("user", "A room.\nActions:\n 0 none\nAction:"),), ("go  up", "say\n 2 words", "stay"))
+    assert policy_prompt(shown, "Up.", "text").endswith(
+        "\nReflection: Up.\nActions:\n go up\n say 2 words\n stay\nAction:"
+    )
+    for form in ("label", "text"):
+        assert listed_answers(policy_prompt(shown, "Up.", form), form) == answers(shown.choices, form)
+        assert listed_answers("Actions:\nAction:", form) == ()
+        assert listed_answers("How are you?\nAction:", form) == ()
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        (("go up", "stay", "go  up"), "choices 0 and 2 are both go up; use --answer label"),
+        (("go up", " "), "choice 1 has no words to answer with; use --answer label"),
+    ],
+)
+def test_words_that_cannot_be_answers_are_one_line(choices: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        answers(choices, "text")
+    assert str(caught.value) == message
+
+
+def test_answers_that_a_model_cannot_tell_apart_are_one_line() -> None:
+    tokenizer = FAMILIES["gemma"](["go up"] * 30)
+    with pytest.raises(CheckpointError, match="the answers say é and say ü are the same tokens"):
+        choice_ids(tokenizer, ("say é", "say ü"), "text")
+    tokenizer.eos_token = None
+    with pytest.raises(CheckpointError, match="no end token to tell them apart"):
+        choice_ids(tokenizer, ("go", "go up"), "text")
+
+
+def test_a_window_is_not_read_from_a_cache() -> None:
+    """A model with a window keeps no more than that of its prompt, so its chains are read whole."""
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=101, max_position_embeddings=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, initializer_range=0.3, sliding_window=8,
+    )  # fmt: skip
+    model, (row, *_) = MistralForCausalLM(config).eval(), prompts(1)
+    with torch.no_grad():
+        ours, _ = choice_logprobs(model, [row * 5], [LABELS], pad_id=0)
+    torch.testing.assert_close(ours[0], brute(model, row * 5, LABELS, 1.0), atol=1e-4, rtol=0)
