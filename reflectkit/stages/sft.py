@@ -239,7 +239,7 @@ def _teach_copying(config: Config, player: Player, progress: Progress) -> None:
 
 
 def _labels(texts: list[str], used: set[str]) -> list[str]:
-    """The labels that must be single tokens: all that the rows list or answer with.
+    """The labels that become single tokens of a tiny model: all that the rows list or answer with.
 
     If rows list different numbers of actions, other states may list more, so twice as many labels are used.
     """

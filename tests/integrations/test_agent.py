@@ -17,7 +17,7 @@ import pytest
 
 import reflectkit
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.core.errors import AgentError, CheckpointError, ConfigError
+from reflectkit.core.errors import AgentError, ConfigError
 from reflectkit.core.prompts import policy_prompt, reflection_prompt
 from reflectkit.envs.taxi import ACTIONS
 from reflectkit.integrations.agent import LoadedAgent, load_agent
@@ -239,8 +239,9 @@ def test_what_does_not_fit_and_a_closed_agent_are_errors_of_their_own(
     agent.act(observations[0].text, ACTIONS)
     with pytest.raises(AgentError, match="tokens, but its model reads 256"):
         agent.act("x " * 5000, ACTIONS)
-    with pytest.raises(CheckpointError, match="is 2 tokens"):
-        agent.act("x", [str(number) for number in range(30)])
+    assert len(agent.act("x", [str(number) for number in range(30)]).probabilities) == 30
+    with pytest.raises(ConfigError, match="at most 252 actions"):
+        agent.act("x", [str(number) for number in range(253)])
     with pytest.raises(ConfigError, match="for one, call act"):
         agent.act_batch("x")
     with pytest.raises(ConfigError, match="2 observations and 1 lists"):
