@@ -232,65 +232,56 @@ def _cached_hidden(
     """hidden_ND of all nodes: a pass over the prompts, and one over the chains behind them. Gradients flow through the
     cache. None if the model caches other things than keys and values, or nothing.
     """
-    bare = unwrapped(model)
-    recomputes = torch.is_grad_enabled() and bare.is_activation_checkpointing  # which does without a cache
+    bare, learns = unwrapped(model), torch.is_grad_enabled()
+    recomputes = learns and bare.is_activation_checkpointing  # which does without a cache
     positioned = "position_ids" in inspect.signature(bare.forward).parameters
     if recomputes or not positioned or not _plain(model) or not _of_keys_and_values(DynamicCache(config=bare.config)):
         return None
-    cache, length = (None, 0) if torch.is_grad_enabled() else behind_prefix(model, prompts)
-    rest = [prompt[length:] for prompt in prompts]
-    device = next(model.parameters()).device
-    output = trunk_of(model)(input_ids=right_pad(rest, pad_id, device), past_key_values=cache, use_cache=True)
-    cache = output.past_key_values
-    ends = torch.tensor([len(row) - 1 for row in rest], device=device)
-    hidden = [output.last_hidden_state[torch.arange(len(rest), device=device), ends]]
-    mask_BT = torch.ones(len(prompts), length + max(map(len, rest)), dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        mask_BT[row, len(prompt) :] = 0
-    mask_BT = mask_BT.to(device)
-    chains = [(row, chain) for row, one in enumerate(tries) for chain in range(len(one.chains))]
-    wanted = [(row, number) for row, one in enumerate(tries) for number in range(1, len(one.nodes))]
-    at_once = len(chains) if torch.is_grad_enabled() else max(CHAINS, len(prompts))
-    order = {(row, 0): row for row in range(len(prompts))}
+    cache, length = (None, 0) if learns else behind_prefix(model, prompts)
+    hidden_BD, cache = _read(model, prompts, cache, length, pad_id)
+    chains = [(row, index) for row, one in enumerate(tries) for index in range(len(one.chains))]
+    at_once = len(chains) if learns else max(CHAINS, len(prompts))
+    states_SD: dict[tuple[int, int], torch.Tensor] = {}
     for start in range(0, len(chains), at_once):
         part = chains[start : start + at_once]
-        place_of = {chain: place for place, chain in enumerate(part)}
-        states_MSD = _behind(model, prompts, tries, part, cache, mask_BT, pad_id)
-        here = [(row, number) for row, number in wanted if (row, tries[row].chain_of[number]) in place_of]
-        rows = [place_of[row, tries[row].chain_of[number]] for row, number in here]
-        steps = [len(tries[row].nodes[number].prefix) - 1 for row, number in here]
-        order |= {node: len(order) + place for place, node in enumerate(here)}
-        hidden.append(states_MSD[torch.tensor(rows, device=device), torch.tensor(steps, device=device)])
-    nodes = [order[row, number] for row, one in enumerate(tries) for number in range(len(one.nodes))]
-    return torch.cat(hidden)[torch.tensor(nodes, device=device)]
+        tokens = [tries[row].chains[index] for row, index in part]
+        states_MSD = _behind(model, prompts, cache, [row for row, _ in part], tokens, pad_id)
+        states_SD |= zip(part, states_MSD, strict=True)
+    return torch.stack(
+        [
+            states_SD[row, chain][len(node.prefix) - 1] if node.prefix else hidden_BD[row]
+            for row, one in enumerate(tries)
+            for node, chain in zip(one.nodes, one.chain_of, strict=True)
+        ]
+    )
 
 
 def _behind(
     model: Any,
     prompts: Sequence[Sequence[int]],
-    tries: Sequence[Trie],
-    chains: Sequence[tuple[int, int]],
-    cache: DynamicCache,
-    mask_BT: torch.Tensor,
+    cache: Any,
+    rows: Sequence[int],
+    chains: Sequence[Path],
     pad_id: int,
 ) -> torch.Tensor:
-    """Hidden states (M, S, D) of M chains, given as (row, index), behind their cached prompts; the cache is left as it
-    is.
-    """
-    device = mask_BT.device
-    tokens = [tries[row].chains[index] for row, index in chains]
-    input_ids_MS = right_pad(tokens, pad_id, device)
-    row_M = torch.tensor([row for row, _ in chains], device=device)
+    """Hidden states (M, S, D) of M chains, each behind the cached prompt of its row; the cache is left as it is."""
+    device = next(model.parameters()).device
+    row_M = torch.tensor(rows, device=device)
     own = DynamicCache()
     for number, layer in enumerate(cache.layers):
         own.update(layer.keys[row_M], layer.values[row_M], number)
-    step_MS = [[min(step, len(line) - 1) for step in range(input_ids_MS.shape[1])] for line in tokens]
-    length_M1 = torch.tensor([[len(prompts[row])] for row, _ in chains], device=device)
+    width, columns = max(map(len, chains)), cache.get_seq_length()
+    lengths = [len(prompts[row]) for row in rows]
+    seen_MT = [[1] * length + [0] * (columns - length) + [1] * width for length in lengths]
+    place_MS = [
+        [length + min(step, len(chain) - 1) for step in range(width)]  # padding is at the last token's place
+        for length, chain in zip(lengths, chains, strict=True)
+    ]
     states: torch.Tensor = trunk_of(model)(
-        input_ids=input_ids_MS,
+        input_ids=right_pad(chains, pad_id, device),
         past_key_values=own,
-        attention_mask=torch.cat([mask_BT[row_M], torch.ones_like(input_ids_MS)], dim=1),
-        position_ids=length_M1 + torch.tensor(step_MS, device=device),
+        attention_mask=torch.tensor(seen_MT, device=device),
+        position_ids=torch.tensor(place_MS, device=device),
         use_cache=True,
     ).last_hidden_state
     return states
@@ -304,13 +295,19 @@ def _of_keys_and_values(cache: Any) -> bool:
 def _last_hidden(model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor | None:
     """hidden_BD of the prompts' last positions, with their common prefix read once; None if that saves nothing."""
     cache, length = behind_prefix(model, prompts)
-    if cache is None:
-        return None
+    return None if cache is None else _read(model, prompts, cache, length, pad_id)[0]
+
+
+def _read(
+    model: Any, prompts: Sequence[Sequence[int]], cache: Any, length: int, pad_id: int
+) -> tuple[torch.Tensor, Any]:
+    """(hidden_BD of the prompts' last positions, their cache). cache: of their first `length` tokens, if any."""
     rest = [prompt[length:] for prompt in prompts]
     input_ids_BT = right_pad(rest, pad_id, next(model.parameters()).device)
-    hidden_BTD = trunk_of(model)(input_ids=input_ids_BT, past_key_values=cache, use_cache=True).last_hidden_state
-    places = [len(row) - 1 for row in rest]
-    return hidden_BTD[torch.arange(len(rest), device=hidden_BTD.device), torch.tensor(places, device=hidden_BTD.device)]
+    output = trunk_of(model)(input_ids=input_ids_BT, past_key_values=cache, use_cache=True)
+    hidden_BTD = output.last_hidden_state
+    places = torch.tensor([len(row) - 1 for row in rest], device=hidden_BTD.device)
+    return hidden_BTD[torch.arange(len(rest), device=hidden_BTD.device), places], output.past_key_values
 
 
 def _common_prefix(rows: Sequence[Sequence[int]]) -> int:
