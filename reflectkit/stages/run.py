@@ -166,7 +166,7 @@ class Config(StageConfig):
         -fast appended.
         """
         own = re.sub(r"[^A-Za-z0-9_.@-]+", "-", Path(self.recipe).stem).lstrip(".@-")[:40] or "recipe"
-        return self.name or "-".join([own, *([self.label] if self.label else []), *(["fast"] if self.fast else [])])
+        return self.name or "-".join([own, *self._marks])
 
     @property
     def label(self) -> str:
@@ -175,9 +175,29 @@ class Config(StageConfig):
         return folder_label(getattr(self, name), default) if name else ""
 
     @property
+    def _marks(self) -> list[str]:
+        """What is appended to the names of folders that other variants of the recipe must not share."""
+        return [*([self.label] if self.label else []), *(["fast"] if self.fast else [])]
+
+    @property
     def data_folder(self) -> Path:
-        """The data folder of all steps."""
-        return self.data_dir / self.label
+        """The data folder of all steps: --data-dir, or a folder in it for --fast and for a label."""
+        return self.data_dir / "-".join(self._marks)
+
+    @property
+    def in_full(self) -> list[str]:
+        """The arguments of `run` for the full recipe with the same parameters and settings, in folders of its own."""
+        arguments = [self.recipe]
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if item.name in ("recipe", "fast", "name", "force", "keep") or value == item.default:
+                continue
+            if isinstance(value, bool):
+                arguments.append(flag(item.name) if value else f"--no-{flag(item.name)[2:]}")
+                continue
+            for one in value if isinstance(value, tuple) else [value]:
+                arguments += [flag(item.name), str(one)]
+        return arguments
 
 
 @dataclass(frozen=True)
@@ -266,7 +286,7 @@ def run(config: Config, progress: Progress) -> Report:
             current.tables += [table for report in finals for table in report.tables[: 1 if check else None]]
             current.tables += [] if check else ablated
             report = current.finish(figures, [path for report in finals for path in report.outputs])
-            lines = closing(config.recipe, config.fast, recipe.fast_shows, recipe.full_shows, jobs, reports)
+            lines = closing(config.in_full, config.fast, recipe.fast_shows, recipe.full_shows, jobs, reports)
             return dataclasses.replace(report, closing=lines)
         outputs = []
         for number, (step, parts) in enumerate(evaluations.items()):

@@ -22,7 +22,7 @@ def lines(fast: bool = False, fast_shows: str = "", full_shows: str = "", **valu
     reports["evaluation"] = Report("evaluate", Path("results/my evaluation"), {})
     settings = {"env": "taxi", "data_dir": Path("data"), "results_dir": Path("results"), "policy": POLICY, "seed": 0}
     jobs = [Job("evaluation", "evaluate", settings | values, frozenset())]
-    return closing("taxi-tiny", fast, fast_shows, full_shows, jobs, reports)
+    return closing(["taxi-tiny", "--set", "a.b=c d"], fast, fast_shows, full_shows, jobs, reports)
 
 
 @pytest.mark.parametrize(
@@ -57,5 +57,5 @@ def test_the_fast_run_says_what_it_was() -> None:
     assert lines(fast=True)[0] == CHECK
     first = lines(fast=True, fast_shows="A part alone.", full_shows="takes an hour and shows all")[0]
     assert first.startswith("A part alone. The full run, `")
-    assert first.endswith("reflectkit run taxi-tiny`, takes an hour and shows all.")
+    assert first.endswith("reflectkit run taxi-tiny --set 'a.b=c d'`, takes an hour and shows all.")
     assert lines(fast_shows="A part alone.")[0] == "Next:"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ parameters:
 fast:
   demos: {noise: 0.1}
 """
+ALONG = ("--place", "--levels", "--set", "--seed")
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +63,26 @@ def test_each_value_of_a_path_has_its_own_folders(tmp_path: Path) -> None:
     given = settings(place=Path("a/repos"))["repos"]
     assert given["data_dir"] == Path("data") / names[0].removeprefix("r-")
     assert given["name"] == f"{names[0]}/repos"
+
+
+def test_the_fast_variant_has_its_own_data_also_for_a_path() -> None:
+    assert Config(recipe="r.yaml", fast=True).data_folder == Path("data/fast")
+    assert Config(recipe="r.yaml", fast=True, name="own", data_dir=Path("d")).data_folder == Path("d/fast")
+    own = Config(recipe="r.yaml", fast=True, place=Path("a/repos"))
+    assert own.folder == f"r-{own.label}-fast"
+    assert settings(fast=True, place=Path("a/repos"))["repos"]["data_dir"] == Path("data") / f"{own.label}-fast"
+
+
+def test_the_full_run_has_the_same_parameters_and_settings() -> None:
+    given = {"place": Path("my repos"), "levels": ("pickup", "full"), "shuffle": False, "set": ("demos.noise=0",)}
+    fast = Config(recipe="r.yaml", fast=True, name="own", keep=True, seed=3, **given)
+    first, *rest = fast.in_full
+    assert first == "r.yaml"
+    pairs = {("--place", "my repos"), ("--levels", "pickup"), ("--levels", "full"), ("--set", "demos.noise=0")}
+    assert pairs | {("--seed", "3")} == {pair for pair in pairwise(rest) if pair[0] in ALONG}
+    assert [one for one in rest if one.startswith("--") and one not in ALONG] == ["--no-shuffle"]
+    assert len(rest) == 11
+    assert Config(recipe="r.yaml", fast=True).in_full == ["r.yaml"]
 
 
 def test_the_recipes_own_value_keeps_the_usual_folders() -> None:

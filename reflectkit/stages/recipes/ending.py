@@ -22,15 +22,21 @@ DECIDED = ("name", "keep", "force", "threads", "device", "task", "episodes", "re
 
 
 def closing(
-    recipe: str, fast: bool, fast_shows: str, full_shows: str, jobs: Sequence[Job], reports: Mapping[str, Report]
+    in_full: Sequence[str],
+    fast: bool,
+    fast_shows: str,
+    full_shows: str,
+    jobs: Sequence[Job],
+    reports: Mapping[str, Report],
 ) -> tuple[str, ...]:
-    """The lines. fast_shows: what the fast variant is; empty: a check. full_shows: what the full run takes and shows.
+    """The lines. in_full: the arguments of `run` for the full recipe. fast_shows: what the fast variant is; empty: a
+    check. full_shows: what the full run takes and shows.
 
     jobs, reports: of the whole run; the commands are about the first evaluation.
     """
     lines: list[str] = []
     if fast:
-        full = f" The full run, `{_program()} run {shlex.quote(recipe)}`, {full_shows}." if full_shows else ""
+        full = f" The full run, `{_program()} run {shlex.join(in_full)}`, {full_shows}." if full_shows else ""
         lines.append((fast_shows or CHECK) + full)
     job = next((job for job in jobs if job.stage == "evaluate"), None)
     if job is None:

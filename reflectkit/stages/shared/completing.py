@@ -49,12 +49,31 @@ Names = Callable[[Begun], Iterable[tuple[str, str]]]
 def values(begun: Begun, setting: str) -> list[tuple[str, str]]:
     """The values that begin with `begun.word`; none for a setting whose values are not known."""
     source = VALUES.get(f"{begun.stage} {setting}") or VALUES.get(setting)
-    if source is None:
-        return []
     found: Iterable[tuple[str, str]] = ()
     with contextlib.suppress(ReflectkitError, OSError, ValueError):
-        found = [(name, "") for name in _table(source)] if isinstance(source, str) else list(source(begun))
+        if source is None:
+            found = _of_parameter(begun, setting)
+        else:
+            found = [(name, "") for name in _table(source)] if isinstance(source, str) else list(source(begun))
     return [(value, about) for value, about in found if value.startswith(begun.word) and value.isprintable()]
+
+
+def _of_parameter(begun: Begun, name: str) -> list[tuple[str, str]]:
+    """The values of the setting that a recipe's parameter sets; of a list, behind those that are there already."""
+    from reflectkit.stages.run import load_recipe
+
+    if begun.stage != "run" or not begun.settings.get("recipe"):
+        return []
+    recipe = load_recipe(begun.settings["recipe"])
+    parameter = recipe.resolved.get(name)
+    if parameter is None:
+        return []
+    owner, setting = parameter.targets[0]
+    step = next((one for one in recipe.steps if owner in (one["name"], one["stage"])), {"stage": ""})
+    several = isinstance(parameter.default, list | tuple)
+    before, comma, word = begun.word.rpartition(",") if several else ("", "", begun.word)
+    offered = values(Begun(step["stage"], {**recipe.defaults, **step, "results_dir": begun.results}, word), setting)
+    return [(f"{before}{comma}{value}", about) for value, about in offered if value not in before.split(",")]
 
 
 def _table(place: str) -> Iterable[str]:
@@ -198,6 +217,7 @@ VALUES: dict[str, Names | str] = {
     "role": "reflectkit.data.sft:FILE_OF_ROLE",
     "dtype": "reflectkit.core.config:DTYPES",
     "quantize": "reflectkit.core.config:QUANTIZE",
+    "thinking": "reflectkit.core.config:THINKING",
     "teacher": _teachers,
     "actor": lambda begun: [("teacher", ""), ("oracle", "")],
     "comments": "reflectkit.stages.gen_sft:COMMENTS",
