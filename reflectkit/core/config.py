@@ -134,6 +134,8 @@ class StageConfig:
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZE = ("none", "8bit", "4bit")
 ANSWERS = ("label", "text")
+OPTIMIZERS = ("adamw", "adafactor", "sgd")
+SCHEDULES = ("linear", "cosine", "constant")
 THINKING = ("on", "off", "hidden")
 TINY = ("tiny", "tiny-hybrid")
 """Models that are built here with random weights."""

@@ -175,10 +175,10 @@ def _config(source: str | Path) -> Any:
     return config
 
 
-def with_adapter(player: Player, rank: int, alpha: int, seed: int) -> Player:
+def with_adapter(player: Player, rank: int, alpha: int, seed: int, dropout: float = 0.0) -> Player:
     """`player` with a new LoRA adapter, which alone is trained (arXiv 2106.09685). Raises ConfigError if it has one.
 
-    seed: for its weights.
+    seed: for its weights. dropout: of what the adapter reads, 0 … 1.
     """
     from peft import LoraConfig, PeftModel, get_peft_model
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
@@ -189,9 +189,10 @@ def with_adapter(player: Player, rank: int, alpha: int, seed: int) -> Player:
     target_modules = None if has_default_targets else "all-linear"
     with torch.random.fork_rng():
         torch.manual_seed(seed % 2**63)
-        adapted = get_peft_model(
-            player.model, LoraConfig(r=rank, lora_alpha=alpha, target_modules=target_modules, task_type="CAUSAL_LM")
+        settings = LoraConfig(
+            r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=target_modules, task_type="CAUSAL_LM"
         )
+        adapted = get_peft_model(player.model, settings)
     return replace(player, model=adapted)
 
 

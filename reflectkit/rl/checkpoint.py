@@ -32,16 +32,15 @@ STATE, TENSORS, REPLAY, MEMO = (
     "replay.jsonl",
     "reflector_memo.json",
 )
-KEPT = 2
 
 
 class OtherSettingsError(CheckpointError):
     """The checkpoint belongs to a run with other settings."""
 
 
-def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
-    """Write `folder/checkpoint-<step>` atomically, remove all but the last two, and return its path. All processes must
-    call this; the first one writes.
+def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Mapping[str, Any], keep: int = 2) -> Path:
+    """Write `folder/checkpoint-<step>` atomically, then remove all but the last `keep`, and return its path. All
+    processes must call this; the first one writes.
 
     settings: the run's settings; only a run with the same ones resumes from it. facts: JSON values saved with the role.
     """
@@ -72,7 +71,7 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
 
     save_player(target, learner.player, {**facts, "step": trainer.step}, write_state, weights)
     up_to_now = [path for path in saved_in(folder) if _step_of(path) <= trainer.step]  # later ones are damaged
-    for old in up_to_now[:-KEPT]:
+    for old in up_to_now[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 

@@ -23,7 +23,7 @@ from reflectkit.models.padding import right_pad
 from reflectkit.rl import losses
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.logprobs import Scored, Unit, minibatches, packed, score, units
-from reflectkit.rl.optimizers import flat, make_optimizer, nested
+from reflectkit.rl.optimizers import Steps, flat, make_optimizer, nested
 from reflectkit.rl.processes import Processes
 
 MEANS = ("token", "row")
@@ -34,7 +34,11 @@ class Settings:
     """How to learn."""
 
     learning_rate: float
-    """Adam's learning rate for the policy."""
+    """Peak learning rate for the policy."""
+    optimizer: str = "adamw"
+    """The policy's optimizer; the critic has AdamW."""
+    weight_decay: float = 0.0
+    """Weight decay of the policy's matrices."""
     loss: Callable[[losses.TrainedTokens], torch.Tensor] = losses.clipped_loss
     """The policy loss of each trained token."""
     clip: float = 0.2
@@ -85,7 +89,8 @@ class Learner:
         self.processes, self.notify = processes or Processes(), notify
         self.max_tokens = settings.max_tokens
         player.activate()
-        self.optimizer = make_optimizer(player.model, settings.learning_rate, settings.max_grad_norm, self.processes)
+        steps = Steps(settings.learning_rate, settings.max_grad_norm, settings.optimizer, settings.weight_decay)
+        self.optimizer = make_optimizer(player.model, steps, self.processes)
         self.scorer = self.optimizer.scorer
         self._observed: dict[tuple[int, ...], float] = {}
         self.critic_weights = list(critic.parameters()) if critic is not None else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -51,8 +52,10 @@ class Plan:
     """Episodes played at once in one process."""
     repeats: int = 1
     """Episodes of each drawn problem; they start from the same state and form a group."""
-    decay: bool = True
-    """Whether learning rates fall linearly to 0 at the last update, so that the final policy no longer moves."""
+    schedule: str = "linear"
+    """See `learning_rate_factor`."""
+    warmup: int = 0
+    """Updates in which learning rates rise."""
 
 
 class Trainer:
@@ -106,7 +109,7 @@ class Trainer:
             )
         samples, estimates = self._rows(fresh, old)
         self.latest = list(zip(fresh, estimates.advantages, strict=False))
-        rate = 1 - self.step / self.plan.steps if self.plan.decay else 1.0
+        rate = learning_rate_factor(self.plan.schedule, self.step, self.plan.steps, self.plan.warmup)
         figures = self.learner.update(samples, generator(self.plan.seed, "update", self.step), rate)
         self.replay.add(fresh)
         overall = summary(played)
@@ -220,6 +223,20 @@ class Trainer:
         if reflector is None:
             return self.agent.policy.tokens, 0, 0
         return self.agent.policy.tokens + reflector.tokens, reflector.requests, reflector.hits
+
+
+def learning_rate_factor(schedule: str, step: int, steps: int, warmup: int) -> float:
+    """The factor of the peak learning rates in update `step` (0 is the first) of `steps`.
+
+    It rises linearly over the first `warmup` updates, none of which has 0. Then it falls to 0 behind the last update,
+    so that the final policy hardly moves: "linear", or "cosine" (arXiv 1608.03983, eq. 5); or it is "constant".
+    """
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    if schedule == "constant":
+        return 1.0
+    share = (step - warmup) / (steps - warmup)
+    return 1 - share if schedule == "linear" else (1 + math.cos(math.pi * share)) / 2
 
 
 def mean_figures(played: Sequence[Trajectory]) -> dict[str, float]:

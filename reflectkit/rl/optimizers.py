@@ -1,4 +1,4 @@
-"""The policy's optimizer: weights, gradients and Adam's state are replicated in every process or sharded (FSDP2, ZeRO).
+"""The policy's optimizer: weights, gradients and state are replicated in every process or sharded (FSDP2, ZeRO).
 
 All three have one interface for the learner: it runs the scorer, passes losses to `backward` and calls `step`. Loading
 what `tensors` returned continues training exactly. ZeRO: Rajbhandari et al. 2020; its shards are saved as tensors, not
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,23 +24,40 @@ from typing_extensions import override
 
 from reflectkit.core.errors import ReflectkitError
 from reflectkit.models.scoring import Scorer
+from reflectkit.models.training import decays, new_optimizer
 from reflectkit.rl.processes import Processes
 
 Tensors = dict[str, torch.Tensor]
 
 
-class Replicated:
-    """Every process holds everything; gradients are summed once per step.
+@dataclass(frozen=True)
+class Steps:
+    """How the optimizer steps."""
 
-    model: its trainable weights are optimised. rate: AdamW's peak learning rate. max_norm: maximum gradient norm.
+    rate: float
+    """Peak learning rate."""
+    max_norm: float
+    """Maximum gradient norm."""
+    optimizer: str = "adamw"
+    """One of `core.config.OPTIMIZERS`; sharded policies have AdamW."""
+    decay: float = 0.0
+    """Weight decay; see `models.training.decays`."""
+
+
+class Replicated:
+    """Every process holds everything; gradients are summed once per step. model: its trainable weights are
+    optimised.
     """
 
-    def __init__(self, model: nn.Module, rate: float, max_norm: float, processes: Processes) -> None:
-        self.model, self.rate, self.max_norm, self.processes = model, rate, max_norm, processes
-        self.weights = [weight for weight in model.parameters() if weight.requires_grad]
-        self.names = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    def __init__(self, model: nn.Module, steps: Steps, processes: Processes) -> None:
+        self.model, self.rate, self.max_norm, self.processes = model, steps.rate, steps.max_norm, processes
+        trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+        if steps.decay:  # in the order of the optimizer's groups, by which it numbers its state
+            trained.sort(key=lambda entry: not decays(entry[1]))
+        self.weights = [weight for _, weight in trained]
+        self.names = [name for name, _ in trained]
         self.scorer: Any = Scorer(model)
-        self.optimizer: Any = torch.optim.AdamW(self.weights, lr=rate, weight_decay=0.0)
+        self.optimizer: Any = new_optimizer(steps.optimizer, self.weights, steps.rate, steps.decay)
 
     @property
     def loss_scale(self) -> int:
@@ -95,8 +113,8 @@ class Replicated:
 class Fsdp2(Replicated):
     """Every process holds a shard of everything, as DTensors."""
 
-    def __init__(self, model: nn.Module, rate: float, max_norm: float, processes: Processes) -> None:
-        super().__init__(model, rate, max_norm, processes)
+    def __init__(self, model: nn.Module, steps: Steps, processes: Processes) -> None:
+        super().__init__(model, steps, processes)
         self.scorer, self.optimizer = processes.accelerator.prepare(self.scorer, self.optimizer)
         parts = dict(self.scorer.named_parameters())
         self.weights = [parts[f"model.{name}"] for name in self.names]
@@ -140,13 +158,13 @@ class Fsdp2(Replicated):
 class Zero(Replicated):
     """DeepSpeed's ZeRO: stage 2 shards the gradients and Adam's state, stage 3 the weights too."""
 
-    def __init__(self, model: nn.Module, rate: float, max_norm: float, processes: Processes) -> None:
-        super().__init__(model, rate, max_norm, processes)
+    def __init__(self, model: nn.Module, steps: Steps, processes: Processes) -> None:
+        super().__init__(model, steps, processes)
         settings = processes.accelerator.deepspeed_plugin.deepspeed_config
         settings |= {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
-            "gradient_clipping": max_norm,
+            "gradient_clipping": steps.max_norm,
         }
         settings["bf16"] = {"enabled": self.weights[0].dtype is torch.bfloat16}
         self.scorer, self.optimizer = processes.accelerator.prepare(self.scorer, self.optimizer)
@@ -227,10 +245,10 @@ class Zero(Replicated):
         return whole
 
 
-def make_optimizer(model: nn.Module, rate: float, max_norm: float, processes: Processes) -> Replicated:
+def make_optimizer(model: nn.Module, steps: Steps, processes: Processes) -> Replicated:
     """The optimizer for the way in which the processes were started."""
     kind = {"FSDP": Fsdp2, "DEEPSPEED": Zero}.get(processes.kind, Replicated)
-    return kind(model, rate, max_norm, processes)
+    return kind(model, steps, processes)
 
 
 def flat(state: Mapping[int, Mapping[str, torch.Tensor]]) -> Tensors:

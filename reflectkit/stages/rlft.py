@@ -32,7 +32,8 @@ from reflectkit.stages.shared.algorithm import AlgorithmConfig
 from reflectkit.stages.shared.distributed import shared_run, start_processes
 from reflectkit.stages.shared.environments import at_level, check_level, model_source
 from reflectkit.stages.shared.sampling import LOCAL, SamplerConfig
-from reflectkit.stages.shared.trackers import REPORT_TO_HELP, check_trackers, require_trackers, tracking
+from reflectkit.stages.shared.trackers import require_trackers, tracking
+from reflectkit.stages.shared.training import TrainingConfig
 
 if TYPE_CHECKING:
     from reflectkit.models.load import Player
@@ -51,7 +52,6 @@ LIMITS = {
     "max_steps": (1, 10**9),
     "episodes": (1, 2**20),
     "learning_rate": (0, 1000),
-    "max_grad_norm": (0, 10**9),
     "temperature": (0.001, 1000),
     "reflect_temperature": (0, 1000),
     "max_new_tokens": (1, 2**20),
@@ -72,7 +72,7 @@ MAY_DIFFER = (
 
 
 @dataclass(frozen=True)
-class Config(SamplerConfig, AlgorithmConfig):
+class Config(SamplerConfig, AlgorithmConfig, TrainingConfig):
     """Settings of rlft."""
 
     TRAINS: ClassVar[bool] = True
@@ -93,10 +93,8 @@ class Config(SamplerConfig, AlgorithmConfig):
     task_file: Path | None = option(None, help="Problems to train on; default: train.json in the env's data folder.")
     max_steps: int = option(60, help="Number of updates.")
     episodes: int = option(128, help="Episodes per update, over all processes.")
-    learning_rate: float = option(2.5e-4, help="Peak learning rate of Adam.")
-    schedule: str = option(
-        "linear", help="Learning-rate schedule: linear (decays to 0 at the last update) or constant."
-    )
+    learning_rate: float = option(2.5e-4, help="Peak learning rate.")
+    warmup_steps: int = option(0, help="Updates in which the learning rate rises to its peak.")
     max_grad_norm: float = option(0.3, help="Gradients are clipped to this norm.")
     temperature: float = option(1.0, help="Sampling temperature of the policy, in rollouts and in the loss.")
     reflect_prob: float = option(1.0, help="Probability that the policy sees the comment at a step.")
@@ -114,12 +112,11 @@ class Config(SamplerConfig, AlgorithmConfig):
     max_tokens_per_batch: int = option(
         16384, help="Tokens per forward pass, padding included; halved if memory runs out."
     )
-    save_steps: int = option(20, help="Updates between checkpoints; the latest two are kept.")
+    save_steps: int = option(20, help="Updates between checkpoints.")
     keep_episodes: int = option(0, help="Episodes to keep for `view` at each checkpoint; 0: none.")
     validate_steps: int = option(
         0, help="Updates between greedy validations on validate.json, next to the problems; 0: none."
     )
-    report_to: tuple[str, ...] = option((), help=REPORT_TO_HELP)
     device: str = option("auto", help="auto, cpu, cuda, …")
 
     def __post_init__(self) -> None:
@@ -129,12 +126,10 @@ class Config(SamplerConfig, AlgorithmConfig):
         for name in ("learning_rate", "max_grad_norm"):
             above(name, getattr(self, name), 0)
         fraction("reflect_prob", self.reflect_prob)
-        one_of("schedule", self.schedule, ("linear", "constant"))
         one_of("dtype", self.dtype or DTYPES[0], DTYPES)
         one_of("quantize", self.quantize or QUANTIZE[0], QUANTIZE)
         for level in self.curriculum:
             check_level(self.env, level)
-        check_trackers(self.report_to)
         if bool(self.load_dir) == bool(self.model):
             raise ConfigError(
                 "give the policy to train with either --load-dir CHECKPOINT or --model FOLDER_OR_ID, not both"
@@ -203,6 +198,8 @@ def run(config: Config, progress: Progress) -> Report:
             "--target-kl cannot discard gradients under DeepSpeed; omit it, or use `accelerate launch --config_file"
             ' "$(reflectkit list --configs fsdp2)"`'
         )
+    if processes.sharded and config.optimizer != "adamw":
+        raise ConfigError(f"--optimizer {config.optimizer} needs the whole policy in each process; use adamw")
     progress = progress if processes.first else Quiet()
     with processes.first_then_rest():
         config = replace(config, model=model_source(config.model, config.data_dir, progress))
@@ -367,6 +364,8 @@ def _trainer(
     objective, own = config.objective, config.critic_settings
     settings = Settings(
         learning_rate=config.learning_rate,
+        optimizer=config.optimizer,
+        weight_decay=config.weight_decay,
         loss=objective.loss,
         clip=config.clip,
         entropy=config.entropy,
@@ -411,7 +410,8 @@ def _trainer(
         config.seed,
         config.width,
         config.repeats,
-        config.schedule == "linear",
+        config.schedule,
+        config.warmup_steps,
     )
     return Trainer(
         plan, agent, learner, replay_size=config.replay_size, threshold=config.advance_at or None, processes=processes
@@ -463,7 +463,7 @@ def _loop(
             if due and config.keep_episodes and processes.first:
                 _keep_episodes(config, trainer, folder / "episodes.jsonl", progress)
             if due:
-                target = checkpoint.save(folder, trainer, settings, facts)
+                target = checkpoint.save(folder, trainer, settings, facts, config.keep_checkpoints)
                 processes.wait()
             log(figures, trainer.step)
             recent = [row["success_rate"] for row in history[-10:]]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from reflectkit.core.checksums import CHECKSUMS, seal, verify
-from reflectkit.core.config import DTYPES, PASSAGE, QUANTIZE, TINY, above, one_of, option, within
+from reflectkit.core.config import DTYPES, PASSAGE, QUANTIZE, TINY, above, fraction, one_of, option, within
 from reflectkit.core.console import Bar, Progress
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError
 from reflectkit.core.identity import plain_settings
@@ -29,7 +29,8 @@ from reflectkit.core.types import AGENT_MARKER
 from reflectkit.data.sft import FILE_OF_ROLE, Row, form_of, read_rows
 from reflectkit.models.hub import hub_options
 from reflectkit.stages.shared.environments import EnvConfig, model_source
-from reflectkit.stages.shared.trackers import REPORT_TO_HELP, Log, check_trackers, require_trackers, tracking
+from reflectkit.stages.shared.trackers import Log, require_trackers, tracking
+from reflectkit.stages.shared.training import TrainingConfig
 
 if TYPE_CHECKING:
     from reflectkit.models.chat import Dialogue
@@ -51,6 +52,8 @@ ARGUMENTS = (
 )
 LIMITS = {
     "max_steps": (1, 10**9),
+    "epochs": (0, 10**6),
+    "gradient_accumulation": (1, 2**16),
     "batch_size": (1, 2**16),
     "max_length": (1, 2**20),
     "learning_rate": (0, 1000),
@@ -65,7 +68,7 @@ LIMITS = {
 
 
 @dataclass(frozen=True)
-class Config(EnvConfig):
+class Config(EnvConfig, TrainingConfig):
     """Settings of sft."""
 
     TRAINS: ClassVar[bool] = True
@@ -78,8 +81,16 @@ class Config(EnvConfig):
         "tiny", help="tiny or tiny-hybrid (from scratch), smollm2-135m, a model folder, or a Hugging Face id."
     )
     max_steps: int = option(1500, help="Gradient steps.")
+    epochs: int = option(0, help="Passes over the rows, instead of --max-steps; 0: --max-steps counts.")
     batch_size: int = option(16, help="Rows per gradient step.")
-    learning_rate: float = option(2e-3, help="Peak learning rate; 5 % warm-up, then linear decay to 0.")
+    gradient_accumulation: int = option(1, help="Parts in which a batch is read, one after the other, to save memory.")
+    learning_rate: float = option(2e-3, help="Peak learning rate.")
+    warmup_steps: int | None = option(
+        None, help="Steps in which the learning rate rises to its peak; default: 5 % of the steps."
+    )
+    weight_decay: float = option(0.01, help="Weight decay, of all trained weights but biases and norms.")
+    max_grad_norm: float = option(1.0, help="Gradients are clipped to this norm.")
+    dropout: float | None = option(None, help="Dropout of the model in training; default: its own.")
     max_length: int = option(256, help="Maximum tokens per row; also the context length of a tiny model.")
     prompt_loss: bool = option(False, help="Train on the prompts too, for a model that starts from scratch.")
     group_by_length: bool = option(False, help="Batch rows of similar lengths, for less padding.")
@@ -88,8 +99,9 @@ class Config(EnvConfig):
     init_range: float = option(0.04, help="Standard deviation of a tiny model's initial weights.")
     lora_r: int = option(0, help="Rank of a LoRA adapter; 0 trains all weights.")
     lora_alpha: int = option(16, help="Scale of the LoRA adapter.")
+    lora_dropout: float = option(0.0, help="Dropout of what a new LoRA adapter reads.")
+    gradient_checkpointing: bool = option(False, help="Save memory by recomputing activations; about a third slower.")
     save_steps: int = option(250, help="Steps between the checkpoints from which a killed run resumes.")
-    report_to: tuple[str, ...] = option((), help=REPORT_TO_HELP)
     device: str = option("auto", help="auto, cpu, cuda, …")
     dtype: str = option("float32", help="float32, bfloat16 or float16.")
     quantize: str = option(
@@ -101,13 +113,22 @@ class Config(EnvConfig):
         one_of("role", self.role, FILE_OF_ROLE)
         one_of("dtype", self.dtype, DTYPES)
         one_of("quantize", self.quantize, QUANTIZE)
-        check_trackers(self.report_to)
         if self.quantize != "none" and not self.lora_r:
             raise ConfigError(f"--quantize {self.quantize} needs --lora-r: quantised weights cannot be trained")
         for name, (low, high) in LIMITS.items():
             within(name, getattr(self, name), low, high)
         above("learning_rate", self.learning_rate, 0)
         above("init_range", self.init_range, 0)
+        for name in ("dropout", "lora_dropout"):
+            if getattr(self, name) is not None:
+                fraction(name, getattr(self, name))
+        above("max_grad_norm", self.max_grad_norm, 0)
+        if self.lora_dropout and not self.lora_r:
+            raise ConfigError("--lora-dropout is that of a new adapter; add --lora-r, or use --dropout")
+        if self.batch_size % self.gradient_accumulation:
+            raise ConfigError(
+                f"--gradient-accumulation {self.gradient_accumulation} does not divide --batch-size {self.batch_size}"
+            )
         if self.copy_steps and self.model not in TINY:
             raise ConfigError(
                 f"--copy-steps is for a model that starts from scratch (tiny, tiny-hybrid), not {self.model}"
@@ -121,7 +142,7 @@ class Config(EnvConfig):
 
 
 def run(config: Config, progress: Progress) -> Report:
-    """Train and write `checkpoint-<max_steps>/`.
+    """Train and write `checkpoint-<steps>/`.
 
     Raises
     ------
@@ -136,10 +157,12 @@ def run(config: Config, progress: Progress) -> Report:
     with open_run("sft", config, _inputs(config, source)) as current:
         if current.done:
             return current.done
+        if config.epochs:
+            config = replace(config, max_steps=config.epochs * -(-len(rows) // config.batch_size))
         progress.news(f"sft ({config.role}): {len(rows)} rows of {source} → {current.folder}")
         if config.model not in TINY:
             hub_options(config.model)  # whether it can be fetched is known before torch is imported
-        from reflectkit.models.load import save_player
+        from reflectkit.models.load import checkpoint_gradients, save_player
 
         resume = _last_whole(current.folder / "trainer", progress)
         smaller = "--max-length" if config.model in TINY else "use --lora-r, --quantize or a smaller model"
@@ -147,6 +170,8 @@ def run(config: Config, progress: Progress) -> Report:
             player = replace(_player(config, source, rows), answer=form)
             if config.copy_steps and not resume:
                 _teach_copying(config, player, progress)
+            if config.gradient_checkpointing:
+                checkpoint_gradients(player.model)
             encoded = _encode(config, source, rows, player)
             log = _train(config, current.folder / "trainer", resume, player, encoded, progress)
 
@@ -168,6 +193,7 @@ def _player(config: Config, source: Path, rows: Sequence[Row]) -> Player:
     """The model to train. Raises CheckpointError."""
     from reflectkit.models.load import Player, load_player, pick_device, with_adapter
     from reflectkit.models.silence import silence_libraries
+    from reflectkit.models.training import set_dropout
 
     silence_libraries()
     if config.model in TINY:
@@ -177,10 +203,14 @@ def _player(config: Config, source: Path, rows: Sequence[Row]) -> Player:
         model = build_model(
             tokenizer, config.max_length, config.seed, config.init_range, hybrid=config.model == "tiny-hybrid"
         )
+        if config.dropout is not None:
+            set_dropout(model, config.dropout)
         return Player(model.to(pick_device(config.device)), tokenizer, config.role)
     loaded = load_player(config.model, device=config.device, dtype=config.dtype, quantize=config.quantize)
     if config.lora_r:
-        loaded = with_adapter(loaded, config.lora_r, config.lora_alpha, config.seed)
+        loaded = with_adapter(loaded, config.lora_r, config.lora_alpha, config.seed, config.lora_dropout)
+    if config.dropout is not None:
+        set_dropout(loaded.model, config.dropout)
     return replace(loaded, role=config.role)
 
 
@@ -357,16 +387,16 @@ def _train(
     arguments = SFTConfig(
         output_dir=str(folder),
         max_steps=config.max_steps,
-        per_device_train_batch_size=config.batch_size,
+        per_device_train_batch_size=config.batch_size // config.gradient_accumulation,
+        gradient_accumulation_steps=config.gradient_accumulation,
         learning_rate=config.learning_rate,
-        lr_scheduler_type="linear",
-        warmup_steps=max(1, config.max_steps // 20),
-        weight_decay=0.01,
-        max_grad_norm=1.0,
+        lr_scheduler_type="constant_with_warmup" if config.schedule == "constant" else config.schedule,
+        warmup_steps=max(1, config.max_steps // 20) if config.warmup_steps is None else config.warmup_steps,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
         logging_steps=min(20, config.max_steps),
         logging_nan_inf_filter=False,
         save_steps=config.save_steps,
-        save_total_limit=2,
         seed=config.seed % 2**32,
         use_cpu=on_cpu,
         bf16=not on_cpu and config.dtype == "bfloat16",
@@ -385,11 +415,12 @@ def _train(
             args=arguments,
             train_dataset=Dataset.from_list(encoded),
             processing_class=player.tokenizer,
+            optimizer_cls_and_kwargs=_optimizer(config),
         )
         trainer.pop_callback(_printer())
         try:
             with tracking(config.report_to, folder.parent, plain_settings(config)) as log:
-                trainer.add_callback(_callback(bar, math.log(len(player.tokenizer)), log))
+                trainer.add_callback(_callback(bar, math.log(len(player.tokenizer)), log, config.keep_checkpoints))
                 trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         except BaseException as error:
             full = disk_full(folder)
@@ -409,8 +440,20 @@ def _train(
     ]
 
 
-def _callback(bar: Bar, guessing: float, log: Log) -> Any:
-    """guessing: the loss of the uniform distribution over tokens, in nats per token. log: for the figures."""
+def _optimizer(config: Config) -> tuple[Any, dict[str, Any]] | None:
+    """The class of the optimizer and its settings; None for the trainer's own AdamW."""
+    if config.optimizer == "adamw":
+        return None
+    from reflectkit.models.training import optimizer_class
+
+    kind, settings = optimizer_class(config.optimizer)
+    return kind, settings | {"lr": config.learning_rate}
+
+
+def _callback(bar: Bar, guessing: float, log: Log, keep: int) -> Any:
+    """guessing: the loss of the uniform distribution over tokens, in nats per token. log: for the figures. keep: how
+    many checkpoints.
+    """
     from transformers import TrainerCallback
 
     from reflectkit.models.checks import all_finite
@@ -438,6 +481,8 @@ def _callback(bar: Bar, guessing: float, log: Log) -> Any:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             (checkpoint / ARGUMENTS).unlink(missing_ok=True)
             seal(checkpoint)
+            for old in _checkpoints(Path(args.output_dir))[:-keep]:  # only now can this one be resumed from
+                shutil.rmtree(old, ignore_errors=True)
 
     return Show()
 

@@ -7,8 +7,7 @@ import json
 import shutil
 import sys
 from collections import namedtuple
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,52 +17,17 @@ from safetensors.torch import load_file
 
 from reflectkit.cli.main import main
 from reflectkit.core.checksums import seal, verify
-from reflectkit.core.console import Bar, Quiet
+from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ConfigError, DataError, DivergedError, ReflectkitError
-from reflectkit.core.jsonl import write_jsonl
 from reflectkit.models.checks import all_finite
 from reflectkit.stages import sft
 from tests.kill import hashes
-
-LABELS = " 0", " 1"
-
-
-class Interrupting(Quiet):
-    """Presses Ctrl-C at the end of a step, and keeps the news."""
-
-    def __init__(self, at: int = 0) -> None:
-        self.at, self.step, self.lines = at, 0, []
-
-    def advance(self, amount: int = 1, **figures: float) -> None:
-        self.step += amount
-        if self.step == self.at:
-            raise KeyboardInterrupt
-
-    @contextmanager
-    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Bar]:
-        self.step = done
-        yield self
-
-    def news(self, text: str) -> None:
-        self.lines.append(text)
+from tests.sft_runs import Interrupting, config, train, write_rows
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    write_jsonl(path, [{"prompt": f"cell {number} of 9", "completion": LABELS[number % 2]} for number in range(9)])
-    return path
-
-
-def config(rows: Path, results: Path, **settings: Any) -> sft.Config:
-    known = {"env": "corridor", "role": "plain", "task_file": rows, "max_steps": 7, "save_steps": 2, "batch_size": 4,
-             "max_length": 32, "vocabulary": 300, "device": "cpu"}  # fmt: skip
-    return sft.Config(results_dir=results, **(known | settings))
-
-
-def train(rows: Path, results: Path, progress: Quiet | None = None, **settings: Any) -> Path:
-    """The checkpoint of an sft run in `results`."""
-    return sft.run(config(rows, results, **settings), progress or Quiet()).outputs[0]
+    return write_rows(tmp_path_factory.mktemp("rows"))
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,13 @@ def tracking(names: Sequence[str], folder: Path, settings: Mapping[str, Any]) ->
         kind = LOGGER_TYPE_TO_CLASS[name]
         # TensorBoard would put the settings into another run, named after the time; config.json has them
         tracker = kind("", str(folder)) if kind.requires_logging_directory else kind(PROJECT)
-        tracker.start()
+        try:
+            tracker.start()
+        except Exception as error:  # the packages raise many types without a login or a network
+            raise ConfigError(
+                f"--report-to {name}: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}; see its own"
+                " settings for working offline, or leave it out"
+            ) from None
         if not kind.requires_logging_directory:
             tracker.store_init_configuration(shown)
         trackers.append(tracker)
