@@ -31,6 +31,7 @@ from reflectkit.models.sampler import Opening
 from reflectkit.stages.shared.algorithm import AlgorithmConfig
 from reflectkit.stages.shared.distributed import shared_run, start_processes
 from reflectkit.stages.shared.environments import at_level, check_level, model_source
+from reflectkit.stages.shared.plan import Estimate, Stopwatch, plan_report, sizes
 from reflectkit.stages.shared.sampling import LOCAL, SamplerConfig
 from reflectkit.stages.shared.trackers import require_trackers, tracking
 from reflectkit.stages.shared.training import TrainingConfig
@@ -63,6 +64,7 @@ LIMITS = {
     "keep_episodes": (0, 2**20),
 }
 """The range of each of these settings."""
+CALIBRATED = 64  # episodes of an update whose memory and time --plan measures
 CHECKED = 8  # problems of each level whose prompts are checked before any weights are loaded
 MAY_DIFFER = (
     "resume_from", "learning_rate", "save_steps", "keep_episodes", "device", "report_to", "gradient_checkpointing",
@@ -207,6 +209,8 @@ def run(config: Config, progress: Progress) -> Report:
     if Path(config.model).is_dir() and config.model:
         models.append(Path(config.model))
     _check_prompts(config, levels)
+    if config.plan:
+        return _plan(config, levels, processes, progress)
     held_out = [source.with_name("validate.json")] if config.validate_steps else []
     with shared_run("rlft", config, [source, *held_out, *models, *config.input_files(tasks)], processes) as current:
         if current.done:
@@ -230,6 +234,50 @@ def run(config: Config, progress: Progress) -> Report:
         if not processes.first:
             return Report("rlft", current.folder, figures, (target,))
         return current.finish(figures, [target, current.folder / "metrics.jsonl"])
+
+
+def _plan(config: Config, levels: list[Level], processes: Processes, progress: Progress) -> Report:
+    """What training would take: three updates with some of the episodes are the calibration.
+
+    Raises ConfigError in several processes.
+    """
+    if processes.count > 1:
+        raise ConfigError("--plan runs in one process and says what several take; leave out torchrun or accelerate")
+    episodes = min(config.episodes, -(-CALIBRATED // config.repeats) * config.repeats)
+    trainer = _trainer(replace(config, episodes=episodes), levels, None, processes, progress)
+    watch = Stopwatch()
+    with progress.bar("Calibrating", 3) as bar:
+        for _ in range(3):
+            watch.begin()
+            figures = trainer.advance()
+            watch.gradients_done()
+            watch.end()
+            bar.advance(1)
+    learner, reflector = trainer.learner, trainer.agent.reflector
+    models: list[Any] = [learner.player.model, *([learner.critic] if learner.critic else [])]
+    if reflector is not None and hasattr(reflector.sampler, "player"):
+        models.append(reflector.sampler.player.model)
+    if learner.reference is not None and learner.reference.copy is not None:
+        models.append(learner.reference.copy)
+    known, share = sizes(models, config.optimizer), config.episodes / episodes
+    rows = int(str(figures["rows"]))
+    wider = _widest(config, trainer, rows * share) / max(1.0, _widest(config, trainer, rows))
+    said = f"three updates of {episodes} of the {config.episodes} episodes, the last with {rows} rows"
+    plan = Estimate(
+        **known,
+        activations=int(max(0, watch.memory.peak - known["gradients"]) * max(1.0, wider)),
+        tokens=float(str(figures["tokens"])) * share,
+        seconds=watch.seconds * share,
+        steps=config.max_steps,
+        calibration=said if rows else f"{said}: no group differed, so that what learning takes is missing",
+    )
+    return plan_report("rlft", config.results_dir, plan, processes=True)
+
+
+def _widest(config: Config, trainer: Trainer, rows: float) -> float:
+    """Tokens of the largest micro-batch of an update of `rows` rows like those of the last update."""
+    prompts = [len(turn.decision.prompt_ids) for trajectory, _ in trainer.latest for turn in trajectory.turns]
+    return min(config.max_tokens_per_batch, min(config.minibatch, rows) * (fmean(prompts) if prompts else 0))
 
 
 def _levels(config: Config, tasks: list[Task], source: Path) -> list[Level]:

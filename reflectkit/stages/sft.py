@@ -10,9 +10,11 @@ import errno
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from reflectkit.core.checksums import CHECKSUMS, seal, verify
@@ -25,10 +27,13 @@ from reflectkit.core.memory import memory_explained
 from reflectkit.core.prompts import ACTION_MARKER, CALLS_MARKER, LABELS, listed_answers
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.runs import has_finished, open_run
+from reflectkit.core.seeding import generator
+from reflectkit.core.threads import use_threads
 from reflectkit.core.types import AGENT_MARKER
 from reflectkit.data.sft import FILE_OF_ROLE, Row, form_of, read_rows
 from reflectkit.models.hub import hub_options
 from reflectkit.stages.shared.environments import EnvConfig, model_source
+from reflectkit.stages.shared.plan import Estimate, Stopwatch, plan_report, sizes
 from reflectkit.stages.shared.trackers import Log, require_trackers, tracking
 from reflectkit.stages.shared.training import TrainingConfig
 
@@ -154,11 +159,12 @@ def run(config: Config, progress: Progress) -> Report:
     rows = read_rows(source)
     form = "" if config.role == "reflection" else form_of(source, rows)
     config = replace(config, model=model_source(config.model, config.data_dir, progress))
+    if config.plan:
+        return _plan(config, source, rows, progress)
     with open_run("sft", config, _inputs(config, source)) as current:
         if current.done:
             return current.done
-        if config.epochs:
-            config = replace(config, max_steps=config.epochs * -(-len(rows) // config.batch_size))
+        config = _with_steps(config, len(rows))
         progress.news(f"sft ({config.role}): {len(rows)} rows of {source} → {current.folder}")
         if config.model not in TINY:
             hub_options(config.model)  # whether it can be fetched is known before torch is imported
@@ -187,6 +193,77 @@ def run(config: Config, progress: Progress) -> Report:
         }
         current.tables.append(figures_table(f"SFT ({config.role}) in {target}", "value", figures))
         return current.finish(figures, [target])
+
+
+def _with_steps(config: Config, rows: int) -> Config:
+    """`config` with --epochs as a number of steps. rows: how many there are."""
+    return replace(config, max_steps=config.epochs * -(-rows // config.batch_size)) if config.epochs else config
+
+
+def _plan(config: Config, source: Path, rows: Sequence[Row], progress: Progress) -> Report:
+    """What training would take: three steps on batches of the longest row are the calibration."""
+    use_threads(config.threads)
+    progress.news(f"sft --plan: {len(rows)} rows of {source}; loading torch")
+    if config.model not in TINY:
+        hub_options(config.model)
+    from reflectkit.models.load import checkpoint_gradients
+
+    config = _with_steps(config, len(rows))
+    player = _player(config, source, rows)
+    if config.gradient_checkpointing:
+        checkpoint_gradients(player.model)
+    encoded = _encode(config, source, rows, player)
+    lengths = [len(row["input_ids"]) for row in encoded]
+    longest = max(encoded, key=lambda row: len(row["input_ids"]))
+    part = config.batch_size // config.gradient_accumulation
+    short = replace(config, batch_size=part, gradient_accumulation=1, max_steps=3, group_by_length=False)
+    with tempfile.TemporaryDirectory() as scratch, progress.bar("Calibrating", 3) as bar:
+        trainer = _trainer(short, Path(scratch), player, [longest] * (3 * part))
+        trainer.args.save_strategy = "no"
+        trainer.add_callback(_timer(watch := Stopwatch(), bar))
+        with memory_explained(f"lower --batch-size, which is {config.batch_size}, or raise --gradient-accumulation"):
+            trainer.train()
+    known = sizes([player.model], config.optimizer)
+    tokens = _padded(lengths, config)
+    plan = Estimate(
+        **known,
+        activations=max(0, watch.memory.peak - known["gradients"]),
+        tokens=tokens,
+        seconds=watch.seconds * tokens / (part * max(lengths)),
+        steps=config.max_steps,
+        calibration=f"three steps of {part} rows of {max(lengths)} tokens, the longest",
+    )
+    return plan_report("sft", config.results_dir, plan, processes=False)
+
+
+def _timer(watch: Stopwatch, bar: Bar) -> Any:
+    """The callback that tells `watch` where steps begin and end."""
+    from transformers import TrainerCallback
+
+    class Timer(TrainerCallback):  # type: ignore[misc]
+        """Starts and stops the watch."""
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            watch.begin()
+
+        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+            watch.gradients_done()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            watch.end()
+            bar.advance(1)
+
+    return Timer()
+
+
+def _padded(lengths: Sequence[int], config: Config) -> float:
+    """Mean tokens of an update, padding included, over random batches of rows of these lengths."""
+    if config.group_by_length:
+        return config.batch_size * fmean(lengths)
+    part = config.batch_size // config.gradient_accumulation
+    chance = generator(config.seed, "plan")
+    widest = fmean(max(chance.choices(lengths, k=part)) for _ in range(256))
+    return config.batch_size * widest
 
 
 def _player(config: Config, source: Path, rows: Sequence[Row]) -> Player:
@@ -378,6 +455,33 @@ def _train(
 
     folder: for trainer checkpoints. Raises DivergedError; incomplete checkpoints are removed.
     """
+    done = int(resume.name.rpartition("-")[2]) if resume else 0
+    with progress.bar(f"SFT {config.role}", config.max_steps, done) as bar:
+        trainer = _trainer(config, folder, player, encoded)
+        try:
+            with tracking(config.report_to, folder.parent, plain_settings(config)) as log:
+                trainer.add_callback(_callback(bar, math.log(len(player.tokenizer)), log, config.keep_checkpoints))
+                trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        except BaseException as error:
+            full = disk_full(folder)
+            for unfinished in [path for path in _checkpoints(folder) if not (path / CHECKSUMS).is_file()]:
+                shutil.rmtree(unfinished, ignore_errors=True)  # or a full disk would stay full
+            if isinstance(error, DivergedError) and (good := _checkpoints(folder)):
+                raise DivergedError(f"{error}; its last checkpoint is {good[-1]}") from None
+            if full and isinstance(error, RuntimeError):  # torch does not say why it failed to write
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
+            raise
+    return [
+        {
+            name: value if math.isfinite(value) else None for name, value in record.items()
+        }  # a norm that overflows 16 bits
+        for record in trainer.state.log_history
+        if "loss" in record
+    ]
+
+
+def _trainer(config: Config, folder: Path, player: Player, encoded: list[dict[str, list[int]]]) -> Any:
+    """TRL's trainer of `player.model`. folder: for its checkpoints."""
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
@@ -408,36 +512,15 @@ def _train(
         disable_tqdm=True,
         dataset_num_proc=None,
     )
-    done = int(resume.name.rpartition("-")[2]) if resume else 0
-    with progress.bar(f"SFT {config.role}", config.max_steps, done) as bar:
-        trainer = SFTTrainer(
-            model=player.model,
-            args=arguments,
-            train_dataset=Dataset.from_list(encoded),
-            processing_class=player.tokenizer,
-            optimizer_cls_and_kwargs=_optimizer(config),
-        )
-        trainer.pop_callback(_printer())
-        try:
-            with tracking(config.report_to, folder.parent, plain_settings(config)) as log:
-                trainer.add_callback(_callback(bar, math.log(len(player.tokenizer)), log, config.keep_checkpoints))
-                trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-        except BaseException as error:
-            full = disk_full(folder)
-            for unfinished in [path for path in _checkpoints(folder) if not (path / CHECKSUMS).is_file()]:
-                shutil.rmtree(unfinished, ignore_errors=True)  # or a full disk would stay full
-            if isinstance(error, DivergedError) and (good := _checkpoints(folder)):
-                raise DivergedError(f"{error}; its last checkpoint is {good[-1]}") from None
-            if full and isinstance(error, RuntimeError):  # torch does not say why it failed to write
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
-            raise
-    return [
-        {
-            name: value if math.isfinite(value) else None for name, value in record.items()
-        }  # a norm that overflows 16 bits
-        for record in trainer.state.log_history
-        if "loss" in record
-    ]
+    trainer = SFTTrainer(
+        model=player.model,
+        args=arguments,
+        train_dataset=Dataset.from_list(encoded),
+        processing_class=player.tokenizer,
+        optimizer_cls_and_kwargs=_optimizer(config),
+    )
+    trainer.pop_callback(_printer())
+    return trainer
 
 
 def _optimizer(config: Config) -> tuple[Any, dict[str, Any]] | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from reflectkit.core.config import OPTIMIZERS, SCHEDULES, StageConfig, one_of, option, within
+from reflectkit.stages.shared.plan import PLAN_HELP
 from reflectkit.stages.shared.trackers import REPORT_TO_HELP, check_trackers
 
 TRAINING_LIMITS = {
@@ -30,6 +31,7 @@ class TrainingConfig(StageConfig):
         "linear", help="Learning rate after warm-up: linear or cosine (down to 0 at the last step), or constant."
     )
     keep_checkpoints: int = option(2, help="Checkpoints to keep, the latest; with 1, a damaged one means a new start.")
+    plan: bool = option(False, help=PLAN_HELP)
     report_to: tuple[str, ...] = option((), help=REPORT_TO_HELP)
 
     def __post_init__(self) -> None:
