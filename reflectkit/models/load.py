@@ -131,7 +131,7 @@ def load_player(
     except CheckpointError:
         raise
     except Exception as error:  # truncated, not safetensors, of another shape, …
-        raise CheckpointError(f"{name}: cannot load the model ({_first_line(error)})") from None
+        raise _unusable(name, "cannot load the model", error) from None
     if quantize == "none":
         model.to(place)
     return Player(model, tokenizer, facts.get("role"), dtype, quantize, answer=facts.get("answer", ""))
@@ -148,7 +148,7 @@ def load_tokenizer(source: str | Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(source), padding_side="left", trust_remote_code=False, **fetching)
     except Exception as error:  # the library raises many types where there is no usable tokenizer
-        raise CheckpointError(f"{source}: no usable tokenizer ({_first_line(error)})") from None
+        raise _unusable(source, "no usable tokenizer", error) from None
 
 
 def context_of(source: str | Path) -> int | None:
@@ -164,7 +164,7 @@ def _config(source: str | Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=False, **fetching).get_text_config()
     except Exception as error:  # the library raises many types here too
-        raise CheckpointError(f"{source}: no usable config ({_first_line(error)})") from None
+        raise _unusable(source, "no usable config", error) from None
     for name, most in SIZES.items():
         value = getattr(config, name, None)
         if value is not None and not (isinstance(value, int) and 0 < value <= most):
@@ -463,6 +463,16 @@ def _check_folder(folder: Path, role: str | None) -> dict[str, str]:
     if role == "policy" and trained_for == "reflection":
         raise CheckpointError(f"{folder} is a reflector, not a policy; give one made by `sft --role policy` or `plain`")
     return loading
+
+
+def _unusable(source: str | Path, what: str, error: Exception) -> CheckpointError:
+    """The error for a model that transformers refuses. what: the part of it."""
+    if "trust_remote_code" in str(error):
+        return CheckpointError(
+            f"{source} brings Python code along, and that of models is never run (no --trust-remote-code); install it"
+            " as a package that registers the model with transformers, see docs/your-own-model.md"
+        )
+    return CheckpointError(f"{source}: {what} ({_first_line(error)})")
 
 
 def _first_line(error: BaseException) -> str:
