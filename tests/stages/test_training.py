@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -255,3 +256,13 @@ def test_every_named_optimizer_and_schedule_trains(rows: Path, tmp_path: Path) -
     results = [train(rows, tmp_path / f"{one}{two}", optimizer=one, schedule=two, max_steps=2)
                for one, two in zip(OPTIMIZERS, SCHEDULES, strict=True)]  # fmt: skip
     assert len({hashes(result)["model.safetensors"] for result in results}) == 3
+
+
+def test_a_tracker_that_cannot_start_is_one_line(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "__init__.py").write_text("def init(**_):\n    raise RuntimeError('no login\\nat all')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(ConfigError, match=r"^--report-to wandb: no login; see its own settings for working offline"):
+        train(rows, tmp_path / "results", report_to=("wandb",))
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
