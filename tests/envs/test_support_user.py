@@ -9,7 +9,7 @@ import pytest
 from reflectkit.core.seeding import generator
 from reflectkit.core.users import UserTurn
 from reflectkit.envs.support.persona import CHATTY, PATIENCE, PUSHY, TERSE, WAVERING, Identity, Persona
-from reflectkit.envs.support.requests import CANCEL, DANGER, PAID, RETURN, STOCK, Request
+from reflectkit.envs.support.requests import CANCEL, DANGER, PAID, RETURN, STOCK, SWAP, Request
 from reflectkit.envs.support.rules import PAYMENT, SHIPPED
 
 CANCELLING = Request(
@@ -39,6 +39,7 @@ def persona(
         ("Could you please give me your e-mail address?", "anna.klein11@mail.example"),
         ("Could you please confirm your email address?", "anna.klein11@mail.example"),
         ("May I have your full name and city?", "Anna Klein, Bern"),
+        ("I'd be happy to help! Could you please provide your email address?", "anna.klein11@mail.example"),
         ("Who am I speaking with?", "Anna Klein, Bern"),
         ("Which order would you like to cancel?", "W1234"),
         ("Please tell me the order number.", "W1234"),
@@ -60,6 +61,11 @@ def persona(
         ("Shall I cancel it?", "You have not asked who I am."),
         ("I cannot cancel it, it is shipped.", "Bye."),
         ("That is not possible, because it is shipped.", "Bye."),
+        ("Unfortunately, it has already been dispatched.", "Bye."),
+        ("We do not offer that: it is on its way.", "Bye."),
+        ("You are outside of the 30-day return window.", "Bye."),
+        ("I'm afraid it takes a moment.", "All right."),
+        ("Please hold on while I check.", "All right."),
         ("Your order has been cancelled. Is there anything else I can help you with?", "Bye."),
     ],
 )
@@ -122,6 +128,7 @@ def test_nobody_who_is_hurt_is_satisfied_by_a_refusal() -> None:
     [
         (PAID, "Order W1234 cost 45.50 euros.", True),
         (PAID, "I see order W1234 here.", False),
+        (PAID, "It contains 2 items.", False),
         (PAID, "Was it 45.50 euros?", False),
         (STOCK, "It is sold out.", True),
         (STOCK, "There are two left.", True),
@@ -151,6 +158,12 @@ def test_long_replies_are_read_in_part(said: str) -> None:
     user = persona()
     user.answer(said)
     assert max(len(reply) for reply in user.replies[0]) <= 2000
+
+
+def test_an_item_and_its_option_can_be_asked_for_together() -> None:
+    swap = Request(SWAP, "I chose the wrong option.", {"order": "W1", "item": "desk lamp", "option": "green"})
+    assert persona(request=swap).answer("Which item is it, and which option would you like?").text == "desk lamp green"
+    assert persona(request=swap).answer("What would you like to exchange it for?").text == "desk lamp green"
 
 
 def test_who_wavers_changes_their_mind_once() -> None:

@@ -10,6 +10,7 @@ import re
 
 LONGEST_HEARD = 2000
 """Characters of a reply that the user listens to."""
+EMAIL_ADDRESS = re.compile(r"\be-?mail[ -]address\b")
 SENTENCE = re.compile(r"[^.!?\n]*(?:[.!?\n](?=\w)[^.!?\n]*)*[.!?\n]?")
 ORDER_ID = re.compile(r"\bw\d{3,6}\b")
 NUMBER = re.compile(r"(?:(?<![\w.,])|(?<=\beur)|(?<=\beuro)|(?<=\beuros))\d+(?:[.,]\d+)?(?:(?!\w)|(?=eur))")
@@ -52,6 +53,7 @@ ASKS = {
         rf"|{_GIVE} (me )?[\w ]*\b(item|product|article)\b|{_WHICH} (is|was) the (item|product|article)\b"
     ),
     "option": re.compile(
+        r"\b(exchange|swap|change|replace)d? (it|this|that|the [\w ]+) (for|with)\b|"
         rf"{_WHICH} (\w+ )?(option|colou?r|size|version|variant)\b|{_WHICH}\b.*\binstead\b"
         rf"|{_GIVE} (me )?[\w ]*\b(option|colou?r|size|version|variant)\b"
     ),
@@ -80,8 +82,11 @@ REFUSAL = re.compile(
     rf"\b(can ?not|can't|could not|couldn't|unable to|not able to){_NOT_FOUND}\b"
     r"|\b(not|never|isn't|aren't|no longer) (possible|allowed|eligible|permitted|entitled|covered)\b|\bimpossible\b"
     r"|\bno exceptions?\b|\b(must|have to) (refuse|decline|say no)\b|\bi (refuse|decline)\b|\bforbid(s|den)?\b"
-    r"|\b(won't|will not) be able to\b|\bno right to\b|\bnot (give|grant|make)\b"
+    r"|\b(won't|will not) be able to\b|\bno right to\b|\b(outside|beyond) (of )?(the|our) [\w -]*(window|period)\b"
+    rf"|\b(not|don't|doesn't|won't) (give|grant|make|offer|provide|accept|allow|issue|process|qualify|apply|{DOING})\b"
 )
+REGRET = re.compile(r"\bunfortunately\b|\bafraid\b|\bsorry\b|\bregret\b|\bapolog")
+"""With the words of a rule, and without a question, a refusal as well."""
 _PAST = r"cancell?ed|changed|swapped|returned|exchanged|credited|refunded|updated|replaced|taken back|redirected|moved"
 CLAIM = re.compile(rf"\b(has|have|is|was|are|were)( now| been| already| just)* ({_PAST})\b")
 """Says in so many words that something was done."""
@@ -91,6 +96,7 @@ DONE = re.compile(
 )
 """May say so."""
 GONE = re.compile(r"\bsold out\b|\bout of stock\b|\bnot (in stock|available)\b|\bunavailable\b|\bin stock\b|\bnone\b")
+PRICE = re.compile(r"\b(cost|costs|paid|price|total|amount|euros?|eur\d*)\b|€|\deur")
 YES_OR_NO = re.compile(
     r"\b(?:(?P<yes>yes|yeah|yep|ok|okay|sure|correct|right|go ahead|please do|do it|confirm|confirmed|agreed?|fine)"
     r"|no|not|don't|wait|stop|instead)\b"
@@ -99,7 +105,8 @@ YES_OR_NO = re.compile(
 
 def heard(text: str) -> str:
     """`text` as the user listens to it: its beginning, in lower case, on one line."""
-    return " ".join(text[:LONGEST_HEARD].lower().replace("’", "'").split())
+    said = " ".join(text[:LONGEST_HEARD].lower().replace("’", "'").split())
+    return EMAIL_ADDRESS.sub("email", said)  # is no address
 
 
 def sentences(said: str) -> list[str]:

@@ -9,9 +9,9 @@ from typing import Any
 from reflectkit.core.errors import DataError
 from reflectkit.envs.support.conduct import Conduct
 from reflectkit.envs.support.database import Database, Ledger
-from reflectkit.envs.support.hearing import REFUSAL, names, numbers, statements
+from reflectkit.envs.support.hearing import names, numbers, statements
 from reflectkit.envs.support.requests import Request
-from reflectkit.envs.support.rules import RULES
+from reflectkit.envs.support.rules import RULES, refuses
 from reflectkit.envs.support.tools import execute
 
 MOST_NUMBERS = 4
@@ -90,17 +90,13 @@ def untold(requests: Sequence[Request], replies: Sequence[Sequence[str]]) -> lis
     user heard during each request. Questions tell nothing, nor does a reply with more numbers, or refusals with more
     rules, than there is reason for.
     """
-    return [
-        fact
-        for request, heard in zip(requests, replies, strict=True)
-        for fact in _untold(request, [statements(reply) for reply in heard])
-    ]
+    return [fact for request, heard in zip(requests, replies, strict=True) for fact in _untold(request, heard)]
 
 
-def _untold(request: Request, stated: Sequence[str]) -> list[str]:
-    missing = [fact[0] for fact in request.told if not any(_tells(reply, fact) for reply in stated)]
+def _untold(request: Request, replies: Sequence[str]) -> list[str]:
+    missing = [fact[0] for fact in request.told if not any(_tells(statements(reply), fact) for reply in replies)]
     words = RULES[request.rule].words if request.rule else ()
-    return [*missing, request.refused] if words and not _gives(request.rule, stated) else missing
+    return [*missing, request.refused] if words and not _gives(request.rule, replies) else missing
 
 
 def _tells(reply: str, alternatives: Sequence[str]) -> bool:
@@ -112,9 +108,9 @@ def _tells(reply: str, alternatives: Sequence[str]) -> bool:
     )
 
 
-def _gives(rule: str, stated: Sequence[str]) -> bool:
+def _gives(rule: str, replies: Sequence[str]) -> bool:
     """Whether the refusals give `rule` as the reason, and not many."""
-    refusals = [reply for reply in stated if REFUSAL.search(reply)]
+    refusals = [statements(reply) for reply in replies if refuses(reply)]
     given = {
         name for name, row in RULES.items() if any(names(reply, words) for words in row.words for reply in refusals)
     }

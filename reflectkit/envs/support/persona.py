@@ -20,7 +20,7 @@ from reflectkit.envs.support.hearing import (
     ELSE,
     GONE,
     ORDER_ID,
-    REFUSAL,
+    PRICE,
     REQUESTING,
     heard,
     names,
@@ -28,8 +28,9 @@ from reflectkit.envs.support.hearing import (
     sentences,
     statements,
 )
-from reflectkit.envs.support.requests import CHANGES, DANGER, QUESTIONS, Request
+from reflectkit.envs.support.requests import CHANGES, DANGER, PAID, QUESTIONS, Request
 from reflectkit.envs.support.rules import PAYMENT as PAYMENT_RULE
+from reflectkit.envs.support.rules import refuses
 
 TERSE, CHATTY, WAVERING, PUSHY = "terse", "chatty", "wavering", "pushy"
 MOODS = (TERSE, CHATTY, WAVERING, PUSHY)
@@ -102,7 +103,7 @@ class Persona:
         if asked := list(self._asked(wanting)):
             return self._tell(asked)
         stated = statements(said)
-        if REFUSAL.search(stated) and self.current.kind != DANGER:
+        if self.current.kind != DANGER and refuses(said):
             return self._refused()
         goes_on = ELSE.search(said) is not None
         if self._is_answered(stated) or (self.acted and (goes_on or DONE.search(stated))):
@@ -111,7 +112,7 @@ class Persona:
             return self._confirm(said)
         if CLAIM.search(stated) and self.current.kind in CHANGES:
             return self._next()  # the user believes it
-        return self._unhelped(f"I do not understand. {self.current.say}" if goes_on or wanting else "All right.")
+        return self._unhelped(f"I do not understand. {self.current.say}" if "?" in said else "All right.")
 
     def _asked(self, wanting: Sequence[str]) -> Iterator[str]:
         """The facts that the agent asks for in these sentences."""
@@ -130,6 +131,8 @@ class Persona:
 
     def _is_answered(self, stated: str) -> bool:
         """Whether the user's question is answered, as far as they can tell."""
+        if self.current.kind == PAID:
+            return bool(numbers(stated)) and PRICE.search(stated) is not None
         return self.current.kind in QUESTIONS and bool(numbers(stated) or GONE.search(stated))
 
     def _tell(self, asked: Sequence[str]) -> UserTurn:

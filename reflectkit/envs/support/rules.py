@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from reflectkit.envs.support.generate import RETURN_DAYS
+from reflectkit.envs.support.hearing import ELSE, REFUSAL, REGRET, names, sentences, statements
 from reflectkit.envs.support.policy import LATE_DAYS
 from reflectkit.envs.support.tools import REASONS
 
@@ -70,3 +71,18 @@ RULES = {
     GOODWILL: Rule("the only credit is for a late delivery", (), needs_look_up=False),
 }
 """By name, as `Request.rule` has it."""
+
+
+def refuses(said: str) -> bool:
+    """Whether what was `heard` refuses something: in so many words, or as a regret with the words of a rule and without
+    a question.
+
+    >>> refuses("i cannot do that."), refuses("sorry, it is sold out. anything else?"), refuses("sorry. in blue?")
+    (True, True, False)
+    """
+    stated = statements(said)
+    if REFUSAL.search(stated):
+        return True
+    asks = any(one.endswith("?") and not ELSE.search(one) for one in sentences(said))
+    named = any(names(stated, words) for rule in RULES.values() for words in rule.words)
+    return named and not asks and REGRET.search(stated) is not None
