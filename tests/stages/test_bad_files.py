@@ -47,7 +47,7 @@ def test_bad_records_are_one_line_and_nothing_is_overwritten(
         (b'{"prompt": "p"}\n', ":1: field 'completion'"),
         (b'{"prompt": "p", "completion": " 0"}\n{"prompt": 3, "completion": " 0"}\n', ":2: field 'prompt'"),
         (b'{"prompt": "p", "completion": " 0"}\n{"prompt": "p"', ":2: not JSON"),
-        (b'{"prompt": "p", "completion": " 0 1"}\n', ":1: field 'completion': the label"),
+        (b'{"prompt": "p", "completion": " 0 1"}\n', ":1: field 'completion': the answer"),
         (b'{"prompt": "' + b"word " * 400 + b'", "completion": " 0"}\n', ":1: the row has"),
     ],
 )

@@ -15,6 +15,7 @@ from tests.kill import forked
 from tests.sft_runs import LABELS, write_rows
 
 ROOT = Path(__file__).parents[2]
+TYPE = "named-llama"  # not the page's, whose examples other tests run in this process
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def model(tmp_path: Path) -> Path:
     LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)  # type: ignore[arg-type]
     tokenizer.save_pretrained(folder)
     code = {"auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}}
-    write_json(folder / "config.json", read_json(folder / "config.json") | code | {"model_type": "own-llama"})
+    write_json(folder / "config.json", read_json(folder / "config.json") | code | {"model_type": TYPE})
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     return folder
 
@@ -48,14 +49,15 @@ def test_the_code_of_a_model_is_not_run(
 def test_a_named_module_registers_the_architecture(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The module is the one on the page, with another environment."""
+    """The module is the one on the page, with another environment and type."""
     page = (ROOT / "docs/your-own-model.md").read_text("utf-8")
     (code,) = re.findall(r"```python\n(from transformers import AutoConfig.*?)```", page, re.DOTALL)
     assert "from reflectkit.envs.taxi import Taxi" in code
-    (tmp_path / "my_architecture.py").write_text(code.replace("taxi", "corridor").replace("Taxi", "Corridor"))
+    code = code.replace("taxi", "corridor").replace("Taxi", "Corridor").replace("own-llama", TYPE)
+    (tmp_path / "named_architecture.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     for _ in range(2):  # the second time, it is finished
-        assert forked(command(model, "my_architecture:Corridor"), tmp_path) == 0, (tmp_path / "output.txt").read_text()
-    evaluate = ["evaluate", "--env", "my_architecture:Corridor", "--policy", "own=results/run", "--device", "cpu"]
+        assert forked(command(model, "named_architecture:Corridor"), tmp_path) == 0, (tmp_path / "output.txt").read_text()
+    evaluate = ["evaluate", "--env", "named_architecture:Corridor", "--policy", "own=results/run", "--device", "cpu"]
     assert forked(evaluate, tmp_path) == 0, (tmp_path / "output.txt").read_text()
     assert not (tmp_path / "ran").exists()
