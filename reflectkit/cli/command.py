@@ -136,6 +136,8 @@ def _function(name: str, module: Any, arguments: Sequence[str]) -> Callable[...,
         with RichProgress(console) as progress:
             report = _run(module, settings, progress)
         show(console, report)
+        if report.code:
+            raise typer.Exit(report.code)
 
     text = "YAML file of settings, by the names of these flags; flags on the command line override it."
     file = Annotated[Path | None, typer.Option("--config", help=text, rich_help_panel=StageConfig.PANEL)]

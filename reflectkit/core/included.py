@@ -16,7 +16,12 @@ REPOSITORIES = Path("data/auto_explore/repos")
 
 def repositories_in(folder: Path) -> Path:
     """`folder`, or that of the included repositories if it is `REPOSITORIES` and there is none."""
-    return _package() / "boxed" / "repos" if folder == REPOSITORIES and not folder.is_dir() else folder
+    return included_repositories() if folder == REPOSITORIES and not folder.is_dir() else folder
+
+
+def included_repositories() -> Path:
+    """The folder of the included repositories."""
+    return _package() / "boxed" / "repos"
 
 
 def launch_config(name: str) -> Path:

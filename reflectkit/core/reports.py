@@ -44,3 +44,5 @@ class Report:
     """Whether the run had already finished."""
     closing: tuple[str, ...] = ()
     """Lines to end with, e.g. commands to type next."""
+    code: int = 0
+    """The command's exit code: 1 if something that it checked failed."""

@@ -6,7 +6,9 @@ against bare passes of the same model over the same tokens. An environment that 
 measured, without `--task-file`, on generated ones: auto_explore on a repository of `--files` files, alfworld on one
 game of each type. An environment that works in other processes is also measured in parallel, in CPU time and wall time.
 `bench coverage` does not measure speed: it simulates how often the intervals of `evaluate` contain the true value, and
-takes no environment.
+takes no environment. `bench gpu` checks on one GPU, without a network, that everything that trains and samples works
+there, with its speed and peak memory. Each part runs in its own process; the table is written after each. The exit code
+is 1 if a part fails, and the same command then goes on with what is missing; it is 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import psutil
 from reflectkit.agents.scripted import RandomAgent
 from reflectkit.core.config import one_of, option, within
 from reflectkit.core.console import Progress
+from reflectkit.core.errors import ConfigError
 from reflectkit.core.eventloop import result_of
 from reflectkit.core.jsonl import write_text
 from reflectkit.core.protocols import Env
@@ -38,6 +41,7 @@ from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import ENVS
+from reflectkit.stages.benchmarks import gpu
 from reflectkit.stages.shared.environments import PlayConfig, at_level
 from reflectkit.stages.shared.eval_tables import csv_text
 
@@ -46,8 +50,9 @@ EXAMPLES = (
     "reflectkit bench env --env taxi --steps 200000",
     "reflectkit bench rl --env taxi",
     "reflectkit bench coverage --simulations 500",
+    "reflectkit bench gpu",
 )
-WHAT = ("env", "rl", "coverage")
+WHAT = ("env", "rl", "coverage", "gpu")
 MOST_SIMULATIONS = 100_000  # per cell, which takes gigabytes
 SIZES = ("tiny", "gpt2-small")
 ROUNDS = 5
@@ -59,7 +64,7 @@ class Config(PlayConfig):
     """Settings of bench."""
 
     what: str = dataclasses.field(
-        metadata={"help": "What to measure: env, rl or coverage.", "argument": True}, kw_only=True
+        metadata={"help": "What to measure: env, rl, coverage or gpu.", "argument": True}, kw_only=True
     )
     env: str = option("taxi", help=f"env, rl: environment: {', '.join(ENVS)}, or your own as package.module:Class.")
     steps: int | None = option(
@@ -73,6 +78,10 @@ class Config(PlayConfig):
     files: int = option(1000, help="Number of files in the generated repository, if the env explores one.")
     simulations: int = option(2000, help="coverage: simulated data sets per cell.")
     task_file: Path | None = option(None, help="Problems to play; default: the env's own, or generated ones.")
+    device: str = option("auto", help="rl: auto (a GPU if there is one), cpu or cuda. gpu: a GPU, or cpu with --fast.")
+    fast: bool = option(False, help="gpu: tiny shapes, which test the check itself, on a CPU too.")
+    only: tuple[str, ...] = option((), help="gpu: run this part only, after setup (repeat the flag).")
+    minutes: float = option(gpu.MINUTES, help="gpu: time for all parts; no new one is started after it.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,6 +93,12 @@ class Config(PlayConfig):
         within("simulations", self.simulations, 1, MOST_SIMULATIONS)
         for name in self.size:
             one_of("size", name, SIZES)
+        one_of("device", self.device, gpu.DEVICES)
+        for name in self.only:
+            one_of("only", name, gpu.names_of_parts())
+        within("minutes", self.minutes, 1, 10_000)
+        if self.what == "gpu" and self.device == "cpu" and not self.fast:
+            raise ConfigError("bench gpu --device cpu tests the check itself and needs --fast")
 
     @property
     def taken(self) -> int:
@@ -93,7 +108,7 @@ class Config(PlayConfig):
 
 def run(config: Config, progress: Progress) -> Report:
     """Measure, and write the figures to `report.json`."""
-    measured = {"env": _environment, "rl": _learning, "coverage": _coverage}
+    measured = {"env": _environment, "rl": _learning, "coverage": _coverage, "gpu": _on_a_gpu}
     return measured[config.what](config, progress)
 
 
@@ -111,6 +126,28 @@ def _coverage(config: Config, progress: Progress) -> Report:
         return current.finish({"cells": len(measured), "below": len(bench_coverage.missed(measured))}, [written])
 
 
+def _on_a_gpu(config: Config, progress: Progress) -> Report:
+    """What trains and samples, part by part. Raises ConfigError without a GPU."""
+    facts = gpu.machine(config.device, config.threads)
+    with open_run("bench", config) as current:
+        if current.done:
+            return current.done
+        device = "cpu" if config.device == "cpu" else "cuda"
+        bench = gpu.Bench(current.folder.absolute(), device, config.fast, config.seed, config.threads)
+        chosen = {"setup", *config.only} if config.only else set(gpu.names_of_parts())
+        with progress.bar("bench gpu: parts", len(chosen)) as bar:
+            rows = gpu.check(sorted(chosen), bench, facts, config.minutes, bar)
+        current.tables.append(gpu.table(bench, facts, rows))
+        written = (current.folder / "table.md", current.folder / "table.json")
+        failed = [row.part for row in rows if row.status == "failed"]
+        figures = {**facts, "failed": failed}
+        if failed:
+            log = current.folder / f"{failed[0]}.log"
+            closing = (f"failed: {', '.join(failed)}; see {log}. The same command runs only these and later ones again",)
+            return Report("bench", current.folder, figures, written, tuple(current.tables), closing=closing, code=1)
+        return current.finish(figures, written)
+
+
 def _learning(config: Config, progress: Progress) -> Report:
     """Rollouts and updates of models with random weights."""
     from reflectkit.models.silence import silence_libraries
@@ -123,7 +160,7 @@ def _learning(config: Config, progress: Progress) -> Report:
         for size in config.size:
             rounds, episodes = (config.rounds, config.episodes) if size == "tiny" else (-(-config.rounds // 2), 32)
             with progress.bar(f"{config.env_name}: {size}", rounds + 1) as bar:
-                measured = measure(size, tasks, make, episodes, rounds, config.seed, bar)
+                measured = measure(size, tasks, make, episodes, rounds, config.seed, bar, config.device)
             figures |= {f"{size}_{name}": value for name, value in measured.items()}
             current.tables.append(figures_table(f"RL in {config.env_name}, {size}, batches of 32", "value", measured))
         return current.finish(figures)

@@ -25,7 +25,7 @@ from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Decision, Observation, Sample, Task, Trajectory
 from reflectkit.models.decoding import decode
-from reflectkit.models.load import Player
+from reflectkit.models.load import Player, pick_device
 from reflectkit.models.local import LocalSampler
 from reflectkit.models.padding import left_pad, position_ids, right_pad
 from reflectkit.models.tiny import build_model, build_tokenizer
@@ -49,9 +49,9 @@ class Clock:
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
         """Add the duration of the block to `name`."""
-        started = time.perf_counter()
+        started = _now()
         yield
-        self.seconds.setdefault(name, []).append(time.perf_counter() - started)
+        self.seconds.setdefault(name, []).append(_now() - started)
 
     def ratio(self, part: str, whole: str) -> float:
         """Median over rounds of `part` divided by `whole`."""
@@ -60,12 +60,26 @@ class Clock:
         )
 
 
+def _now() -> float:
+    """Seconds on the clock when all work given to a GPU is done."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def measure(
-    size: str, tasks: Sequence[Task], make: Callable[[], Env], episodes: int, rounds: int, seed: int, bar: Bar
+    size: str,
+    tasks: Sequence[Task],
+    make: Callable[[], Env],
+    episodes: int,
+    rounds: int,
+    seed: int,
+    bar: Bar,
+    device: str = "cpu",
 ) -> dict[str, float]:
     """The figures for a model of `size` (one of SIZES) with random weights: rates, and ratios to the bare passes."""
-    policy = player(size, tasks, make, seed)
-    reflector = player(size, tasks, make, seed + 1)
+    policy = player(size, tasks, make, seed, device)
+    reflector = player(size, tasks, make, seed + 1, device)
     clock, counts = Clock(), {"episodes": 0, "read": 0, "commented": 0, "rows": 0}
     learner = Learner(policy, Settings(learning_rate=0.0, minibatch=BATCH))
     for number in range(rounds + 1):  # the first one warms up
@@ -105,7 +119,7 @@ def decoding_ratio(
     """
     clock = Clock()
     for number in range(rounds + 1):  # the first one warms up
-        _decoding_pair(writer, prompts, limits, width, clock)
+        decoding_pair(writer, prompts, limits, width, clock)
         if number == 0:
             clock.seconds.clear()
     return clock.ratio("bare_decoding", "decoding")
@@ -139,19 +153,22 @@ def decoding_floor(
             positions = (positions[:, -1:] + 1).clamp(max=writer.context - 1)  # including rows that have ended
 
 
-def player(size: str, tasks: Sequence[Task], make: Callable[[], Env], seed: int) -> Player:
+def player(
+    size: str, tasks: Sequence[Task], make: Callable[[], Env], seed: int, device: str = "cpu"
+) -> Player:
     """A player of `size` with random weights, and a tokenizer of the env's first prompts that has every label."""
     env = make()
     seen = [result_of(env.reset(task, seed)) for task in tasks[:: max(1, len(tasks) // 50)]]
     texts = [policy_prompt(one) for one in seen] + [reflection_prompt(one) for one in seen]
     tokenizer = build_tokenizer(texts, [f" {label}" for label in LABELS], 1500)
     if size == "tiny":
-        return Player(build_model(tokenizer, 1024, seed), tokenizer, None)
+        return Player(build_model(tokenizer, 1024, seed).to(pick_device(device)), tokenizer, None)
     from transformers import GPT2Config, GPT2LMHeadModel
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Player(GPT2LMHeadModel(GPT2Config()).eval(), tokenizer, None)  # 124 M parameters
+        model = GPT2LMHeadModel(GPT2Config()).eval()  # 124 M parameters
+    return Player(model.to(pick_device(device)), tokenizer, None)
 
 
 def _round(
@@ -178,9 +195,9 @@ def _round(
 
     texts = _texts(played)
     if texts:
-        _decoding_pair(policy, [prompt for prompt, _ in texts], [len(line) for _, line in texts], BATCH, clock)
+        decoding_pair(policy, [prompt for prompt, _ in texts], [len(line) for _, line in texts], BATCH, clock)
     else:
-        _decoding_pair(reflector, asked_ids[: 2 * BATCH], [COMMENT_TOKENS] * len(asked_ids[: 2 * BATCH]), BATCH, clock)
+        decoding_pair(reflector, asked_ids[: 2 * BATCH], [COMMENT_TOKENS] * len(asked_ids[: 2 * BATCH]), BATCH, clock)
 
     offered = {turn.observation.choices for trajectory in played for turn in trajectory.turns} - {()}
     estimates = objective("reinforce").estimate(played)
@@ -215,8 +232,8 @@ def _model_time(model: Any) -> Iterator[list[float]]:
     spent: list[float] = []
     trunk = getattr(model, model.base_model_prefix)
     hooks = [
-        trunk.register_forward_pre_hook(lambda *_: spent.append(-time.perf_counter())),
-        trunk.register_forward_hook(lambda *_: spent.append(spent.pop() + time.perf_counter())),
+        trunk.register_forward_pre_hook(lambda *_: spent.append(-_now())),
+        trunk.register_forward_hook(lambda *_: spent.append(spent.pop() + _now())),
     ]
     try:
         yield spent
@@ -225,7 +242,7 @@ def _model_time(model: Any) -> Iterator[list[float]]:
             hook.remove()
 
 
-def _decoding_pair(
+def decoding_pair(
     writer: Player, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int, clock: Clock
 ) -> None:
     """Sample `limits` tokens after each prompt, then make the bare passes over them."""
@@ -267,7 +284,7 @@ def _batches(rows: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]
 def _bare_forward(reader: Player, prompts: Sequence[Sequence[int]]) -> None:
     """The model's own forward over the prompts, with logits of the last position only."""
     for rows in _batches(prompts):
-        input_ids, mask = left_pad(rows, reader.pad_id, torch.device("cpu"))
+        input_ids, mask = left_pad(rows, reader.pad_id, next(reader.model.parameters()).device)
         reader.model(
             input_ids=input_ids, attention_mask=mask, position_ids=position_ids(mask), use_cache=False, logits_to_keep=1
         )
@@ -278,7 +295,7 @@ def _bare_backward(learner: Learner, samples: Sequence[Sample]) -> None:
     parts = units(samples)
     for micro in packed(parts, BATCH * max(len(unit.tokens) for unit in parts)):
         for rows in _batches([unit.tokens for unit in micro]):
-            input_ids, mask = left_pad(rows, learner.player.pad_id, torch.device("cpu"))
+            input_ids, mask = left_pad(rows, learner.player.pad_id, next(learner.player.model.parameters()).device)
             output = learner.player.model(
                 input_ids=input_ids,
                 attention_mask=mask,

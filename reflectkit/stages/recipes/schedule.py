@@ -54,7 +54,8 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
     if len(reports) == len(jobs):
         return reports
     progress.news("starting the steps; loading torch takes some seconds")
-    context = _context([job for job in jobs if job.name not in reports])
+    unfinished = [job for job in jobs if job.name not in reports and job.stage != CHECKS]
+    context = forked(trains=any(config_class(job.stage).TRAINS for job in unfinished))
     events: Any = context.Queue()
     workers: dict[str, BaseProcess] = {}
     open_bars: dict[tuple[str, int], tuple[Bar, contextlib.ExitStack]] = {}
@@ -138,14 +139,14 @@ def check_script() -> None:
         )
 
 
-def _context(jobs: Sequence[Job]) -> Any:
-    """Processes forked from a server that has imported the training libraries; fresh interpreters if forking is unsafe
-    (macOS) or unavailable, or if the libraries would read other variables than in the server.
+def forked(*, trains: bool) -> Any:
+    """Processes forked from a server, which has imported the training libraries if `trains`; fresh interpreters if
+    forking is unsafe (macOS) or unavailable, or if the libraries would read other variables than in the server.
     """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    if any(job.stage != CHECKS and config_class(job.stage).TRAINS for job in jobs):
+    if trains:
         context.set_forkserver_preload([PRELOADED])
     _start_server(context)
     return context if _served == _read_once() else multiprocessing.get_context("spawn")
@@ -266,7 +267,7 @@ def _work(
     """Run a job in a worker. environment: that of the process that waits for it; the server may have an older one."""
     os.environ.clear()
     os.environ.update(environment)
-    threading.Thread(target=_exit_with, args=(parent, os.getppid()), daemon=True).start()
+    end_with(parent)
     try:
         module = importlib.import_module(f"{__package__}.{CHECKS}" if stage == CHECKS else STAGES[stage])
         config = from_mapping(module.Config, values, f"step '{name}'")
@@ -285,6 +286,11 @@ def _work(
             return
         note = "".join(traceback.format_exception(error))
         events.put((name, "error", RuntimeError(f"step '{name}': {message}\n{note}")))
+
+
+def end_with(parent: int) -> None:
+    """From now on, end this forked process once process `parent`, which waits for it, or its server is gone."""
+    threading.Thread(target=_exit_with, args=(parent, os.getppid()), daemon=True).start()
 
 
 def _exit_with(scheduler: int, server: int) -> None:

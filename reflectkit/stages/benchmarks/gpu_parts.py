@@ -1,0 +1,492 @@
+"""The parts of `bench gpu`. Each is called in a process of its own, and measures one thing on the device it is given.
+
+Run as a module, this is one of the processes that `launched` starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.util
+import os
+import platform
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from reflectkit.core.console import Quiet
+from reflectkit.core.errors import ReflectkitError
+from reflectkit.core.included import included_repositories, launch_config
+from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_jsonl
+from reflectkit.core.types import Sample
+from reflectkit.models.load import Player, load_player, save_player, with_adapter
+from reflectkit.models.padding import left_pad, position_ids
+from reflectkit.models.silence import silence_libraries
+from reflectkit.stages.benchmarks.gpu import SMOLLM2, Bench, Measured, NotPossibleError, peak_gib
+from reflectkit.stages.benchmarks.rl import Clock, decoding_pair
+
+ENV = "auto_explore"
+PROMPTS: dict[str, int] = {"result_tokens": 60, "prompt_tokens": 300}
+RECIPE = "auto-explore-smollm2"
+RANK = 16
+UNSHAREABLE = ("Duplicate GPU", "invalid usage", "Gloo", "ProcessGroupGloo", "No backend type")
+"""Words of the errors of communication that this machine, or this torch, does not have between processes on one GPU."""
+
+
+def machine(bench: Bench) -> Measured:
+    """Write what the figures depend on to facts.json. Raises NotPossibleError if a GPU is asked for and missing."""
+    import transformers
+
+    if bench.device == "cpu":
+        facts: dict[str, Any] = {"device": f"CPU ({platform.machine()})"}
+    elif torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        facts = {"device": properties.name, "gib": round(properties.total_memory / 2**30, 1)}
+    else:
+        raise NotPossibleError("torch sees no GPU")
+    versions = {"torch": str(torch.__version__), "transformers": str(transformers.__version__)}
+    facts |= versions | {"date": datetime.datetime.now(datetime.UTC).date().isoformat()}
+    write_json(bench.folder / "facts.json", facts)
+    return Measured()
+
+
+# ---------------------------------------------------------------------------------------------------- data and the model
+
+
+def setup(bench: Bench) -> Measured:
+    """AutoExplore's data from the included repositories, with all data stages, and the model of the other parts:
+    SmolLM2-135M if its package is there, otherwise its shape with random weights.
+    """
+    from reflectkit.stages import filter_repo, filter_task, gen_sft, gen_task, gen_trajectory, split
+
+    silence_libraries()
+    shared, quiet = _shared(bench), Quiet()
+    filter_repo.run(filter_repo.Config(repo_dir=_repositories(bench), **shared), quiet)
+    gen_task.run(gen_task.Config(per_file=1 if bench.fast else 10, **shared), quiet)
+    filter_task.run(filter_task.Config(**shared), quiet)
+    count = 12 if bench.fast else None
+    gen_trajectory.run(gen_trajectory.Config(env=ENV, demonstrations=count, negatives=2, **PROMPTS, **shared), quiet)
+    split.run(split.Config(env=ENV, by="question" if bench.fast else "repo", **shared), quiet)
+    gen_sft.run(gen_sft.Config(env=ENV, answer="text", **PROMPTS, **shared), quiet)
+    return Measured(note=f"data, and {_make_model(bench)}")
+
+
+def _shared(bench: Bench) -> dict[str, Any]:
+    """Settings of every stage."""
+    return {
+        "data_dir": bench.folder / "data",
+        "results_dir": bench.folder / "runs",
+        "seed": bench.seed,
+        "threads": bench.threads,
+        "force": True,
+    }
+
+
+def _repositories(bench: Bench) -> Path:
+    """The included repositories; the first two if `fast`."""
+    every = included_repositories()
+    if not bench.fast:
+        return every
+    some = bench.folder / "repositories"
+    for repository in sorted(path for path in every.iterdir() if path.is_dir())[:2]:
+        shutil.copytree(repository, some / repository.name, dirs_exist_ok=True)
+    return some
+
+
+def _make_model(bench: Bench) -> str:
+    """Write the model of the other parts to its folder; returns what it is."""
+    folder = bench.folder / "model"
+    if not bench.fast and _has_smollm2():
+        from reflectkit.models.packaged import convert
+
+        shutil.rmtree(folder, ignore_errors=True)
+        convert("smollm2-135m", folder)
+        return "SmolLM2-135M"
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from reflectkit.models.tiny import build_tokenizer
+
+    texts = [f"{row['prompt']}{row['completion']}" for row in _rows(bench)]
+    tokenizer = build_tokenizer(texts, [], 600 if bench.fast else 8000)
+    shape: dict[str, Any] = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
+        "max_position_embeddings": 8192}  # fmt: skip
+    if bench.fast:
+        shape = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "vocab_size": 640, "max_position_embeddings": 2048}  # fmt: skip
+    special = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id}  # fmt: skip
+    torch.manual_seed(bench.seed)
+    model = LlamaForCausalLM(LlamaConfig(**shape, **special, tie_word_embeddings=True))
+    save_player(folder, Player(model, tokenizer, None))
+    millions = sum(weight.numel() for weight in model.parameters()) / 1e6
+    return f"random weights, {'tiny' if bench.fast else 'the shape of SmolLM2-135M'} ({millions:,.1f} M parameters)"
+
+
+def _has_smollm2() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in SMOLLM2)
+
+
+def _data(bench: Bench) -> Path:
+    """The env's data folder. Raises ReflectkitError without the data and the model."""
+    from reflectkit.stages import rlft
+
+    if not (bench.folder / "model" / "config.json").is_file():
+        raise ReflectkitError("needs the data and the model of setup, which did not finish")
+    return rlft.Config(env=ENV, model="-", data_dir=bench.folder / "data").folder
+
+
+def _rows(bench: Bench) -> list[dict[str, Any]]:
+    """The reflector's rows, whose completions are text."""
+    from reflectkit.stages import rlft
+
+    folder = rlft.Config(env=ENV, model="-", data_dir=bench.folder / "data").folder
+    return [dict(row) for _, row in read_jsonl(folder / "sft_reflection.jsonl")]
+
+
+# --------------------------------------------------------------------------------------------------- training by the stages
+
+
+class Stopwatch(Quiet):
+    """Notes when each step of a stage's bar ended, in seconds."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def advance(self, amount: int = 1, **figures: float) -> None:
+        """One step is done."""
+        self.times.append(time.perf_counter())
+
+
+def train(bench: Bench, quantize: str = "none") -> Measured:
+    """`sft` of a reflector in bf16 with LoRA. Each row is trained on once; the first step warms up and is left out."""
+    from reflectkit.stages import sft
+
+    _data(bench)
+    steps, batch = (3, 2) if bench.fast else (40, 32)
+    lines = _rows(bench)
+    lines = [lines[number % len(lines)] for number in range(steps * batch)]
+    path = bench.folder / f"sft-{quantize}.jsonl"
+    write_jsonl(path, lines)
+    watch = Stopwatch()
+    config = sft.Config(
+        env=ENV,
+        role="reflection",
+        task_file=path,
+        model=str(bench.folder / "model"),
+        max_steps=steps,
+        batch_size=batch,
+        max_length=2048,
+        learning_rate=1e-4,
+        lora_r=RANK,
+        dtype="bfloat16",
+        quantize=quantize,
+        device=bench.device,
+        save_steps=steps + 1,
+        name=f"sft-{quantize}",
+        **_shared(bench),
+    )
+    player = load_player(sft.run(config, watch).outputs[0], device=bench.device)
+    peak = peak_gib()
+    token_rows = [_tokens(player.tokenizer, row) for row in lines]
+    rate = sum(map(len, token_rows)) * (steps - 1) / steps / (watch.times[-1] - watch.times[0])
+    bare = _bare_rate(player, token_rows, batch)
+    return Measured(rate, rate / bare, f"bf16, LoRA{_weights(quantize)}, {steps} steps of {batch} rows", peak)
+
+
+def _weights(quantize: str) -> str:
+    return "" if quantize == "none" else f", base in {quantize}"
+
+
+def _tokens(tokenizer: Any, row: dict[str, Any]) -> list[int]:
+    """The tokens of a reflector's row."""
+    from reflectkit.models.tokens import completion_ids, prompt_ids
+
+    return [*prompt_ids(tokenizer, row["prompt"]), *completion_ids(tokenizer, row["completion"]), tokenizer.eos_token_id]
+
+
+def _bare_rate(player: Player, rows: Sequence[Sequence[int]], batch: int) -> float:
+    """Tokens per second of the model's own forward and backward passes over the rows, in batches of `batch`, with the
+    logits of the last position only; the first batch warms up.
+    """
+    clock = Clock()
+    _bare_passes(player, rows[:batch], batch)
+    with clock.measure("bare"):
+        _bare_passes(player, rows, batch)
+    return sum(map(len, rows)) / clock.seconds["bare"][0]
+
+
+def _bare_passes(player: Player, rows: Sequence[Sequence[int]], batch: int) -> None:
+    device = next(player.model.parameters()).device
+    for start in range(0, len(rows), batch):
+        input_ids, mask = left_pad(rows[start : start + batch], player.pad_id, device)
+        output = player.model(
+            input_ids=input_ids,
+            attention_mask=mask,
+            position_ids=position_ids(mask),
+            use_cache=False,
+            logits_to_keep=1,
+        )
+        output.logits.float().sum().backward()
+        player.model.zero_grad(set_to_none=True)
+
+
+def learn(
+    bench: Bench, lora_r: int = 0, quantize: str = "none", gradient_checkpointing: bool = False
+) -> Measured:
+    """`rlft` in bf16 on AutoExplore."""
+    settings = {"lora_r": lora_r, "quantize": quantize, "gradient_checkpointing": gradient_checkpointing}
+    figures = _rlft(bench, {"model": str(bench.folder / "model"), "answer": "text", **settings})
+    what = f"bf16, {'LoRA' if lora_r else 'all weights'}{_weights(quantize)}"
+    return replace(figures, note=f"{what}{', gradient checkpointing' * gradient_checkpointing}; {figures.note}")
+
+
+def _rlft(bench: Bench, settings: dict[str, Any], name: str = "rlft") -> Measured:
+    """`rlft` with `settings` and the tokens per second that it reports, without the first update."""
+    from reflectkit.stages import rlft
+
+    _data(bench)
+    config = rlft.Config(**_rlft_settings(bench, name), **settings)
+    return _learnt(rlft.run(config, Quiet()).folder)
+
+
+def _rlft_settings(bench: Bench, name: str) -> dict[str, Any]:
+    return {
+        "env": ENV,
+        "dtype": "bfloat16",
+        "device": bench.device,
+        "max_steps": 2 if bench.fast else 5,
+        "episodes": 4 if bench.fast else 64,
+        "horizon": 2 if bench.fast else 0,
+        "name": name,
+        **PROMPTS,
+        **_shared(bench),
+    }
+
+
+def _learnt(run: Path) -> Measured:
+    """Tokens read, written and trained on per second of the updates of an rlft run after the first."""
+    rows = [row for _, row in read_jsonl(run / "metrics.jsonl")][1:]
+    played, learnt = (sum(float(row[f"{name}_seconds"]) for row in rows) for name in ("rollout", "update"))
+    tokens = sum(int(row["tokens"]) for row in rows)
+    note = f"{100 * played / (played + learnt):.0f} % of the time in rollouts"
+    return Measured(tokens / (played + learnt), note=note)
+
+
+def share_base(bench: Bench) -> Measured:
+    """`rlft --share-base`: a policy and a reflector, two new adapters on one base."""
+    _data(bench)
+    folders = {}
+    for number, role in enumerate(("policy", "reflection")):
+        base = load_player(bench.folder / "model", device="cpu", dtype="bfloat16")
+        adapted = with_adapter(base, RANK, RANK, bench.seed + number)
+        folders[role] = bench.folder / f"{role}-adapter"
+        save_player(folders[role], replace(adapted, role=role, answer="text" if role == "policy" else ""))
+    settings = {"load_dir": folders["policy"], "reflect_load_dir": folders["reflection"], "share_base": True}
+    figures = _rlft(bench, settings, "share-base")
+    return replace(figures, note=f"bf16, two adapters on one base, with comments; {figures.note}")
+
+
+# ------------------------------------------------------------------------------------------------------ several processes
+
+
+def launched(bench: Bench, config: str, processes: int) -> Measured:
+    """`rlft` of all weights with `accelerate launch` and the config of that name. The processes share one device: they
+    talk over gloo, since NCCL wants a GPU for each. The peak is that of the process with the highest.
+    """
+    _data(bench)
+    name = f"{config}-{processes}"
+    place = bench.folder / f"{name}.launch.json"
+    write_json(place, {"bench": {**asdict(bench), "folder": str(bench.folder)}, "name": name})
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(launch_config(config))]
+    launch += ["--num_processes", str(processes), "--main_process_port", "0", *["--cpu"] * (bench.device == "cpu")]
+    done = subprocess.run([*launch, "-m", __spec__.name, str(place)], capture_output=True, text=True)
+    print(done.stdout, done.stderr, sep="\n")
+    if done.returncode:
+        raise _communication_error(done.stderr, processes)
+    peaks = [read_json(path)["peak_gib"] for path in sorted(bench.folder.glob(f"{name}.rank*.json"))]
+    figures = _learnt(bench.folder / "runs" / name)
+    how = f"{processes} process{'es on one device, over gloo' if processes > 1 else ''}, {config}, all weights"
+    return replace(figures, note=f"bf16, {how}; {figures.note}", peak_gib=max(filter(None, peaks), default=None))
+
+
+def _communication_error(text: str, processes: int) -> ReflectkitError:
+    """The error of launched processes that printed `text`: NotPossibleError if they cannot share a GPU."""
+    errors = [line for line in text.splitlines() if "Error" in line and "ChildFailedError" not in line]
+    line = (errors or text.strip().splitlines() or ["no output"])[0].strip()
+    if processes > 1 and any(words in text for words in UNSHAREABLE):
+        return NotPossibleError(f"this torch cannot do it with two processes on one GPU: {line}")
+    return ReflectkitError(line)
+
+
+def _one_process(place: Path) -> None:
+    """What each of the processes runs."""
+    from reflectkit.stages import rlft
+
+    record = read_json(place)
+    bench = Bench(**record["bench"] | {"folder": Path(record["bench"]["folder"])})
+    if bench.device == "cuda" and int(os.environ["WORLD_SIZE"]) > torch.cuda.device_count():
+        torch.cuda.set_device(0)
+        torch.distributed.init_process_group("gloo")
+    config = rlft.Config(**_rlft_settings(bench, record["name"]), model=str(bench.folder / "model"), answer="text")
+    rlft.run(config, Quiet())
+    write_json(bench.folder / f"{record['name']}.rank{os.environ['RANK']}.json", {"peak_gib": peak_gib()})
+
+
+# ------------------------------------------------------------------------------------------------ decoding, RL, a large model
+
+
+def decoding(bench: Bench) -> Measured:
+    """Continuous decoding of texts of different lengths after AutoExplore's prompts, against the bare cached passes."""
+    _data(bench)
+    player = load_player(bench.folder / "model", device=bench.device, dtype="bfloat16")
+    count, most = (6, 6) if bench.fast else (256, 64)
+    rows = _rows(bench)
+    prompts = [_tokens(player.tokenizer, rows[number % len(rows)])[:-1] for number in range(count)]
+    limits = [most // 4 + number * 7 % (most - most // 4) for number in range(count)]
+    rate, share = _decoding(player, prompts, limits, max(4, count // 4), rounds=1 if bench.fast else 3)
+    return Measured(rate, share, f"bf16, {count} texts of {min(limits)} to {max(limits)} tokens")
+
+
+def _decoding(
+    player: Player, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int, rounds: int
+) -> tuple[float, float]:
+    """(tokens written per second, speed as a share of the bare cached passes); a first round warms up."""
+    clock = Clock()
+    for number in range(rounds + 1):
+        decoding_pair(player, prompts, limits, width, clock)
+        if number == 0:
+            clock.seconds.clear()
+    return rounds * sum(limits) / sum(clock.seconds["decoding"]), clock.ratio("bare_decoding", "decoding")
+
+
+def bench_rl(bench: Bench) -> Measured:
+    """`bench rl` on the taxi; its table is in the note, and the row's figures are those of updates."""
+    from reflectkit.envs.taxi import Taxi
+    from reflectkit.stages.benchmarks.rl import measure
+
+    silence_libraries()
+    size, episodes, rounds = ("tiny", 2, 1) if bench.fast else ("gpt2-small", 32, 3)
+    tasks = Taxi.tasks("pickup" if bench.fast else "full")
+    with Quiet().bar("", 0) as bar:
+        figures = measure(size, tasks, Taxi, episodes, rounds, bench.seed, bar, bench.device)
+    rollout, share = figures["rollout_tokens_per_second"], figures["rollout_to_bare_forward"]
+    comments = figures["reflecting_rollout_to_bare_passes"]
+    return Measured(
+        figures["update_tokens_per_second"],
+        figures["update_to_bare_forward_backward"],
+        f"{size}, float32: updates; rollouts: {rollout:,.0f} tokens/s, {share:.2f} of bare passes, with comments"
+        f" {comments:.2f}",
+    )
+
+
+def xl_update(bench: Bench) -> Measured:
+    """An update of GPT-2 XL's shape with a LoRA adapter in bf16, against bare forward and backward passes."""
+    from reflectkit.rl.learner import Learner, Settings
+
+    player = with_adapter(_xl(bench), RANK, RANK, bench.seed)
+    rows, length, learnt, width, rounds = (4, 24, 4, 2, 1) if bench.fast else (16, 512, 64, 4, 3)
+    samples = _samples(player, rows, length, learnt)
+    learner = Learner(player, Settings(learning_rate=1e-5, minibatch=rows, max_tokens=width * length))
+    clock = Clock()
+    for number in range(rounds + 1):
+        with clock.measure("update"):
+            learner.update(samples, random.Random(0))
+        with clock.measure("bare"):
+            _bare_passes(player, [sample.tokens for sample in samples], width)
+        if number == 0:
+            clock.seconds.clear()
+    rate = rounds * rows * length / sum(clock.seconds["update"])
+    note = f"{_billions(player)}, bf16, LoRA: update with {rows} rows of {length} tokens, {width} at once"
+    return Measured(rate, clock.ratio("bare", "update"), note)
+
+
+def _samples(player: Player, rows: int, length: int, learnt: int) -> list[Sample]:
+    """Rows of random tokens, of which the last `learnt` were written by the policy."""
+    tokens_BT = torch.randint(player.model.config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(0))
+    before = length - learnt
+    return [
+        Sample(
+            tokens=tuple(tokens_T.tolist()),
+            loss_mask=(0,) * before + (1,) * learnt,
+            decisions=(-1,) * before + (0,) * learnt,
+            logprobs=(0.0,) * before + (-10.0,) * learnt,
+            advantages=(0.0,) * before + (1.0 if number % 2 else -1.0,) * learnt,
+            returns=(0.0,) * length,
+            values=(),
+            choices=(),
+            group_id=str(number),
+        )
+        for number, tokens_T in enumerate(tokens_BT)
+    ]
+
+
+def xl_decoding(bench: Bench) -> Measured:
+    """Decoding with GPT-2 XL's shape in bf16, against the bare cached passes."""
+    player = _xl(bench)
+    rows, length, written = (4, 12, 4) if bench.fast else (32, 256, 64)
+    prompts = [sample.tokens for sample in _samples(player, rows, length, 1)]
+    rate, share = _decoding(player, prompts, [written] * rows, rows, rounds=1 if bench.fast else 3)
+    note = f"{_billions(player)}, bf16: {rows} prompts of {length} tokens, {written} written after each"
+    return Measured(rate, share, note)
+
+
+def _xl(bench: Bench) -> Player:
+    """GPT-2 XL's shape with random weights in bf16, in evaluation mode; a padding id instead of a tokenizer."""
+    from transformers import AutoModelForCausalLM, GPT2Config
+
+    silence_libraries()
+    shape = {"n_embd": 1600, "n_layer": 48, "n_head": 25}
+    if bench.fast:
+        shape = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 300}
+    torch.manual_seed(bench.seed)
+    with torch.device(bench.device):
+        model = AutoModelForCausalLM.from_config(GPT2Config(**shape), dtype=torch.bfloat16)
+    return Player(model.eval(), SimpleNamespace(pad_token_id=0, eos_token_id=0), None, dtype="bfloat16")
+
+
+def _billions(player: Player) -> str:
+    count = sum(weight.numel() for weight in player.model.parameters())
+    return f"{count / 1e9:.2f} B parameters" if count > 10**8 else f"{count / 1e6:.2f} M parameters"
+
+
+# ------------------------------------------------------------------------------------------------------------- the pipeline
+
+
+def pipeline(bench: Bench) -> Measured:
+    """A whole recipe, from repositories to evaluation: SmolLM2's if the package and the recipe are there, otherwise
+    that of the tiny models with its short steps.
+    """
+    from reflectkit.stages.run import recipe_names
+
+    full = not bench.fast and _has_smollm2() and RECIPE in recipe_names()
+    arguments = [RECIPE] if full else ["auto-explore-tiny", "--fast", *_shortest(bench)]
+    folders = ["--data-dir", str(bench.folder / "pipeline-data"), "--results-dir", str(bench.folder / "pipeline")]
+    command = [sys.executable, "-m", "reflectkit", "run", *arguments, *folders, "--seed", str(bench.seed)]
+    code = subprocess.run([*command, "--threads", str(bench.threads), "--jobs", "1"]).returncode
+    if code:
+        raise ReflectkitError(f"`reflectkit run {' '.join(arguments)}` ended with exit code {code}; see pipeline.log")
+    return Measured(note=f"`reflectkit run {' '.join(arguments[:2])}`")
+
+
+def _shortest(bench: Bench) -> Iterator[str]:
+    """Flags for a tiny check of the recipe."""
+    if bench.fast:
+        for setting in ("tasks.per_file=1", "plain.max_steps=2", "reflector.max_steps=2", "policy.max_steps=2",
+                        "reflect-rl.max_steps=1", "sft-rl.max_steps=1", "evaluation.level=2"):  # fmt: skip
+            yield from ("--set", setting)
+
+
+if __name__ == "__main__":
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: torch.distributed.is_initialized() and torch.distributed.destroy_process_group())
+        _one_process(Path(sys.argv[1]))
