@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.installed-test
 ALFWORLD_INSTALLED := $(VENV)/.installed-alfworld
 
-.PHONY: help install demo test check lint format type bench docs pictures dist alfworld smollm2 clean
+.PHONY: help install demo test check lint format type bench gpu-check docs pictures dist alfworld smollm2 clean
 .PHONY: demo-explore demo-memory demo-alfworld play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot view export
 
 help: ## List the targets
@@ -77,6 +77,10 @@ type: $(TEST_INSTALLED) ## Check the types
 
 bench: $(INSTALLED) ## Reproduce the table in docs/results.md: four arms, three seeds
 	$(BIN)/reflectkit run taxi-tiny --seeds 3 --data-dir data/bench --results-dir results/bench $(ARGS)
+
+# Nothing is installed, since a machine with a GPU may have no network: the environment's Python, otherwise $(PYTHON), runs this folder.
+gpu-check: ## Check on one GPU, without a network, that training and sampling work, with speed and memory (25 minutes)
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m reflectkit bench gpu $(ARGS)
 
 filter-repo gen-task filter-task: $(INSTALLED)
 	$(BIN)/reflectkit $@ $(if $(ENV),--env $(ENV)) $(ARGS)

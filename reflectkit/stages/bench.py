@@ -143,8 +143,9 @@ def _on_a_gpu(config: Config, progress: Progress) -> Report:
         figures = {**facts, "failed": failed}
         if failed:
             log = current.folder / f"{failed[0]}.log"
-            closing = (f"failed: {', '.join(failed)}; see {log}. The same command runs only these and later ones again",)
+            closing = (f"failed: {', '.join(failed)}; see {log}. The same command keeps the finished parts.",)
             return Report("bench", current.folder, figures, written, tuple(current.tables), closing=closing, code=1)
+        gpu.tidy(bench)
         return current.finish(figures, written)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -66,7 +67,7 @@ class Measured:
     note: str = ""
     """What was run, or what else was measured."""
     peak_gib: float | None = None
-    """Peak memory of one process in GiB; None: that of the part's own process."""
+    """Peak memory of one process in GiB; None: the part's own process knows it."""
 
 
 class NotPossibleError(ReflectkitError):
@@ -89,6 +90,8 @@ class Part:
     """Most seconds."""
     not_on_cpu: str = ""
     """Why it is skipped on a CPU."""
+    shows_memory: bool = True
+    """Whether the peak memory of its process is that of what it runs."""
 
 
 HERE = "reflectkit.stages.benchmarks.gpu_parts"
@@ -111,7 +114,7 @@ PARTS = (
     Part("fsdp2-two", f"{HERE}:launched", {"config": "fsdp2", "processes": 2}, not_on_cpu=SHARDED),
     Part("gpt2-xl-update", f"{HERE}:xl_update", needs=LORA),
     Part("gpt2-xl-decoding", f"{HERE}:xl_decoding"),
-    Part("pipeline", f"{HERE}:pipeline", needs=TRAINER, limit_s=1440.0),
+    Part("pipeline", f"{HERE}:pipeline", needs=TRAINER, limit_s=1440.0, shows_memory=False),
 )
 """In this order; `setup` makes the data and the model of most others, and `pipeline` takes the time that is left."""
 
@@ -225,7 +228,7 @@ def perform(part: Part, bench: Bench, limit_s: float) -> Row:
         return replace(Row(**read_json(result)), seconds=seconds)
     code = process.exitcode or 0
     how = f"killed by signal {-code}; out of memory?" if code < 0 else f"ended with exit code {code}"
-    return Row(part.name, "failed", f"stopped after {limit_s:.0f} s" if late else how, seconds=seconds)
+    return Row(part.name, "failed", f"stopped after {round(limit_s, 1):g} s" if late else how, seconds=seconds)
 
 
 def _environment(bench: Bench) -> dict[str, str]:
@@ -251,12 +254,12 @@ def _work(part: Part, bench: Bench, parent: int, environment: dict[str, str]) ->
     os.setpgid(0, 0)
     os.environ.clear()
     os.environ.update(environment)
-    end_with(parent)
+    end_with(parent, group=True)
     with _printing_to(bench.folder / f"{part.name}.log"):
         try:
             use_threads(bench.threads)
             measured = resolve("part", part.run, {})(bench, **part.settings)
-            peak = peak_gib() if measured.peak_gib is None else measured.peak_gib
+            peak = peak_gib() if part.shows_memory and measured.peak_gib is None else measured.peak_gib
             row = Row(part.name, "ok", measured.note, measured.tokens_per_second, measured.share, peak)
         except NotPossibleError as error:
             row = Row(part.name, "skipped", str(error))
@@ -293,6 +296,15 @@ def peak_gib() -> float | None:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def tidy(bench: Bench) -> None:
+    """Remove what the parts made for each other: data, models and runs, but not the pipeline's."""
+    for path in [
+        *bench.folder.glob("*-adapter"),
+        *(bench.folder / name for name in ("model", "data", "runs", "generated")),
+    ]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def title(bench: Bench, facts: dict[str, Any]) -> str:

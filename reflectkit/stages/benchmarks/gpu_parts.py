@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,11 +35,11 @@ from reflectkit.stages.benchmarks.gpu import SMOLLM2, Bench, Measured, NotPossib
 from reflectkit.stages.benchmarks.rl import Clock, decoding_pair
 
 ENV = "auto_explore"
-PROMPTS: dict[str, int] = {"result_tokens": 60, "prompt_tokens": 300}
+PROMPTS: dict[str, Any] = {"result_tokens": 60, "prompt_tokens": 300}
 RECIPE = "auto-explore-smollm2"
 RANK = 16
-UNSHAREABLE = ("Duplicate GPU", "invalid usage", "Gloo", "ProcessGroupGloo", "No backend type")
-"""Words of the errors of communication that this machine, or this torch, does not have between processes on one GPU."""
+UNSHAREABLE = ("duplicate gpu", "ncclinvalidusage", "gloo", "no backend type")
+"""Words of the errors of processes that cannot communicate on one GPU."""
 
 
 def machine(bench: Bench) -> Measured:
@@ -59,7 +59,7 @@ def machine(bench: Bench) -> Measured:
     return Measured()
 
 
-# ---------------------------------------------------------------------------------------------------- data and the model
+# --------------------------------------------------------------------------------------------------- data and the model
 
 
 def setup(bench: Bench) -> Measured:
@@ -71,7 +71,8 @@ def setup(bench: Bench) -> Measured:
     silence_libraries()
     shared, quiet = _shared(bench), Quiet()
     filter_repo.run(filter_repo.Config(repo_dir=_repositories(bench), **shared), quiet)
-    gen_task.run(gen_task.Config(per_file=1 if bench.fast else 10, **shared), quiet)
+    questions: dict[str, Any] = {"per_file": 1 if bench.fast else 10}
+    gen_task.run(gen_task.Config(**questions, **shared), quiet)
     filter_task.run(filter_task.Config(**shared), quiet)
     count = 12 if bench.fast else None
     gen_trajectory.run(gen_trajectory.Config(env=ENV, demonstrations=count, negatives=2, **PROMPTS, **shared), quiet)
@@ -153,7 +154,7 @@ def _rows(bench: Bench) -> list[dict[str, Any]]:
     return [dict(row) for _, row in read_jsonl(folder / "sft_reflection.jsonl")]
 
 
-# --------------------------------------------------------------------------------------------------- training by the stages
+# ----------------------------------------------------------------------------------------------- training by the stages
 
 
 class Stopwatch(Quiet):
@@ -195,8 +196,9 @@ def train(bench: Bench, quantize: str = "none") -> Measured:
         name=f"sft-{quantize}",
         **_shared(bench),
     )
-    player = load_player(sft.run(config, watch).outputs[0], device=bench.device)
+    checkpoint = sft.run(config, watch).outputs[0]
     peak = peak_gib()
+    player = load_player(checkpoint, device=bench.device)
     token_rows = [_tokens(player.tokenizer, row) for row in lines]
     rate = sum(map(len, token_rows)) * (steps - 1) / steps / (watch.times[-1] - watch.times[0])
     bare = _bare_rate(player, token_rows, batch)
@@ -211,7 +213,11 @@ def _tokens(tokenizer: Any, row: dict[str, Any]) -> list[int]:
     """The tokens of a reflector's row."""
     from reflectkit.models.tokens import completion_ids, prompt_ids
 
-    return [*prompt_ids(tokenizer, row["prompt"]), *completion_ids(tokenizer, row["completion"]), tokenizer.eos_token_id]
+    return [
+        *prompt_ids(tokenizer, row["prompt"]),
+        *completion_ids(tokenizer, row["completion"]),
+        tokenizer.eos_token_id,
+    ]
 
 
 def _bare_rate(player: Player, rows: Sequence[Sequence[int]], batch: int) -> float:
@@ -240,9 +246,7 @@ def _bare_passes(player: Player, rows: Sequence[Sequence[int]], batch: int) -> N
         player.model.zero_grad(set_to_none=True)
 
 
-def learn(
-    bench: Bench, lora_r: int = 0, quantize: str = "none", gradient_checkpointing: bool = False
-) -> Measured:
+def learn(bench: Bench, lora_r: int = 0, quantize: str = "none", gradient_checkpointing: bool = False) -> Measured:
     """`rlft` in bf16 on AutoExplore."""
     settings = {"lora_r": lora_r, "quantize": quantize, "gradient_checkpointing": gradient_checkpointing}
     figures = _rlft(bench, {"model": str(bench.folder / "model"), "answer": "text", **settings})
@@ -296,7 +300,7 @@ def share_base(bench: Bench) -> Measured:
     return replace(figures, note=f"bf16, two adapters on one base, with comments; {figures.note}")
 
 
-# ------------------------------------------------------------------------------------------------------ several processes
+# ---------------------------------------------------------------------------------------------------- several processes
 
 
 def launched(bench: Bench, config: str, processes: int) -> Measured:
@@ -308,7 +312,7 @@ def launched(bench: Bench, config: str, processes: int) -> Measured:
     place = bench.folder / f"{name}.launch.json"
     write_json(place, {"bench": {**asdict(bench), "folder": str(bench.folder)}, "name": name})
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(launch_config(config))]
-    launch += ["--num_processes", str(processes), "--main_process_port", "0", *["--cpu"] * (bench.device == "cpu")]
+    launch += ["--num_processes", str(processes), "--main_process_port", "0"]
     done = subprocess.run([*launch, "-m", __spec__.name, str(place)], capture_output=True, text=True)
     print(done.stdout, done.stderr, sep="\n")
     if done.returncode:
@@ -321,11 +325,12 @@ def launched(bench: Bench, config: str, processes: int) -> Measured:
 
 def _communication_error(text: str, processes: int) -> ReflectkitError:
     """The error of launched processes that printed `text`: NotPossibleError if they cannot share a GPU."""
-    errors = [line for line in text.splitlines() if "Error" in line and "ChildFailedError" not in line]
-    line = (errors or text.strip().splitlines() or ["no output"])[0].strip()
-    if processes > 1 and any(words in text for words in UNSHAREABLE):
-        return NotPossibleError(f"this torch cannot do it with two processes on one GPU: {line}")
-    return ReflectkitError(line)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line and "ChildFailedError" not in line]
+    for line in errors:
+        if processes > 1 and any(words in line.lower() for words in UNSHAREABLE):
+            return NotPossibleError(f"two processes cannot share this GPU: {line}")
+    return ReflectkitError((errors or lines or ["the processes ended without a word"])[-1])
 
 
 def _one_process(place: Path) -> None:
@@ -342,7 +347,7 @@ def _one_process(place: Path) -> None:
     write_json(bench.folder / f"{record['name']}.rank{os.environ['RANK']}.json", {"peak_gib": peak_gib()})
 
 
-# ------------------------------------------------------------------------------------------------ decoding, RL, a large model
+# ------------------------------------------------------------------------------------------ decoding, RL, a large model
 
 
 def decoding(bench: Bench) -> Measured:
@@ -370,15 +375,17 @@ def _decoding(
 
 
 def bench_rl(bench: Bench) -> Measured:
-    """`bench rl` on the taxi; its table is in the note, and the row's figures are those of updates."""
-    from reflectkit.envs.taxi import Taxi
+    """`bench rl` on AutoExplore; the row's figures are those of updates, and the note has those of rollouts."""
+    from reflectkit.stages import bench as command
     from reflectkit.stages.benchmarks.rl import measure
 
     silence_libraries()
-    size, episodes, rounds = ("tiny", 2, 1) if bench.fast else ("gpt2-small", 32, 3)
-    tasks = Taxi.tasks("pickup" if bench.fast else "full")
+    size, episodes, rounds, files = ("tiny", 2, 1, 20) if bench.fast else ("gpt2-small", 32, 3, 500)
+    config = command.Config(what="rl", env=ENV, **PROMPTS)
+    tasks, settings = config.kind.benchmark(bench.folder / "generated", files, bench.seed, Quiet())
+    make = replace(config, **settings).maker(tasks[0].level)
     with Quiet().bar("", 0) as bar:
-        figures = measure(size, tasks, Taxi, episodes, rounds, bench.seed, bar, bench.device)
+        figures = measure(size, tasks, make, episodes, rounds, bench.seed, bar, bench.device)
     rollout, share = figures["rollout_tokens_per_second"], figures["rollout_to_bare_forward"]
     comments = figures["reflecting_rollout_to_bare_passes"]
     return Measured(
@@ -412,7 +419,9 @@ def xl_update(bench: Bench) -> Measured:
 
 def _samples(player: Player, rows: int, length: int, learnt: int) -> list[Sample]:
     """Rows of random tokens, of which the last `learnt` were written by the policy."""
-    tokens_BT = torch.randint(player.model.config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(0))
+    tokens_BT = torch.randint(
+        player.model.config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(0)
+    )
     before = length - learnt
     return [
         Sample(
@@ -459,7 +468,7 @@ def _billions(player: Player) -> str:
     return f"{count / 1e9:.2f} B parameters" if count > 10**8 else f"{count / 1e6:.2f} M parameters"
 
 
-# ------------------------------------------------------------------------------------------------------------- the pipeline
+# --------------------------------------------------------------------------------------------------------- the pipeline
 
 
 def pipeline(bench: Bench) -> Measured:
@@ -468,22 +477,32 @@ def pipeline(bench: Bench) -> Measured:
     """
     from reflectkit.stages.run import recipe_names
 
-    full = not bench.fast and _has_smollm2() and RECIPE in recipe_names()
-    arguments = [RECIPE] if full else ["auto-explore-tiny", "--fast", *_shortest(bench)]
+    full = _has_smollm2() and RECIPE in recipe_names()
+    arguments = [_tiny_recipe(bench)] if bench.fast else [RECIPE] if full else ["auto-explore-tiny", "--fast"]
     folders = ["--data-dir", str(bench.folder / "pipeline-data"), "--results-dir", str(bench.folder / "pipeline")]
     command = [sys.executable, "-m", "reflectkit", "run", *arguments, *folders, "--seed", str(bench.seed)]
-    code = subprocess.run([*command, "--threads", str(bench.threads), "--jobs", "1"]).returncode
-    if code:
-        raise ReflectkitError(f"`reflectkit run {' '.join(arguments)}` ended with exit code {code}; see pipeline.log")
-    return Measured(note=f"`reflectkit run {' '.join(arguments[:2])}`")
+    command += ["--threads", str(bench.threads), "--jobs", "1"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    print(done.stderr)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ReflectkitError(f"reflectkit run {' '.join(arguments)}: {last}")
+    return Measured(note=f"`reflectkit run {' '.join(arguments)}`")
 
 
-def _shortest(bench: Bench) -> Iterator[str]:
-    """Flags for a tiny check of the recipe."""
-    if bench.fast:
-        for setting in ("tasks.per_file=1", "plain.max_steps=2", "reflector.max_steps=2", "policy.max_steps=2",
-                        "reflect-rl.max_steps=1", "sft-rl.max_steps=1", "evaluation.level=2"):  # fmt: skip
-            yield from ("--set", setting)
+def _tiny_recipe(bench: Bench) -> str:
+    """The path of a recipe of seconds: a policy of the corridor, from demonstrations to evaluation."""
+    steps: list[dict[str, Any]] = [
+        {"name": "demonstrations", "stage": "gen-trajectory"},
+        {"name": "split", "stage": "split"},
+        {"name": "rows", "stage": "gen-sft"},
+        {"name": "plain", "stage": "sft", "role": "plain", "max_steps": 2, "batch_size": 2},
+        {"name": "rl", "stage": "rlft", "load_dir": "{plain}", "max_steps": 1, "episodes": 4},
+        {"name": "evaluation", "stage": "evaluate", "policy": ["random", "SFT + RL={rl}"]},
+    ]
+    path = bench.folder / "tiny.yaml"
+    write_json(path, {"description": "a tiny check", "defaults": {"env": "corridor"}, "steps": steps})
+    return str(path)
 
 
 if __name__ == "__main__":

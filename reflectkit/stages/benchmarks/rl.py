@@ -153,9 +153,7 @@ def decoding_floor(
             positions = (positions[:, -1:] + 1).clamp(max=writer.context - 1)  # including rows that have ended
 
 
-def player(
-    size: str, tasks: Sequence[Task], make: Callable[[], Env], seed: int, device: str = "cpu"
-) -> Player:
+def player(size: str, tasks: Sequence[Task], make: Callable[[], Env], seed: int, device: str = "cpu") -> Player:
     """A player of `size` with random weights, and a tokenizer of the env's first prompts that has every label."""
     env = make()
     seen = [result_of(env.reset(task, seed)) for task in tasks[:: max(1, len(tasks) // 50)]]

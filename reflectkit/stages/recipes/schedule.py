@@ -288,15 +288,19 @@ def _work(
         events.put((name, "error", RuntimeError(f"step '{name}': {message}\n{note}")))
 
 
-def end_with(parent: int) -> None:
-    """From now on, end this forked process once process `parent`, which waits for it, or its server is gone."""
-    threading.Thread(target=_exit_with, args=(parent, os.getppid()), daemon=True).start()
+def end_with(parent: int, *, group: bool = False) -> None:
+    """From now on, end this forked process once process `parent`, which waits for it, or its server is gone. group:
+    with its whole process group.
+    """
+    threading.Thread(target=_exit_with, args=(parent, os.getppid(), group), daemon=True).start()
 
 
-def _exit_with(scheduler: int, server: int) -> None:
+def _exit_with(scheduler: int, server: int, group: bool) -> None:
     """End this process once `scheduler`, which waits for it, or `server`, which forked it, is gone."""
     while os.getppid() == server and _alive(scheduler):
         time.sleep(0.2)
+    if group:
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
