@@ -74,3 +74,9 @@ def test_the_active_environment_is_used(variables: dict[str, str], folder: str) 
 def test_the_environment_that_is_named_reaches_the_command(arguments: list[str], command: str) -> None:
     last = make("-n", *arguments).splitlines()[-1]
     assert " ".join(last.split()) == f".venv/bin/reflectkit {command}"
+
+
+def test_the_gpu_check_installs_nothing_and_does_without_an_environment() -> None:
+    """A machine with a GPU may have no network."""
+    (line,) = make("-n", "gpu-check", "VENV=/no/such/env", "PYTHON=python3.12", "ARGS=--only sft").splitlines()
+    assert line == "python3.12 -m reflectkit bench gpu --only sft"

@@ -375,14 +375,17 @@ def _decoding(
 
 
 def bench_rl(bench: Bench) -> Measured:
-    """`bench rl` on AutoExplore; the row's figures are those of updates, and the note has those of rollouts."""
+    """`bench rl` on AutoExplore (the corridor if `fast`). The row has the figures of updates, its note those of
+    rollouts.
+    """
     from reflectkit.stages import bench as command
     from reflectkit.stages.benchmarks.rl import measure
 
     silence_libraries()
-    size, episodes, rounds, files = ("tiny", 2, 1, 20) if bench.fast else ("gpt2-small", 32, 3, 500)
-    config = command.Config(what="rl", env=ENV, **PROMPTS)
-    tasks, settings = config.kind.benchmark(bench.folder / "generated", files, bench.seed, Quiet())
+    size, episodes, rounds = ("tiny", 4, 1) if bench.fast else ("gpt2-small", 32, 3)
+    env: dict[str, Any] = {"env": "corridor"} if bench.fast else {"env": ENV, **PROMPTS}
+    config = command.Config(what="rl", **env)
+    tasks, settings = config.kind.benchmark(bench.folder / "generated", 500, bench.seed, Quiet())
     make = replace(config, **settings).maker(tasks[0].level)
     with Quiet().bar("", 0) as bar:
         figures = measure(size, tasks, make, episodes, rounds, bench.seed, bar, bench.device)

@@ -62,7 +62,7 @@ class Clock:
 
 def _now() -> float:
     """Seconds on the clock when all work given to a GPU is done."""
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     return time.perf_counter()
 
