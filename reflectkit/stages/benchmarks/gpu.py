@@ -264,7 +264,7 @@ def _work(part: Part, bench: Bench, parent: int, environment: dict[str, str]) ->
         except NotPossibleError as error:
             row = Row(part.name, "skipped", str(error))
         except BaseException as error:
-            traceback.print_exc()
+            sys.stderr.write(traceback.format_exc())
             row = Row(part.name, "failed", _one_line(error))
         write_json(bench.folder / f"{part.name}.json", asdict(row))
 

@@ -157,7 +157,7 @@ def _rows(bench: Bench) -> list[dict[str, Any]]:
 # ----------------------------------------------------------------------------------------------- training by the stages
 
 
-class Stopwatch(Quiet):
+class StepTimes(Quiet):
     """Notes when each step of a stage's bar ended, in seconds."""
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ def train(bench: Bench, quantize: str = "none") -> Measured:
     lines = [lines[number % len(lines)] for number in range(steps * batch)]
     path = bench.folder / f"sft-{quantize}.jsonl"
     write_jsonl(path, lines)
-    watch = Stopwatch()
+    watch = StepTimes()
     config = sft.Config(
         env=ENV,
         role="reflection",
@@ -314,7 +314,7 @@ def launched(bench: Bench, config: str, processes: int) -> Measured:
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(launch_config(config))]
     launch += ["--num_processes", str(processes), "--main_process_port", "0"]
     done = subprocess.run([*launch, "-m", __spec__.name, str(place)], capture_output=True, text=True)
-    print(done.stdout, done.stderr, sep="\n")
+    sys.stdout.write(done.stdout + done.stderr)
     if done.returncode:
         raise _communication_error(done.stderr, processes)
     peaks = [read_json(path)["peak_gib"] for path in sorted(bench.folder.glob(f"{name}.rank*.json"))]
@@ -486,7 +486,7 @@ def pipeline(bench: Bench) -> Measured:
     command = [sys.executable, "-m", "reflectkit", "run", *arguments, *folders, "--seed", str(bench.seed)]
     command += ["--threads", str(bench.threads), "--jobs", "1"]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    print(done.stderr)
+    sys.stderr.write(done.stderr)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ReflectkitError(f"reflectkit run {' '.join(arguments)}: {last}")

@@ -82,6 +82,13 @@ def _table(place: str) -> Iterable[str]:
     return tuple(getattr(importlib.import_module(module), name))
 
 
+def _parts(begun: Begun) -> Iterator[tuple[str, str]]:
+    from reflectkit.stages.benchmarks.gpu import names_of_parts
+
+    for name in names_of_parts():
+        yield name, ""
+
+
 def _envs(begun: Begun) -> Iterator[tuple[str, str]]:
     for name in env_names():
         yield name, ""
@@ -228,6 +235,7 @@ VALUES: dict[str, Names | str] = {
     "against": "reflectkit.stages.plot:AGAINST",
     "what": "reflectkit.stages.bench:WHAT",
     "size": "reflectkit.stages.bench:SIZES",
+    "only": _parts,
     "recipe": _recipes,
     "ablate": _ablations,
     "runs": _runs("rlft", named=True),
