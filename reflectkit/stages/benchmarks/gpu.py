@@ -302,7 +302,7 @@ def tidy(bench: Bench) -> None:
     """Remove what the parts made for each other: data, models and runs, but not the pipeline's."""
     for path in [
         *bench.folder.glob("*-adapter"),
-        *(bench.folder / name for name in ("model", "data", "runs", "generated")),
+        *(bench.folder / name for name in ("model", "data", "runs", "repositories", "generated")),
     ]:
         shutil.rmtree(path, ignore_errors=True)
 

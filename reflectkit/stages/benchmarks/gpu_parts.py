@@ -482,6 +482,7 @@ def pipeline(bench: Bench) -> Measured:
 
     full = _has_smollm2() and RECIPE in recipe_names()
     arguments = [_tiny_recipe(bench)] if bench.fast else [RECIPE] if full else ["auto-explore-tiny", "--fast"]
+    shown = f"reflectkit run {Path(arguments[0]).name} {' '.join(arguments[1:])}".strip()
     folders = ["--data-dir", str(bench.folder / "pipeline-data"), "--results-dir", str(bench.folder / "pipeline")]
     command = [sys.executable, "-m", "reflectkit", "run", *arguments, *folders, "--seed", str(bench.seed)]
     command += ["--threads", str(bench.threads), "--jobs", "1"]
@@ -489,8 +490,8 @@ def pipeline(bench: Bench) -> Measured:
     sys.stderr.write(done.stderr)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise ReflectkitError(f"reflectkit run {' '.join(arguments)}: {last}")
-    return Measured(note=f"`reflectkit run {' '.join(arguments)}`")
+        raise ReflectkitError(f"{shown}: {last}")
+    return Measured(note=f"`{shown}`")
 
 
 def _tiny_recipe(bench: Bench) -> str:
