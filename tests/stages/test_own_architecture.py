@@ -56,8 +56,9 @@ def test_a_named_module_registers_the_architecture(
     code = code.replace("taxi", "corridor").replace("Taxi", "Corridor").replace("own-llama", TYPE)
     (tmp_path / "named_architecture.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
+    train = command(model, "named_architecture:Corridor")
     for _ in range(2):  # the second time, it is finished
-        assert forked(command(model, "named_architecture:Corridor"), tmp_path) == 0, (tmp_path / "output.txt").read_text()
+        assert forked(train, tmp_path) == 0, (tmp_path / "output.txt").read_text()
     evaluate = ["evaluate", "--env", "named_architecture:Corridor", "--policy", "own=results/run", "--device", "cpu"]
     assert forked(evaluate, tmp_path) == 0, (tmp_path / "output.txt").read_text()
     assert not (tmp_path / "ran").exists()
