@@ -236,6 +236,22 @@ def _plan(config: Config, source: Path, rows: Sequence[Row], progress: Progress)
     return plan_report("sft", config.results_dir, plan, processes=False)
 
 
+def open_training(config: Config, folder: Path, bar: Bar) -> Any:
+    """The trainer that `run` has for these settings, with all that it does in a step, to be measured. It saves nothing.
+
+    folder: for what it may write nevertheless. Raises DataError, CheckpointError.
+    """
+    source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
+    rows = read_rows(source)
+    player = _player(config, source, rows)
+    trainer = _trainer(config, folder, player, _encode(config, source, rows, player))
+    trainer.args.save_strategy = "no"
+    trainer.add_callback(
+        _callback(bar, math.log(len(player.tokenizer)), lambda figures, step: None, config.keep_checkpoints)
+    )
+    return trainer
+
+
 def _timer(watch: Stopwatch, bar: Bar) -> Any:
     """The callback that tells `watch` where steps begin and end."""
     from transformers import TrainerCallback
@@ -483,7 +499,9 @@ def _train(
 def _trainer(config: Config, folder: Path, player: Player, encoded: list[dict[str, list[int]]]) -> Any:
     """TRL's trainer of `player.model`. folder: for its checkpoints."""
     from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
+    from trl import SFTConfig
+
+    from reflectkit.models.completions import CompletionTrainer
 
     on_cpu = next(player.model.parameters()).device.type == "cpu"
     if player.tokenizer.pad_token_id is None:
@@ -512,7 +530,7 @@ def _trainer(config: Config, folder: Path, player: Player, encoded: list[dict[st
         disable_tqdm=True,
         dataset_num_proc=None,
     )
-    trainer = SFTTrainer(
+    trainer = CompletionTrainer(
         model=player.model,
         args=arguments,
         train_dataset=Dataset.from_list(encoded),
