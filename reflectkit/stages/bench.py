@@ -5,10 +5,19 @@ started, so that other work on the machine does not count. `bench rl` measures r
 against bare passes of the same model over the same tokens. An environment that does not list its own problems is
 measured, without `--task-file`, on generated ones: auto_explore on a repository of `--files` files, alfworld on one
 game of each type. An environment that works in other processes is also measured in parallel, in CPU time and wall time.
-`bench coverage` does not measure speed: it simulates how often the intervals of `evaluate` contain the true value, and
-takes no environment. `bench gpu` checks on one GPU, without a network, that everything that trains and samples works
-there, with its speed and peak memory. Each part runs in its own process; the table is written after each. The exit code
-is 1 if a part fails, and the same command then goes on with what is missing; it is 2 without a GPU.
+
+`bench sft` measures the training steps of `sft` in CPU time, on generated rows of 82 to 256 words or on those of
+`--task-file`, in batches of `--batch-size`. After each step, the same model makes a bare forward and backward pass over
+the same batch with the same padding: the trunk over all positions, the LM head and the cross-entropy only where the
+step has a loss. This floor has no optimizer, no clipping of gradients, no data loader, no metrics and no checks; the
+step has them all. The ratio is the time of the floor divided by that of the steps.
+
+`bench coverage` does not measure speed: it simulates how often the intervals of `evaluate` contain the true value. It
+and `bench sft` take no environment.
+
+`bench gpu` checks on one GPU, without a network, that everything that trains and samples works there, with its speed
+and peak memory. Each part runs in its own process; the table is written after each. The exit code is 1 if a part fails,
+and the same command then goes on with what is missing; it is 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +37,7 @@ from typing import Any
 import psutil
 
 from reflectkit.agents.scripted import RandomAgent
-from reflectkit.core.config import one_of, option, within
+from reflectkit.core.config import PACKAGED, TINY, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.eventloop import result_of
@@ -41,21 +50,27 @@ from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import ENVS
+from reflectkit.models.packaged import is_installed
+from reflectkit.stages import sft
 from reflectkit.stages.benchmarks import gpu
-from reflectkit.stages.shared.environments import PlayConfig, at_level
+from reflectkit.stages.shared.environments import PlayConfig, at_level, model_source
 from reflectkit.stages.shared.eval_tables import csv_text
 
 EXAMPLES = (
     "reflectkit bench env --env auto_explore",
     "reflectkit bench env --env taxi --steps 200000",
     "reflectkit bench rl --env taxi",
+    "reflectkit bench sft --model tiny --model tiny-hybrid",
+    "reflectkit bench sft --model smollm2-135m --lora-r 16 --batch-size 4",
     "reflectkit bench coverage --simulations 500",
     "reflectkit bench gpu",
 )
-WHAT = ("env", "rl", "coverage", "gpu")
+WHAT = ("env", "rl", "sft", "coverage", "gpu")
 MOST_SIMULATIONS = 100_000  # per cell, which takes gigabytes
 SIZES = ("tiny", "gpt2-small")
 ROUNDS = 5
+STEPS_TINY = 8
+GENERATED_BATCHES = 8
 SIDE_BY_SIDE = 16
 
 
@@ -64,20 +79,34 @@ class Config(PlayConfig):
     """Settings of bench."""
 
     what: str = dataclasses.field(
-        metadata={"help": "What to measure: env, rl, coverage or gpu.", "argument": True}, kw_only=True
+        metadata={"help": "What to measure: env, rl, sft, coverage or gpu.", "argument": True}, kw_only=True
     )
     env: str = option("taxi", help=f"env, rl: environment: {', '.join(ENVS)}, or your own as package.module:Class.")
     steps: int | None = option(
-        None, help="env: total number of steps; default: 100,000, or 2,000 if the env works in other processes."
+        None,
+        help="env: total number of steps; default: 100,000, or 2,000 if the env works in other processes. sft: steps"
+        " per round; default: 8, or 1 if the model is pretrained.",
     )
     size: tuple[str, ...] = option(
         SIZES, help="rl: models to measure: tiny, gpt2-small (124 M parameters; repeat the flag)."
     )
     episodes: int = option(128, help="rl: episodes per round.")
-    rounds: int = option(5, help="rl: number of rounds, summarised by the median; gpt2-small runs half of them.")
+    rounds: int = option(5, help="rl, sft: number of rounds, summarised by the median; gpt2-small runs half of them.")
+    model: tuple[str, ...] = option(
+        (),
+        help="sft: models to measure, as in `sft --model` (repeat the flag); default: tiny, tiny-hybrid, and"
+        " smollm2-135m if its packages are installed.",
+    )
+    dtype: str = option("float32", help="sft: data type of a pretrained model's weights.")
+    lora_r: int = option(16, help="sft: rank of a pretrained model's LoRA adapter; 0 trains all weights.")
+    batch_size: int = option(8, help="sft: rows per gradient step.")
+    max_length: int = option(256, help="sft: maximum tokens per row.")
+    role: str = option("reflection", help="sft: which player the rows of --task-file are for.")
     files: int = option(1000, help="Number of files in the generated repository, if the env explores one.")
     simulations: int = option(2000, help="coverage: simulated data sets per cell.")
-    task_file: Path | None = option(None, help="Problems to play; default: the env's own, or generated ones.")
+    task_file: Path | None = option(
+        None, help="Problems to play, or sft: rows; default: the env's own problems, or generated ones."
+    )
     device: str = option("auto", help="rl: auto (a GPU if there is one), cpu or cuda. gpu: a GPU, or cpu with --fast.")
     fast: bool = option(False, help="gpu: tiny shapes, which test the check itself, on a CPU too.")
     only: tuple[str, ...] = option((), help="gpu: run this part only, after setup (repeat the flag).")
@@ -86,7 +115,7 @@ class Config(PlayConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("what", self.what, WHAT)
-        within("steps", self.taken, ROUNDS, 10_000_000)
+        within("steps", self.taken, 1 if self.what == "sft" else ROUNDS, 10_000_000)
         within("files", self.files, 1, 100_000)
         within("episodes", self.episodes, 1, 100_000)
         within("rounds", self.rounds, 1, 1000)
@@ -99,6 +128,31 @@ class Config(PlayConfig):
         within("minutes", self.minutes, 1, 10_000)
         if self.what == "gpu" and self.device == "cpu" and not self.fast:
             raise ConfigError("bench gpu --device cpu tests the check itself and needs --fast")
+        if self.what == "sft":
+            for name in self.models:
+                self.training(name, Path())
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models whose SFT is measured."""
+        return self.model or (*TINY, *(name for name in PACKAGED if is_installed(name)))
+
+    def training(self, model: str, rows: Path) -> sft.Config:
+        """The settings of `sft` for `model` on the file `rows`: one round to warm up, and the measured ones."""
+        tiny = model in TINY
+        return sft.Config(
+            env=self.env,
+            role=self.role,
+            task_file=rows,
+            model=model,
+            max_steps=(self.rounds + 1) * (self.steps or (STEPS_TINY if tiny else 1)),
+            batch_size=self.batch_size,
+            max_length=self.max_length,
+            lora_r=0 if tiny else self.lora_r,
+            dtype="float32" if tiny else self.dtype,
+            device="cpu",
+            seed=self.seed,
+        )
 
     @property
     def taken(self) -> int:
@@ -108,7 +162,7 @@ class Config(PlayConfig):
 
 def run(config: Config, progress: Progress) -> Report:
     """Measure, and write the figures to `report.json`."""
-    measured = {"env": _environment, "rl": _learning, "coverage": _coverage, "gpu": _on_a_gpu}
+    measured = {"env": _environment, "rl": _learning, "sft": _training, "coverage": _coverage, "gpu": _on_a_gpu}
     return measured[config.what](config, progress)
 
 
@@ -165,6 +219,28 @@ def _learning(config: Config, progress: Progress) -> Report:
             figures |= {f"{size}_{name}": value for name, value in measured.items()}
             current.tables.append(figures_table(f"RL in {config.env_name}, {size}, batches of 32", "value", measured))
         return current.finish(figures)
+
+
+def _training(config: Config, progress: Progress) -> Report:
+    """Training steps of each model, and their floor."""
+    from reflectkit.models.silence import silence_libraries
+
+    silence_libraries()
+    with open_run("bench", config, again=True) as current, tempfile.TemporaryDirectory() as folder:
+        from reflectkit.stages.benchmarks import sft as bench_sft
+
+        rows = config.task_file or Path(folder) / "rows.jsonl"
+        if config.task_file is None:
+            bench_sft.write_rows(rows, GENERATED_BATCHES * config.batch_size, config.seed)
+        measured = {}
+        for model in config.models:
+            training = config.training(model_source(model, config.data_dir, progress), rows)
+            with progress.bar(f"sft: {model}", training.max_steps) as bar:
+                measured[model] = bench_sft.figures(bench_sft.measure(training, config.rounds, bar))
+        current.tables.append(bench_sft.table(f"SFT, batches of {config.batch_size} rows, CPU time", measured))
+        return current.finish(
+            {f"{model}_{name}": value for model, values in measured.items() for name, value in values.items()}
+        )
 
 
 def _environment(config: Config, progress: Progress) -> Report:

@@ -1,0 +1,110 @@
+"""`bench sft` compares the trainer's steps with bare passes over the same batches, which change nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reflectkit.cli.main import main
+from reflectkit.core.console import Quiet
+from reflectkit.core.errors import ConfigError
+from reflectkit.core.jsonl import read_json
+from reflectkit.stages import bench, sft
+from reflectkit.stages.benchmarks import sft as bench_sft
+from reflectkit.stages.benchmarks.sft import Measured
+from tests.sft_runs import config, write_rows
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> sft.Config:
+    return config(write_rows(tmp_path), tmp_path / "results", max_steps=6)
+
+
+def trained(settings: sft.Config, folder: Path, watched: bool) -> tuple[dict[str, torch.Tensor], list[Any]]:
+    """(weights after training, steps measured)."""
+    with Quiet().bar("sft", 6) as bar:
+        trainer = sft.open_training(settings, folder, bar)
+    watch = bench_sft._Watch(trainer)
+    if watched:
+        trainer.add_callback(watch)
+    trainer.train()
+    return {name: weight.clone() for name, weight in trainer.model.state_dict().items()}, watch.steps
+
+
+def test_the_floor_leaves_training_as_it_is(settings: sft.Config, tmp_path: Path) -> None:
+    alone, _ = trained(settings, tmp_path, False)
+    beside, steps = trained(settings, tmp_path, True)
+    assert len(steps) == 6
+    assert all(torch.equal(weight, beside[name]) for name, weight in alone.items())
+
+
+def test_the_floor_has_the_loss_and_gradients_of_the_step(settings: sft.Config, tmp_path: Path) -> None:
+    with Quiet().bar("sft", 1) as bar:
+        trainer = sft.open_training(settings, tmp_path, bar)
+    rows = [{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]}, {"input_ids": [9, 5], "labels": [-100, 5]}]
+    batch = dict(trainer.data_collator(rows))
+    weight = trainer.model.get_output_embeddings().weight
+    loss = trainer.compute_loss(trainer.model, dict(batch))
+    loss.backward()
+    expected = weight.grad.clone()
+    trainer.model.zero_grad()
+    torch.testing.assert_close(bench_sft.bare_pass(trainer.model, batch), loss.detach(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(weight.grad, expected, rtol=0, atol=1e-6)
+
+
+def test_tokens_padding_and_trained_tokens_are_counted(settings: sft.Config) -> None:
+    with Quiet().bar("sft", 6) as bar:
+        rounds = bench_sft.measure(settings, 2, bar)  # 6 steps: a round to warm up and two more, two steps each
+    assert len(rounds) == 2
+    for one in rounds:
+        assert one.padded >= one.tokens > one.trained
+        assert one.sft > one.optimizer > 0
+        assert one.floor > 0
+    # nine rows in batches of four, each epoch's last batch of one row: steps 3 to 6 have 1 + 4 and 4 + 1 rows
+    assert sum(one.trained for one in rounds) == 10  # a label each
+
+
+def test_the_ratio_is_of_the_floors_time_to_that_of_the_steps() -> None:
+    rounds = [
+        Measured(4.0, 0.4, 2.0, 80, 100, 8),
+        Measured(2.0, 0.1, 1.8, 80, 90, 8),
+        Measured(5.0, 0.5, 4.0, 80, 95, 8),
+    ]
+    values = bench_sft.figures(rounds)
+    # 2 / 4, 1.8 / 2 and 4 / 5; tokens a second 20, 40, 16 and 40, 44.4, 20; the optimizer a tenth, a twentieth, a tenth
+    assert (values["lowest_ratio"], values["sft_to_bare_forward_backward"], values["highest_ratio"]) == (0.5, 0.8, 0.9)
+    assert values["sft_tokens_per_cpu_second"] == 20
+    assert values["floor_tokens_per_cpu_second"] == 40
+    assert values["optimizer_share"] == pytest.approx(0.1)
+    assert (values["tokens"], values["padded_tokens"], values["trained_tokens"]) == (240, 285, 24)
+
+
+def test_waiting_does_not_count(settings: sft.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = iter(range(0, 10**9, 1000))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(wall)))
+    with Quiet().bar("sft", 6) as bar:
+        assert all(one.sft < 1000 and one.floor < 1000 for one in bench_sft.measure(settings, 1, bar))
+
+
+@pytest.mark.parametrize("with_file", [False, True])
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], with_file: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = ["--task-file", str(write_rows(tmp_path)), "--role", "plain"] if with_file else []
+    arguments = ["bench", "sft", "--model", "tiny", "--rounds", "2", "--steps", "1", "--batch-size", "2", *rows]
+    assert main(arguments) == 0
+    assert "time of the floor / of sft" in capsys.readouterr().out
+    figures = read_json(next((tmp_path / "results").glob("*/report.json")))["figures"]
+    assert figures["tiny_padded_tokens"] >= figures["tiny_tokens"] > 0
+    assert 0 < figures["tiny_lowest_ratio"] <= figures["tiny_highest_ratio"]
+
+
+def test_bad_settings_are_refused_before_anything_runs() -> None:
+    with pytest.raises(ConfigError, match="batch-size"):
+        bench.Config(what="sft", batch_size=0)
+    with pytest.raises(ConfigError, match="dtype"):
+        bench.Config(what="sft", model=("my-model",), dtype="float31")
