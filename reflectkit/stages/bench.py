@@ -120,6 +120,9 @@ class Config(PlayConfig):
         within("episodes", self.episodes, 1, 100_000)
         within("rounds", self.rounds, 1, 1000)
         within("simulations", self.simulations, 1, MOST_SIMULATIONS)
+        within("lora_r", self.lora_r, 0, 2**16)
+        within("batch_size", self.batch_size, 1, 2**16)
+        within("max_length", self.max_length, 1, 2**20)
         for name in self.size:
             one_of("size", name, SIZES)
         one_of("device", self.device, gpu.DEVICES)
