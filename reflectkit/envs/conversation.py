@@ -17,6 +17,7 @@ from reflectkit.core.config import above, option
 from reflectkit.core.errors import IllegalActionError
 from reflectkit.core.eventloop import followed
 from reflectkit.core.protocols import StepResult
+from reflectkit.core.seeding import derive
 from reflectkit.core.tools import PLAIN, parse
 from reflectkit.core.types import Message, Observation, Task, ToolCall, ToolSpec, ToolUse, Trajectory
 from reflectkit.core.users import User, UserTurn
@@ -176,7 +177,7 @@ class ConversationEnv(BaseEnv):
     def __init__(self, user: User | None = None, *, horizon: int | None = None, **settings: Any) -> None:
         super().__init__(**settings)
         self.user, self.horizon = user, horizon
-        self._over, self._steps, self._mark = True, 0, ""
+        self._over, self._steps, self._mark, self._seed = True, 0, "", 0
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`. The observation is awaitable if the user's words are.
@@ -186,7 +187,7 @@ class ConversationEnv(BaseEnv):
         DataError: another env's task, or a level or data that this env does not know. ConfigError: something to be
         installed is missing. EnvironmentFailure: the user cannot be asked.
         """
-        self._over, self._steps, self._mark = True, 0, ""
+        self._over, self._steps, self._mark, self._seed = True, 0, "", seed
         self.transcript = Transcript(self.name, self._begin(task, seed))
         return followed(self._user_turn(""), self._opened)
 
@@ -242,6 +243,10 @@ class ConversationEnv(BaseEnv):
             reward, verdict = self._verdict(ended)
             info |= verdict
         return StepResult(self._observe(), reward, ended, info=info)
+
+    def _asked(self, user: User, instructions: str) -> UserTurn | Awaitable[UserTurn]:
+        """What `user`, who plays by `instructions`, says next."""
+        return user.say(instructions, tuple(self.transcript.spoken), derive(self._seed, "user", self._steps))
 
     def _observe(self) -> Observation:
         return self.transcript.observe(self._offered)

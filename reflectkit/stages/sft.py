@@ -145,6 +145,11 @@ class Config(EnvConfig, TrainingConfig):
         if self.lora_r and self.model in TINY:
             raise ConfigError(f"--lora-r needs a pretrained model; --model {self.model} starts from scratch")
 
+    @property
+    def rows_file(self) -> Path:
+        """The rows to train on."""
+        return self.task_file or self.folder / FILE_OF_ROLE[self.role]
+
 
 def run(config: Config, progress: Progress) -> Report:
     """Train and write `checkpoint-<steps>/`.
@@ -155,7 +160,7 @@ def run(config: Config, progress: Progress) -> Report:
     NaN or infinite. ReflectkitError: out of memory.
     """
     require_trackers(config.report_to)
-    source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
+    source = config.rows_file
     rows = read_rows(source)
     form = "" if config.role == "reflection" else form_of(source, rows)
     config = replace(config, model=model_source(config.model, config.data_dir, progress))
@@ -241,7 +246,7 @@ def open_training(config: Config, folder: Path, bar: Bar) -> Any:
 
     folder: for what it may write nevertheless. Raises DataError, CheckpointError.
     """
-    source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
+    source = config.rows_file
     rows = read_rows(source)
     player = _player(config, source, rows)
     trainer = _trainer(config, folder, player, _encode(config, source, rows, player))
@@ -318,7 +323,7 @@ def _tiny_tokenizer(config: Config, source: Path, rows: Sequence[Row]) -> Any:
 
 def is_finished(config: Config) -> bool:
     """Whether the run with these settings is finished. Raises DataError if its rows are missing."""
-    source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
+    source = config.rows_file
     return has_finished("sft", config, _inputs(config, source))
 
 
@@ -331,7 +336,7 @@ def reader(config: Config) -> tuple[Any, int]:
 
     silence_libraries()
     if config.model in TINY:
-        source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
+        source = config.rows_file
         return _tiny_tokenizer(config, source, read_rows(source)), config.max_length
     from reflectkit.models.load import context_of, load_tokenizer
 
@@ -341,13 +346,13 @@ def reader(config: Config) -> tuple[Any, int]:
 
 def answer_form(config: Config) -> str:
     """What the rows answer a choice with. Raises DataError."""
-    source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
+    source = config.rows_file
     return form_of(source, read_rows(source))
 
 
 def longest_row(config: Config, tokenizer: Any) -> tuple[int, int, Path]:
     """(tokens, line, file) of the longest of the rows. Raises DataError for an answer that cannot be trained."""
-    source = config.task_file or config.folder / FILE_OF_ROLE[config.role]
+    source = config.rows_file
     rows = read_rows(source)
     lengths = ((len(input_ids), -row.line) for row, input_ids, _ in _tokenised(config, source, rows, tokenizer))
     tokens, line = max(lengths)

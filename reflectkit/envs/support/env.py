@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from reflectkit.core.config import option
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.seeding import derive, generator
+from reflectkit.core.seeding import generator
 from reflectkit.core.types import Task, ToolCall, ToolSpec, ToolUse
 from reflectkit.core.users import UserTurn
 from reflectkit.envs.base import check_task
@@ -80,7 +80,7 @@ class Support(ConversationEnv):
         self._expected = truth(database, self._requests, task.id)
         self.ledger = Ledger(database)
         identity, mood, customer = _user(task, database)
-        self._instructions, self._seed = instructions(identity, self._requests, mood), seed
+        self._instructions = instructions(identity, self._requests, mood)
         self.persona = Persona(identity, self._requests, mood, generator(seed, "user"))
         self.conduct = Conduct(database, customer)
         self.desk = Desk(self.persona, self.ledger, self.conduct)
@@ -96,8 +96,7 @@ class Support(ConversationEnv):
 
     def _user_turn(self, said: str) -> UserTurn | Awaitable[UserTurn]:
         if self.user is not None:
-            conversation = tuple(self.transcript.spoken)
-            return self.user.say(self._instructions, conversation, derive(self._seed, "user", self._steps))
+            return self._asked(self.user, self._instructions)
         return self.persona.answer(said) if said else self.persona.begin()
 
     def _execute(self, call: ToolCall) -> tuple[str, bool, bool]:

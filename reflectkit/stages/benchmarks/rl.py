@@ -117,12 +117,19 @@ def decoding_ratio(
     """The speed of `decode` when sampling `limits` tokens after each prompt, as a fraction of `decoding_floor`: the
     median over alternating pairs.
     """
+    return decoding_rounds(writer, prompts, limits, width, rounds).ratio("bare_decoding", "decoding")
+
+
+def decoding_rounds(
+    writer: Player, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int, rounds: int
+) -> Clock:
+    """The times of that many alternating pairs of `decode` ("decoding") and its floor ("bare_decoding")."""
     clock = Clock()
     for number in range(rounds + 1):  # the first one warms up
-        decoding_pair(writer, prompts, limits, width, clock)
+        _decoding_pair(writer, prompts, limits, width, clock)
         if number == 0:
             clock.seconds.clear()
-    return clock.ratio("bare_decoding", "decoding")
+    return clock
 
 
 @torch.no_grad()
@@ -193,9 +200,9 @@ def _round(
 
     texts = _texts(played)
     if texts:
-        decoding_pair(policy, [prompt for prompt, _ in texts], [len(line) for _, line in texts], BATCH, clock)
+        _decoding_pair(policy, [prompt for prompt, _ in texts], [len(line) for _, line in texts], BATCH, clock)
     else:
-        decoding_pair(reflector, asked_ids[: 2 * BATCH], [COMMENT_TOKENS] * len(asked_ids[: 2 * BATCH]), BATCH, clock)
+        _decoding_pair(reflector, asked_ids[: 2 * BATCH], [COMMENT_TOKENS] * len(asked_ids[: 2 * BATCH]), BATCH, clock)
 
     offered = {turn.observation.choices for trajectory in played for turn in trajectory.turns} - {()}
     estimates = objective("reinforce").estimate(played)
@@ -240,7 +247,7 @@ def _model_time(model: Any) -> Iterator[list[float]]:
             hook.remove()
 
 
-def decoding_pair(
+def _decoding_pair(
     writer: Player, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int, clock: Clock
 ) -> None:
     """Sample `limits` tokens after each prompt, then make the bare passes over them."""
@@ -293,13 +300,14 @@ def _bare_backward(learner: Learner, samples: Sequence[Sample]) -> None:
     parts = units(samples)
     for micro in packed(parts, BATCH * max(len(unit.tokens) for unit in parts)):
         for rows in _batches([unit.tokens for unit in micro]):
-            input_ids, mask = left_pad(rows, learner.player.pad_id, next(learner.player.model.parameters()).device)
-            output = learner.player.model(
-                input_ids=input_ids,
-                attention_mask=mask,
-                position_ids=position_ids(mask),
-                use_cache=False,
-                logits_to_keep=1,
-            )
-            output.logits.sum().backward()
+            bare_backward(learner.player, rows)
     learner.optimizer.zero_grad()
+
+
+def bare_backward(reader: Player, rows: Sequence[Sequence[int]]) -> None:
+    """The model's own forward and backward over a batch of rows, from the logits of the last position only."""
+    input_ids, mask = left_pad(rows, reader.pad_id, next(reader.model.parameters()).device)
+    output = reader.model(
+        input_ids=input_ids, attention_mask=mask, position_ids=position_ids(mask), use_cache=False, logits_to_keep=1
+    )
+    output.logits.float().sum().backward()
