@@ -1,4 +1,4 @@
-"""Splits problems 7:2:1 so that no part of a test problem is seen in training.
+"""Splits problems, 7:2:1 unless told otherwise, so that no part of a test problem is seen in training.
 
 Departs from the original, which flips an unseeded coin.
 """
@@ -12,8 +12,10 @@ NAMES = ("train", "validate", "test")
 SHARES = (7, 2, 1)
 
 
-def split_groups(strata: Mapping[str, Hashable], generator: random.Random) -> dict[str, str]:
-    """A split name for each group, 7:2:1 within each stratum.
+def split_groups(
+    strata: Mapping[str, Hashable], generator: random.Random, shares: Sequence[int] = SHARES
+) -> dict[str, str]:
+    """A split name for each group, in `shares` within each stratum.
 
     Parameters
     ----------
@@ -29,14 +31,16 @@ def split_groups(strata: Mapping[str, Hashable], generator: random.Random) -> di
         groups = members[stratum]
         generator.shuffle(groups)
         start = 0
-        for name, count in zip(NAMES, apportion(len(groups), SHARES), strict=True):
+        for name, count in zip(NAMES, apportion(len(groups), shares), strict=True):
             assigned |= dict.fromkeys(groups[start : start + count], name)
             start += count
     return assigned
 
 
-def split_weighted(sizes: Mapping[str, int], generator: random.Random) -> dict[str, str]:
-    """A split name for each group, so that the splits hold about 7:2:1 of the *problems*.
+def split_weighted(
+    sizes: Mapping[str, int], generator: random.Random, shares: Sequence[int] = SHARES
+) -> dict[str, str]:
+    """A split name for each group, so that the splits hold about `shares` of the *problems*.
 
     Parameters
     ----------
@@ -49,7 +53,7 @@ def split_weighted(sizes: Mapping[str, int], generator: random.Random) -> dict[s
     generator.shuffle(groups)
     groups.sort(key=lambda group: -sizes[group])
     total = sum(sizes.values())
-    targets = {name: total * share / sum(SHARES) for name, share in zip(NAMES, SHARES, strict=True)}
+    targets = {name: total * share / sum(shares) for name, share in zip(NAMES, shares, strict=True)}
     assigned_sizes = dict.fromkeys(NAMES, 0)
     assigned: dict[str, str] = {}
     for place, group in enumerate(groups):

@@ -27,6 +27,7 @@ from reflectkit.models.silence import silence_libraries
 ROLE_FILE = "reflectkit.json"
 BASE_FOLDER = "base_folder"
 """Key in it of where the base of an adapter lies."""
+ALL_LINEAR = "all-linear"  # peft's own word
 POLICY_ADAPTER = "default"  # peft's own name for the first adapter of a model
 SIZES = {
     "num_hidden_layers": 10_000,
@@ -175,10 +176,17 @@ def _config(source: str | Path) -> Any:
     return config
 
 
-def with_adapter(player: Player, rank: int, alpha: int, seed: int, dropout: float = 0.0) -> Player:
-    """`player` with a new LoRA adapter, which alone is trained (arXiv 2106.09685). Raises ConfigError if it has one.
+def with_adapter(
+    player: Player, rank: int, alpha: int, seed: int, dropout: float = 0.0, targets: str = ""
+) -> Player:
+    """`player` with a new LoRA adapter, which alone is trained (arXiv 2106.09685).
 
-    seed: for its weights. dropout: of what the adapter reads, 0 … 1.
+    seed: for its weights. dropout: of what the adapter reads, 0 … 1. targets: the layers that it changes, "all-linear"
+    or names separated by commas; "": peft's choice for this kind of model, or all linear ones where it has none.
+
+    Raises
+    ------
+    ConfigError: it has an adapter, or no such layers.
     """
     from peft import LoraConfig, PeftModel, get_peft_model
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
@@ -186,13 +194,20 @@ def with_adapter(player: Player, rank: int, alpha: int, seed: int, dropout: floa
     if isinstance(player.model, PeftModel):
         raise ConfigError("the model already has a LoRA adapter, which will be trained further; omit --lora-r")
     has_default_targets = player.model.config.model_type in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    target_modules = None if has_default_targets else "all-linear"
+    named = targets if targets in ("", ALL_LINEAR) else [name.strip() for name in targets.split(",")]
+    target_modules = named or (None if has_default_targets else ALL_LINEAR)
     with torch.random.fork_rng():
         torch.manual_seed(seed % 2**63)
         settings = LoraConfig(
             r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=target_modules, task_type="CAUSAL_LM"
         )
-        adapted = get_peft_model(player.model, settings)
+        try:
+            adapted = get_peft_model(player.model, settings)
+        except ValueError:
+            layers = sorted(
+                {name.rpartition(".")[2] for name, part in player.model.named_modules() if hasattr(part, "in_features")}
+            )
+            raise ConfigError(f"--lora-targets {targets}: the model's layers are {', '.join(layers)}") from None
     return replace(player, model=adapted)
 
 

@@ -108,6 +108,9 @@ class Config(SamplerConfig, AlgorithmConfig, TrainingConfig):
     )
     lora_r: int = option(0, help="Rank of a new LoRA adapter; 0 trains all weights, or the existing adapter.")
     lora_alpha: int = option(16, help="Scale of the LoRA adapter.")
+    lora_targets: str = option(
+        "", help="Layers that a new LoRA adapter changes: all-linear, or names like q_proj,v_proj; default: peft's."
+    )
     dtype: str = option("", help="float32, bfloat16 or float16; default: that of the checkpoint, or float32.")
     quantize: str = option("", help="Quantise the base weights: 8bit, 4bit or none; default: as in the checkpoint.")
     gradient_checkpointing: bool = option(False, help="Save memory by recomputing activations; about a third slower.")
@@ -401,7 +404,9 @@ def _trainer(
             place or config.start, "policy", device=device, dtype=config.dtype or None, quantize=config.quantize or None
         )
         if config.lora_r and place is None:
-            policy = with_adapter(policy, config.lora_r, config.lora_alpha, config.seed)
+            policy = with_adapter(
+                policy, config.lora_r, config.lora_alpha, config.seed, targets=config.lora_targets
+            )
         if config.reflect_load_dir is not None:
             reflector_player = load_player(config.reflect_load_dir, "reflection", device=device)
     if policy.quantize != "none" and not hasattr(policy.model, "peft_config"):

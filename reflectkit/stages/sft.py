@@ -104,6 +104,9 @@ class Config(EnvConfig, TrainingConfig):
     init_range: float = option(0.04, help="Standard deviation of a tiny model's initial weights.")
     lora_r: int = option(0, help="Rank of a LoRA adapter; 0 trains all weights.")
     lora_alpha: int = option(16, help="Scale of the LoRA adapter.")
+    lora_targets: str = option(
+        "", help="Layers that a new LoRA adapter changes: all-linear, or names like q_proj,v_proj; default: peft's."
+    )
     lora_dropout: float = option(0.0, help="Dropout of what a new LoRA adapter reads.")
     gradient_checkpointing: bool = option(False, help="Save memory by recomputing activations; about a third slower.")
     save_steps: int = option(250, help="Steps between the checkpoints from which a killed run resumes.")
@@ -130,6 +133,8 @@ class Config(EnvConfig, TrainingConfig):
         above("max_grad_norm", self.max_grad_norm, 0)
         if self.lora_dropout and not self.lora_r:
             raise ConfigError("--lora-dropout is that of a new adapter; add --lora-r, or use --dropout")
+        if self.lora_targets and not self.lora_r:
+            raise ConfigError("--lora-targets are those of a new adapter; add --lora-r")
         if self.batch_size % self.gradient_accumulation:
             raise ConfigError(
                 f"--gradient-accumulation {self.gradient_accumulation} does not divide --batch-size {self.batch_size}"
@@ -306,7 +311,9 @@ def _player(config: Config, source: Path, rows: Sequence[Row]) -> Player:
         return Player(model.to(pick_device(config.device)), tokenizer, config.role)
     loaded = load_player(config.model, device=config.device, dtype=config.dtype, quantize=config.quantize)
     if config.lora_r:
-        loaded = with_adapter(loaded, config.lora_r, config.lora_alpha, config.seed, config.lora_dropout)
+        loaded = with_adapter(
+            loaded, config.lora_r, config.lora_alpha, config.seed, config.lora_dropout, config.lora_targets
+        )
     if config.dropout is not None:
         set_dropout(loaded.model, config.dropout)
     return replace(loaded, role=config.role)

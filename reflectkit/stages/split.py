@@ -1,4 +1,4 @@
-"""split: divide the problems 7:2:1 into train, validate and test, keeping each group (a start state, a repository, a
+"""split: divide the problems, 7:2:1 or as asked, into train, validate and test, keeping each group (a start state, a repository, a
 game) in one split.
 
 If tasks are set in rooms, some rooms can be held out first with all their tasks. A problem that comes with a split of
@@ -7,8 +7,9 @@ its own, as a benchmark's, stays in it.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from reflectkit.core.jsonl import write_json
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import generator
-from reflectkit.data.splits import NAMES, SHARES, split_groups, split_weighted
+from reflectkit.data.splits import NAMES, split_groups, split_weighted
 from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.stages.shared.environments import RECORDS, EnvConfig
 
@@ -30,6 +31,7 @@ EXAMPLES = (
     "reflectkit split --env taxi",
     "reflectkit split --env auto_explore --by repo",
     "reflectkit split --env auto_explore --by question --seed 3",
+    "reflectkit split --env auto_explore --ratio 8:2:2",
     "reflectkit split --env alfworld --unseen-rooms 0.2",
 )
 BY = ("group", "repo", "question")
@@ -46,6 +48,7 @@ class Config(EnvConfig):
     by: str = option(
         "", help="Unit to keep in one split: group (a start state), repo or question; default: the env's own."
     )
+    ratio: str = option("7:2:1", help="Shares of train, validate and test.")
     unseen_rooms: float = option(
         0.0,
         help="If problems are set in rooms, as in alfworld: share of each kind of room (at least one) whose problems"
@@ -55,16 +58,25 @@ class Config(EnvConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         fraction("unseen_rooms", self.unseen_rooms)
+        _ = self.shares
         if self.by:
             one_of("by", self.by, BY)
         if self.by and self.by not in self.kind.split_by:
             raise ConfigError(f"--by {self.by} is not for env '{self.env}'; leave it out")
 
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """`ratio` in numbers. Raises ConfigError."""
+        parts = self.ratio.split(":")
+        if len(parts) != len(NAMES) or not all(re.fullmatch("0*[1-9][0-9]{0,5}", part) for part in parts):
+            raise ConfigError(f"--ratio {self.ratio!r:.40}: write three whole numbers from 1, e.g. 7:2:1")
+        return tuple(map(int, parts))
+
 
 def run(config: Config, progress: Progress) -> Report:
     """Write `{train,validate,test}.json`.
 
-    By repository the splits hold about 7:2:1 of the questions. Else groups with demonstrations and groups without are
+    By repository the splits hold about --ratio of the questions. Else groups with demonstrations and groups without are
     each split so.
     """
     source = config.task_file or config.folder / RECORDS
@@ -83,8 +95,8 @@ def run(config: Config, progress: Progress) -> Report:
         free = [record for record in records if not own[record.task.id]]
         if by == "repo":
             sizes = Counter(group_of[record.task.id] for record in free)
-            name_of_group = split_weighted(sizes, generator(config.seed, "split"))
-            _say_if_unbalanced(sizes, name_of_group, progress)
+            name_of_group = split_weighted(sizes, generator(config.seed, "split"), config.shares)
+            _say_if_unbalanced(sizes, name_of_group, config.shares, progress)
         else:
             taught = {group_of[record.task.id] for record in free if record.trajectories}
             strata = {
@@ -93,7 +105,7 @@ def run(config: Config, progress: Progress) -> Report:
                 for group in [group_of[record.task.id]]
             }
             kinds = f" of {many} kinds" if (many := len(set(strata.values()))) > 1 else ""
-            name_of_group = split_groups(strata, generator(config.seed, "split"))
+            name_of_group = split_groups(strata, generator(config.seed, "split"), config.shares)
         outputs, rows, figures = [], [], {}
         parts: dict[str, list[Record]] = {name: [] for name in NAMES}
         for record in records:
@@ -111,7 +123,7 @@ def run(config: Config, progress: Progress) -> Report:
                 (name, str(len({group_of[record.task.id] for record in part})), str(len(part)), str(demonstrated))
             )
             if not part:
-                too_few = f"{len(name_of_group)} groups{kinds} are too few for 7:2:1"
+                too_few = f"{len(name_of_group)} groups{kinds} are too few for {config.ratio}"
                 progress.news(f"{path} would have no tasks: {too_few if free else 'none comes with this split'}")
         current.tables.append(
             Table(f"Split of {source}", ("split", "groups", "tasks", "with demonstration"), tuple(rows))
@@ -140,17 +152,20 @@ def _unseen_rooms(rooms: AbstractSet[str], config: Config, source: Path) -> froz
     return frozenset(unseen)
 
 
-def _say_if_unbalanced(sizes: Mapping[str, int], name_of_group: Mapping[str, str], progress: Progress) -> None:
+def _say_if_unbalanced(
+    sizes: Mapping[str, int], name_of_group: Mapping[str, str], shares: Sequence[int], progress: Progress
+) -> None:
     total = sum(sizes.values())
     actual = {
         name: sum(size for group, size in sizes.items() if name_of_group[group] == name) / total for name in NAMES
     }
-    if all(abs(actual[name] - share / sum(SHARES)) <= UNBALANCED for name, share in zip(NAMES, SHARES, strict=True)):
+    wanted = [share / sum(shares) for share in shares]
+    if all(abs(actual[name] - share) <= UNBALANCED for name, share in zip(NAMES, wanted, strict=True)):
         return
     largest = max(sizes, key=lambda group: sizes[group])
-    shares = ":".join(f"{100 * actual[name]:.0f}" for name in NAMES)
+    asked, got = (":".join(f"{100 * part:.0f}" for part in parts) for parts in (wanted, actual.values()))
     progress.news(
-        f"whole repositories cannot be split 70:20:10, this is {shares}: {largest} alone has"
+        f"whole repositories cannot be split {asked}, this is {got}: {largest} alone has"
         f" {100 * sizes[largest] / total:.0f} % of the questions of {len(sizes)} repositories; add some, or use --by"
         " question"
     )
