@@ -13,11 +13,12 @@ import hashlib
 import math
 from collections.abc import Sequence
 
+from reflectkit.agents.scripted import require_oracle
 from reflectkit.core.config import ANSWERS, THINKING
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.prompts import one_line, policy_prompt, reflection_prompt, with_comments
 from reflectkit.core.protocols import Context
-from reflectkit.core.seeding import derive, uniform
+from reflectkit.core.seeding import derive, generator, uniform
 from reflectkit.core.tools import parse
 from reflectkit.core.types import Decision, Observation, ToolUse
 from reflectkit.models.chat import Dialogue
@@ -71,6 +72,10 @@ class Reflector:
                 self._keep(key, text)
         return self.memo[key]
 
+    async def remark(self, observation: Observation, context: Context) -> str:
+        """The comment that a policy sees in its turn."""
+        return await self.comment(observation, derive(context.seed, "comment"))
+
     async def comments(self, observations: Sequence[Observation], seeds: Sequence[int]) -> list[str]:
         """A comment on each observation, sampled concurrently."""
         return list(await asyncio.gather(*map(self.comment, observations, seeds)))
@@ -95,6 +100,14 @@ class Reflector:
         return one_line(self.sampler.tokenizer.decode(text_ids, skip_special_tokens=True)), len(text_ids)
 
 
+class TeacherComments:
+    """The env's own teacher in the reflector's place: what comments without a fault are worth to a policy."""
+
+    async def remark(self, observation: Observation, context: Context) -> str:
+        """The teacher's comment on the state of the turn's env. Raises ConfigError if it has no oracle teacher."""
+        return str(require_oracle(context.env).reflection(generator(context.seed, "comment")))
+
+
 class TwoPlayerAgent:
     """Asks the policy to choose among the legal actions, or to write a line or calls of tools where there are none.
 
@@ -108,7 +121,7 @@ class TwoPlayerAgent:
     def __init__(
         self,
         policy: Sampler,
-        reflector: Reflector | None = None,
+        reflector: Reflector | TeacherComments | None = None,
         *,
         answer: str = ANSWERS[0],
         temperature: float = 1.0,
@@ -135,7 +148,7 @@ class TwoPlayerAgent:
         if self.reflector is not None and (
             self.reflect_prob >= 1 or uniform(context.seed, "reflect") < self.reflect_prob
         ):
-            comment = await self.reflector.comment(observation, derive(context.seed, "comment"))
+            comment = await self.reflector.remark(observation, context)
         if observation.replies:
             observation = with_comments(observation, [turn.decision.reflection for turn in context.turns])
         if not observation.choices:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from reflectkit.core.protocols import Context
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Run, finished, open_run
-from reflectkit.core.seeding import derive
+from reflectkit.core.seeding import derive, generator
 from reflectkit.core.text import count_tokens
 from reflectkit.core.types import Status, Task, Trajectory, Turn
 from reflectkit.data.episodes import episode_line, episode_to_json, read_compared, write_episodes
@@ -84,7 +85,8 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
     ARMS: ClassVar[tuple[str, ...]] = ("policy",)
     policy: tuple[str, ...] = option(
         (),
-        help="NAME=MODEL or NAME=MODEL+REFLECTOR (each a checkpoint, a run of sft or rlft, or a hub id), oracle,"
+        help="NAME=MODEL or NAME=MODEL+REFLECTOR (each a checkpoint, a run of sft or rlft, or a hub id; +oracle: the"
+        " env's teacher comments), oracle,"
         " random, sft (the result of `sft --role plain` on the current rows), a baseline of the env, or a chat model"
         " (openai:MODEL, azure:DEPLOYMENT, local:MODEL) or two of them as ACTOR+REFLECTOR (repeat the flag).",
     )
@@ -94,6 +96,9 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
         " split the env's own list, if it has one.",
     )
     level: tuple[str, ...] = option((), help="Levels to play (repeat the flag); default: the last.")
+    problems: int = option(
+        0, help="Play only this many problems of a level, drawn by --seed, as evenly as may be from its clusters; 0: all."
+    )
     eval_reps: int = option(1, help="Episodes per problem; more of them narrow the interval if play is random.")
     episodes: tuple[Path, ...] = option(
         (),
@@ -111,12 +116,15 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
         super().__post_init__()
         self.refuse_uncounted(dry_run=self.dry_run, max_cost_usd=self.max_cost_usd)
         within("eval_reps", self.eval_reps, 1, 10_000)
+        within("problems", self.problems, 0, 10**9)
         within("max_new_tokens", self.max_new_tokens, 1, MOST_TOKENS)
         within("temperature", self.temperature, 0, 100)
         within("history_tokens", self.history_tokens, 0, MOST_TOKENS)
         if self.episodes:
-            if self.policy or self.task_file or self.level or self.dry_run:
-                raise ConfigError("--episodes plays nothing: omit --policy, --task-file, --level and --dry-run")
+            if self.policy or self.task_file or self.level or self.problems or self.dry_run:
+                raise ConfigError(
+                    "--episodes plays nothing: omit --policy, --task-file, --level, --problems and --dry-run"
+                )
             return
         if not self.policy:
             raise ConfigError("evaluate needs at least one --policy NAME=CHECKPOINT")
@@ -236,9 +244,25 @@ def _problems(config: Config, levels: Sequence[str]) -> tuple[Path | None, dict[
     """
     source = config.task_file or config.folder / HELD_OUT
     if config.task_file is None and not source.exists() and config.kind.has("tasks"):
-        return None, {level: tuple(config.kind.tasks(level)) for level in levels}
+        return None, {level: _drawn(config, level, config.kind.tasks(level)) for level in levels}
     tasks = [record.task for record in read_records(source, config.env_name)]
-    return source, {level: tuple(at_level(config.env, tasks, level, source)) for level in levels}
+    return source, {level: _drawn(config, level, at_level(config.env, tasks, level, source)) for level in levels}
+
+
+def _drawn(config: Config, level: str, tasks: Sequence[Task]) -> tuple[Task, ...]:
+    """`config.problems` of `tasks`, in their order: a random one of every cluster, then a second one of each, …"""
+    if not 0 < config.problems < len(tasks):
+        return tuple(tasks)
+    chance = generator(config.seed, "problems", level)
+    order = chance.sample(range(len(tasks)), len(tasks))
+    taken: Counter[str] = Counter()
+    rank = {}
+    for place in order:
+        cluster = cluster_of(tasks[place])
+        rank[place] = taken[cluster]
+        taken[cluster] += 1
+    drawn = sorted(order, key=rank.__getitem__)[: config.problems]
+    return tuple(tasks[place] for place in sorted(drawn))
 
 
 def _title(config: Config, source: Path | None, problems: Mapping[str, Sequence[Task]]) -> str:

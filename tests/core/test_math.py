@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reflectkit.core import seeding, stats
-from reflectkit.data.splits import apportion, split_groups
+from reflectkit.data.splits import apportion, split_groups, split_weighted
 
 
 def test_by_task_weighs_tasks_alike() -> None:
@@ -65,3 +66,11 @@ def test_split_is_balanced_in_each_stratum_and_seeded() -> None:
         ("validate", False): 49,
         ("test", False): 24,
     }
+    # 57 → 43, 7, 7 and 243 → 182, 30, 30 + 1: by largest remainder of 42.75, 7.1, 7.1 and 182.25, 30.4, 30.4
+    other = split_groups(strata, random.Random(0), (6, 1, 1))
+    assert Counter(other.values()) == {"train": 43 + 182, "validate": 7 + 31, "test": 7 + 30}
+
+
+def test_problems_are_split_by_weight_in_other_shares() -> None:
+    names = split_weighted({f"r{index}": 10 for index in range(12)}, random.Random(0), (8, 1, 3))
+    assert Counter(names.values()) == {"train": 8, "validate": 1, "test": 3}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 
+import pytest
 import torch
 
 from reflectkit.agents.scripted import Demonstrator
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.cli.main import main
 from reflectkit.core.console import Quiet
 from reflectkit.core.jsonl import read_jsonl
 from reflectkit.core.rollout import Episode, rollout
@@ -18,7 +21,7 @@ from reflectkit.envs import make
 from reflectkit.models.load import Player
 from reflectkit.models.local import LocalSampler
 from reflectkit.stages import gen_sft, gen_trajectory, split
-from tests.commands import DATA_FILES, prepare
+from tests.commands import DATA_FILES, error_of, prepare
 from tests.kill import hashes
 
 
@@ -36,6 +39,18 @@ def test_no_start_is_in_two_splits_and_every_start_in_one(taxi_data: Path) -> No
     ]
     assert [len(part) for part in parts] == [210, 60, 30]
     assert len(set.union(*parts)) == 300
+
+
+def test_a_split_takes_other_ratios(taxi_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = tmp_path / "taxi" / "data_reflection_negative.json"
+    records.parent.mkdir()
+    shutil.copy(taxi_data / records.name, records)
+    arguments = ["split", "--env", "taxi", "--data-dir", str(tmp_path), "--results-dir", str(tmp_path / "results")]
+    assert main([*arguments, "--ratio", "1:1:1"]) == 0
+    parts = [len(read_records(records.with_name(f"{name}.json"), "taxi")) for name in ("train", "validate", "test")]
+    assert parts == [100, 100, 100]
+    for ratio in ("7:2", "7:2:0", "7:2:1:0", "a:b:c", "-1:1:1", "1e3:1:1", ""):
+        assert "--ratio" in error_of([*arguments, "--ratio", ratio], capsys)
 
 
 def test_demonstrations_replay_and_mark_their_mistakes(taxi_data: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -70,3 +71,12 @@ def test_a_run_without_a_model_says_so(runs: Path, capsys: pytest.CaptureFixture
         shutil.rmtree(checkpoint)
     line = error_of(["evaluate", "--env", "taxi", "--policy", "ours=results/ours"], capsys)
     assert "results/ours is a run of rlft, not a checkpoint, without one" in line
+
+
+def test_the_teacher_comments_in_a_reflectors_place(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--env", "corridor", "--policy", "ours=results/ours+oracle"]
+    assert main(["evaluate", *arguments]) == 0
+    folder = next(Path("results").glob("*_evaluate"))
+    assert set(read_json(folder / "config.json")["inputs"]) == {"results/ours/checkpoint-10"}
+    assert main(["play", *arguments, "--auto"]) == 0
+    assert re.search(r"The goal is \d to the right\.|Go right, \d to go\.", capsys.readouterr().out)

@@ -24,6 +24,8 @@ from reflectkit.stages.shared.chat import report_damage, stop_if_spent
 from reflectkit.stages.shared.environments import model_source
 
 SCRIPTED = ("oracle", "random")
+TEACHER = Path("oracle")
+"""The env's own teacher, in a reflector's place."""
 CHECKPOINT = re.compile(r"checkpoint-(\d{1,9})")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 LONGEST_NAME = 100  # characters of a model's name in a file name
@@ -85,8 +87,8 @@ def place_of(model: Path | None, config: StageConfig, progress: Progress) -> Pat
 
     Raises CheckpointError for a hub id that cannot be fetched, before torch is imported.
     """
-    if model is None:
-        return None
+    if model is None or model == TEACHER:
+        return model
     source = model_source(str(newest_checkpoint(model)), config.data_dir, progress)
     hub_options(source)
     return Path(source)
@@ -94,7 +96,7 @@ def place_of(model: Path | None, config: StageConfig, progress: Progress) -> Pat
 
 def model_folders(models: Iterable[Path | None]) -> list[Path]:
     """The folders among `models`, as inputs of a run; a hub id is one of its settings."""
-    return [model for model in dict.fromkeys(models) if model is not None and looks_local(model)]
+    return [model for model in dict.fromkeys(models) if model not in (None, TEACHER) and looks_local(model)]
 
 
 def _plugins(text: str) -> list[str]:
@@ -234,11 +236,15 @@ class Players:
         )
 
     def reflector(self, checkpoint: Path) -> Any:
-        """The `Reflector` of `checkpoint`."""
-        from reflectkit.agents.two_player import Reflector
+        """The `Reflector` of `checkpoint`, or the env's teacher. Raises CheckpointError, ConfigError."""
+        from reflectkit.agents.scripted import require_oracle
+        from reflectkit.agents.two_player import Reflector, TeacherComments
         from reflectkit.models.load import load_player
         from reflectkit.models.local import LocalSampler
 
+        if checkpoint == TEACHER:
+            require_oracle(self.config.kind)
+            return TeacherComments()
         if checkpoint not in self._reflectors:
             player = load_player(checkpoint, "reflection", device=self.device)
             self._reflectors[checkpoint] = Reflector(LocalSampler(player, frozen=True, rank=0))
