@@ -12,6 +12,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 from reflectkit.agents.scripted import require_oracle
 from reflectkit.core.config import ANSWERS, THINKING
@@ -28,6 +29,13 @@ from reflectkit.models.tokens import choice_ids, completion_ids, prompt_ids
 
 MEMO_LIMIT = 200_000  # comments; a full memo starts again
 PROMPTS_KEPT = 20_000
+
+
+class Commentator(Protocol):
+    """Whoever comments on a turn before the policy acts."""
+
+    async def remark(self, observation: Observation, context: Context) -> str:
+        """A comment in one line."""
 
 
 class Reflector:
@@ -111,7 +119,7 @@ class TeacherComments:
 class TwoPlayerAgent:
     """Asks the policy to choose among the legal actions, or to write a line or calls of tools where there are none.
 
-    reflector: None for the plain arm. answer: what it chooses with, "label" or "text"; see `core.prompts.answers`.
+    commentator: None for the plain arm. answer: what it chooses with, "label" or "text"; see `core.prompts.answers`.
     temperature: of the sampling; 0 takes the likeliest action. reflect_prob: share of decisions that see their comment;
     the rest act without. max_new_tokens: of a line, or of calls. episode_tokens: that it writes in a whole episode,
     which is then TRUNCATED; 0 is no limit. thinking: see `models.chat.Dialogue`. show: record the probabilities of all
@@ -121,7 +129,7 @@ class TwoPlayerAgent:
     def __init__(
         self,
         policy: Sampler,
-        reflector: Reflector | TeacherComments | None = None,
+        commentator: Commentator | None = None,
         *,
         answer: str = ANSWERS[0],
         temperature: float = 1.0,
@@ -131,7 +139,9 @@ class TwoPlayerAgent:
         thinking: str = THINKING[0],
         show: bool = False,
     ) -> None:
-        self.policy, self.reflector, self.answer = policy, reflector, answer
+        self.policy, self.commentator, self.answer = policy, commentator, answer
+        self.reflector = commentator if isinstance(commentator, Reflector) else None
+        """The commentator, if it is a model."""
         self.episode_tokens, self.thinking = episode_tokens, thinking
         self.temperature, self.reflect_prob, self.show = temperature, reflect_prob, show
         self.max_new_tokens = max_new_tokens
@@ -145,10 +155,10 @@ class TwoPlayerAgent:
         none ever fits.
         """
         comment = None
-        if self.reflector is not None and (
+        if self.commentator is not None and (
             self.reflect_prob >= 1 or uniform(context.seed, "reflect") < self.reflect_prob
         ):
-            comment = await self.reflector.remark(observation, context)
+            comment = await self.commentator.remark(observation, context)
         if observation.replies:
             observation = with_comments(observation, [turn.decision.reflection for turn in context.turns])
         if not observation.choices:

@@ -176,9 +176,7 @@ def _config(source: str | Path) -> Any:
     return config
 
 
-def with_adapter(
-    player: Player, rank: int, alpha: int, seed: int, dropout: float = 0.0, targets: str = ""
-) -> Player:
+def with_adapter(player: Player, rank: int, alpha: int, seed: int, dropout: float = 0.0, targets: str = "") -> Player:
     """`player` with a new LoRA adapter, which alone is trained (arXiv 2106.09685).
 
     seed: for its weights. dropout: of what the adapter reads, 0 … 1. targets: the layers that it changes, "all-linear"

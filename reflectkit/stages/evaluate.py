@@ -97,7 +97,8 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
     )
     level: tuple[str, ...] = option((), help="Levels to play (repeat the flag); default: the last.")
     problems: int = option(
-        0, help="Play only this many problems of a level, drawn by --seed, as evenly as may be from its clusters; 0: all."
+        0,
+        help="Play only this many problems of a level, drawn by --seed as evenly as may be from its clusters; 0: all.",
     )
     eval_reps: int = option(1, help="Episodes per problem; more of them narrow the interval if play is random.")
     episodes: tuple[Path, ...] = option(
@@ -244,25 +245,25 @@ def _problems(config: Config, levels: Sequence[str]) -> tuple[Path | None, dict[
     """
     source = config.task_file or config.folder / HELD_OUT
     if config.task_file is None and not source.exists() and config.kind.has("tasks"):
-        return None, {level: _drawn(config, level, config.kind.tasks(level)) for level in levels}
+        return None, {level: _drawn(config, config.kind.tasks(level)) for level in levels}
     tasks = [record.task for record in read_records(source, config.env_name)]
-    return source, {level: _drawn(config, level, at_level(config.env, tasks, level, source)) for level in levels}
+    return source, {level: _drawn(config, at_level(config.env, tasks, level, source)) for level in levels}
 
 
-def _drawn(config: Config, level: str, tasks: Sequence[Task]) -> tuple[Task, ...]:
-    """`config.problems` of `tasks`, in their order: a random one of every cluster, then a second one of each, …"""
-    if not 0 < config.problems < len(tasks):
-        return tuple(tasks)
-    chance = generator(config.seed, "problems", level)
-    order = chance.sample(range(len(tasks)), len(tasks))
+def _drawn(config: Config, tasks: Sequence[Task]) -> tuple[Task, ...]:
+    chosen = drawn([cluster_of(config.env_name, task) for task in tasks], config.problems, config.seed)
+    return tuple(tasks[place] for place in chosen)
+
+
+def drawn(clusters: Sequence[str], count: int, seed: int) -> list[int]:
+    """The places of `count` problems (0: all), given each one's cluster: a random one of each, then a second one, …"""
+    order = generator(seed, "problems").sample(range(len(clusters)), len(clusters))
     taken: Counter[str] = Counter()
     rank = {}
     for place in order:
-        cluster = cluster_of(tasks[place])
-        rank[place] = taken[cluster]
-        taken[cluster] += 1
-    drawn = sorted(order, key=rank.__getitem__)[: config.problems]
-    return tuple(tasks[place] for place in sorted(drawn))
+        rank[place] = taken[clusters[place]]
+        taken[clusters[place]] += 1
+    return sorted(sorted(order, key=rank.__getitem__)[: count or None])
 
 
 def _title(config: Config, source: Path | None, problems: Mapping[str, Sequence[Task]]) -> str:

@@ -404,9 +404,7 @@ def _trainer(
             place or config.start, "policy", device=device, dtype=config.dtype or None, quantize=config.quantize or None
         )
         if config.lora_r and place is None:
-            policy = with_adapter(
-                policy, config.lora_r, config.lora_alpha, config.seed, targets=config.lora_targets
-            )
+            policy = with_adapter(policy, config.lora_r, config.lora_alpha, config.seed, targets=config.lora_targets)
         if config.reflect_load_dir is not None:
             reflector_player = load_player(config.reflect_load_dir, "reflection", device=device)
     if policy.quantize != "none" and not hasattr(policy.model, "peft_config"):

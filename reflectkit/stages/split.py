@@ -1,5 +1,5 @@
-"""split: divide the problems, 7:2:1 or as asked, into train, validate and test, keeping each group (a start state, a repository, a
-game) in one split.
+"""split: divide the problems into train, validate and test, 7:2:1 or as asked, keeping each group (a start state, a
+repository, a game) in one split.
 
 If tasks are set in rooms, some rooms can be held out first with all their tasks. A problem that comes with a split of
 its own, as a benchmark's, stays in it.

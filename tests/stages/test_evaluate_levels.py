@@ -1,4 +1,4 @@
-"""evaluate: which problems of a level are played, and that an episode that two levels share is played once."""
+"""evaluate: problems drawn from a level, and an episode that two levels share is played once."""
 
 from __future__ import annotations
 
@@ -8,17 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from reflectkit.cli.main import main
 from reflectkit.core.console import Quiet
-from reflectkit.core.jsonl import read_jsonl, write_json
 from reflectkit.core.types import Task
-from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.corridor import Corridor
-from reflectkit.stages.evaluate import Config, Match, play_match
+from reflectkit.stages.evaluate import Config, Match, drawn, play_match
 from reflectkit.stages.shared.players import Players
-from tests.explore import explore_task, write_repository
 
 
 def test_what_another_level_played_is_not_played_again(tmp_path: Path) -> None:
@@ -43,24 +37,14 @@ def test_what_another_level_played_is_not_played_again(tmp_path: Path) -> None:
     assert not any("mark" in line for line in play(0, "fourth", horizon=6)), "another horizon's"
 
 
-def test_problems_are_drawn_evenly_from_the_clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(write_repository(tmp_path))
-    many = {"app/fees.py": 6, "docs/guide.md": 3, "README.md": 1}
-    tasks = [replace(explore_task(name), id=f"{name}-{number}") for name, count in many.items() for number in range(count)]
-    write_json(tmp_path / "tasks.json", [record_to_json(Record(task)) for task in tasks])
-
-    def drawn(problems: int, seed: int = 0) -> list[str]:
-        arguments = ["--env", "auto_explore", "--policy", "random", "--task-file", "tasks.json", "--repos-dir", "."]
-        arguments += ["--level", "all", "--problems", str(problems), "--seed", str(seed), "--name", f"{problems}-{seed}"]
-        assert main(["evaluate", *arguments]) == 0
-        return [line["task"] for _, line in read_jsonl(Path(f"results/{problems}-{seed}/episodes.jsonl"))]
-
-    assert len(drawn(0)) == len(drawn(50)) == 10
-    for seed in range(3):
-        played = drawn(5, seed)
-        assert Counter(name.rpartition("-")[0] for name in played) == {
-            "app/fees.py": 2,
-            "docs/guide.md": 2,
-            "README.md": 1,
-        }
-    assert drawn(4, 7) != drawn(4, 8)
+def test_problems_are_drawn_evenly_from_the_clusters() -> None:
+    clusters = [*"aaaaaa", *"bbb", "c"]
+    for count in (0, 10, 99):
+        assert drawn(clusters, count, 0) == list(range(10))
+    seen = set()
+    for seed in range(5):
+        places = drawn(clusters, 5, seed)
+        assert places == sorted(places) == drawn(clusters, 5, seed)
+        assert Counter(clusters[place] for place in places) == {"a": 2, "b": 2, "c": 1}
+        seen.add(tuple(places))
+    assert len(seen) > 1
