@@ -12,14 +12,13 @@ import functools
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
-from reflectkit.agents.scripted import require_oracle
+from reflectkit.agents.commentators import Commentator, Swapped
 from reflectkit.core.config import ANSWERS, THINKING
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.prompts import one_line, policy_prompt, reflection_prompt, with_comments
 from reflectkit.core.protocols import Context
-from reflectkit.core.seeding import derive, generator, uniform
+from reflectkit.core.seeding import derive, uniform
 from reflectkit.core.tools import parse
 from reflectkit.core.types import Decision, Observation, ToolUse
 from reflectkit.models.chat import Dialogue
@@ -29,13 +28,6 @@ from reflectkit.models.tokens import choice_ids, completion_ids, prompt_ids
 
 MEMO_LIMIT = 200_000  # comments; a full memo starts again
 PROMPTS_KEPT = 20_000
-
-
-class Commentator(Protocol):
-    """Whoever comments on a turn before the policy acts."""
-
-    async def remark(self, observation: Observation, context: Context) -> str:
-        """A comment in one line."""
 
 
 class Reflector:
@@ -108,14 +100,6 @@ class Reflector:
         return one_line(self.sampler.tokenizer.decode(text_ids, skip_special_tokens=True)), len(text_ids)
 
 
-class TeacherComments:
-    """The env's own teacher in the reflector's place: what comments without a fault are worth to a policy."""
-
-    async def remark(self, observation: Observation, context: Context) -> str:
-        """The teacher's comment on the state of the turn's env. Raises ConfigError if it has no oracle teacher."""
-        return str(require_oracle(context.env).reflection(generator(context.seed, "comment")))
-
-
 class TwoPlayerAgent:
     """Asks the policy to choose among the legal actions, or to write a line or calls of tools where there are none.
 
@@ -140,8 +124,9 @@ class TwoPlayerAgent:
         show: bool = False,
     ) -> None:
         self.policy, self.commentator, self.answer = policy, commentator, answer
-        self.reflector = commentator if isinstance(commentator, Reflector) else None
-        """The commentator, if it is a model."""
+        asked = commentator.asked if isinstance(commentator, Swapped) else commentator
+        self.reflector = asked if isinstance(asked, Reflector) else None
+        """The model that comments, if one does."""
         self.episode_tokens, self.thinking = episode_tokens, thinking
         self.temperature, self.reflect_prob, self.show = temperature, reflect_prob, show
         self.max_new_tokens = max_new_tokens

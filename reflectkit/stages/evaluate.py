@@ -86,7 +86,7 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
     policy: tuple[str, ...] = option(
         (),
         help="NAME=MODEL or NAME=MODEL+REFLECTOR (each a checkpoint, a run of sft or rlft, or a hub id; +oracle: the"
-        " env's teacher comments), oracle,"
+        " env's teacher comments; +nothing: empty comments), oracle,"
         " random, sft (the result of `sft --role plain` on the current rows), a baseline of the env, or a chat model"
         " (openai:MODEL, azure:DEPLOYMENT, local:MODEL) or two of them as ACTOR+REFLECTOR (repeat the flag).",
     )
@@ -209,7 +209,11 @@ def run(config: Config, progress: Progress) -> Report:
             config.answer_of(policy)
     models = model_folders(path for _, *paths in entrants for path in paths)
     with (
-        open_run("evaluate", config, [*([source] if source else []), *models, *config.input_files(tasks)]) as current,
+        open_run(
+            "evaluate",
+            config,
+            [*([source] if source else []), *models, *config.input_files(tasks), *config.comment_files],
+        ) as current,
         contextlib.closing(Players(config, config.max_cost_usd)) as players,
     ):
         warnings = [text for player in entrants if (text := mismatch(*player))]

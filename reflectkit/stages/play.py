@@ -140,7 +140,7 @@ def run(config: Config, progress: Progress) -> Report:
     folders = model_folders((policy, reflector, commentator))
     if folders:
         progress.news(f"loading {' and '.join(map(str, folders))}")
-    inputs = [*([source] if source else []), *folders, *config.input_files(tasks)]
+    inputs = [*([source] if source else []), *folders, *config.input_files(tasks), *config.comment_files]
     with open_run("play", config, inputs, again=True) as current:
         path = current.folder / "episodes.jsonl"
         players = Players(config)

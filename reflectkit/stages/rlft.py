@@ -162,6 +162,8 @@ class Config(SamplerConfig, AlgorithmConfig, TrainingConfig):
             raise ConfigError(
                 "--critic-trunk separate trains a full copy of the trunk, but --lora-r an adapter; use detached"
             )
+        if self.swap_comments and self.reflect_load_dir is None:
+            raise ConfigError("--swap-comments needs comments; add --reflect-load-dir")
         if self.reflect_prob != 1 and self.reflect_load_dir is None:
             raise ConfigError(
                 f"--reflect-prob {self.reflect_prob} needs a reflector; give --reflect-load-dir or omit --reflect-prob"
@@ -215,7 +217,9 @@ def run(config: Config, progress: Progress) -> Report:
     if config.plan:
         return _plan(config, levels, processes, progress)
     held_out = [source.with_name("validate.json")] if config.validate_steps else []
-    with shared_run("rlft", config, [source, *held_out, *models, *config.input_files(tasks)], processes) as current:
+    with shared_run(
+        "rlft", config, [source, *held_out, *models, *config.input_files(tasks), *config.comment_files], processes
+    ) as current:
         if current.done:
             return current.done
         settings = plain_settings(config) | {"problems": digest(source)}
@@ -445,7 +449,7 @@ def _trainer(
         reflector = Reflector(frozen, temperature=config.reflect_temperature)
     agent = TwoPlayerAgent(
         sampler,
-        reflector,
+        reflector and config.swapped(reflector),
         answer=policy.answer,
         temperature=config.temperature,
         reflect_prob=config.reflect_prob,

@@ -78,5 +78,18 @@ def test_the_teacher_comments_in_a_reflectors_place(runs: Path, capsys: pytest.C
     assert main(["evaluate", *arguments]) == 0
     folder = next(Path("results").glob("*_evaluate"))
     assert set(read_json(folder / "config.json")["inputs"]) == {"results/ours/checkpoint-10"}
+    played = read_json(folder / "eval.json")["rows"][0]
+    assert main(["evaluate", "--env", "corridor", "--policy", "ours=results/ours+nothing"]) == 0
+    swapped = ["--swap-comments", "0.5", "--name", "swapped"]
+    assert "data/corridor/sft_reflection.jsonl" in error_of(["evaluate", *arguments, *swapped], capsys)
+    Path("data/corridor").mkdir(parents=True)
+    Path("data/corridor/sft_reflection.jsonl").write_text('{"prompt": "Where?", "completion": " Elsewhere."}\n')
+    assert main(["evaluate", *arguments, *swapped]) == 0
+    lines = Path("results/swapped/episodes.jsonl").read_text()
+    assert "Elsewhere." in lines
+    assert " to the right." in lines
+    assert "data/corridor/sft_reflection.jsonl" in read_json(Path("results/swapped/config.json"))["inputs"]
+    assert played["episodes"] == 6
+    capsys.readouterr()
     assert main(["play", *arguments, "--auto"]) == 0
     assert re.search(r"The goal is \d to the right\.|Go right, \d to go\.", capsys.readouterr().out)

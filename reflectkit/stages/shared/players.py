@@ -25,7 +25,9 @@ from reflectkit.stages.shared.environments import model_source
 
 SCRIPTED = ("oracle", "random")
 TEACHER = Path("oracle")
-"""The env's own teacher, in a reflector's place."""
+SILENCE = Path("nothing")
+WITHOUT_MODEL = (TEACHER, SILENCE)
+"""In a reflector's place: the env's own teacher, and empty comments."""
 CHECKPOINT = re.compile(r"checkpoint-(\d{1,9})")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 LONGEST_NAME = 100  # characters of a model's name in a file name
@@ -87,7 +89,7 @@ def place_of(model: Path | None, config: StageConfig, progress: Progress) -> Pat
 
     Raises CheckpointError for a hub id that cannot be fetched, before torch is imported.
     """
-    if model is None or model == TEACHER:
+    if model is None or model in WITHOUT_MODEL:
         return model
     source = model_source(str(newest_checkpoint(model)), config.data_dir, progress)
     hub_options(source)
@@ -96,7 +98,7 @@ def place_of(model: Path | None, config: StageConfig, progress: Progress) -> Pat
 
 def model_folders(models: Iterable[Path | None]) -> list[Path]:
     """The folders among `models`, as inputs of a run; a hub id is one of its settings."""
-    return [model for model in dict.fromkeys(models) if model not in (None, TEACHER) and looks_local(model)]
+    return [model for model in dict.fromkeys(models) if model not in (None, *WITHOUT_MODEL) and looks_local(model)]
 
 
 def _plugins(text: str) -> list[str]:
@@ -226,7 +228,7 @@ class Players:
         commentator = self.reflector(reflector) if reflector else None
         return TwoPlayerAgent(
             config.open_sampler(Opening(str(policy), self.device)),
-            commentator,
+            commentator and config.swapped(commentator),
             answer=config.answer_of(policy),
             temperature=config.temperature,
             max_new_tokens=config.max_new_tokens,
@@ -236,15 +238,18 @@ class Players:
         )
 
     def reflector(self, checkpoint: Path) -> Any:
-        """The `Reflector` of `checkpoint`, or the env's teacher. Raises CheckpointError, ConfigError."""
+        """The `Reflector` of `checkpoint`, or who stands in its place. Raises CheckpointError, ConfigError."""
+        from reflectkit.agents.commentators import Silence, TeacherComments
         from reflectkit.agents.scripted import require_oracle
-        from reflectkit.agents.two_player import Reflector, TeacherComments
+        from reflectkit.agents.two_player import Reflector
         from reflectkit.models.load import load_player
         from reflectkit.models.local import LocalSampler
 
         if checkpoint == TEACHER:
             require_oracle(self.config.kind)
             return TeacherComments()
+        if checkpoint == SILENCE:
+            return Silence()
         if checkpoint not in self._reflectors:
             player = load_player(checkpoint, "reflection", device=self.device)
             self._reflectors[checkpoint] = Reflector(LocalSampler(player, frozen=True, rank=0))

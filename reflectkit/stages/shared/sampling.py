@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from typing_extensions import override
 
@@ -15,13 +15,18 @@ from reflectkit.core.config import (
     THINKING,
     StageConfig,
     check_own_settings,
+    fraction,
     one_of,
     option,
     with_own_settings,
     within,
 )
 from reflectkit.core.errors import ConfigError
+from reflectkit.data.sft import FILE_OF_ROLE, read_rows
 from reflectkit.models.sampler import BACKENDS, Opening, Sampler, backend
+
+if TYPE_CHECKING:
+    from reflectkit.agents.commentators import Commentator
 
 LOCAL = "local"
 
@@ -51,8 +56,15 @@ class SamplerConfig(StageConfig):
         0, help="Most tokens that the policy may write in an episode, without enumerated actions; 0: no limit."
     )
 
+    swap_comments: float = option(
+        0.0,
+        help="Share of the comments that are replaced by those on other states, from the reflector's SFT rows: how much"
+        " wrong ones do harm.",
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        fraction("swap_comments", self.swap_comments)
         one_of("thinking", self.thinking, THINKING)
         one_of("answer", self.answer or ANSWERS[0], ANSWERS)
         within("episode_tokens", self.episode_tokens, 0, 10**9)
@@ -83,6 +95,19 @@ class SamplerConfig(StageConfig):
             f"--answer {self.answer}: {policy} was trained to answer with the choice's {trained}; leave it out, or"
             f" train on rows of `gen-sft --answer {self.answer}`"
         )
+
+    @property
+    def comment_files(self) -> list[Path]:
+        """Where --swap-comments takes comments from, if it does."""
+        folder: Path = getattr(self, "folder")  # noqa: B009 (of the env, which each stage with a policy has)
+        return [folder / FILE_OF_ROLE["reflection"]] if self.swap_comments else []
+
+    def swapped(self, commentator: Commentator) -> Commentator:
+        """`commentator`, some of whose comments are on other states. Raises DataError."""
+        from reflectkit.agents.commentators import Swapped
+
+        others = [row.parts[0][1].strip() for path in self.comment_files for row in read_rows(path)]
+        return Swapped(commentator, others, self.swap_comments) if others else commentator
 
     def open_sampler(self, opening: Opening) -> Sampler:
         """The sampler. Raises CheckpointError."""
