@@ -1,7 +1,7 @@
 """Who comments on a turn before the policy acts, when it is not a reflection model: the env's teacher, nobody, or
 somebody who speaks of another state.
 
-They answer what a comment is worth: a policy that was trained on comments is played with better, emptier and wrong ones.
+They answer what a comment is worth: a policy that was trained on comments is played with better, empty and wrong ones.
 """
 
 from __future__ import annotations
