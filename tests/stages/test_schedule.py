@@ -17,10 +17,10 @@ RUN = """
 import sys
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ReflectkitError
-from reflectkit.stages.recipes import schedule
+from reflectkit.stages.recipes import forking, schedule
 
 if __name__ == "__main__":
-    schedule.PRELOADED = sys.argv[1]
+    forking.PRELOADED = sys.argv[1]
     values = {"env": "corridor", "role": "plain", "data_dir": "data", "results_dir": "results"}
     try:
         schedule.perform([schedule.Job("plain", "sft", values, frozenset())], 1, Quiet())
@@ -28,6 +28,20 @@ if __name__ == "__main__":
         print(error)
 """
 
+BOTH = """
+import sys
+from pathlib import Path
+from reflectkit.core.console import Quiet
+from reflectkit.stages.recipes import forking, schedule
+
+if __name__ == "__main__":
+    forking.PRELOADED = sys.argv[1]
+    shared = {"env": "corridor", "data_dir": Path("data"), "results_dir": Path("results"), "keep": True}
+    data = schedule.Job("made", "gen-trajectory", shared | {"name": "made", "demonstrations": 2}, frozenset())
+    train = schedule.Job("plot", "plot", shared | {"runs": []}, frozenset(["made"]))
+    schedule.config_class("plot").TRAINS = True
+    schedule.perform([data, train], 1, Quiet())
+"""
 
 UNGUARDED = """
 from reflectkit.core.console import Quiet
@@ -92,6 +106,15 @@ def test_ctrl_c_while_libraries_are_imported_is_left_to_run(tmp_path: Path) -> N
     assert (code, errors) == (0, "")
     assert "no such file" in output
     assert (tmp_path / "imported").exists()
+
+
+def test_data_steps_run_while_libraries_are_imported(tmp_path: Path) -> None:
+    (tmp_path / "library.py").write_text(
+        "import time\nfrom pathlib import Path\nfor _ in range(600):\n    if Path('results/made/report.json').exists():"
+        "\n        Path('imported').touch()\n        break\n    time.sleep(0.1)\n"
+    )
+    run_step(tmp_path, "library", tmp_path, BOTH)
+    assert (tmp_path / "imported").exists(), "the step waited for the library, which waited for the step"
 
 
 def test_a_library_that_cannot_be_imported_stops_only_the_steps_that_need_it(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from reflectkit.core.jsonl import read_json, write_json, write_text
 from reflectkit.core.registry import resolve
 from reflectkit.core.reports import Table
 from reflectkit.core.threads import use_threads
-from reflectkit.stages.recipes.schedule import end_with, forked
+from reflectkit.stages.recipes.forking import end_with, forked
 
 DEVICES = ("auto", "cpu", "cuda")
 MINUTES = 24.0
@@ -215,7 +215,7 @@ def perform(part: Part, bench: Bench, limit_s: float) -> Row:
     result = bench.folder / f"{part.name}.json"
     result.unlink(missing_ok=True)
     started = time.perf_counter()
-    process = forked(trains=True).Process(target=_work, args=(part, bench, os.getpid(), _environment(bench)))
+    process = forked().Process(target=_work, args=(part, bench, os.getpid(), _environment(bench)))
     process.start()
     try:
         process.join(limit_s)

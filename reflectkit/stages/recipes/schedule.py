@@ -10,9 +10,6 @@ import importlib
 import multiprocessing
 import os
 import queue
-import signal
-import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,15 +21,11 @@ from reflectkit.core.console import Bar, Progress
 from reflectkit.core.errors import ConfigError, ReflectkitError, user_code_line
 from reflectkit.core.reports import Report
 from reflectkit.core.runs import finished_as
-from reflectkit.core.threads import VARIABLES
 from reflectkit.stages import STAGES, config_class
+from reflectkit.stages.recipes.forking import Source, ctrl_c_later, end_with
 
 CHECKS = "checks"
 """A job that is no command's stage: it checks the data before the first training."""
-PRELOADED = "reflectkit.stages.recipes.preload"
-READ_ONCE = (*VARIABLES, "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TORCH", "PYTORCH_")
-"""Prefixes of the environment variables that libraries read when they are imported."""
-_served: dict[str, str] | None = None  # these variables in the server that forks the steps
 
 
 @dataclass(frozen=True)
@@ -53,10 +46,10 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
     reports = _finished(jobs, progress)
     if len(reports) == len(jobs):
         return reports
-    progress.news("starting the steps; loading torch takes some seconds")
+    progress.news("starting the steps")
     unfinished = [job for job in jobs if job.name not in reports and job.stage != CHECKS]
-    context = forked(trains=any(config_class(job.stage).TRAINS for job in unfinished))
-    events: Any = context.Queue()
+    source = Source(trains=any(config_class(job.stage).TRAINS for job in unfinished))
+    events: Any = source.context.Queue()
     workers: dict[str, BaseProcess] = {}
     open_bars: dict[tuple[str, int], tuple[Bar, contextlib.ExitStack]] = {}
 
@@ -66,8 +59,9 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
             if free and job.name not in reports and job.name not in workers and job.after <= reports.keys():
                 values = {key: resolved(value, job, reports) for key, value in job.values.items()}
                 work = (job.name, job.stage, values, events, os.getpid(), dict(os.environ))
+                context = source.context_of(_needs_torch(job), progress)
                 worker = context.Process(target=_work, args=work, daemon=True)
-                with _ctrl_c_later():  # otherwise a worker could start without being registered
+                with ctrl_c_later():  # otherwise a worker could start without being registered
                     worker.start()
                     workers[job.name] = worker
 
@@ -139,58 +133,9 @@ def check_script() -> None:
         )
 
 
-def forked(*, trains: bool) -> Any:
-    """Processes forked from a server, which has imported the training libraries if `trains`; fresh interpreters if
-    forking is unsafe (macOS) or unavailable, or if the libraries would read other variables than in the server.
-    """
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    if trains:
-        context.set_forkserver_preload([PRELOADED])
-    _start_server(context)
-    return context if _served == _read_once() else multiprocessing.get_context("spawn")
-
-
-def _start_server(context: Any) -> None:
-    """Start the server unless it is running. It finds modules where this process does, not in the working directory,
-    and leaves Ctrl-C to this process, as the steps do.
-    """
-    from multiprocessing import forkserver, resource_tracker
-
-    global _served
-    before, served = dict(os.environ), _read_once()
-    resource_tracker.ensure_running()  # starting it would unblock the signal
-    try:
-        os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        with _ctrl_c_later():
-            forkserver.ensure_running()
-    finally:
-        for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
-            os.environ.pop(name, None)
-        os.environ |= before
-    if _served is None:
-        _served = served
-        first = context.Process(target=os.getpid)  # once it is done, the server has imported everything
-        first.start()
-        first.join()
-
-
-@contextlib.contextmanager
-def _ctrl_c_later() -> Iterator[None]:
-    """Delay Ctrl-C until the context ends; processes that are started in it never receive it."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _read_once() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(READ_ONCE)}
+def _needs_torch(job: Job) -> bool:
+    """Whether the step reads or trains a model, as far as its stage says."""
+    return job.stage == CHECKS or not config_class(job.stage).WRITES_DATA
 
 
 def _check_alive(workers: Mapping[str, BaseProcess], events: Any) -> None:
@@ -286,29 +231,3 @@ def _work(
             return
         note = "".join(traceback.format_exception(error))
         events.put((name, "error", RuntimeError(f"step '{name}': {message}\n{note}")))
-
-
-def end_with(parent: int, *, group: bool = False) -> None:
-    """From now on, end this forked process once process `parent`, which waits for it, or its server is gone. group:
-    with its whole process group.
-    """
-    threading.Thread(target=_exit_with, args=(parent, os.getppid(), group), daemon=True).start()
-
-
-def _exit_with(scheduler: int, server: int, group: bool) -> None:
-    """End this process once `scheduler`, which waits for it, or `server`, which forked it, is gone."""
-    while os.getppid() == server and _alive(scheduler):
-        time.sleep(0.2)
-    if group:
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
