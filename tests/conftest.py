@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -19,6 +21,18 @@ from reflectkit.models.load import Player, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
 
 torch.set_num_threads(1)
+_frozen_at = 0  # modules that were imported when the memory was frozen
+
+
+def pytest_runtest_setup() -> None:
+    """Freeze what imports have left: a training collects garbage at its end, which takes 0.3 s of going through it, and
+    forks would copy it.
+    """
+    global _frozen_at
+    if len(sys.modules) > _frozen_at + 300:
+        gc.collect()
+        gc.freeze()
+        _frozen_at = len(sys.modules)
 
 
 @pytest.fixture(scope="session")
