@@ -21,6 +21,7 @@ NOT_IDENTITY = frozenset(
     {
         "force", "results_dir", "width", "concurrency", "max_cost_usd", "price_in", "price_out", "dry_run", "timeout_s",
         "max_tokens_per_batch", "name", "keep", "jobs", "keep_checkpoints", "plan",
+        "processes",
     }
 )  # fmt: skip
 """Settings that do not change the results of a run, except for the order of floating-point sums."""

@@ -1,7 +1,8 @@
 """rlft: online RL with REINFORCE, PPO or GRPO, where a frozen reflector comments on each state before the policy acts.
 
-Without a reflector it is the "SFT + RL" arm. If killed and started again, it resumes from its last checkpoint. Under
-torchrun or `accelerate launch`, the processes play and learn together, with the same result.
+Without a reflector it is the "SFT + RL" arm. If killed and started again, it resumes from its last checkpoint. With
+`--processes N`, or under torchrun or `accelerate launch`, several processes play and learn together, with the same
+result.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from reflectkit.models.sampler import Opening
 from reflectkit.stages.shared.algorithm import AlgorithmConfig
 from reflectkit.stages.shared.distributed import shared_run, start_processes
 from reflectkit.stages.shared.environments import at_level, check_level, model_source
+from reflectkit.stages.shared.launching import check_launch, launched
 from reflectkit.stages.shared.plan import Estimate, Stopwatch, plan_report, sizes
 from reflectkit.stages.shared.sampling import LOCAL, SamplerConfig
 from reflectkit.stages.shared.trackers import require_trackers, tracking
@@ -47,7 +49,7 @@ EXAMPLES = (
     "reflectkit rlft --env taxi --load-dir results/taxi-tiny/plain/checkpoint-600 --algo ppo --curriculum pickup"
     " --curriculum full",
     "reflectkit rlft --env auto_explore --model gpt2-xl --lora-r 16 --quantize 8bit --algo grpo --group-size 8",
-    "torchrun --nproc_per_node 2 -m reflectkit rlft --env taxi --load-dir results/taxi-tiny/plain/checkpoint-600",
+    "reflectkit rlft --env taxi --load-dir results/taxi-tiny/plain/checkpoint-600 --processes 2",
 )
 LIMITS = {
     "max_steps": (1, 10**9),
@@ -62,6 +64,7 @@ LIMITS = {
     "save_steps": (1, 10**9),
     "validate_steps": (0, 10**9),
     "keep_episodes": (0, 2**20),
+    "processes": (1, 1024),
 }
 """The range of each of these settings."""
 CALIBRATED = 64  # episodes of an update whose memory and time --plan measures
@@ -122,6 +125,7 @@ class Config(SamplerConfig, AlgorithmConfig, TrainingConfig):
     validate_steps: int = option(
         0, help="Updates between greedy validations on validate.json, next to the problems; 0: none."
     )
+    processes: int = option(1, help="Processes on this machine that play and learn together, with the same result.")
     device: str = option("auto", help="auto, cpu, cuda, …")
 
     def __post_init__(self) -> None:
@@ -187,6 +191,9 @@ def run(config: Config, progress: Progress) -> Report:
 
     Raises CheckpointError, DataError, DivergedError, and ConfigError if the model cannot read the prompts.
     """
+    check_launch(config.processes)
+    if config.processes > 1 and not config.plan:
+        return launched("rlft", config, config.processes, progress)
     require_trackers(config.report_to)
     source = config.task_file or config.folder / "train.json"
     tasks = [record.task for record in read_records(source, config.env_name)]
@@ -248,8 +255,10 @@ def _plan(config: Config, levels: list[Level], processes: Processes, progress: P
 
     Raises ConfigError in several processes.
     """
-    if processes.count > 1:
-        raise ConfigError("--plan runs in one process and says what several take; leave out torchrun or accelerate")
+    if processes.count > 1 or config.processes > 1:
+        raise ConfigError(
+            "--plan runs in one process and says what several take; leave out --processes, torchrun or accelerate"
+        )
     episodes = min(config.episodes, -(-CALIBRATED // config.repeats) * config.repeats)
     trainer = _trainer(replace(config, episodes=episodes), levels, None, processes, progress)
     watch = Stopwatch()

@@ -65,7 +65,8 @@ from reflectkit.stages.recipes.parameters import (
     resolve_parameters,
     settings_class,
 )
-from reflectkit.stages.recipes.schedule import CHECKS, Job, check_script, perform
+from reflectkit.stages.recipes.schedule import Job, check_script, perform
+from reflectkit.stages.recipes.workers import CHECKS
 from reflectkit.stages.shared import eval_tables
 from reflectkit.stages.shared.breakdowns import aspect_tables, passes_table
 

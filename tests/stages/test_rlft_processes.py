@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from safetensors.torch import load_file
 
 from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, read_jsonl
-from tests.rlft_runs import command, weights
+from tests.commands import error_of
+from tests.rlft_runs import command, same, weights
 
 TWO = ["--algo", "ppo", "--replay-size", "5", "--max-steps", "4", "--episodes", "24", "--learning-rate", "1e-3",
        "--minibatch", "40"]  # fmt: skip
@@ -23,23 +25,37 @@ TWO = ["--algo", "ppo", "--replay-size", "5", "--max-steps", "4", "--episodes", 
 def test_two_processes_play_and_learn_what_one_does(
     corridor_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One process of torchrun, and two of `accelerate launch` with the config whose path `list --configs` prints."""
+    """One process, two of `--processes`, and two of `accelerate launch` with the config whose path `list --configs`
+    prints.
+    """
+    runs = {}
+    for count in (1, 2):
+        results = tmp_path / f"own{count}"
+        more = ["--results-dir", str(results), "--processes", str(count)]
+        assert main([*command(corridor_folder, *TWO), *more]) == 0
+        (runs[count],) = results.glob("*_rlft")
     assert main(["list", "--configs", "multi_gpu"]) == 0
-    config = capsys.readouterr().out.strip()
-    accelerate = ["accelerate.commands.launch", "--config_file", config, "--main_process_port", "0"]
-    torchrun = ["torch.distributed.run", "--standalone"]
-    found = []
-    for count, launcher in ((1, [*torchrun, "--nproc_per_node", "1"]), (2, [*accelerate, "--num_processes", "2"])):
-        results = tmp_path / f"results{count}"
-        arguments = [*command(corridor_folder, *TWO), "--results-dir", str(results)]
-        done = subprocess.run(
-            [sys.executable, "-m", *launcher, "-m", "reflectkit", *arguments],
-            cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("checkpoint-4\n→") <= 1  # one process speaks
-        (run,) = results.glob("*_rlft")
-        found.append(run)
+    config = capsys.readouterr().out.split()[-1]
+    results = tmp_path / "results"
+    launcher = [
+        "accelerate.commands.launch",
+        "--config_file",
+        config,
+        "--main_process_port",
+        "0",
+        "--num_processes",
+        "2",
+    ]
+    arguments = [*command(corridor_folder, *TWO), "--results-dir", str(results)]
+    done = subprocess.run(
+        [sys.executable, "-m", *launcher, "-m", "reflectkit", *arguments],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("checkpoint-4\n→") <= 1  # one process speaks
+    (run,) = results.glob("*_rlft")
+    assert same(run / "checkpoint-4", runs[2] / "checkpoint-4")
+    found = [runs[1], runs[2]]
     one, two = ([row for _, row in read_jsonl(run / "metrics.jsonl")] for run in found)
     for first, second in zip(one, two, strict=True):
         exact = ("success_rate", "return", "episode_steps", "rows", "replayed_episodes", "level", "episodes")
@@ -64,6 +80,60 @@ def episodes_in(run: Path) -> list[Any]:
     """The replayed episodes' problems, seeds and actions."""
     rows = [row for _, row in read_jsonl(run / "checkpoint-4/replay.jsonl")]
     return [(row["task"]["id"], row["seed"], [turn["decision"]["action"] for turn in row["turns"]]) for row in rows]
+
+
+FAULTY = """
+import os, signal, time
+from reflectkit.envs.corridor import Corridor
+
+class Killed(Corridor):
+    def reset(self, task, seed):
+        if os.environ.get("RANK") == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().reset(task, seed)
+
+class Stopped(Corridor):
+    def reset(self, task, seed):
+        if os.environ.get("RANK") == "1":
+            os.kill(int(os.environ["STOPPED"]), signal.SIGINT)
+            time.sleep(600)
+        return super().reset(task, seed)
+"""
+
+
+@pytest.mark.parametrize(
+    ("env", "code", "line"),
+    [
+        ("Killed", 2, "rlft: process 1 was killed (signal 9; out of memory?); run the same command again to resume"),
+        ("Stopped", 130, "stopped; run the same command again to resume"),
+    ],
+)
+def test_a_killed_process_and_ctrl_c_end_all_with_one_line(
+    corridor_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    env: str,
+    code: int,
+    line: str,
+) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("STOPPED", str(os.getpid()))
+    arguments = command(corridor_folder, "--processes", "2", "--results-dir", str(tmp_path), "--env", f"faulty:{env}")
+    assert main(arguments) == code
+    assert capfd.readouterr().err == f"reflectkit: {line}\n"
+    assert active_children() == []
+
+
+def test_a_launcher_and_processes_exclude_each_other(
+    corridor_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "--processes must lie between 1" in error_of(command(corridor_folder, "--processes", "0"), capsys)
+    plan = command(corridor_folder, "--processes", "2", "--plan")
+    assert "--plan runs in one process" in error_of(plan, capsys)
+    monkeypatch.setenv("RANK", "0")
+    assert "leave out torchrun" in error_of(command(corridor_folder, "--processes", "2"), capsys)
 
 
 @pytest.mark.parametrize("how", ["sharded", "zero2", "zero3"])

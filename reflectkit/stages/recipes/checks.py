@@ -25,7 +25,8 @@ from reflectkit.core.types import Task
 from reflectkit.data.trajectories import read_records
 from reflectkit.stages import config_class, evaluate, sft
 from reflectkit.stages.recipes.ablations import references
-from reflectkit.stages.recipes.schedule import CHECKS, Job
+from reflectkit.stages.recipes.schedule import Job
+from reflectkit.stages.recipes.workers import CHECKS
 from reflectkit.stages.shared.environments import RECORDS, PlayConfig, model_source
 
 BLOCK = 64  # a suggested --max-length is a multiple of it
