@@ -21,6 +21,7 @@ from transformers.cache_utils import DynamicLayer
 
 from reflectkit.models.labels import Path, Trie, trie
 from reflectkit.models.padding import position_ids, right_pad
+from reflectkit.models.prefixes import hidden_at
 
 PLAIN_HEAD_BLOCKERS = (
     "final_logit_softcapping",
@@ -78,13 +79,15 @@ def choice_logprobs(
     *,
     pad_id: int,
     temperature: float = 1.0,
+    share: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of the legal labels after each prompt.
 
     Parameters
     ----------
     model: a model or its Scorer. prompts: token ids of B prompts of any lengths. labels: the tokens of each prompt's
-    legal labels, K at most. temperature: divides the logits wherever labels part, > 0.
+    legal labels, K at most. temperature: divides the logits wherever labels part, > 0. share: what prompts begin with
+    is read once (`models.prefixes`), if the model allows.
 
     Returns
     -------
@@ -98,7 +101,7 @@ def choice_logprobs(
     width = max(map(len, children))
     children_NC = torch.tensor([[*row, *[row[0]] * (width - len(row))] for row in children], device=device)
     legal_NC = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in children], device=device)
-    hidden_ND, logits_NC = _at_nodes(model, prompts, tries, children_NC, pad_id)
+    hidden_ND, logits_NC = _at_nodes(model, prompts, tries, children_NC, pad_id, share)
     logits_NC = logits_NC.float().masked_fill(~legal_NC, float("-inf"))
     logprobs_NC = torch.log_softmax(logits_NC / temperature, dim=-1)
     if len(children) == len(prompts):  # labels part at the root alone
@@ -113,8 +116,10 @@ def token_logprobs(
     *,
     pad_id: int,
     temperature: float = 1.0,
+    share: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log-probabilities of the tokens that each row's mask marks with 1, given all tokens before them.
+    """Log-probabilities of the tokens that each row's mask marks with 1, given all tokens before them. share: see
+    `choice_logprobs`.
 
     Returns
     -------
@@ -125,10 +130,15 @@ def token_logprobs(
     marked = [(row, place) for row, mask in enumerate(masks) for place, one in enumerate(mask) if one]
     if any(place == 0 for _, place in marked):
         raise ValueError("a row's first token has nothing before it and cannot be scored")
-    scorer = model if is_scorer(model) else Scorer(model)
-    row_N = torch.tensor([row for row, _ in marked], device=device)
-    place_N = torch.tensor([place - 1 for _, place in marked], device=device)
-    hidden_ND, logits_NV = scorer(right_pad(rows, pad_id, device), row_N, place_N)
+    bare = model.model if type(model) is Scorer else model
+    if share and can_share(bare):
+        hidden_ND = hidden_at(trunk_of(bare), rows, [(row, place - 1) for row, place in marked], pad_id)
+        logits_NV = _head_logits(bare, hidden_ND, None)
+    else:
+        scorer = model if is_scorer(model) else Scorer(model)
+        row_N = torch.tensor([row for row, _ in marked], device=device)
+        place_N = torch.tensor([place - 1 for _, place in marked], device=device)
+        hidden_ND, logits_NV = scorer(right_pad(rows, pad_id, device), row_N, place_N)
     logprobs_NV = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
     tokens_N1 = torch.tensor([[rows[row][place]] for row, place in marked], device=device)
     return logprobs_NV.gather(1, tokens_N1).squeeze(1), logprobs_NV, hidden_ND
@@ -148,6 +158,18 @@ def trunk_of(model: Any) -> Any:
     """The model below its LM head."""
     bare = unwrapped(model)
     return getattr(bare, bare.base_model_prefix)
+
+
+def can_share(model: Any) -> bool:
+    """Whether `models.prefixes` is exact for the model: its layers attend to all positions before and cache nothing but
+    keys and values, it is told positions, and it does not recompute activations, which does without a cache.
+    """
+    if is_scorer(model) or not _plain(model):  # wrapped: sharded over processes
+        return False
+    bare = unwrapped(model)
+    recomputes = torch.is_grad_enabled() and bare.is_activation_checkpointing
+    positioned = "position_ids" in inspect.signature(bare.forward).parameters
+    return positioned and not recomputes and _of_keys_and_values(DynamicCache(config=bare.config))
 
 
 def forward_arguments(model: Any, attention_mask_BT: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -181,29 +203,44 @@ def read_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
 
 
 def _at_nodes(
-    model: Any, prompts: Sequence[Sequence[int]], tries: Sequence[Trie], children_NC: torch.Tensor, pad_id: int
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    tries: Sequence[Trie],
+    children_NC: torch.Tensor,
+    pad_id: int,
+    share: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(hidden_ND, logits_NC) of the N nodes of all rows, by the fewest passes that the model allows."""
     whole = type(model) is not Scorer and is_scorer(model)  # sharded: one pass, which all processes make
     bare = model.model if type(model) is Scorer else model
     hidden_ND: torch.Tensor | None = None
-    if any(one.chains for one in tries):
+    if share and can_share(bare):
+        hidden_ND = hidden_at(trunk_of(bare), *_rows_and_nodes(prompts, tries), pad_id)
+    elif any(one.chains for one in tries):
         hidden_ND = None if whole else _cached_hidden(bare, prompts, tries, pad_id)
     elif not torch.is_grad_enabled() and not is_scorer(model):
         hidden_ND = _last_hidden(model, prompts, pad_id)
     if hidden_ND is not None:
         return hidden_ND, _head_logits(bare, hidden_ND, children_NC)
     device = children_NC.device
+    rows, nodes = _rows_and_nodes(prompts, tries)
+    row_N, place_N = (torch.tensor(column, device=device) for column in zip(*nodes, strict=True))
+    scorer = model if is_scorer(model) else Scorer(model)
+    hidden_ND, logits_NC = scorer(right_pad(rows, pad_id, device), row_N, place_N, children_NC)
+    return hidden_ND, logits_NC
+
+
+def _rows_and_nodes(
+    prompts: Sequence[Sequence[int]], tries: Sequence[Trie]
+) -> tuple[list[Sequence[int]], list[tuple[int, int]]]:
+    """(each prompt with each of its chains; the row and place of every node)."""
     rows: list[Sequence[int]] = []
     nodes: list[tuple[int, int]] = []
     for prompt, one in zip(prompts, tries, strict=True):
         places = [len(prompt) + len(node.prefix) - 1 for node in one.nodes]
         nodes += [(len(rows) + chain, place) for chain, place in zip(one.chain_of, places, strict=True)]
         rows += [[*prompt, *chain] for chain in one.chains] or [prompt]
-    row_N, place_N = (torch.tensor(column, device=device) for column in zip(*nodes, strict=True))
-    scorer = model if is_scorer(model) else Scorer(model)
-    hidden_ND, logits_NC = scorer(right_pad(rows, pad_id, device), row_N, place_N, children_NC)
-    return hidden_ND, logits_NC
+    return rows, nodes
 
 
 def _roots(tries: Sequence[Trie]) -> list[int]:

@@ -20,9 +20,10 @@ from reflectkit.core.types import Sample, Trajectory
 from reflectkit.models.checks import all_finite
 from reflectkit.models.load import Player, Reference, checkpoint_gradients
 from reflectkit.models.padding import right_pad
+from reflectkit.models.scoring import can_share
 from reflectkit.rl import losses
 from reflectkit.rl.critic import Critic
-from reflectkit.rl.logprobs import Scored, Unit, minibatches, packed, score, units
+from reflectkit.rl.logprobs import Scored, Unit, minibatches, packed, packed_as_trees, score, tokens_read, units
 from reflectkit.rl.optimizers import Steps, flat, make_optimizer, nested
 from reflectkit.rl.processes import Processes
 
@@ -67,6 +68,8 @@ class Settings:
     """Tokens per micro-batch, padding included."""
     gradient_checkpointing: bool = False
     """See `models.load.checkpoint_gradients`."""
+    share_prefixes: bool = False
+    """Whether what rows begin with is read once, if the model allows; changes the order of sums."""
 
 
 class Learner:
@@ -92,6 +95,7 @@ class Learner:
         steps = Steps(settings.learning_rate, settings.max_grad_norm, settings.optimizer, settings.weight_decay)
         self.optimizer = make_optimizer(player.model, steps, self.processes)
         self.scorer = self.optimizer.scorer
+        self.shares = False
         self._observed: dict[tuple[int, ...], float] = {}
         self.critic_weights = list(critic.parameters()) if critic is not None else []
         self.critic_optimizer = torch.optim.AdamW(
@@ -115,6 +119,7 @@ class Learner:
         self.player.activate()
         if self.settings.gradient_checkpointing:
             checkpoint_gradients(self.player.model)
+        self.shares = self.settings.share_prefixes and can_share(self.player.model) and not self.processes.sharded
         self.optimizer.schedule(rate)
         for group in self.critic_optimizer.param_groups:
             group["lr"] = self.settings.critic_rate * rate
@@ -198,7 +203,7 @@ class Learner:
 
     def _step(self, samples: Sequence[Sample], minibatch: Sequence[Unit], may_stop: bool) -> dict[str, float] | None:
         """One gradient step on a minibatch; None, without a step, if the policy has moved too far."""
-        parts = sorted(minibatch, key=lambda unit: -unit.size)
+        parts = sorted(minibatch, key=lambda unit: unit.tokens if self.shares else -unit.size)
         numbers = [row for unit in minibatch for row in unit.rows]
         while True:
             self._zero_grad()
@@ -231,6 +236,10 @@ class Learner:
 
         If the policy is sharded, all processes must make equally many passes: one with fewer adds some of weight 0.
         """
+        if self.shares:  # neighbours begin alike, so each process has a block of them
+            rank, count = self.processes.rank, self.processes.count
+            block = parts[rank * len(parts) // count : (rank + 1) * len(parts) // count]
+            return [(micro, 1.0) for micro in packed_as_trees(block, self.max_tokens)]
         mine = packed(self.processes.share(parts), self.max_tokens)
         if not self.processes.sharded:
             return [(micro, 1.0) for micro in mine]
@@ -248,10 +257,16 @@ class Learner:
         trained = {number: sum(samples[number].loss_mask) for number in numbers}
         tokens = sum(trained.values())
         fresh = sum(count for number, count in trained.items() if not samples[number].replayed)
+        whole = sum(len(samples[number].tokens) for number in numbers)
+        read = sum(
+            tokens_read(micro) if self.shares else sum(len(unit.tokens) for unit in micro) for micro, _ in micros
+        )
         figures = dict.fromkeys(("loss", "entropy", "value_loss", "kl", "kl_to_start", "ratio_deviation"), 0.0)
         try:
             for number, (micro, counts) in enumerate(micros):
-                scored = score(self.scorer, samples, micro, self.player.pad_id, self.settings.temperature)
+                scored = score(
+                    self.scorer, samples, micro, self.player.pad_id, self.settings.temperature, share=self.shares
+                )
                 reference_N = self._reference(samples, micro) if self.reference is not None else None
                 loss, part_figures = self._loss(samples, scored, reference_N, len(numbers), tokens, fresh)
                 self.optimizer.backward(loss * counts * self.optimizer.loss_scale, last=number == len(micros) - 1)
@@ -269,7 +284,7 @@ class Learner:
                     "out of memory; run the same command again with a lower --max-tokens-per-batch"
                 ) from None
             return None
-        return figures
+        return figures | {"read_per_token": read / whole}
 
     def _loss(
         self,

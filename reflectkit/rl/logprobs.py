@@ -14,6 +14,7 @@ import torch
 
 from reflectkit.core.types import Sample
 from reflectkit.models.labels import Path, trie
+from reflectkit.models.prefixes import tree_of
 from reflectkit.models.scoring import choice_logprobs, token_logprobs
 from reflectkit.rl.losses import entropy
 
@@ -92,8 +93,53 @@ def packed(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
     return batches
 
 
-def score(model: Any, samples: Sequence[Sample], micro: Sequence[Unit], pad_id: int, temperature: float) -> Scored:
-    """Score the trained tokens of a micro-batch of only choices or only text. model: a model or its Scorer."""
+def packed_as_trees(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
+    """`parts` in micro-batches of units that begin alike, to be read as trees (`models.prefixes`).
+
+    The tokens that are read are counted twice, for padding, and the keys and values behind them as an eighth of a token
+    each: together `max_tokens` at most. A larger unit gets a micro-batch of its own.
+    """
+    batches: list[list[Unit]] = []
+    read = widest = 0
+    for unit in sorted(parts, key=lambda unit: (bool(unit.choices), unit.tokens)):
+        last = batches[-1] if batches else []
+        alike = last and bool(last[0].choices) == bool(unit.choices)
+        new = unit.size - (_shared(last[-1].tokens, unit.tokens) if alike else 0)
+        widest = max(widest, unit.size)
+        if alike and 2 * (read + new) + (len(last) + 1) * widest // 8 <= max_tokens:
+            last.append(unit)
+            read += new
+        else:
+            batches.append([unit])
+            read, widest = unit.size, unit.size
+    return batches
+
+
+def tokens_read(micro: Sequence[Unit]) -> int:
+    """How many tokens of prompts and texts are read if what they begin with is read once."""
+    tokens = [unit.tokens for unit in micro]
+    return tree_of(tokens).read
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
+def score(
+    model: Any,
+    samples: Sequence[Sample],
+    micro: Sequence[Unit],
+    pad_id: int,
+    temperature: float,
+    *,
+    share: bool = False,
+) -> Scored:
+    """Score the trained tokens of a micro-batch of only choices or only text. model: a model or its Scorer. share: what
+    its units begin with is read once, if the model allows.
+    """
     if micro[0].choices:
         logprobs_UK, hidden_UD = choice_logprobs(
             model,
@@ -101,6 +147,7 @@ def score(model: Any, samples: Sequence[Sample], micro: Sequence[Unit], pad_id: 
             [unit.choices for unit in micro],
             pad_id=pad_id,
             temperature=temperature,
+            share=share,
         )
         row_N = [row for unit in micro for row in unit.rows]
         unit_N = torch.tensor([index for index, unit in enumerate(micro) for _ in unit.rows], device=logprobs_UK.device)
@@ -122,7 +169,7 @@ def score(model: Any, samples: Sequence[Sample], micro: Sequence[Unit], pad_id: 
     row_of = [unit.rows[0] for unit in micro]
     masks = [samples[row].loss_mask for row in row_of]
     logprob_N, logprobs_NV, hidden_ND = token_logprobs(
-        model, [unit.tokens for unit in micro], masks, pad_id=pad_id, temperature=temperature
+        model, [unit.tokens for unit in micro], masks, pad_id=pad_id, temperature=temperature, share=share
     )
     marked = [(row, place) for row, mask in zip(row_of, masks, strict=True) for place, one in enumerate(mask) if one]
     rows, places = [row for row, _ in marked], [place for _, place in marked]

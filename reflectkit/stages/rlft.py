@@ -120,12 +120,15 @@ class Config(SamplerConfig, AlgorithmConfig, TrainingConfig):
     max_tokens_per_batch: int = option(
         16384, help="Tokens per forward pass, padding included; halved if memory runs out."
     )
+    share_prefixes: bool = option(
+        False, help="Read what rows of an update begin with once; faster on transcripts, and changes rounding."
+    )
     save_steps: int = option(20, help="Updates between checkpoints.")
     keep_episodes: int = option(0, help="Episodes to keep for `view` at each checkpoint; 0: none.")
     validate_steps: int = option(
         0, help="Updates between greedy validations on validate.json, next to the problems; 0: none."
     )
-    processes: int = option(1, help="Processes on this machine that play and learn together, with the same result.")
+    processes: int = option(1, help="Processes on this machine that share the work; changes rounding alone.")
     device: str = option("auto", help="auto, cpu, cuda, …")
 
     def __post_init__(self) -> None:
@@ -444,6 +447,7 @@ def _trainer(
         temperature=config.temperature,
         max_tokens=config.max_tokens_per_batch,
         gradient_checkpointing=config.gradient_checkpointing,
+        share_prefixes=config.share_prefixes,
     )
     critic = Critic(policy, own.head, own.critic_trunk, config.seed) if own else None
     reference = starting_policy(policy, config.start, bool(config.lora_r), device) if config.kl else None

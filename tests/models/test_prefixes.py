@@ -1,0 +1,113 @@
+"""Rows read as a tree: what they begin with is read once, and hidden states and gradients are those of plain rows."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from reflectkit.models.load import Player
+from reflectkit.models.padding import right_pad
+from reflectkit.models.prefixes import DEPTH, hidden_at, tree_of
+from reflectkit.models.scoring import can_share, trunk_of
+from reflectkit.models.tiny import build_model
+from reflectkit.rl.logprobs import packed_as_trees, units
+from tests.rl.training import gradients_after, play, rows_of
+
+SMALL = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SPECIAL = {"bos_token_id": 0, "eos_token_id": 0}
+
+
+def gpt2() -> Any:
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=60, n_positions=256, n_embd=16, n_layer=2, n_head=2, initializer_range=0.3, **SPECIAL)
+    ).eval()
+
+
+def llama() -> Any:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=1, initializer_range=0.3, **SPECIAL)).eval()
+
+
+def transcripts() -> list[list[int]]:
+    """Five episodes with one head, whose prompts grow and end alike; one that begins another, one alone, two equal."""
+    draw = random.Random(0)
+    head = [draw.randrange(50) for _ in range(20)]
+    rows = [head[:12], [5, 6], [5, 6]]
+    for _ in range(5):
+        row = list(head)
+        for _ in range(5):
+            row += [draw.randrange(50) for _ in range(draw.randrange(3, 12))]
+            rows.append([*row, 51, 52])
+    draw.shuffle(rows)
+    return rows
+
+
+def test_a_tree_by_hand() -> None:
+    """The longest row is read in whole (12 tokens); the next from its tenth token on (2), the last is begun by both."""
+    trunk = list(range(12))
+    tree = tree_of([trunk[:9], trunk, [*trunk[:10], 50, 51]])
+    assert tree.read == 14
+    assert tree.paths == [list(range(9)), list(range(12)), [*range(10), 12, 13]]
+    assert [[[(chunk.row, chunk.start) for chunk in one] for one in level] for level in tree.levels] == [
+        [[(1, 0)]], [[(2, 10)]],
+    ]  # fmt: skip
+
+
+def test_paths_lead_through_each_rows_own_tokens() -> None:
+    rows = transcripts()
+    tree = tree_of(rows)
+    read = {}
+    for level in tree.levels:
+        for chunk in (chunk for one in level for chunk in one):
+            read |= dict(zip(tree.paths[chunk.row][chunk.start :], rows[chunk.row][chunk.start :], strict=True))
+    assert [[read[number] for number in path] for path in tree.paths] == rows
+    assert sorted(read) == list(range(tree.read))
+    assert tree.read < sum(map(len, rows)) / 3
+    assert 2 <= len(tree.levels) <= DEPTH + 1
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_hidden_states_and_gradients_are_those_of_plain_rows(make: Any) -> None:
+    """In float32, against a plain forward over the padded rows."""
+    model, rows = make(), transcripts()
+    places = [(row, place) for row, tokens in enumerate(rows) for place in {0, len(tokens) // 2, len(tokens) - 1}]
+    plain_BTD = trunk_of(model)(input_ids=right_pad(rows, 0, torch.device("cpu")), use_cache=False).last_hidden_state
+    plain_ND = torch.stack([plain_BTD[row, place] for row, place in places])
+    shared_ND = hidden_at(trunk_of(model), rows, places, 0)
+    torch.testing.assert_close(shared_ND, plain_ND, atol=1e-5, rtol=1e-5)
+    weights_ND = torch.randn(plain_ND.shape, generator=torch.Generator().manual_seed(1)) / len(places)
+    gradients = []
+    for hidden_ND in (plain_ND, shared_ND):
+        model.zero_grad()
+        (hidden_ND * weights_ND).sum().backward()
+        gradients.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
+    assert max(float(one.abs().max()) for one in gradients[0]) > 0.1
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0.0)
+
+
+def test_an_update_has_the_same_gradients(policy: Player) -> None:
+    samples = rows_of(policy, play(policy, count=6))
+    plain = gradients_after(policy, samples)
+    for most in (16384, 400):
+        shared = gradients_after(policy, samples, share_prefixes=True, max_tokens=most)
+        assert shared.keys() == plain.keys()
+        for name, gradient in shared.items():
+            torch.testing.assert_close(gradient, plain[name], atol=1e-5, rtol=0.0)
+    assert len(packed_as_trees(units(samples), 400)) > len(packed_as_trees(units(samples), 16384)) == 1
+
+
+def test_what_cannot_share_is_read_row_by_row(policy: Player) -> None:
+    """Convolutions carry a state, and sliding windows forget: their updates are the plain ones, to the bit."""
+    assert can_share(policy.model)
+    assert not can_share(MistralForCausalLM(MistralConfig(**SMALL, num_key_value_heads=1, sliding_window=8, **SPECIAL)))
+    hybrid = Player(build_model(policy.tokenizer, 256, 0, hybrid=True), policy.tokenizer, "policy")
+    assert not can_share(hybrid.model)
+    samples = rows_of(hybrid, play(hybrid, count=3))
+    plain, shared = (gradients_after(hybrid, samples, share_prefixes=share) for share in (False, True))
+    assert all(torch.equal(plain[name], shared[name]) for name in plain)
