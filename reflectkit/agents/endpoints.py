@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from reflectkit.core.errors import ConfigError, ReflectkitError
+from reflectkit.models.servers.settings import KEYS as SERVER_KEYS
 
 THINKING = ("o1", "o3", "o4", "gpt-5")
 KEYS = {"openai": "OPENAI_API_KEY", "azure": "AZURE_OPENAI_API_KEY", "local": "LOCAL_API_KEY"}
@@ -164,4 +165,5 @@ def _knock(base_url: str) -> None:
 
 def secrets() -> tuple[str, ...]:
     """The keys that are set, which no text may hold."""
-    return tuple(value for name in KEYS.values() if len(value := os.environ.get(name, "")) > 3)
+    names = (*KEYS.values(), *SERVER_KEYS.values())
+    return tuple(value for name in names if len(value := os.environ.get(name, "")) > 3)

@@ -138,6 +138,11 @@ def load_player(
     return Player(model, tokenizer, facts.get("role"), dtype, quantize, answer=facts.get("answer", ""))
 
 
+def check_role(source: str | Path, role: str | None) -> str | None:
+    """What `source` was trained for; None if nothing says so. Raises CheckpointError if that is not `role`."""
+    return _check_folder(Path(source), role).get("role") if looks_local(source) else None
+
+
 def load_tokenizer(source: str | Path) -> Any:
     """The tokenizer of folder or hub id `source`. Raises CheckpointError."""
     if looks_local(source):

@@ -18,6 +18,7 @@ from reflectkit.core.errors import ConfigError
 from reflectkit.core.registry import resolve
 from reflectkit.core.seeding import uniform
 from reflectkit.models.labels import Path
+from reflectkit.models.servers.settings import is_server, server_backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,8 @@ class Opening:
     """Of a model that is spread over processes: what scores with all its parts."""
     team: Any = None
     """Of a model that is spread over processes: the `rl.processes.Processes` that ask the same and score together."""
+    role: str = "policy"
+    """What the model is sampled as, "policy" or "reflection"."""
     watch: Callable[[Any, Sequence[tuple[int, ...]]], None] | None = None
     """Called with the last hidden states (B, D) and the prompts of each batch that is scored in this process, so that a
     critic need not read them again. A sampler that has none leaves it alone.
@@ -119,6 +122,8 @@ class Backend:
     """A frozen dataclass of the settings of its own, made by `core.config.option`; they are flags of the commands."""
     open: Callable[[Opening, Any], Sampler]
     """From what the command knows, and the settings, to a sampler."""
+    remote: bool = False
+    """Whether another process samples, so that it can do so while this one learns."""
 
 
 def open_local(opening: Opening, settings: object = None) -> Sampler:
@@ -131,11 +136,15 @@ def open_local(opening: Opening, settings: object = None) -> Sampler:
 
 
 BACKENDS = {"local": Backend(NoSettings, open_local)}
-"""The kinds of samplers by name. A sampler of one's own needs no row: `--sampler package.module:NAME`."""
+"""The kinds of samplers by name, besides servers (`vllm:URL`, `sglang:URL`). A sampler of one's own needs no row:
+`--sampler package.module:NAME`.
+"""
 
 
 def backend(name: str) -> Backend:
     """The row of kind `name`. Raises UnknownNameError, and ConfigError for what is not a Backend."""
+    if is_server(name):
+        return server_backend(name)
     row = resolve("sampler", name, BACKENDS)
     if not isinstance(row, Backend):
         raise ConfigError(f"--sampler {name} is not a reflectkit.models.sampler.Backend but {row!r:.80}")

@@ -242,8 +242,6 @@ class Players:
         from reflectkit.agents.commentators import Silence, TeacherComments
         from reflectkit.agents.scripted import require_oracle
         from reflectkit.agents.two_player import Reflector
-        from reflectkit.models.load import load_player
-        from reflectkit.models.local import LocalSampler
 
         if checkpoint == TEACHER:
             require_oracle(self.config.kind)
@@ -251,6 +249,5 @@ class Players:
         if checkpoint == SILENCE:
             return Silence()
         if checkpoint not in self._reflectors:
-            player = load_player(checkpoint, "reflection", device=self.device)
-            self._reflectors[checkpoint] = Reflector(LocalSampler(player, frozen=True, rank=0))
+            self._reflectors[checkpoint] = Reflector(self.config.open_reflector(str(checkpoint), self.device))
         return self._reflectors[checkpoint]

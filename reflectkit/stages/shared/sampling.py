@@ -24,6 +24,7 @@ from reflectkit.core.config import (
 from reflectkit.core.errors import ConfigError
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
 from reflectkit.models.sampler import BACKENDS, Opening, Sampler, backend
+from reflectkit.models.servers.settings import KEYS, ServerSettings, is_server
 
 if TYPE_CHECKING:
     from reflectkit.agents.commentators import Commentator
@@ -36,11 +37,16 @@ class SamplerConfig(StageConfig):
     """Settings of a stage in which a trained policy acts."""
 
     PANEL: ClassVar = "Sampler"
-    CHOOSERS: ClassVar[tuple[str, ...]] = ("sampler",)
+    CHOOSERS: ClassVar[tuple[str, ...]] = ("sampler", "reflector_sampler")
     SAMPLER: ClassVar[str] = ""
     """The sampler whose own settings the class has, after `chosen`."""
     sampler: str = option(
-        LOCAL, help=f"Who samples the policy's actions: {', '.join(BACKENDS)}, or your own as package.module:NAME."
+        LOCAL,
+        help=f"Who samples the policy's actions: {', '.join(BACKENDS)}, a server as"
+        f" {' or '.join(f'{kind}:URL' for kind in KEYS)}, or your own as package.module:NAME.",
+    )
+    reflector_sampler: str = option(
+        LOCAL, help=f"Who samples the comments: {LOCAL}, or a server as {' or '.join(f'{kind}:URL' for kind in KEYS)}."
     )
     thinking: str = option(
         THINKING[0],
@@ -69,13 +75,24 @@ class SamplerConfig(StageConfig):
         one_of("answer", self.answer or ANSWERS[0], ANSWERS)
         within("episode_tokens", self.episode_tokens, 0, 10**9)
         self.part(backend(self.sampler).settings)  # which checks them
+        if self.reflector_sampler != LOCAL:
+            if not is_server(self.reflector_sampler):
+                raise ConfigError(
+                    f"--reflector-sampler {self.reflector_sampler}: write {LOCAL}, or a server such as"
+                    " vllm:http://localhost:8000"
+                )
+            self.part(backend(self.reflector_sampler).settings)
 
     @classmethod
     @override
     def chosen(cls, values: Mapping[str, Any]) -> type[Self]:
-        """The class with the sampler's own settings. Raises UnknownNameError, and ConfigError if a name is taken."""
+        """The class with the samplers' own settings. Raises UnknownNameError, and ConfigError if a name is taken."""
         kind, name = super().chosen(values), values.get("sampler", LOCAL)
         if kind.SAMPLER or not isinstance(name, str):
+            return kind
+        if is_server(name) or is_server(str(values.get("reflector_sampler", LOCAL))):
+            kind = with_own_settings(kind, ServerSettings, "Server", "a server", SAMPLER=name)
+        if is_server(name):
             return kind
         own, whose = backend(name).settings, f"--sampler {name}"
         check_own_settings(own, whose)
@@ -95,6 +112,24 @@ class SamplerConfig(StageConfig):
             f"--answer {self.answer}: {policy} was trained to answer with the choice's {trained}; leave it out, or"
             f" train on rows of `gen-sft --answer {self.answer}`"
         )
+
+    @property
+    def remote(self) -> bool:
+        """Whether another process samples the policy's actions."""
+        return backend(self.sampler).remote
+
+    def open_reflector(self, checkpoint: str, device: str, player: Any = None) -> Sampler:
+        """The sampler of the comments of model `checkpoint`. player: its `models.load.Player`, where it is loaded.
+
+        Raises CheckpointError, and ConfigError if a server cannot be used.
+        """
+        if self.reflector_sampler != LOCAL:
+            row = backend(self.reflector_sampler)
+            return row.open(Opening(checkpoint, device, role="reflection"), self.part(row.settings))
+        from reflectkit.models.load import load_player
+        from reflectkit.models.local import LocalSampler
+
+        return LocalSampler(player or load_player(checkpoint, "reflection", device=device), frozen=True, rank=0)
 
     @property
     def comment_files(self) -> list[Path]:

@@ -1,0 +1,90 @@
+"""What every inference server is asked for: the part that vLLM's and SGLang's protocols have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from reflectkit.models.sampler import Ask
+from reflectkit.models.servers.wire import Wire
+
+MOST_AT_ONCE = 128
+"""Tokens whose log-probabilities vLLM returns in one request (its MAX_LOGPROB_TOKEN_IDS)."""
+FLOOR = -9999.0
+"""What vLLM writes for a log-probability of -inf."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights that a server has. name: of the adapter, or of the base model. version: number of updates."""
+
+    name: str
+    version: int = 0
+    adapter: bool = True
+    path: str = ""
+    """Where they lie on the server's machine; empty for what it was started with."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server says of itself. models: the path of each base model by its name. context: tokens that it reads;
+    None where it does not say. adapters: names of those loaded.
+    """
+
+    models: Mapping[str, str]
+    context: int | None
+    adapters: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a server sampled, and how likely each token was. version: of the weights, where the server says it."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    version: str | None = None
+
+
+class LostWeightsError(Exception):
+    """The server does not have the weights that it was asked for: it was restarted, or dropped them."""
+
+
+class Server(Protocol):
+    """One kind of inference server."""
+
+    wire: Wire
+    adapters_help: str
+    """How the server is started so that it can load adapters."""
+    processed_help: str
+    """How it is started so that log-probabilities are those of the sampling distribution."""
+    whole_models: bool
+    """Whether it can load whole models while it runs."""
+
+    async def served(self) -> Served:
+        """What the server serves. Raises ConfigError if it is not a server of this kind."""
+        ...
+
+    async def decoded(self, tokens: Sequence[int]) -> str:
+        """The text of `tokens`, special ones included. Raises ConfigError if it does not decode."""
+        ...
+
+    async def children(
+        self, weights: Weights, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
+    ) -> tuple[dict[int, float], str | None]:
+        """(log-probability of each of `tokens` after `prompt`, up to a constant; version of the weights, if the server
+        says it). Raises CheckpointError where it returns none, LostWeightsError.
+        """
+        ...
+
+    async def write(self, weights: Weights, ask: Ask, limit: int) -> Drawn:
+        """A text of at most `limit` tokens. Raises CheckpointError without log-probabilities, LostWeightsError."""
+        ...
+
+    async def load(self, weights: Weights, *, patient: bool = True) -> None:
+        """Have the server read `weights`. Raises ConfigError if it cannot."""
+        ...
+
+    async def unload(self, name: str) -> None:
+        """Have it forget an adapter, if it has it."""
+        ...

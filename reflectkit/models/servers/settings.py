@@ -1,0 +1,90 @@
+"""The settings of a sampler that asks a server, and the rows `vllm:URL` and `sglang:URL`. Imports neither torch nor an
+HTTP client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
+
+from reflectkit.core.config import above, option, within
+from reflectkit.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from reflectkit.models.sampler import Backend
+
+KEYS = {"vllm": "VLLM_API_KEY", "sglang": "SGLANG_API_KEY"}
+"""The kinds of servers, and the environment variable with the key of each."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How to use an inference server."""
+
+    LIMITS: ClassVar = {
+        "server_timeout_s": (0, 86_400),
+        "server_patience_s": (0, 7 * 86_400),
+        "server_connections": (1, 4096),
+    }
+    served_model: str = option(
+        "", help="Name under which the server serves the policy's base; default: the one whose path is the base's."
+    )
+    adapter_dir: Path | None = option(
+        None, help="Folder where trained weights are written for the server to load; default: a temporary one."
+    )
+    adapter_dir_there: str = option(
+        "", help="Path of --adapter-dir on the server's machine, if it differs from the one here."
+    )
+    server_timeout_s: float = option(120.0, help="Seconds after which a request to the server is sent again.")
+    server_patience_s: float = option(
+        900.0, help="Seconds that the server may be away, e.g. to restart, before the command stops."
+    )
+    server_connections: int = option(128, help="Most requests that the server is sent at once.")
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in self.LIMITS.items():
+            within(name, getattr(self, name), low, high)
+        above("server_timeout_s", self.server_timeout_s, 0)
+        if self.adapter_dir_there and self.adapter_dir is None:
+            raise ConfigError("--adapter-dir-there is the server's path of --adapter-dir; give that too")
+
+
+def is_server(name: str) -> bool:
+    """Whether `name` is a server, e.g. "vllm:http://localhost:8000"."""
+    return name.partition(":")[0] in KEYS and (":" in name)
+
+
+@lru_cache(maxsize=16)
+def server_backend(name: str) -> Backend:
+    """The row of the server `name`, "vllm:URL" or "sglang:URL". Raises ConfigError if its address is not one."""
+    from reflectkit.models.sampler import Backend
+
+    kind, _, address = name.partition(":")
+    checked = checked_address(kind, address)
+
+    def opened(opening: Any, settings: Any) -> Any:
+        from reflectkit.models.servers.opening import open_server
+
+        return open_server(kind, checked, opening, settings)
+
+    return Backend(ServerSettings, opened, remote=True)
+
+
+def checked_address(kind: str, address: str) -> str:
+    """The address without a slash at its end. Raises ConfigError, without showing a password, if it is not one."""
+    try:
+        parts = urlsplit(address)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    shown = address.rpartition("@")[2]
+    if not usable:
+        raise ConfigError(f"--sampler {kind}:{shown}: write the server's address, e.g. {kind}:http://localhost:8000")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ConfigError(
+            f"--sampler {kind}:{shown} must not hold a user, key or query; export the key as {KEYS[kind]}"
+        )
+    return address.rstrip("/").removesuffix("/v1")
