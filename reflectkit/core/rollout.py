@@ -22,6 +22,8 @@ from reflectkit.core.seeding import derive
 from reflectkit.core.types import LARGEST, Decision, Observation, Status, Task, Trajectory, Turn
 
 Value = TypeVar("Value")
+LATE = "the episode took longer than"
+"""Begins the reason of an episode that met its deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,13 @@ def rollout(
     *,
     width: int = 32,
     patience: float = 2.0,
+    timeout_s: float = 0.0,
     on_end: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
     """`play_all` for callers that are not coroutines."""
-    return wait_for(play_all(episodes, make_env, agent, width=width, patience=patience, on_end=on_end))
+    return wait_for(
+        play_all(episodes, make_env, agent, width=width, patience=patience, timeout_s=timeout_s, on_end=on_end)
+    )
 
 
 async def play_all(
@@ -58,6 +63,7 @@ async def play_all(
     *,
     width: int = 32,
     patience: float = 2.0,
+    timeout_s: float = 0.0,
     on_end: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
     """Play `episodes` with `agent`; trajectories come back in the order of `episodes`.
@@ -68,6 +74,7 @@ async def play_all(
     agent: decides for one observation at a time, or acts on batches of all waiting observations.
     width: number of concurrent episodes; fewer if the env's `widest` is smaller.
     patience: seconds without progress of any episode, after which waiting ones are served without the others.
+    timeout_s: see `play`.
     on_end: called with each trajectory as it ends.
 
     Raises what env and agent raise, except EnvironmentFailure; see `play`.
@@ -86,9 +93,9 @@ async def play_all(
         try:
             for seat.episode, episode in waiting:
                 env = spare.pop() if spare else make_env()
-                trajectory = await play(episode, env, decider)
-                if trajectory.status is not Status.ABORTED or trajectory.undone is not None:
-                    spare.append(env)  # one that failed is not used again
+                trajectory = await play(episode, env, decider, timeout_s=timeout_s)
+                if usable_after(trajectory):
+                    spare.append(env)
                 del env
                 trajectories[seat.episode] = trajectory
                 if on_end is not None:
@@ -110,8 +117,16 @@ async def play_all(
     return [trajectory for trajectory in trajectories if trajectory is not None]
 
 
-async def play(episode: Episode, env: Env, agent: Agent) -> Trajectory:
+def usable_after(trajectory: Trajectory) -> bool:
+    """Whether the env of `trajectory` may play another episode: not if it failed, or may still be at work."""
+    failed = trajectory.status is Status.ABORTED and trajectory.undone is None
+    return not failed and not trajectory.reason.startswith(LATE)
+
+
+async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0.0) -> Trajectory:
     """Play one episode.
+
+    timeout_s: seconds after which it is TRUNCATED as by an overflow; 0: no limit.
 
     If the env fails (EnvironmentFailure, also from its oracle) or the agent cannot decide (`Decision.failure`), the
     episode is ABORTED, with the reason. If the observation is too long for the agent's model or no answer was legal
@@ -122,22 +137,29 @@ async def play(episode: Episode, env: Env, agent: Agent) -> Trajectory:
     turns: list[Turn] = []
     observation = None
     start = derive(episode.seed, "env") if episode.start is None else episode.start
+    deadline = asyncio.timeout(timeout_s or None)
     try:
-        observation = await _answer(env, env.reset, episode.task, start)
-        while True:
-            context = Context(derive(episode.seed, "turn", len(turns)), env, tuple(turns))
-            decision = await agent.decide(observation, context)
-            if decision.failure is not None or decision.overflow is not None:
-                return _undone(episode, turns, decision, env, observation)
-            result = await _answer(env, env.step, decision.action)
-            _check(result, env)
-            turns.append(Turn(observation, decision, result.reward, result.info))
-            observation = result.observation
-            if result.terminated or result.truncated:
-                status = Status.COMPLETED if result.terminated else Status.TRUNCATED
-                return _ended(episode, turns, status, final=observation)
+        async with deadline:
+            observation = await _answer(env, env.reset, episode.task, start)
+            while True:
+                context = Context(derive(episode.seed, "turn", len(turns)), env, tuple(turns))
+                decision = await agent.decide(observation, context)
+                if decision.failure is not None or decision.overflow is not None:
+                    return _undone(episode, turns, decision, env, observation)
+                result = await _answer(env, env.step, decision.action)
+                _check(result, env)
+                turns.append(Turn(observation, decision, result.reward, result.info))
+                observation = result.observation
+                if result.terminated or result.truncated:
+                    status = Status.COMPLETED if result.terminated else Status.TRUNCATED
+                    return _ended(episode, turns, status, final=observation)
     except EnvironmentFailure as failure:
         return _ended(episode, turns, Status.ABORTED, str(failure), final=observation)
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        late = Decision(0, overflow=f"{LATE} {timeout_s:g} s")
+        return _undone(episode, turns, late, env, observation)
 
 
 async def _answer(env: Env, method: Callable[..., Value | Awaitable[Value]], *arguments: Any) -> Value:
@@ -162,12 +184,12 @@ def _ended(
 
 
 def _undone(
-    episode: Episode, turns: Sequence[Turn], decision: Decision, env: Env, observation: Observation
+    episode: Episode, turns: Sequence[Turn], decision: Decision, env: Env, observation: Observation | None
 ) -> Trajectory:
     """The trajectory of an episode that `decision`, a failure or an overflow, has ended."""
     status = Status.TRUNCATED if decision.failure is None else Status.ABORTED
     reason = decision.failure or decision.overflow or ""
-    forfeit = 0.0 if decision.overflow is None else _forfeit(env)
+    forfeit = 0.0 if decision.overflow is None or observation is None else _forfeit(env)
     if turns and forfeit:
         last = turns[-1]
         turns = [*turns[:-1], replace(last, reward=last.reward + forfeit, info=last.info | {"forfeit": forfeit})]

@@ -52,6 +52,8 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         "counters": trainer.counters,
         "max_tokens": learner.max_tokens,
     }
+    if trainer.ahead is not None:
+        state["ahead"] = trainer.ahead.progress
 
     weights, optimizer = learner.optimizer.model_state(), learner.optimizer_state()
     target = folder / f"checkpoint-{trainer.step}"
@@ -109,6 +111,8 @@ def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any], def
         trainer.counters = {name: int(value) for name, value in state["counters"].items()}
         trainer.curriculum.level = int(state["curriculum"]["level"])
         trainer.curriculum.rates = [float(rate) for rate in state["curriculum"]["rates"]]
+        if "ahead" in state:  # what was being played begins again
+            trainer.begin_at = int(state["ahead"]["first"]), [int(number) for number in state["ahead"]["skip"]]
         trainer.learner.max_tokens = min(trainer.learner.max_tokens, int(state["max_tokens"]))
         path = checkpoint / REPLAY
         if path.stat().st_size:

@@ -68,6 +68,10 @@ class Settings:
     """Tokens per micro-batch, padding included."""
     gradient_checkpointing: bool = False
     """See `models.load.checkpoint_gradients`."""
+    is_cap: float = 0.0
+    """See `losses.TrainedTokens`."""
+    mismatch: bool = False
+    """Whether to report `losses.mismatch` of the first minibatch, before its step: a random part of the rows."""
     share_prefixes: bool = False
     """Whether what rows begin with is read once, if the model allows; changes the order of sums."""
 
@@ -97,6 +101,7 @@ class Learner:
         self.scorer = self.optimizer.scorer
         self.shares = False
         self._observed: dict[tuple[int, ...], float] = {}
+        self._changes: list[torch.Tensor] | None = None
         self.critic_weights = list(critic.parameters()) if critic is not None else []
         self.critic_optimizer = torch.optim.AdamW(
             self.critic_weights or [torch.zeros(1)], settings.critic_rate, weight_decay=0.0
@@ -124,18 +129,24 @@ class Learner:
         for group in self.critic_optimizer.param_groups:
             group["lr"] = self.settings.critic_rate * rate
         sums: dict[str, float] = {}
+        self._changes = [] if self.settings.mismatch else None
+        mismatch: dict[str, float] = {}
         parts = units(samples)  # rows of one prompt stay together, for one forward pass
         steps = 0
         for _ in range(self.settings.epochs):
             generator.shuffle(parts)
             for minibatch in minibatches(parts, math.ceil(len(samples) / self.settings.minibatch)):
                 figures = self._step(samples, minibatch, may_stop=steps > 0)
+                if self._changes is not None:
+                    everyone = self.processes.gather(torch.cat(self._changes).cpu() if self._changes else None)
+                    mismatch = losses.mismatch(torch.cat([part for part in everyone if part is not None]))
+                    self._changes = None
                 if figures is None:
-                    return {name: total / steps for name, total in sums.items()} | {"gradient_steps": steps}
+                    return {name: total / steps for name, total in sums.items()} | {"gradient_steps": steps} | mismatch
                 steps += 1
                 for name, value in figures.items():
                     sums[name] = sums.get(name, 0.0) + value
-        return {name: total / steps for name, total in sums.items()} | {"gradient_steps": steps}
+        return {name: total / steps for name, total in sums.items()} | {"gradient_steps": steps} | mismatch
 
     @torch.no_grad()
     def values(self, prompts: Sequence[Sequence[int]]) -> list[float]:
@@ -228,6 +239,8 @@ class Learner:
         return merged
 
     def _zero_grad(self) -> None:
+        if self._changes is not None:  # a step that ran out of memory is made again
+            self._changes = []
         self.optimizer.zero_grad()
         self.critic_optimizer.zero_grad(set_to_none=True)
 
@@ -313,7 +326,14 @@ class Learner:
         decision_N = torch.tensor(numbers, device=device)
         loss_N = settings.loss(
             losses.TrainedTokens(
-                scored.logprob_N, old_N, column("advantages"), decision_N, len(starts), replayed_N, settings.clip
+                scored.logprob_N,
+                old_N,
+                column("advantages"),
+                decision_N,
+                len(starts),
+                replayed_N,
+                settings.clip,
+                settings.is_cap,
             )
         )
         policy_loss = (loss_N * share_N).sum()
@@ -345,6 +365,8 @@ class Learner:
             figures["value_loss"] = float(critic_loss.detach())
         with torch.no_grad():
             moved_N = change_N[~replayed_N]
+            if self._changes is not None:
+                self._changes.append(moved_N.detach().clone())
             figures["kl"] = float((torch.exp(moved_N) - 1 - moved_N).sum()) / max(
                 1, fresh_tokens
             )  # of the policy from the sampler

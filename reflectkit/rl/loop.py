@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 import time
@@ -18,6 +19,7 @@ from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Sample, Status, Task, Trajectory
 from reflectkit.rl import batch
 from reflectkit.rl.advantages import Estimates
+from reflectkit.rl.ahead import Ahead, Bounds, Group
 from reflectkit.rl.algorithms import Objective
 from reflectkit.rl.curriculum import Curriculum, draw
 from reflectkit.rl.learner import Learner
@@ -56,6 +58,12 @@ class Plan:
     """See `learning_rate_factor`."""
     warmup: int = 0
     """Updates in which learning rates rise."""
+    staleness: int = 0
+    """Updates that play may run ahead of learning, with a sampler in another process; see `rl.ahead`."""
+    oversample: float = 1.0
+    """See `rl.ahead.Bounds`."""
+    timeout_s: float = 0.0
+    """Deadline of an episode; see `core.rollout.play`."""
 
 
 class Trainer:
@@ -82,6 +90,11 @@ class Trainer:
         self.step = 0
         self._published: int | None = None
         self.latest: list[tuple[Trajectory, list[float]]] = []
+        self.ahead: Ahead | None = None
+        self.begin_at: tuple[int, list[int]] | None = None
+        """Number of the first group that is not learned from yet, and of later ones that are: after a restart."""
+        self._stale: dict[str, float] = {}
+        self._drawn: tuple[Level | None, int, list[Task]] = (None, 0, [])
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
 
     def advance(self) -> dict[str, object]:
@@ -127,6 +140,7 @@ class Trainer:
             **overall,
             **mean_figures(played),
             **figures,
+            **self._stale,
             "reflector_cache_hits": hits / asked if asked else None,
             "rows": len(samples),
             "replayed_episodes": len(old),
@@ -143,40 +157,99 @@ class Trainer:
         `validation_…`.
         """
         episodes = [Episode(task, derive(self.plan.seed, "validate", task.id)) for task in level.tasks]
-        sampling, self.agent.temperature = self.agent.temperature, 0.0
-        try:
-            played = self._rolled(episodes, level)
-        finally:
-            self.agent.temperature = sampling
+        greedy = copy.copy(self.agent)  # as the other one may be playing
+        greedy.temperature = 0.0
+        played = self._rolled(episodes, level, greedy)
         self._share_comments()
         if played and all(trajectory.status is Status.ABORTED for trajectory in played):
             return {"validation_aborted": 1.0}
         return {f"validation_{name}": value for name, value in (summary(played) | mean_figures(played)).items()}
 
+    def close(self) -> None:
+        """Stop playing ahead."""
+        if self.ahead is not None:
+            self.ahead.close()
+
     def _play(self, level: Level) -> list[Trajectory]:
         """This update's episodes in their order, played by all processes."""
+        if self.plan.staleness:
+            return self._taken()
+        tasks = draw(level.tasks, self.step, self._groups, self.plan.seed)
+        groups = [self._episodes(task, self.step, number) for number, task in enumerate(tasks)]
+        return self._rolled([episode for group in groups for episode in group], level, self.agent, valued=True)
+
+    @property
+    def _groups(self) -> int:
+        """Groups of an update."""
+        return self.plan.episodes // self.plan.repeats
+
+    def _episodes(self, task: Task, step: int, number: int) -> list[Episode]:
+        """The episodes of group `number` of update `step`: of one problem, from one state if there are several."""
         plan = self.plan
-        tasks = draw(level.tasks, self.step, plan.episodes // plan.repeats, plan.seed)
-        episodes = [
+        return [
             Episode(
                 task,
-                derive(plan.seed, "rollout", self.step, number * plan.repeats + repeat),
-                group=f"{self.step}/{number}",
-                start=derive(plan.seed, "start", self.step, number) if plan.repeats > 1 else None,
+                derive(plan.seed, "rollout", step, number * plan.repeats + repeat),
+                group=f"{step}/{number}",
+                start=derive(plan.seed, "start", step, number) if plan.repeats > 1 else None,
             )
-            for number, task in enumerate(tasks)
             for repeat in range(plan.repeats)
         ]
-        return self._rolled(episodes, level, valued=True)
 
-    def _rolled(self, episodes: list[Episode], level: Level, *, valued: bool = False) -> list[Trajectory]:
-        """`episodes` in their order, played by all processes. valued: with the critic's values of their decisions."""
+    def _taken(self) -> list[Trajectory]:
+        """Episodes that were played ahead of this update."""
+        self._publish()
+        if self.ahead is None:
+            first, skip = self.begin_at or (self.step * self._groups, [])
+            last = self.plan.steps * self._groups
+            bounds = Bounds(self._groups, self.plan.staleness, self.plan.oversample, last)
+            widest = getattr(self.plan.levels[self.curriculum.level].make(), "widest", self.plan.width)
+            self.ahead = Ahead(
+                self._group,
+                self.agent,
+                bounds,
+                width=min(self.plan.width, widest),
+                timeout_s=self.plan.timeout_s,
+                first=first,
+                skip=skip,
+            )
+        taken = self.ahead.take(self.step)
+        ages = [
+            self.step - turn.decision.version
+            for one in taken.played
+            for turn in one.turns
+            if turn.decision.version is not None
+        ]
+        self._stale = {
+            "staleness": statistics.fmean(ages) if ages else 0.0,
+            "staleness_max": max(ages, default=0),
+            "stale_groups_dropped": taken.dropped,
+            "groups_ahead": taken.waiting,
+        }
+        return self.learner.valued(taken.played)
+
+    def _group(self, number: int) -> Group:
+        """Group `number` of the stream, at the curriculum's present level."""
+        level = self.plan.levels[self.curriculum.level]
+        step, place = divmod(number, self._groups)
+        if self._drawn[:2] != (level, step):
+            self._drawn = level, step, draw(level.tasks, step, self._groups, self.plan.seed)
+        return Group(self._episodes(self._drawn[2][place], step, place), level.make)
+
+    def _publish(self) -> None:
+        """Give the sampler the present weights, if it does not have them."""
         if self._published != self.step:
             wait_for(self.agent.policy.publish(self.learner.player, self.step))
             self._published = self.step
+
+    def _rolled(
+        self, episodes: list[Episode], level: Level, agent: TwoPlayerAgent, *, valued: bool = False
+    ) -> list[Trajectory]:
+        """`episodes` in their order, played by all processes. valued: with the critic's values of their decisions."""
+        self._publish()
         sharded = self.processes.sharded  # then all play all episodes in lockstep and share the scoring
         share = episodes if sharded else self.processes.share(episodes)
-        mine = rollout(share, level.make, self.agent, width=self.plan.width)
+        mine = rollout(share, level.make, agent, width=self.plan.width, timeout_s=self.plan.timeout_s)
         if valued:
             mine = self.learner.valued(mine)
         return mine if sharded else self.processes.gather_shares(mine)

@@ -32,6 +32,8 @@ class TrainedTokens:
     """Whether an earlier policy sampled the token (bool)."""
     clip: float
     """--clip: PPO's clip range."""
+    is_cap: float = 0.0
+    """--is-cap: most that an importance weight may be where earlier weights sampled; 0: they did not."""
 
     def decision_sum(self, value_N: torch.Tensor) -> torch.Tensor:
         """For each token, the sum of `value_N` over the tokens of its decision (N)."""
@@ -40,14 +42,16 @@ class TrainedTokens:
 
 
 def weighted_loss(tokens: TrainedTokens) -> torch.Tensor:
-    """`reinforce` of these tokens, with importance weights of at most 1 + clip."""
+    """`reinforce` of these tokens, with importance weights of at most `is_cap`, or 1 + clip without one."""
     log_ratio_N = tokens.decision_sum((tokens.logprob_N - tokens.old_logprob_N).detach())
-    return reinforce(tokens.logprob_N, tokens.advantage_N, log_ratio_N, 1 + tokens.clip)
+    return reinforce(tokens.logprob_N, tokens.advantage_N, log_ratio_N, tokens.is_cap or 1 + tokens.clip)
 
 
 def clipped_loss(tokens: TrainedTokens) -> torch.Tensor:
     """`clipped_surrogate` of these tokens."""
-    return clipped_surrogate(tokens.logprob_N, tokens.old_logprob_N, tokens.advantage_N, tokens.clip, tokens.replayed_N)
+    return clipped_surrogate(
+        tokens.logprob_N, tokens.old_logprob_N, tokens.advantage_N, tokens.clip, tokens.replayed_N, tokens.is_cap
+    )
 
 
 def reinforce(
@@ -67,16 +71,20 @@ def clipped_surrogate(
     advantage_N: torch.Tensor,
     clip: float,
     replayed_N: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """PPO's and GRPO's loss (arXiv 1707.06347, eq. 7): the ratio is clipped to 1 ± clip where that lowers the
     objective.
 
     Where the ratio is 1, the gradient is REINFORCE's. replayed_N: whether an earlier policy sampled the token; its
-    ratio is at most 1 + clip whatever the sign of the advantage, since eq. 7 bounds it on one side only.
+    ratio is at most 1 + clip whatever the sign of the advantage, since eq. 7 bounds it on one side only. cap: for the
+    same reason, most that any ratio may be; 0: no limit.
     """
     ratio_N = (logprob_N - old_logprob_N).exp()  # 1 at the first pass over fresh rows
     if replayed_N is not None:
         ratio_N = ratio_N.clamp(max=1 + clip).where(replayed_N, ratio_N)
+    if cap:
+        ratio_N = ratio_N.clamp(max=cap)
     clipped_N = ratio_N.clamp(1 - clip, 1 + clip)
     return -(ratio_N * advantage_N).minimum(clipped_N * advantage_N)
 
@@ -96,6 +104,22 @@ def entropy(logprobs_BK: torch.Tensor) -> torch.Tensor:
     """Entropy of each row's distribution over its legal choices, in nats (B); entries of -inf are ignored."""
     finite_BK = logprobs_BK.where(logprobs_BK.isfinite(), 0.0)
     return -(logprobs_BK.exp() * finite_BK).sum(dim=-1)
+
+
+def mismatch(change_N: torch.Tensor) -> dict[str, float]:
+    """How far the learner's log-probabilities are from the sampler's, for the same tokens; empty without tokens.
+
+    change_N: the learner's minus the sampler's. The effective sample size is the share of the tokens that would say as
+    much with equal weights, (Σ w)² / (N Σ w²) with w = π / sampler (Kong 1992).
+    """
+    if not len(change_N):
+        return {}
+    weight_N = (change_N.double() - change_N.max()).exp()  # a common factor cancels
+    return {
+        "logprob_difference_mean": float(change_N.abs().mean()),
+        "logprob_difference_max": float(change_N.abs().max()),
+        "effective_sample_size": float(weight_N.sum() ** 2 / (len(weight_N) * (weight_N**2).sum())),
+    }
 
 
 def value_loss(value_B: torch.Tensor, return_B: torch.Tensor, old_value_B: torch.Tensor, clip: float) -> torch.Tensor:

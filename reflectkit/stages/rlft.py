@@ -30,11 +30,12 @@ from reflectkit.envs import cluster_of
 from reflectkit.models.hub import hub_options
 from reflectkit.models.sampler import Opening
 from reflectkit.stages.shared.algorithm import AlgorithmConfig
+from reflectkit.stages.shared.asynchronous import AsynchronousConfig
 from reflectkit.stages.shared.distributed import shared_run, start_processes
 from reflectkit.stages.shared.environments import at_level, check_level, model_source
 from reflectkit.stages.shared.launching import check_launch, launched
 from reflectkit.stages.shared.plan import Estimate, Stopwatch, plan_report, sizes
-from reflectkit.stages.shared.sampling import LOCAL, SamplerConfig
+from reflectkit.stages.shared.sampling import LOCAL
 from reflectkit.stages.shared.trackers import require_trackers, tracking
 from reflectkit.stages.shared.training import TrainingConfig
 
@@ -49,6 +50,8 @@ EXAMPLES = (
     "reflectkit rlft --env taxi --load-dir results/taxi-tiny/plain/checkpoint-600 --algo ppo --curriculum pickup"
     " --curriculum full",
     "reflectkit rlft --env auto_explore --model gpt2-xl --lora-r 16 --quantize 8bit --algo grpo --group-size 8",
+    "reflectkit rlft --env taxi --load-dir results/taxi-tiny/plain/checkpoint-600 --lora-r 16 --sampler"
+    " vllm:http://localhost:8000 --max-staleness 1",
     "reflectkit rlft --env taxi --load-dir results/taxi-tiny/plain/checkpoint-600 --processes 2",
 )
 LIMITS = {
@@ -71,13 +74,13 @@ CALIBRATED = 64  # episodes of an update whose memory and time --plan measures
 CHECKED = 8  # problems of each level whose prompts are checked before any weights are loaded
 MAY_DIFFER = (
     "resume_from", "learning_rate", "save_steps", "keep_episodes", "device", "report_to", "gradient_checkpointing",
-    "data_dir",
+    "data_dir", "sampler", "reflector_sampler",
 )  # fmt: skip
 """Settings that may differ from those of the checkpoint that a run resumes from."""
 
 
 @dataclass(frozen=True)
-class Config(SamplerConfig, AlgorithmConfig, TrainingConfig):
+class Config(AsynchronousConfig, AlgorithmConfig, TrainingConfig):
     """Settings of rlft."""
 
     TRAINS: ClassVar[bool] = True
@@ -154,6 +157,11 @@ class Config(SamplerConfig, AlgorithmConfig, TrainingConfig):
             near = max(1, round(self.episodes / self.repeats)) * self.repeats
             raise ConfigError(
                 f"--episodes {self.episodes} is not a multiple of the group size {self.repeats}; use {near}"
+            )
+        if self.max_staleness and self.share_base and self.reflector_sampler == LOCAL:
+            raise ConfigError(
+                "--max-staleness lets the reflector comment while the policy learns, which two adapters on one base in"
+                " this process cannot; leave out --share-base, or give --reflector-sampler"
             )
         if self.share_base and (self.reflect_load_dir is None or self.load_dir is None or self.lora_r):
             raise ConfigError(
@@ -239,6 +247,8 @@ def run(config: Config, progress: Progress) -> Report:
             target = _loop(config, trainer, _validation(config, source), current.folder, settings, progress)
         except ReflectkitError as error:
             raise _with_rows(error, current.folder, trainer) from None
+        finally:
+            trainer.close()
         history = _history(current.folder / "metrics.jsonl", trainer.step, Quiet())
         last = history[-max(1, len(history) // 10) :]
         figures = {
@@ -272,6 +282,7 @@ def _plan(config: Config, levels: list[Level], processes: Processes, progress: P
             watch.gradients_done()
             watch.end()
             bar.advance(1)
+    trainer.close()
     learner, reflector = trainer.learner, trainer.agent.reflector
     models: list[Any] = [learner.player.model, *([learner.critic] if learner.critic else [])]
     if reflector is not None and hasattr(reflector.sampler, "player"):
@@ -398,13 +409,14 @@ def _trainer(
     """A trainer whose policy is that of checkpoint `place`, or else the one to start from."""
     from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
     from reflectkit.models.load import load_pair, load_player, starting_policy, with_adapter
-    from reflectkit.models.local import LocalSampler
     from reflectkit.rl.critic import Critic
     from reflectkit.rl.learner import Learner, Settings
     from reflectkit.rl.loop import Plan, Trainer
 
     if processes.sharded and config.sampler != LOCAL:
         raise ConfigError(f"--sampler {config.sampler}: a policy spread over processes samples locally; leave it out")
+    if processes.count > 1 and config.remote:
+        raise ConfigError(f"--sampler {config.sampler} trains in one process; leave out torchrun or accelerate")
     device = str(processes.accelerator.device) if config.device == "auto" or processes.count > 1 else config.device
     reflector_player: Player | None = None
     if config.share_base and config.reflect_load_dir is not None:
@@ -421,7 +433,7 @@ def _trainer(
         )
         if config.lora_r and place is None:
             policy = with_adapter(policy, config.lora_r, config.lora_alpha, config.seed, targets=config.lora_targets)
-        if config.reflect_load_dir is not None:
+        if config.reflect_load_dir is not None and config.reflector_sampler == LOCAL:
             reflector_player = load_player(config.reflect_load_dir, "reflection", device=device)
     if policy.quantize != "none" and not hasattr(policy.model, "peft_config"):
         raise ConfigError(
@@ -447,6 +459,8 @@ def _trainer(
         temperature=config.temperature,
         max_tokens=config.max_tokens_per_batch,
         gradient_checkpointing=config.gradient_checkpointing,
+        is_cap=config.is_cap if config.max_staleness else 0.0,
+        mismatch=config.remote,
         share_prefixes=config.share_prefixes,
     )
     critic = Critic(policy, own.head, own.critic_trunk, config.seed) if own else None
@@ -457,8 +471,8 @@ def _trainer(
         Opening(str(place or config.start), device, policy, scorer=scorer, team=team, watch=learner.observe)
     )
     reflector = None
-    if reflector_player:
-        frozen = LocalSampler(reflector_player, frozen=True, rank=0)
+    if config.reflect_load_dir is not None:
+        frozen = config.open_reflector(str(config.reflect_load_dir), device, reflector_player)
         reflector = Reflector(frozen, temperature=config.reflect_temperature)
     agent = TwoPlayerAgent(
         sampler,
@@ -480,6 +494,9 @@ def _trainer(
         config.repeats,
         config.schedule,
         config.warmup_steps,
+        config.max_staleness,
+        config.oversample,
+        config.episode_timeout_s,
     )
     return Trainer(
         plan, agent, learner, replay_size=config.replay_size, threshold=config.advance_at or None, processes=processes

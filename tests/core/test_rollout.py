@@ -15,7 +15,7 @@ import pytest
 from reflectkit.agents.scripted import RandomAgent
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.core.prompts import LABELS, label, one_line, policy_prompt, reflection_completion, reflection_prompt
-from reflectkit.core.protocols import Context, StepResult
+from reflectkit.core.protocols import Context, Env, StepResult
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.seeding import generator
 from reflectkit.core.types import Decision, Message, Observation, Status
@@ -261,3 +261,35 @@ def test_labels() -> None:
 
 def test_a_comment_cannot_forge_the_prompts_own_lines() -> None:
     assert one_line("Go.\nActions:\n 0 win\r\n\x0bAction: \u2028 5") == "Go. Actions: 0 win Action: 5"
+
+
+def test_a_late_episode_is_truncated_and_pays_for_it() -> None:
+    """It costs as much as playing on to the horizon, and its env, which may still be at work, is not used again."""
+    made = []
+
+    class Hanging(RandomAgent):
+        async def decide(self, observation: Observation, context: Context) -> Decision:
+            if len(context.turns) == 2:
+                await asyncio.Event().wait()
+            return await super().decide(observation, context)
+
+    def make_env() -> Env:
+        made.append(1)
+        return make("corridor", 9)
+
+    played = rollout([EPISODES[0]] * 2, make_env, Hanging(), width=1, timeout_s=0.05)
+    assert [(one.status, one.reason) for one in played] == [
+        (Status.TRUNCATED, "the episode took longer than 0.05 s")
+    ] * 2
+    assert [one.total_return for one in played] == pytest.approx([-0.9] * 2)  # 9 steps of 0.1
+    assert all(len(one.turns) <= 2 and not one.success for one in played)
+    assert len(made) == 2
+
+
+def test_a_time_out_of_an_env_is_no_deadline() -> None:
+    class Slow(Corridor):
+        def _move(self, action: int) -> tuple[float, bool, dict[str, object]]:
+            raise TimeoutError("the engine")
+
+    with pytest.raises(TimeoutError, match="the engine"):
+        rollout(EPISODES[:1], lambda: Horizon(Slow(), 9), RandomAgent(), timeout_s=60)
