@@ -53,13 +53,16 @@ async def _awaited(value: Awaitable[Value]) -> Value:
     return await value
 
 
-def followed(value: Value | Awaitable[Value], change: Callable[[Value], Changed]) -> Changed | Awaitable[Changed]:
+def followed(
+    value: Value | Awaitable[Value], change: Callable[[Value], Changed | Awaitable[Changed]]
+) -> Changed | Awaitable[Changed]:
     """`change(value)`; an awaitable of it if `value` is awaitable."""
     if not inspect.isawaitable(value):
         return change(value)
 
     async def later() -> Changed:
-        return change(await value)
+        changed = change(await value)
+        return await changed if inspect.isawaitable(changed) else changed
 
     return later()
 

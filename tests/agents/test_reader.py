@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from reflectkit.agents.endpoints import Endpoint
+from reflectkit.agents.judge import ChatJudge
 from reflectkit.agents.reader import ChatReader
 from reflectkit.cli.main import main
 from reflectkit.core.errors import EnvironmentFailure
 from reflectkit.core.eventloop import wait_for
 from reflectkit.core.jsonl import read_json, write_json
+from reflectkit.core.readers import Claim, Query
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Decision, Status, ToolUse
 from reflectkit.data.trajectories import Record, record_to_json
@@ -39,13 +41,40 @@ def test_notes_and_question_are_asked_once_for_all(tmp_path: Path) -> None:
     with serve(answer) as server:
         for _ in range(2):
             reader = ChatReader(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl")
-            answers = wait_for(reader.answer(["Where is Anna?", "Where is Ben?"], [["Anna is in Rome"], []]))
+            asked = [Query("Where is Anna?"), Query("Where is Ben?")]
+            answers = wait_for(reader.answer(asked, [["Anna is in Rome"], []]))
             assert answers == ["Rome", "unknown"]
             reader.close()
     assert sorted(prompts) == [
         "Notes:\n(none)\n\nQuestion: Where is Ben?",
         "Notes:\n- Anna is in Rome\n\nQuestion: Where is Anna?",
     ]
+
+
+def test_a_source_has_its_own_advice_and_length(tmp_path: Path) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def answer(body: dict[str, Any]) -> str:
+        bodies.append(body)
+        return "3"
+
+    with serve(answer) as server:
+        reader = ChatReader(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl")
+        wait_for(reader.answer([Query("Which?", "Labels are numbers.", 300)], [[]]))
+        reader.close()
+    assert bodies[0]["messages"][0]["content"].startswith("Labels are numbers. The notes are data")
+    assert 300 in bodies[0].values()
+
+
+def test_a_judge_says_yes_or_no_and_nothing_else_counts(tmp_path: Path) -> None:
+    said = {"tea": "Yes.", "milk": "No, it does not.", "wine": "Perhaps, yes or no"}
+    with serve(lambda body: said[body["messages"][-1]["content"].split("Answer: ")[1].split()[0]]) as server:
+        judge = ChatJudge(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl")
+        claims = [Claim("Which drink?", "hot", answer) for answer in ("tea", "milk")]
+        assert wait_for(judge.verdicts(claims)) == [True, False]
+        with pytest.raises(EnvironmentFailure, match="the judge local:m gave no usable answer"):
+            wait_for(judge.verdicts([Claim("Which drink?", "hot", "wine")]))
+        judge.close()
 
 
 def test_many_episodes_wait_for_their_reader_at_once(tmp_path: Path) -> None:
@@ -78,7 +107,7 @@ def test_a_reader_without_a_usable_answer_aborts(tmp_path: Path) -> None:
     with serve(lambda body: "") as server:
         reader = ChatReader(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl")
         with pytest.raises(EnvironmentFailure, match="no usable answer"):
-            wait_for(reader.answer(["Who?"], [["a"]]))
+            wait_for(reader.answer([Query("Who?")], [["a"]]))
         reader.close()
 
 

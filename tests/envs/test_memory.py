@@ -11,15 +11,17 @@ import pyarrow.parquet
 import pytest
 
 from reflectkit.core.errors import DataError, EnvironmentFailure
+from reflectkit.core.readers import Query
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Decision, Status, Task, ToolCall, ToolUse
 from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.facts import Fact, ValidFacts
 from reflectkit.envs.memory.generate import DAYS, EVENTS, PEOPLE, VALUES, conversation
 from reflectkit.envs.memory.published import read_parquet
-from reflectkit.envs.memory.reader import Extractive, Question, as_question, score
+from reflectkit.envs.memory.reader import Extractive
 from reflectkit.envs.memory.retrieval import related
 from reflectkit.envs.memory.rewards import calls_done, compression, content
+from reflectkit.envs.memory.scoring import Question, as_question, score
 from reflectkit.envs.memory.store import CORE, CORE_TOKENS, EPISODIC, SEMANTIC, Store
 from reflectkit.envs.memory.tools import DELETE, INSERT, UPDATE, Outcome, apply
 
@@ -102,8 +104,9 @@ def test_retrieval_finds_by_words_and_nothing_else() -> None:
 def test_the_offline_reader_points_or_does_not_know() -> None:
     reader = Extractive()
     texts = ["Anna's city is Rome", "Anna's pet is a cat. Ben's pet is a dog."]
-    assert reader.answer(["What is Ben's pet?"], [texts]) == ["Ben's pet is a dog."]
-    assert reader.answer(["What is Clara's job?", "What is Anna's city?"], [texts, []]) == ["unknown", "unknown"]
+    assert reader.answer([Query("What is Ben's pet?")], [texts]) == ["Ben's pet is a dog."]
+    asked = [Query("What is Clara's job?"), Query("What is Anna's city?")]
+    assert reader.answer(asked, [texts, []]) == ["unknown", "unknown"]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +122,7 @@ def test_the_offline_reader_points_or_does_not_know() -> None:
     ],
 )
 def test_scores_by_hand(kind: str, right: str, answer: str, expected: float) -> None:
-    assert score(Question("?", right, kind), answer) == expected
+    assert score(Question("?", (right,), kind), answer) == expected
 
 
 def test_rewards_by_hand() -> None:
@@ -240,11 +243,14 @@ def test_published_conversations_are_read(tmp_path: Path) -> None:
         {"instance_id": "2", "data_source": "pubmed-rct", "chunks": json.dumps(["c"] * 12),
          "questions_and_answers": json.dumps([{"question": "Label?", "answer": 3}])},
     ]  # fmt: skip
-    first, second = read_parquet(write(tmp_path / "a.parquet", rows))
+    first, second = read_parquet(write(tmp_path / "a.parquet", rows), {})
     assert first.level == "short"
-    assert [(q["answer"], q["kind"]) for q in first.data["questions"]] == [("Anna", "contain"), ("a", "contain")]
+    assert [(q["answer"], q["kind"]) for q in first.data["questions"]] == [
+        ("Anna", "substring"),
+        (["a", "b"], "substring"),
+    ]
     assert second.level == "long"
-    assert second.data["questions"] == [{"question": "Label?", "answer": "3", "kind": "exact"}]
+    assert second.data["questions"] == [{"question": "Label?", "answer": "3", "kind": "label"}]
     Memory().reset(first, 0)
 
 
@@ -260,16 +266,16 @@ def test_published_conversations_are_read(tmp_path: Path) -> None:
 )
 def test_broken_parquet_is_told(tmp_path: Path, rows: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(DataError, match=said):
-        list(read_parquet(write(tmp_path / "b.parquet", rows)))
+        list(read_parquet(write(tmp_path / "b.parquet", rows), {}))
 
 
 def test_no_parquet_at_all(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
-        list(read_parquet(tmp_path / "none.parquet"))
+        list(read_parquet(tmp_path / "none.parquet", {}))
     whole = write(tmp_path / "c.parquet", [{"chunks": '["x"]', "questions_and_answers": "[]"}]).read_bytes()
     (tmp_path / "cut.parquet").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match="cannot be read as parquet"):
-        list(read_parquet(tmp_path / "cut.parquet"))
+        list(read_parquet(tmp_path / "cut.parquet", {}))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ Source
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -30,21 +30,24 @@ from reflectkit.core.console import Progress
 from reflectkit.core.errors import DataError, IllegalActionError
 from reflectkit.core.eventloop import followed
 from reflectkit.core.protocols import StepResult
+from reflectkit.core.readers import Judge, Reader
 from reflectkit.core.text import count_tokens
 from reflectkit.core.tools import PLAIN, parse, use_of
 from reflectkit.core.types import Message, Observation, Task, ToolCall, ToolUse
 from reflectkit.envs.base import BaseEnv, check_task
 from reflectkit.envs.memory import rewards
-from reflectkit.envs.memory.facts import Fact, ValidFacts, as_facts
+from reflectkit.envs.memory.content import LONGEST_SHORT, read
+from reflectkit.envs.memory.facts import Fact, ValidFacts
 from reflectkit.envs.memory.generate import LONG, conversation
-from reflectkit.envs.memory.reader import EXTRACTIVE, SENTENCES, Extractive, Reader, as_question, score
+from reflectkit.envs.memory.judging import scores
+from reflectkit.envs.memory.reader import EXTRACTIVE, SENTENCES, Extractive
 from reflectkit.envs.memory.retrieval import related
 from reflectkit.envs.memory.store import CORE, EPISODIC, ITEM_TOKENS, LISTS, SEMANTIC, Item, Store
 from reflectkit.envs.memory.tools import DELETE, INSERT, TOOLS, UPDATE, apply, search
 
+RULE = "rule"
 RETRIEVED = 20  # items of each list that the reader gets at most, as in the paper
 READER_TOKENS = 8192  # of these items
-LONGEST_SHORT = 10  # chunks of a short conversation
 MOST_REFUSALS = 5  # shown with the next chunk
 LONGEST_REFUSAL = 200  # characters
 INSTRUCTIONS = (
@@ -69,6 +72,8 @@ class MemorySettings:
         EXTRACTIVE, help="The reader that answers at the end: extractive, openai:MODEL, azure:… or local:MODEL."
     )
     reader_url: str | None = option(None, help="The reader's server; for local: http://localhost:1234/v1.")
+    judge: str = option(RULE, help="Who judges answers that have a rubric: rule, openai:MODEL, azure:… or local:MODEL.")
+    judge_url: str | None = option(None, help="The judge's server; for local: http://localhost:1234/v1.")
     recent: int = option(5, help="Number of most recent items shown of each list.")
     related: int = option(5, help="Number of items most similar to the chunk shown of each list.")
     brief: bool = option(False, help="Leave out the instructions in the prompt, for a model trained without them.")
@@ -85,7 +90,8 @@ class MemorySettings:
 class Memory(BaseEnv):
     """See the module's text for the rules, and `MemorySettings`.
 
-    reader: answers the questions; default: the offline reader. horizon: that of the wrapper around the env; longer
+    reader: answers the questions; default: the offline reader. judge: of answers that have a rubric; default: a rule.
+    horizon: that of the wrapper around the env; longer
     conversations are refused, because a truncated episode has no answers.
     """
 
@@ -95,7 +101,10 @@ class Memory(BaseEnv):
     Settings: ClassVar[type[Any]] = MemorySettings
     settings: MemorySettings
     needs_horizon: ClassVar[bool] = True
-    chat_settings: ClassVar[Mapping[str, str]] = {"reader": "reflectkit.agents.reader:ChatReader"}
+    chat_settings: ClassVar[Mapping[str, str]] = {
+        "reader": "reflectkit.agents.reader:ChatReader",
+        "judge": "reflectkit.agents.judge:ChatJudge",
+    }
     problem_generator: ClassVar[str] = "reflectkit.envs.memory.problems:Conversations"
     baselines: ClassVar[tuple[str, ...]] = BASELINES
     noise: ClassVar[float] = 0.1
@@ -110,27 +119,29 @@ class Memory(BaseEnv):
         " the end the mean score of the answers, and a little for a short memory."
     )
 
-    def __init__(self, reader: Reader | None = None, *, horizon: int | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        reader: Reader | None = None,
+        judge: Judge | None = None,
+        *,
+        horizon: int | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(**settings)
         self.reader: Reader = reader or Extractive()
+        self.judge = judge
         self.horizon = horizon
         self._over = True
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Raises DataError for another env's task, a level or data that this env does not know."""
         check_task(task, self.name, self.levels)
-        self._chunks = _texts(task)
-        if task.level != level_of(self._chunks):
-            raise DataError(task.id, f"has {len(self._chunks)} chunks, and is said to be {task.level}", field="level")
+        content = read(task)
+        self._chunks, self._questions, self._queries = content.chunks, content.questions, content.queries
         if self.horizon is not None and len(self._chunks) > self.horizon:
             raise DataError(task.id, f"has {len(self._chunks)} chunks, and --horizon is {self.horizon}; raise it")
-        try:
-            self._questions = [as_question(value) for value in _list(task, "questions")]
-            facts = as_facts(task.data.get("facts"), len(self._chunks))
-        except ValueError as error:
-            raise DataError(task.id, str(error), field="data") from None
-        self._facts = facts or [[] for _ in self._chunks]
-        self._valid = ValidFacts(complete=facts is not None)
+        self._facts = content.facts or [[] for _ in self._chunks]
+        self._valid = ValidFacts(complete=content.facts is not None)
         self.store = Store()
         self._at, self._over, self._note, self._retrieved = 0, False, "", RETRIEVED
         self._refusals: tuple[str, ...] = ()
@@ -170,14 +181,16 @@ class Memory(BaseEnv):
         if self._at < len(self._chunks):
             return StepResult(self._observe(), reward, False, info=info)
         self._over = True
-        questions = [question.question for question in self._questions]
-        answers = self.reader.answer(questions, [self._retrieve(question) for question in questions])
-        return followed(answers, lambda answers: self._end(answers, reward, info))
+        answers = self.reader.answer(self._queries, [self._retrieve(query.question) for query in self._queries])
+        return followed(answers, lambda answers: self._judged(answers, reward, info))
 
-    def _end(self, answers: list[str], reward: float, info: dict[str, Any]) -> StepResult:
-        """The result of the last step. reward, info: those of its calls."""
-        scores = [score(question, answer) for question, answer in zip(self._questions, answers, strict=True)]
-        accuracy = sum(scores) / len(scores)
+    def _judged(self, answers: list[str], reward: float, info: dict[str, Any]) -> StepResult | Awaitable[StepResult]:
+        given = scores(self._questions, answers, self.judge)
+        return followed(given, lambda given: self._end(answers, given, reward, info))
+
+    def _end(self, answers: list[str], given: list[float], reward: float, info: dict[str, Any]) -> StepResult:
+        """The result of the last step. given: the score of each answer. reward, info: those of its calls."""
+        accuracy = sum(given) / len(given)
         compression = rewards.compression(self.store.tokens, sum(map(count_tokens, self._chunks)))
         shared = accuracy + self.settings.compression_weight * compression
         figures = {"accuracy": accuracy, "compression": compression, "memory_tokens": float(self.store.tokens)}
@@ -373,22 +386,3 @@ def _held(fact: Fact, items: Any) -> Item | None:
         (item for item in reversed(list(items)) if item.kind == fact.kind and item.text.startswith(fact.key + " ")),
         None,
     )
-
-
-def _list(task: Task, field: str) -> list[Any]:
-    value = task.data.get(field)
-    if not isinstance(value, list) or not value:
-        raise DataError(task.id, f"expected a list that is not empty, found {value!r:.60}", field=f"data.{field}")
-    return value
-
-
-def _texts(task: Task) -> list[str]:
-    chunks = _list(task, "chunks")
-    if not all(isinstance(chunk, str) and chunk.strip() for chunk in chunks):
-        raise DataError(task.id, "expected texts that are not empty", field="data.chunks")
-    return chunks
-
-
-def level_of(chunks: Sequence[str]) -> str:
-    """The level of a conversation with these chunks."""
-    return "short" if len(chunks) <= LONGEST_SHORT else "long"

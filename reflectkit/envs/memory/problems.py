@@ -16,7 +16,7 @@ from reflectkit.core.reports import figures_table
 from reflectkit.core.seeding import generator
 from reflectkit.core.types import Task
 from reflectkit.envs.memory.generate import LONG, SHORT, conversation
-from reflectkit.envs.memory.published import read_parquet
+from reflectkit.envs.memory.published import read_parquet, read_titles
 from reflectkit.envs.problems import Generated, ProblemGenerator
 
 CONVERSATIONS = 400
@@ -29,6 +29,7 @@ class ConversationSettings:
     instances: int | None = option(None, help=f"Conversations of 4 to 10 chunks to generate; default: {CONVERSATIONS}.")
     long_instances: int = option(300, help="Conversations of 40 chunks to generate.")
     parquet: tuple[Path, ...] = option((), help="Files in the Mem-α format to read instead (repeat the flag).")
+    titles: Path | None = option(None, help="JSON file of ids by title, for questions about recommendations.")
 
     def __post_init__(self) -> None:
         within("instances", self.number, 0, 1_000_000)
@@ -50,8 +51,8 @@ class Conversations(ProblemGenerator):
     settings: ConversationSettings
 
     def inputs(self) -> list[Path]:
-        """The parquet files."""
-        return list(self.settings.parquet)
+        """The parquet files and the titles."""
+        return [*self.settings.parquet, *([self.settings.titles] if self.settings.titles else [])]
 
     def generate(self, progress: Progress) -> Generated:
         """`data.json` with all conversations. Raises DataError."""
@@ -60,8 +61,9 @@ class Conversations(ProblemGenerator):
         with progress.bar("Conversations", total) as bar:
             tasks: list[Task] = []
             if sources:
+                titles = read_titles(self.settings.titles) if self.settings.titles else {}
                 for source in sources:
-                    tasks += read_parquet(source)
+                    tasks += read_parquet(source, titles)
                     bar.advance()
             else:
                 for task in self._generated():

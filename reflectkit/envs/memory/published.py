@@ -1,25 +1,41 @@
-"""Reads conversations in the published Mem-α format (parquet): `chunks` and `questions_and_answers`, as JSON text or
-lists.
+"""Reads conversations in the published format of Mem-α and MemoryAgentBench (parquet): `chunks` and
+`questions_and_answers`, as JSON text or lists.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from reflectkit.core.errors import DataError
+from reflectkit.core.jsonl import read_json
+from reflectkit.core.readers import ANSWER_TOKENS
 from reflectkit.core.types import Task
-from reflectkit.envs.memory.env import level_of
-from reflectkit.envs.memory.reader import kind_of
+from reflectkit.envs.memory.content import level_of
+from reflectkit.envs.memory.sources import Source, answers_of, source_of
 
 COLUMNS = ("chunks", "questions_and_answers")
 ROWS_AT_ONCE = 64
 
 
-def read_parquet(path: Path) -> Iterator[Task]:
+def read_titles(path: Path) -> dict[str, str]:
+    """The title of each id in a file of ids by name, such as the `entity2id.json` of MemoryAgentBench.
+
+    A name may be an address: "<http://…/Heat_(1995_film)>" is "Heat". Raises DataError.
+    """
+    ids = read_json(path)
+    if not isinstance(ids, dict) or not ids:
+        raise DataError(path, "expected an object of ids by title")
+    return {str(number): _title(name) for name, number in ids.items()}
+
+
+def read_parquet(path: Path, titles: Mapping[str, str]) -> Iterator[Task]:
     """A task for each row of `path`; its group is the row, its source the column `data_source` where there is one.
+
+    titles: of the ids that questions about recommendations are answered with.
 
     Raises
     ------
@@ -40,7 +56,7 @@ def read_parquet(path: Path) -> Iterator[Task]:
         number = 0
         for batch in file.iter_batches(ROWS_AT_ONCE, columns=wanted):
             for row in batch.to_pylist():
-                yield _task(path, number, row)
+                yield _task(path, number, row, titles)
                 number += 1
         if number == 0:
             raise DataError(path, "holds no row; give another file")
@@ -50,9 +66,10 @@ def read_parquet(path: Path) -> Iterator[Task]:
         ) from None
 
 
-def _task(path: Path, number: int, row: dict[str, Any]) -> Task:
+def _task(path: Path, number: int, row: dict[str, Any], titles: Mapping[str, str]) -> Task:
     where = f"{path}, row {number}"
-    source = str(row.get("data_source") or "memalpha")
+    name = str(row.get("data_source") or "memalpha")
+    source = source_of(name)
     listed = _listed(row["chunks"], where, "chunks")
     if not all(isinstance(chunk, str) for chunk in listed):
         raise DataError(where, "expected texts", field="chunks")
@@ -63,13 +80,19 @@ def _task(path: Path, number: int, row: dict[str, Any]) -> Task:
             raise DataError(
                 where, f"expected questions with answers, found {entry!r:.60}", field="questions_and_answers"
             )
-        question, answer = entry.get("question"), _answer(entry)
-        if isinstance(question, str) and question.strip() and answer:
-            questions.append({"question": question, "answer": answer, "kind": kind_of(source, answer)})
+        question, answers = entry.get("question"), _answers(entry, source, titles, where)
+        if isinstance(question, str) and question.strip() and answers:
+            answer = answers[0] if len(answers) == 1 else answers
+            questions.append({"question": question, "answer": answer, "kind": source.kind})
     if not chunks or not questions:
         raise DataError(where, "holds no text, or no question with an answer")
-    name = f"{source}-{row.get('instance_id', number)}-{number}"
-    return Task(name, "memory", level_of(chunks), name, {"chunks": chunks, "questions": questions, "source": source})
+    data: dict[str, Any] = {"chunks": chunks, "questions": questions, "source": name}
+    if source.advice or source.tokens != ANSWER_TOKENS:
+        data["query"] = {"advice": source.advice, "tokens": source.tokens}
+    if source.kind == "recommend" and titles:
+        data["titles"] = list(dict.fromkeys(titles.values()))
+    identity = f"{name}-{row.get('instance_id', number)}-{number}"
+    return Task(identity, "memory", level_of(chunks), identity, data)
 
 
 def _listed(value: Any, where: str, field: str) -> list[Any]:
@@ -83,11 +106,15 @@ def _listed(value: Any, where: str, field: str) -> list[Any]:
     return value
 
 
-def _answer(entry: dict[str, Any]) -> str:
-    """The answer as text; of several, the first; of several parts, with semicolons."""
-    value = entry.get("answer", entry.get("answers", ""))
-    if isinstance(value, dict):
-        value = value.get("text", "")
-    if isinstance(value, list):
-        value = value[0] if "answers" in entry and "answer" not in entry and value else "; ".join(map(str, value))
-    return str(value).strip() if value is not None else ""
+def _answers(entry: dict[str, Any], source: Source, titles: Mapping[str, str], where: str) -> list[str]:
+    try:
+        answers = answers_of(entry, source, titles)
+    except KeyError as error:
+        raise DataError(where, f"the id {error} has no title; give --titles the file that belongs to it") from None
+    if source.kind == "recommend" and not titles and all(answer.isdecimal() for answer in answers):
+        raise DataError(where, "recommendations are ids; give their titles, e.g. --titles entity2id.json")
+    return answers
+
+
+def _title(name: str) -> str:
+    return " ".join(re.sub(r"\([^()]*\)", "", re.sub(r"[_>-]", " ", name.rpartition("/")[2])).split()) or name
