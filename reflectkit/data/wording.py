@@ -160,7 +160,7 @@ def _about_sentence(fact: str, place: str, chance: random.Random, *, whole: bool
         shape = "sentence"
     wordings = WORDINGS.get((place, shape)) or WORDINGS[TEXT, shape]
     first, _, rest = fact.partition(" ")
-    return chance.choice(wordings).format(fact=fact, past=f"{_past(first.lower())} {rest}")
+    return chance.choice(wordings).format(fact=fact, past=f"{past(first.lower())} {rest}")
 
 
 def _about_name(fact: str, is_class: bool, chance: random.Random) -> str:
@@ -173,7 +173,7 @@ def _about_name(fact: str, is_class: bool, chance: random.Random) -> str:
         wordings = ("Which file defines the {fact}?", "Where do we define the {fact}?")
     elif first in VERBS:
         wordings = ("Where do we {fact}?", "Where is the code to {fact}?")
-    elif _is_plural(last):
+    elif is_plural(last):
         wordings = ("Where are the {fact} worked out?", "Where is the code for the {fact}?")
     else:
         wordings = ("Where is the {fact} worked out?", "Where is the code for the {fact}?")
@@ -188,7 +188,7 @@ def _about_setting(fact: str, is_switch: bool, chance: random.Random) -> str:
     if most and last in UNITS:
         head = f"{' '.join(most)} in {last}"
     named = f"{head} of the {owner}" if of else head
-    verb = "are" if _is_plural((most or [last])[-1] if " in " in head else last) else "is"
+    verb = "are" if is_plural((most or [last])[-1] if " in " in head else last) else "is"
     return chance.choice(
         (f"Where {verb} the {named} set?", f"Which settings have the {named}?", f"Where do we set the {named}?")
     )
@@ -205,17 +205,20 @@ def _sentence_case(heading: str) -> str:
     return " ".join(parts)
 
 
-def _is_plural(word: str) -> bool:
+def is_plural(word: str) -> bool:
+    """Whether `word` looks like a plural."""
     return word.endswith("s") and not word.endswith(("ss", "us", "is", "as"))
 
 
-def _deed(verb: str) -> str:
+def deed(verb: str) -> str:
+    """The third person of `verb`: "carries". Nouns get their plural so."""
     if verb.endswith("y") and verb[-2] not in "aeou":
         return verb[:-1] + "ies"
     return verb + ("es" if verb.endswith(("s", "sh", "ch", "x", "z")) else "s")
 
 
-def _past(verb: str) -> str:
+def past(verb: str) -> str:
+    """The past of `verb`: "carried"."""
     if verb in PAST:
         return PAST[verb]
     if verb.endswith("e"):
@@ -225,5 +228,5 @@ def _past(verb: str) -> str:
     return verb + (verb[-1] if verb in DOUBLED else "") + "ed"
 
 
-_DEEDS = frozenset(map(_deed, VERBS))
-_PASTS = frozenset(map(_past, VERBS)) - VERBS
+_DEEDS = frozenset(map(deed, VERBS))
+_PASTS = frozenset(map(past, VERBS)) - VERBS
