@@ -1,9 +1,10 @@
 """gen-task: generate the problems of an env that does not list its own: conversations (memory), games (alfworld), or
 questions about the files of filtered repositories (auto_explore), with one output file per repository.
 
-Each question comes from a teacher, with its answer and the path to the file. The oracle teacher needs no network. Chat
-teachers are asked once per file. Each answer is stored in `journal.jsonl`, so that a killed run, or the same command
-again, never pays twice.
+Each question comes from a teacher, with its answer and the path to the file. The oracle teacher needs no network;
+`--paraphrase` makes it use other words than the file. Chat teachers are asked once per file, and once more which files
+of the folder answer the questions: those that another file answers too, or none, are dropped (`--no-check` keeps all).
+Each answer is stored in `journal.jsonl`, so that a killed run, or the same command again, never pays twice.
 """
 
 from __future__ import annotations
@@ -14,11 +15,9 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from reflectkit.agents.client import Request
 from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.eventloop import wait_for
 from reflectkit.core.folders import write_permission
 from reflectkit.core.jsonl import write_json
 from reflectkit.core.registry import resolve
@@ -26,17 +25,19 @@ from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.core.text import count_tokens, shorten
 from reflectkit.data.oracle import ask
-from reflectkit.data.question_prompts import parse_questions, question_messages
+from reflectkit.data.overlap import found_by_words
 from reflectkit.data.questions import Question, to_json
 from reflectkit.data.repos import DEPTH, kind_of
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs.base import BaseEnv, Explorer
 from reflectkit.envs.problems import ProblemGenerator
-from reflectkit.stages.shared.chat import ORACLE, TeacherConfig, call_figures, estimate, free_estimate, stop_if_spent
+from reflectkit.stages.shared.chat import ORACLE, TeacherConfig, call_figures, free_estimate, stop_if_spent
 from reflectkit.stages.shared.environments import EnvConfig, explorer
+from reflectkit.stages.shared.questioning import File, ask_teacher, estimate_questions
 
 EXAMPLES = (
     "reflectkit gen-task --teacher oracle",
+    "reflectkit gen-task --teacher oracle --paraphrase",
     "reflectkit gen-task --teacher openai:gpt-4o-mini --dry-run",
     "reflectkit gen-task --teacher openai:gpt-4o-mini --max-cost-usd 2",
     "reflectkit gen-task --teacher local:qwen2.5-7b-instruct --base-url http://localhost:1234/v1",
@@ -49,7 +50,6 @@ EXAMPLES = (
 )
 FEWEST_TOKENS, MOST_TOKENS = 50, 2000  # in an excerpt, as in the paper's pipeline
 WHOLE_TOKENS = 20_000  # maximum size of a file for the oracle
-TOKENS_A_QUESTION = 90  # that a teacher writes per question and answer
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,10 @@ class QuestionSettings:
     max_tokens: int = option(
         MOST_TOKENS,
         help="Approximate token limit of the excerpt to ask about; of longer files, the beginning and end.",
+    )
+    paraphrase: bool = option(False, help="The oracle asks in other words than the file's.")
+    check: bool = option(
+        True, help="Ask a chat teacher which files answer each question, and keep those with one answer."
     )
 
     def __post_init__(self) -> None:
@@ -91,7 +95,8 @@ class Config(TeacherConfig, EnvConfig):
             raise ConfigError(
                 f"--teacher {self.teacher}: {generator.noun} are generated without a teacher; leave out the flag"
             )
-        self.settings  # noqa: B018  checked as they are made
+        if getattr(self.settings, "paraphrase", False) and self.teacher != ORACLE:
+            raise ConfigError(f"--paraphrase is for the oracle; --teacher {self.teacher} is told to use its own words")
 
     @classmethod
     @override
@@ -115,16 +120,6 @@ def _generator(kind: type[BaseEnv]) -> type[ProblemGenerator] | None:
     return resolve("problem generator", kind.problem_generator, {}) if kind.problem_generator else None
 
 
-@dataclass(frozen=True)
-class _File:
-    """A file to ask about. text: its text, up to a limit. excerpt: its two ends if it is long."""
-
-    root: str
-    path: str
-    text: str
-    excerpt: str
-
-
 def run(config: Config, progress: Progress) -> Report:
     """Write `tasks/<repository>.json`, or what the env's generator makes: `data.json`, and others beside it.
 
@@ -146,8 +141,7 @@ def run(config: Config, progress: Progress) -> Report:
         return Report("gen-task", config.env_folder, *free_estimate())
     if config.dry_run:
         files = [file for name in names for file in _files(repos / name, config, {}, progress)]
-        requests = [_request(file, settings.per_file) for file in files]
-        figures, table = estimate(config, requests, TOKENS_A_QUESTION * settings.per_file, journal)
+        figures, table = estimate_questions(config, files, settings.per_file, settings.check, journal)
         return Report("gen-task", config.env_folder, figures, (), (table,))
     write_permission(target)
     with open_run("gen-task", config, [repos / name for name in names]) as current:
@@ -156,7 +150,7 @@ def run(config: Config, progress: Progress) -> Report:
         passed: dict[str, int] = {}
         files_of = {name: _files(repos / name, config, passed, progress) for name in names}
         questions_of, figures = _ask(config, files_of, journal, target, progress)
-        outputs, rows = [], []
+        outputs, rows, found = [], [], {}
         for name, questions in questions_of.items():
             path = target / f"{name}.json"
             if questions:
@@ -165,7 +159,9 @@ def run(config: Config, progress: Progress) -> Report:
             levels = [
                 str(sum(question.n_level == level for question in questions)) for level in range(settings.max_level + 1)
             ]
-            rows.append((name, str(len(files_of[name])), str(len(questions)), *levels))
+            found[name] = found_by_words(questions, {file.path: file.text for file in files_of[name]})
+            share = f"{100 * found[name] / len(questions):.0f} %" if questions else ""
+            rows.append((name, str(len(files_of[name])), str(len(questions)), *levels, share))
         stop = figures.pop("stop")
         if stop:
             stop()
@@ -176,6 +172,8 @@ def run(config: Config, progress: Progress) -> Report:
                 target / "rejected.jsonl",
                 f"{config.teacher} wrote no usable question about any file; try another model",
             )
+        if not outputs and figures.get("dropped"):
+            raise DataError(repos, f"no question is answered by its file alone: {figures['dropped']}; see --no-check")
         if not outputs:
             raise DataError(
                 repos, f"no question can be asked about any file: {passed or 'they say too little'}; see --min-tokens"
@@ -184,9 +182,15 @@ def run(config: Config, progress: Progress) -> Report:
             "questions": sum(map(len, questions_of.values())),
             "files": sum(map(len, files_of.values())),
             "passed_over": passed,
+            "found_by_words": sum(found.values()),
         }
-        heads = ("repository", "files", "questions", *(f"depth {level}" for level in range(settings.max_level + 1)))
+        depths = (f"depth {level}" for level in range(settings.max_level + 1))
+        heads = ("repository", "files", "questions", *depths, "found by words")
         current.tables.append(Table(f"Questions in {target}", heads, tuple(rows)))
+        if dropped := figures.get("dropped"):
+            current.tables.append(
+                Table("Questions dropped", ("reason", "questions"), tuple((k, str(v)) for k, v in dropped.items()))
+            )
         if passed:
             current.tables.append(
                 Table("Files passed over", ("reason", "files"), tuple((k, str(v)) for k, v in passed.items()))
@@ -194,7 +198,7 @@ def run(config: Config, progress: Progress) -> Report:
         return current.finish(figures, outputs)
 
 
-def _files(folder: Path, config: Config, passed: dict[str, int], progress: Progress) -> list[_File]:
+def _files(folder: Path, config: Config, passed: dict[str, int], progress: Progress) -> list[File]:
     """The files of a repository that are asked about; `passed` counts the others by reason. An unreadable one
     has none.
     """
@@ -216,14 +220,14 @@ def _files(folder: Path, config: Config, passed: dict[str, int], progress: Progr
         elif not env.reaches(repository, path):
             reason = "in a folder with too many entries to offer"
         else:
-            kept.append(_File(folder.name, path, text, shorten(text, settings.max_tokens)))
+            kept.append(File(folder.name, path, text, shorten(text, settings.max_tokens)))
             continue
         passed[reason] = passed.get(reason, 0) + 1
     return kept
 
 
 def _ask(
-    config: Config, files_of: dict[str, list[_File]], journal: Path, target: Path, progress: Progress
+    config: Config, files_of: dict[str, list[File]], journal: Path, target: Path, progress: Progress
 ) -> tuple[dict[str, list[Question]], dict[str, Any]]:
     """Questions by repository, and the figures of the calls; the caller calls their `stop` after writing all files."""
     files = [file for these in files_of.values() for file in these]
@@ -233,36 +237,26 @@ def _ask(
         with progress.bar("Questions", len(files)) as bar:
             for name, these in files_of.items():
                 texts, excerpts = {file.path: file.text for file in these}, {file.path: file.excerpt for file in these}
-                questions = ask(name, texts, excerpts, settings.per_file)
+                questions = ask(name, texts, excerpts, settings.per_file, paraphrase=settings.paraphrase)
                 questions_of[name] = [_with_way(question, env) for file in these for question in questions[file.path]]
                 bar.advance(len(these))
         return questions_of, {"stop": None}
-    requests = [_request(file, settings.per_file) for file in files]
-    with config.client(journal) as client, progress.bar(f"Asking {config.endpoint}", len(files)) as bar:
-
-        def advance() -> None:
-            bar.advance(1, usd=client.cost_usd)
-
-        outcomes = wait_for(
-            client.ask_all(
-                requests, lambda number, text: parse_questions(text, files[number].path, settings.per_file), advance
-            )
-        )
+    with config.client(journal) as client:
+        asked = ask_teacher(client, files, settings.per_file, settings.check, str(config.endpoint), progress)
         questions_of = {name: [] for name in files_of}
-        for file, outcome in zip(files, outcomes, strict=True):
-            for question, answer in outcome.value or []:
-                depth = file.path.count("/")
-                questions_of[file.root].append(
-                    _with_way(Question(question, file.path, file.root, answer, (), depth, config.model_name), env)
-                )
-        rejected = [outcome.rejected for outcome in outcomes if outcome.rejected]
-        figures = call_figures(config, client, rejected, target / "rejected.jsonl", progress)
-        answered = sum(outcome.value is not None for outcome in outcomes)
+        for file, pairs in asked.questions.items():
+            depth = file.path.count("/")
+            questions_of[file.root] += [
+                _with_way(Question(question, file.path, file.root, answer, (), depth, config.model_name), env)
+                for question, answer in pairs
+            ]
+        figures = call_figures(config, client, asked.rejected, target / "rejected.jsonl", progress)
 
         def stop() -> None:
-            stop_if_spent(config, client, f"{answered} of {len(files)} files have questions, which are in {target}")
+            done = f"{len(asked.questions)} of {len(files)} files have questions, which are in {target}"
+            stop_if_spent(config, client, done)
 
-        return questions_of, figures | {"stop": stop}
+        return questions_of, figures | {"dropped": dict(asked.dropped), "stop": stop}
 
 
 def _generate(config: Config, generator: type[ProblemGenerator], progress: Progress) -> Report:
@@ -287,13 +281,6 @@ def _generate(config: Config, generator: type[ProblemGenerator], progress: Progr
                 path.unlink(missing_ok=True)  # of an earlier run
         current.tables += generated.tables
         return current.finish(generated.figures, [*outputs, *generated.outputs])
-
-
-def _request(file: _File, count: int) -> Request:
-    kind = kind_of(file.path) or "text"
-    return Request(
-        f"{file.root}/{file.path}", question_messages(file.path, kind, file.excerpt, count), 120 * count + 100
-    )
 
 
 def _with_way(question: Question, env: type[Explorer]) -> Question:

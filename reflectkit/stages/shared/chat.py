@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -132,23 +132,24 @@ def free_estimate() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]
 def estimate(
     config: TeacherConfig,
     requests: Sequence[Request],
-    written: int,
+    written: int | Callable[[Request], int],
     journal: Path,
     most: Sequence[Request] | None = None,
 ) -> tuple[dict[str, Any], Table]:
     """The expected and maximum cost of `requests`, without those already answered in the journal.
 
-    written: tokens of a usual answer. most: all that may be asked, where that is not `requests` alone. At most, each is
-    asked as often as useless answers allow, has a prompt longer than we count, and is answered up to the limit,
-    thinking included.
+    written: tokens of a usual answer, or a function of the request. most: all that may be asked, where that is not
+    `requests` alone. At most, each is asked as often as useless answers allow, has a prompt longer than we count, and
+    is answered up to the limit, thinking included.
     """
     with open_journal(journal, write=False) as answered:
         client = ChatClient(config.endpoint, answered, config.prices)
         calls = {request: client.calls_left(request) for request in requests}
     endpoint = config.endpoint
     new = [request for request in requests if calls[request]]
-    per_call = written + (THINKING_TOKENS if endpoint.thinks else 0)
-    expected = (len(new), sum(request.prompt_tokens for request in new), len(new) * per_call)
+    usual = sum(written(request) if callable(written) else written for request in new)
+    thinking = len(new) * THINKING_TOKENS if endpoint.thinks else 0
+    expected = (len(new), sum(request.prompt_tokens for request in new), usual + thinking)
     bounds = [(one, calls[one]) for one in requests] if most is None else [(one, 1 + ASKED_AGAIN) for one in most]
     at_most = (
         sum(times for _, times in bounds),
