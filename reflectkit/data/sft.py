@@ -1,6 +1,8 @@
 """Converts turns to SFT rows: the original's five files, in which each row has a `prompt` and a `completion`, and
 `"answer": "text"` where a choice is answered in its own words rather than by its label.
 
+The original's own rows, with a `text` alone, are read too: the completion is what follows their last marker.
+
 A wrong move gives no row for a policy, but the comment before it was right and gives a row for the reflector. A move
 that corrects a mistake is in the full files but not in the `_positive` ones. A policy's turns of one conversation are
 one row, with those after the first in its list `then`.
@@ -29,6 +31,8 @@ from reflectkit.core.prompts import (
 )
 from reflectkit.core.types import AGENT_MARKER, Observation, ToolUse, Trajectory
 
+ORIGINAL_MARKERS = (" # Action:\n", " # Analyze:\n")
+"""Before the completion in the original's rows: the action where there is one, else the comment."""
 FILES = ("sft", "sft_reflection", "sft_policy", "sft_reflection_positive", "sft_policy_positive")
 FILE_OF_ROLE = {"plain": "sft.jsonl", "reflection": "sft_reflection.jsonl", "policy": "sft_policy.jsonl"}
 
@@ -162,8 +166,23 @@ def _form(path: Path, line: int, row: Mapping[str, Any]) -> str:
     return str(form)
 
 
+def _of_original(path: Path, line: int, row: Mapping[str, Any]) -> dict[str, str]:
+    """A row of the original's files as prompt and completion."""
+    text = row["text"]
+    for marker in ORIGINAL_MARKERS if isinstance(text, str) else ():
+        prompt, found, completion = text.rpartition(marker)
+        if found:
+            return {"prompt": prompt + marker, "completion": completion}
+    wanted = " or ".join(repr(marker) for marker in ORIGINAL_MARKERS)
+    raise DataError(
+        path, f"expected text with {wanted} before the completion, found {text!r:.60}", line=line, field="text"
+    )
+
+
 def _parts(path: Path, line: int, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    then = row.get("then", [])
+    if "text" in row and "prompt" not in row:
+        row = _of_original(path, line, row)
+    then: Any = row.get("then", [])
     if not isinstance(then, list) or not all(isinstance(part, dict) for part in then):
         raise DataError(path, f"expected a list of objects, found {then!r:.60}", line=line, field="then")
     for number, part in enumerate([row, *then]):

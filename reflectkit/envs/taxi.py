@@ -25,8 +25,9 @@ import random
 from collections import deque
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from reflectkit.core.config import option
 from reflectkit.core.types import Task
 from reflectkit.envs.base import ChoiceEnv, task_int
 
@@ -126,10 +127,20 @@ def _distances(next_state: tuple[tuple[int, ...], ...], delivers: tuple[tuple[bo
     return tuple(distance)
 
 
+@dataclass(frozen=True)
+class TaxiSettings:
+    """What the text of a state has besides the map."""
+
+    with_prompt: bool = option(False, help="Begin with the rules, the goal and the rewards.")
+    with_history: bool = option(False, help="Show the earlier maps and moves before the map.")
+
+
 class Taxi(ChoiceEnv):
-    """See the module's text for the rules."""
+    """See the module's text for the rules, and `TaxiSettings`."""
 
     name: ClassVar[str] = "taxi"
+    Settings: ClassVar[type[Any]] = TaxiSettings
+    settings: TaxiSettings
     levels: ClassVar[tuple[str, ...]] = ("pickup", "dropoff", "full")
     choices: ClassVar[tuple[str, ...]] = ACTIONS
     horizons: ClassVar[dict[str, int]] = {"pickup": 15, "dropoff": 15, "full": 30}
@@ -149,11 +160,14 @@ class Taxi(ChoiceEnv):
         self._level = task.level
         self._last: int | None = None
         self._mistaken = self._picked_up = False
+        self._history: list[str] = []
 
     def _move(self, action: int) -> tuple[float, bool, dict[str, object]]:
         table, before = world(), self.state
         self._mistaken = action not in table.best(before)
         self._last = action
+        if self.settings.with_history:
+            self._history.append(f"{draw(before)}\nMove {len(self._history) + 1}: {ACTIONS[action]}\n")
         self.state = table.next_state[before][action]
         delivered = table.delivers[before][action]
         fatal = table.fatal(before, action)
@@ -167,7 +181,9 @@ class Taxi(ChoiceEnv):
 
     def _text(self) -> str:
         last = "none" if self._last is None else ACTIONS[self._last]
-        return f"{RULES}\n{draw(self.state)}\nLast move: {last}"
+        rules = self.rules if self.settings.with_prompt else RULES
+        earlier = "".join(self._history) if self.settings.with_history else ""
+        return f"{rules}\n{earlier}{draw(self.state)}\nLast move: {last}"
 
     def forfeit(self, steps_left: int) -> float:
         """The cost of the remaining steps."""

@@ -193,7 +193,11 @@ class Config(AsynchronousConfig, AlgorithmConfig, TrainingConfig):
     def stages(self) -> list[tuple[str, ...]]:
         """The levels of each stage of the curriculum."""
         levels: list[tuple[str, ...]] = [(level,) for level in self.curriculum] or [(self.kind.levels[-1],)]
-        return [levels[0] + levels[1], *levels[2:]] if self.merge_first_two else levels
+        if self.merge_first_two:
+            levels = [levels[0] + levels[1], *levels[2:]]
+        kept = self.merge_after or len(levels)
+        rest = tuple(level for names in levels[kept:] for level in names)
+        return [*levels[:kept], rest] if rest else levels
 
 
 @memory_explained("lower --width or --max-tokens-per-batch, or use --lora-r, --quantize or a smaller model")
@@ -317,7 +321,8 @@ def _levels(config: Config, tasks: list[Task], source: Path) -> list[Level]:
     levels = []
     for names in config.stages:
         problems = {task.id: task for name in names for task in at_level(config.env, tasks, name, source)}
-        levels.append(Level("+".join(names), list(problems.values()), config.maker(names[-1])))
+        chosen = list(problems.values())[: config.few_data or None]
+        levels.append(Level("+".join(names), chosen, config.maker(names[-1])))
     return levels
 
 

@@ -91,6 +91,20 @@ def test_costs_are_the_papers(repos: Path) -> None:
     assert not wrong.info["success"]
 
 
+def test_the_originals_easy_task_names_the_file(repos: Path) -> None:
+    seen = AutoExplore(repos, easy=True).reset(explore_task("app/rules/fees.py"), 0)
+    assert seen.text.startswith("Task: Find app/rules/fees.py\n")
+
+
+@pytest.mark.parametrize(("command", "right"), [("cd app", True), ("cd docs", False), ("cat README.md", False)])
+def test_the_originals_first_step_is_a_bandit(repos: Path, command: str, right: bool) -> None:
+    """15 is the horizon: the cost is 1 for the step, less 15 if the command is on the way, else 15 more."""
+    done = take(start(repos, first_step=True), command)
+    assert done.terminated
+    assert done.info["success"] is right
+    assert done.reward == pytest.approx(14 / 15 if right else -16 / 15)
+
+
 def test_look_alike_in_another_folder_is_wrong(repos: Path) -> None:
     env = start(repos)
     take(env, "cd app")

@@ -130,3 +130,18 @@ def test_reflection_says_where_what_went_wrong_and_what_next() -> None:
     assert not {"north", "south", "west"} & set(text.replace(".", "").split())  # only the mistake names a direction
     assert "mistake" not in write_reflection(328, None, 1, random.Random(0))
     assert any(word in write_reflection(328, None, 4, random.Random(0)) for word in ("in here", "get in", "board"))
+
+
+def test_the_originals_prompt_and_history_are_settings() -> None:
+    task = next(task for task in Taxi.tasks("full"))
+    plain, told, past = Taxi(), Taxi(with_prompt=True), Taxi(with_history=True)
+    start = plain.reset(task, 0).text
+    assert told.reset(task, 0).text.startswith("Goal: drive the taxi")
+    assert told.reset(task, 0).text.endswith(start.partition("\n")[2])
+    assert past.reset(task, 0).text == start
+    action = plain.oracle()
+    assert past.step(action).observation.text == (
+        f"{start.partition(chr(10))[0]}\n{draw(task.data['state'])}\nMove 1: {ACTIONS[action]}\n"
+        f"{plain.step(action).observation.text.partition(chr(10))[2]}"
+    )
+    assert past.reset(task, 0).text == start, "nothing is kept across a reset"

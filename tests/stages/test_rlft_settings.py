@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.core.jsonl import read_json, write_json
+from reflectkit.envs.taxi import Taxi
 from reflectkit.models.tiny import build_tokenizer
 from reflectkit.rl.algorithms import CriticSettings, GrpoSettings
 from reflectkit.stages import rlft
@@ -32,6 +34,7 @@ LIMITS = rlft.LIMITS | ALGORITHM_LIMITS | CriticSettings.LIMITS | GrpoSettings.L
         ("--algo ppo --baseline none --step-groups 1", "--step-groups is a setting of grpo"),
         ("--algo pro", "did you mean 'ppo'"),
         ("--merge-first-two", "needs a --curriculum of at least two levels"),
+        ("--merge-after 1 --curriculum short --curriculum long", "fewer than two levels of the --curriculum to merge"),
         ("--advance-at 0.5 --curriculum long", "needs a --curriculum of at least two levels"),
         (
             "--advance-at 0.5 --merge-first-two --curriculum short --curriculum long",
@@ -81,3 +84,24 @@ def test_absurd_numbers_are_refused(corridor_folder: Path, name: str, value: flo
     whole = isinstance(rlft.Config.__dataclass_fields__[name].default, int)
     with pytest.raises(ConfigError, match=rf"^--{name.replace('_', '-')} must lie between .* and .*, got "):
         rlft.Config(**arguments(corridor_folder, **{name: int(value) if whole else float(value)}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "stages"),
+    [
+        ({}, [("pickup",), ("dropoff",), ("full",)]),
+        ({"merge_first_two": True}, [("pickup", "dropoff"), ("full",)]),
+        ({"merge_after": 1}, [("pickup",), ("dropoff", "full")]),
+    ],
+)
+def test_levels_of_the_curriculum_are_merged(settings: dict[str, Any], stages: list[tuple[str, ...]]) -> None:
+    config = rlft.Config(env="taxi", load_dir=Path("x"), curriculum=("pickup", "dropoff", "full"), **settings)
+    assert config.stages == stages
+
+
+def test_few_data_are_the_first_of_each_level() -> None:
+    config = rlft.Config(env="taxi", load_dir=Path("x"), curriculum=("pickup", "full"), few_data=3)
+    levels = rlft._levels(config, Taxi.tasks("pickup") + Taxi.tasks("full"), Path("x"))
+    assert [[task.id for task in level.tasks] for level in levels] == [
+        [task.id for task in Taxi.tasks(name)[:3]] for name in ("pickup", "full")
+    ]

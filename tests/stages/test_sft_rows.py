@@ -10,7 +10,9 @@ import torch
 
 from reflectkit.cli.main import main
 from reflectkit.core.console import Quiet
+from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import read_json, write_jsonl
+from reflectkit.data.sft import read_rows
 from reflectkit.models.load import load_player
 from reflectkit.stages import sft
 from tests.commands import error_of
@@ -44,6 +46,28 @@ def test_sft_loss_is_on_the_completion_alone(tmp_path: Path, monkeypatch: pytest
             assert (
                 labels.index(trained[0]) == len([token for token in ids if token != player.tokenizer.pad_token_id]) - 1
             )
+
+
+def test_rows_of_the_original_are_read(tmp_path: Path) -> None:
+    """Its loss begins behind the last marker: the action's where there is one, else the comment's."""
+    path = tmp_path / "rows.jsonl"
+    action, comment = "Task: a\n # Analyze:\nI see.\n0 cd b # Action:\n0", "Task: a # Analyze:\nI see\nit all."
+    write_jsonl(path, [{"text": action}, {"text": comment}, {"text": "old # Action:\n1 # Action:\n2"}])
+    assert [row.parts for row in read_rows(path)] == [
+        (("Task: a\n # Analyze:\nI see.\n0 cd b # Action:\n", "0"),),
+        (("Task: a # Analyze:\n", "I see\nit all."),),
+        (("old # Action:\n1 # Action:\n", "2"),),
+    ]
+    for role, text in (("policy", action), ("reflection", comment)):
+        write_jsonl(path, [{"text": text}] * 2)
+        config = sft.Config(
+            env="auto_explore", role=role, task_file=path, results_dir=tmp_path, max_steps=1, batch_size=2
+        )
+        assert load_player(sft.run(config, Quiet()).outputs[0], device="cpu").role == role
+    for text in ("no marker", "ends # Action:\n", 3):
+        write_jsonl(path, [{"text": text}])
+        with pytest.raises(DataError, match=r"rows\.jsonl:1"):
+            read_rows(path)
 
 
 def test_sft_by_name_is_the_one_made_of_these_rows(

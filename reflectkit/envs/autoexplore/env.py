@@ -61,6 +61,8 @@ class AutoExploreSettings(PromptSettings):
     )
     leaveout_prob: float = option(0.0, help="Share of unrelated files that each episode leaves out at random.")
     accept_teacher_answers: bool = option(False, help="Also accept the file that the teacher named.")
+    easy: bool = option(False, help='Name the file: the task is "Find PATH" instead of the question.')
+    first_step: bool = option(False, help="Episodes of one step, for which the first command of the way is right.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,6 +147,8 @@ class AutoExplore(BaseEnv):
                 task.id, f"takes {count_short(self.question)} of {self.prompt_tokens} --prompt-tokens", field="question"
             )
         self.targets = self._targets(task)
+        if self.settings.easy:
+            self.question = f"Find {_text(task, 'filename')}"
         self._walk = Walk(
             self.repository, self.result_tokens, self._hidden(seed) if self.settings.leaveout_prob else None
         )
@@ -162,13 +166,17 @@ class AutoExplore(BaseEnv):
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
         command = self._choices[check_choice(action, self._choices, self.name)]
         before = self._walk.here, len(self._walk.shown)
+        on_the_way = self.settings.first_step and command == self._way(self._walk.here)[0]
         done = self._walk.run(command)
         self._history.append(command)
         self._last, self._before = command, before
         self._output = Output("") if isinstance(done, str) else done
         cost = costs.step_cost(self._output.errors, self._output.warnings)
         info: dict[str, Any] = {}
-        if isinstance(done, str):
+        if self.settings.first_step:
+            self._over = True
+            cost += costs.end_cost(on_the_way, self.horizon)
+        elif isinstance(done, str):
             self._over = True
             info["answer"] = done
             cost += costs.end_cost(done in self.targets, self.horizon)

@@ -15,6 +15,8 @@ from reflectkit.rl.algorithms import ALGORITHMS, Algorithm, CriticSettings, Obje
 from reflectkit.stages.shared.environments import PlayConfig
 
 ALGORITHM_LIMITS = {
+    "merge_after": (0, 1000),
+    "few_data": (0, 10**9),
     "target_kl": (0, 10**6),
     "entropy": (0, 10**6),
     "kl": (0, 10**6),
@@ -64,6 +66,8 @@ class AlgorithmConfig(PlayConfig):
     replay_size: int = option(0, help="Successful episodes kept for replay, importance-weighted; the paper uses 50.")
     curriculum: tuple[str, ...] = option((), help="Levels to train on, in order (repeat the flag); default: the last.")
     merge_first_two: bool = option(False, help="Merge the curriculum's first two levels into one.")
+    merge_after: int = option(0, help="Merge the curriculum's levels after the first N into one; 0: none.")
+    few_data: int = option(0, help="Train on the first N problems of each level only; 0: on all.")
     advance_at: float = option(
         0.0, help="Adaptive curriculum: success rate (mean of 3 updates) that ends a level; 0: equal steps per level."
     )
@@ -142,6 +146,8 @@ class AlgorithmConfig(PlayConfig):
                 )
         if self.merge_first_two and len(self.curriculum) < 2:
             raise ConfigError("--merge-first-two needs a --curriculum of at least two levels")
+        if self.merge_after and self.merge_after >= len(self.curriculum) - self.merge_first_two - 1:
+            raise ConfigError("--merge-after leaves fewer than two levels of the --curriculum to merge; lower it")
         if self.advance_at and len(self.curriculum) - self.merge_first_two < 2:
             raise ConfigError("--advance-at needs a --curriculum of at least two levels to advance through")
 
