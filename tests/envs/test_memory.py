@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from reflectkit.core.errors import DataError, EnvironmentFailure
+from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.readers import Query
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Decision, Status, Task, ToolCall, ToolUse
@@ -19,7 +20,7 @@ from reflectkit.envs.memory.facts import Fact, ValidFacts
 from reflectkit.envs.memory.generate import DAYS, EVENTS, PEOPLE, VALUES, conversation
 from reflectkit.envs.memory.published import read_parquet
 from reflectkit.envs.memory.reader import Extractive
-from reflectkit.envs.memory.retrieval import related
+from reflectkit.envs.memory.retrieval import nearest, related
 from reflectkit.envs.memory.rewards import calls_done, compression, content
 from reflectkit.envs.memory.scoring import Question, as_question, score
 from reflectkit.envs.memory.store import CORE, CORE_TOKENS, EPISODIC, SEMANTIC, Store
@@ -424,3 +425,22 @@ def test_the_prompt_says_what_it_is_about_unless_it_is_brief() -> None:
     task = task_of(["a"], [("?", "x")])
     assert [message.role for message in Memory().reset(task, 0).messages] == ["system", "user"]
     assert [message.role for message in Memory(brief=True).reset(task, 0).messages] == ["user"]
+
+
+def test_retrieval_by_meaning_is_by_the_angle_of_the_vectors() -> None:
+    """Vectors of two words' counts: "cat" is (1, 0), "dog" (0, 1); "cat dog" lies between them."""
+
+    def embed(texts: Any) -> Any:
+        counts = np.array([[text.count("cat"), text.count("dog")] for text in texts])
+        return counts / np.linalg.norm(counts, axis=1, keepdims=True)
+
+    texts = ["dog", "cat dog", "cat cat", "cat"]
+    assert nearest(embed, texts, "cat", 3) == [2, 3, 1]
+    assert nearest(embed, texts, "dog", 9) == [0, 1, 2, 3]
+    assert nearest(embed, [], "cat", 3) == nearest(embed, texts, " ", 3) == nearest(embed, texts, "cat", 0) == []
+
+
+@pytest.mark.parametrize("name", ["bm26", "embedding", "embedding:", "embedding: "])
+def test_another_retrieval_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="--retrieval is bm25 or embedding:MODEL"):
+        Memory(retrieval=name)

@@ -41,7 +41,7 @@ from reflectkit.envs.memory.facts import Fact, ValidFacts
 from reflectkit.envs.memory.generate import LONG, conversation
 from reflectkit.envs.memory.judging import scores
 from reflectkit.envs.memory.reader import EXTRACTIVE, SENTENCES, Extractive
-from reflectkit.envs.memory.retrieval import related
+from reflectkit.envs.memory.retrieval import BM25, check_retrieval, retriever
 from reflectkit.envs.memory.store import CORE, EPISODIC, ITEM_TOKENS, LISTS, SEMANTIC, Item, Store
 from reflectkit.envs.memory.tools import DELETE, INSERT, TOOLS, UPDATE, apply, search
 
@@ -74,6 +74,7 @@ class MemorySettings:
     reader_url: str | None = option(None, help="The reader's server; for local: http://localhost:1234/v1.")
     judge: str = option(RULE, help="Who judges answers that have a rubric: rule, openai:MODEL, azure:… or local:MODEL.")
     judge_url: str | None = option(None, help="The judge's server; for local: http://localhost:1234/v1.")
+    retrieval: str = option(BM25, help="How related items are found: bm25, or embedding:MODEL (sentence-transformers).")
     recent: int = option(5, help="Number of most recent items shown of each list.")
     related: int = option(5, help="Number of items most similar to the chunk shown of each list.")
     brief: bool = option(False, help="Leave out the instructions in the prompt, for a model trained without them.")
@@ -81,6 +82,7 @@ class MemorySettings:
     content_weight: float = option(0.1, help="Weight of correct content in the reward (the paper's γ).")
 
     def __post_init__(self) -> None:
+        check_retrieval(self.retrieval)
         within("recent", self.recent, 0, 1000)
         within("related", self.related, 0, 1000)
         within("compression_weight", self.compression_weight, 0, 1000)
@@ -130,6 +132,7 @@ class Memory(BaseEnv):
         super().__init__(**settings)
         self.reader: Reader = reader or Extractive()
         self.judge = judge
+        self._related = retriever(self.settings.retrieval)
         self.horizon = horizon
         self._over = True
 
@@ -298,7 +301,7 @@ class Memory(BaseEnv):
         shown_ids: set[str] = set()
         for kind in LISTS:
             items = self.store.listed(kind)
-            near = related([item.text for item in items], self._chunks[self._at], self.settings.related)
+            near = self._related([item.text for item in items], self._chunks[self._at], self.settings.related)
             newest = items[len(items) - self.settings.recent :]
             shown_ids |= {items[index].id for index in near} | {item.id for item in newest}
         return [item for item in self.store.items.values() if item.id in shown_ids]
@@ -355,7 +358,7 @@ class Memory(BaseEnv):
         """What the reader sees: the core, and the most related items of each list, within its token budget."""
         texts = [self.store.core] if self.store.core else []
         room = READER_TOKENS - sum(map(count_tokens, texts))
-        by_rank = zip_longest(*(search(self.store, kind, question, self._retrieved) for kind in LISTS))
+        by_rank = zip_longest(*(search(self.store, kind, question, self._retrieved, self._related) for kind in LISTS))
         for item in (item for items in by_rank for item in items if item is not None):
             tokens = count_tokens(item.text)
             if tokens <= room:

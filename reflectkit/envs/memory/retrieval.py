@@ -1,12 +1,52 @@
-"""BM25 retrieval over texts (bm25s package): those most related to a chunk or a question."""
+"""Retrieval over texts: those most related to a chunk or a question, by BM25 (bm25s package) or by embeddings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
+
+from reflectkit.core.errors import ConfigError
+from reflectkit.core.registry import resolve
 from reflectkit.envs.memory.language import words
+
+BM25 = "bm25"
+EMBEDDING = "embedding:"
+OPEN_EMBEDDER = "reflectkit.models.embedding:open_embedder"
+
+Related = Callable[[Sequence[str], str, int], list[int]]
+"""Indices of up to so many texts that are related to the query, best first."""
+
+
+def check_retrieval(name: str) -> None:
+    """Raises ConfigError for what is no way to retrieve."""
+    kind, _, model = name.partition(":")
+    if name != BM25 and (f"{kind}:" != EMBEDDING or not model.strip()):
+        raise ConfigError(
+            f"--retrieval is {BM25} or {EMBEDDING}MODEL, with a sentence-transformers model, got {name!r}"
+        )
+
+
+def retriever(name: str) -> Related:
+    """`related` for "bm25", or `nearest` with the model of "embedding:MODEL". Raises ConfigError, CheckpointError."""
+    check_retrieval(name)
+    if name == BM25:
+        return related
+    return partial(nearest, resolve("embedder", OPEN_EMBEDDER, {})(name.removeprefix(EMBEDDING)))
+
+
+def nearest(embed: Callable[[Sequence[str]], Any], texts: Sequence[str], query: str, limit: int) -> list[int]:
+    """Indices of the `limit` texts with the highest cosine similarity to `query`, best first; ties in their order.
+
+    embed: unit vectors of N texts, shape N, D.
+    """
+    if not texts or limit <= 0 or not query.strip():
+        return []
+    vectors_ND = embed([*texts, query])
+    similarity_N = vectors_ND[:-1] @ vectors_ND[-1]
+    return [int(index) for index in np.argsort(-similarity_N, kind="stable")[:limit]]
 
 
 def related(texts: Sequence[str], query: str, limit: int) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from reflectkit.core.tools import check_call
 from reflectkit.core.types import ToolCall, ToolSpec
-from reflectkit.envs.memory.retrieval import related
+from reflectkit.envs.memory.retrieval import Related, related
 from reflectkit.envs.memory.store import CORE, EPISODIC, LISTS, SEMANTIC, Item, RefusedError, Store
 
 INSERT, UPDATE, DELETE = "new_memory_insert", "memory_update", "memory_delete"
@@ -66,10 +66,10 @@ class Outcome:
     """Whether the removed text was written at the same chunk."""
 
 
-def search(store: Store, kind: str, query: str, limit: int) -> list[Item]:
+def search(store: Store, kind: str, query: str, limit: int, retrieve: Related = related) -> list[Item]:
     """Up to `limit` items of one list that are most related to `query`, best first (the paper's `search_memory`)."""
     items = store.listed(kind)
-    return [items[index] for index in related([item.text for item in items], query, limit)]
+    return [items[index] for index in retrieve([item.text for item in items], query, limit)]
 
 
 def apply(store: Store, call: ToolCall, chunk: int) -> Outcome:
