@@ -43,6 +43,7 @@ EXAMPLES = (
     "reflectkit gen-task --teacher local:qwen2.5-7b-instruct --base-url http://localhost:1234/v1",
     "reflectkit gen-task --env memory --instances 400 --long-instances 300",
     "reflectkit gen-task --env memory --parquet memalpha/train.parquet",
+    "reflectkit gen-task --env memory --text my/books --chunk-tokens 1024",
     "reflectkit gen-task --env alfworld --instances 180",
     'reflectkit gen-task --env alfworld --games "pick_and_place_simple-Tomato-*-Microwave" --instances 40',
     "reflectkit gen-task --env alfworld --games-dir alfworld_data",

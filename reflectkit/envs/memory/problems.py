@@ -17,6 +17,7 @@ from reflectkit.core.seeding import generator
 from reflectkit.core.types import Task
 from reflectkit.envs.memory.generate import LONG, SHORT, conversation
 from reflectkit.envs.memory.published import read_parquet, read_titles
+from reflectkit.envs.memory.texts import read_text, text_files
 from reflectkit.envs.problems import Generated, ProblemGenerator
 
 CONVERSATIONS = 400
@@ -29,12 +30,19 @@ class ConversationSettings:
     instances: int | None = option(None, help=f"Conversations of 4 to 10 chunks to generate; default: {CONVERSATIONS}.")
     long_instances: int = option(300, help="Conversations of 40 chunks to generate.")
     parquet: tuple[Path, ...] = option((), help="Files in the Mem-α format to read instead (repeat the flag).")
+    text: Path | None = option(
+        None, help="Folder of texts and conversations to cut into chunks instead, each with NAME.questions.json."
+    )
+    chunk_tokens: int = option(2048, help="Approximate most tokens of a chunk of --text.")
     titles: Path | None = option(None, help="JSON file of ids by title, for questions about recommendations.")
 
     def __post_init__(self) -> None:
         within("instances", self.number, 0, 1_000_000)
         within("long_instances", self.long_instances, 0, 1_000_000)
-        if not self.parquet and self.number + self.long_instances == 0:
+        within("chunk_tokens", self.chunk_tokens, 16, 1_000_000)
+        if self.parquet and self.text:
+            raise ConfigError("--parquet and --text are two sources; give one of them")
+        if not self.parquet and not self.text and self.number + self.long_instances == 0:
             raise ConfigError("--instances and --long-instances are both 0; generate at least one conversation")
 
     @property
@@ -44,28 +52,33 @@ class ConversationSettings:
 
 
 class Conversations(ProblemGenerator):
-    """Short conversations of 4 to 10 chunks and long ones of 40, or those of parquet files."""
+    """Short conversations of 4 to 10 chunks and long ones of 40, or those of parquet files or texts."""
 
     Settings: ClassVar[type[Any]] = ConversationSettings
     noun: ClassVar[str] = "conversations"
     settings: ConversationSettings
 
     def inputs(self) -> list[Path]:
-        """The parquet files and the titles."""
-        return [*self.settings.parquet, *([self.settings.titles] if self.settings.titles else [])]
+        """The parquet files, the titles and the folder of texts."""
+        given = (*self.settings.parquet, self.settings.titles, self.settings.text)
+        return [path for path in given if path is not None]
 
     def generate(self, progress: Progress) -> Generated:
         """`data.json` with all conversations. Raises DataError."""
         sources, path = self.settings.parquet, self.folder / "data.json"
-        total = len(sources) or self.settings.number + self.settings.long_instances
+        texts = text_files(self.settings.text) if self.settings.text else []
+        total = len(sources) + len(texts) or self.settings.number + self.settings.long_instances
         with progress.bar("Conversations", total) as bar:
             tasks: list[Task] = []
+            for text in texts:
+                tasks.append(read_text(text, self.settings.chunk_tokens))
+                bar.advance()
             if sources:
                 titles = read_titles(self.settings.titles) if self.settings.titles else {}
                 for source in sources:
                     tasks += read_parquet(source, titles)
                     bar.advance()
-            else:
+            elif not texts:
                 for task in self._generated():
                     tasks.append(task)
                     bar.advance()
