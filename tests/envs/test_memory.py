@@ -185,6 +185,7 @@ def test_keepers_by_rule() -> None:
         held[name] = [item.text for item in env.store.items.values()]
         assert result.info["figures"]["tool_success"] == 1.0 or name == "keep-everything"
     assert held["rag"][0] == "Number 0 is here. It rained."
+    assert held["long-context"] == held["rag"]
     assert held["keep-everything"].count("It rained.") == 1
     assert [text for text in held["most-recent"] if text.startswith("N")] == [f"Number {n} is here." for n in (3, 4, 5)]
 
@@ -444,3 +445,20 @@ def test_retrieval_by_meaning_is_by_the_angle_of_the_vectors() -> None:
 def test_another_retrieval_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="--retrieval is bm25 or embedding:MODEL"):
         Memory(retrieval=name)
+
+
+def test_long_context_shows_all_chunks_in_order_or_the_latest() -> None:
+    shown: list[Any] = []
+
+    class Shown:
+        def answer(self, queries: Any, memories: Any) -> list[str]:
+            shown.extend(memories)
+            return ["?"] * len(queries)
+
+    for chunks in ([f"Chunk {n}." for n in range(9)], [f"{n} " + "word " * 4000 for n in range(9)]):
+        env = Memory(reader=Shown())
+        env.reset(task_of(chunks, [("What is in chunk 0?", "x")]), 0)
+        while not env.step(env.baseline("long-context")).terminated:
+            pass
+    assert shown[0] == [f"Chunk {n}." for n in range(9)]
+    assert [text[0] for text in shown[1]] == ["2", "3", "4", "5", "6", "7", "8"]  # 4,001 tokens each, 30,720 in all

@@ -73,11 +73,21 @@ def test_one_player_as_a_text_gets_its_ablation_beside_it(tmp_path: Path) -> Non
 
 def test_every_packaged_ablation_makes_jobs() -> None:
     known = {name: list(load_recipe(name).ablations) for name in recipe_names()}
-    for name in ("taxi-tiny", "auto-explore-tiny", "auto-explore-gpt2-xl"):
-        assert known[name] == ["reflection", "negatives", "curriculum"]
+    for name in ("taxi-tiny", "auto-explore-tiny", "auto-explore-gpt2-xl", "taxi-gpt2-xl"):
+        assert known[name][:3] == ["reflection", "negatives", "curriculum"]
+    assert known["auto-explore-gpt2-xl"][3:] == ["sft", "rl"], "the rest of the paper's table"
     for name, ablations in known.items():
         made = jobs(name, *ablations)
-        assert sum("@" in job for job in made) >= 2 * len(ablations) - 2, name
+        changed = [one for one in ablations if load_recipe(name).ablations[one].steps]
+        assert {job.partition("@")[2] for job in made if "@" in job} == set(changed), name
+
+
+def test_rl_without_sft_starts_from_the_pretrained_model() -> None:
+    made = jobs("auto-explore-gpt2-xl", "sft")
+    values = made["sft-rl@sft"].values
+    assert (values["load_dir"], values["model"], values["lora_r"]) == (None, "gpt2-xl", 16)
+    assert "plain@sft" not in made
+    assert "RL only={sft-rl@sft}" in made["evaluation"].values["policy"]
 
 
 def test_a_setting_goes_for_a_step_and_its_copies_but_not_over_what_is_ablated() -> None:
