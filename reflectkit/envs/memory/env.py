@@ -94,8 +94,8 @@ class Memory(BaseEnv):
     """See the module's text for the rules, and `MemorySettings`.
 
     reader: answers the questions; default: the offline reader. judge: of answers that have a rubric; default: a rule.
-    horizon: that of the wrapper around the env; longer
-    conversations are refused, because a truncated episode has no answers.
+    horizon: that of the wrapper around the env; longer conversations are refused, because a truncated episode has no
+    answers.
     """
 
     name: ClassVar[str] = "memory"
