@@ -98,7 +98,7 @@ WORDINGS: Mapping[str, tuple[str, ...]] = {
 def reworded(kind: str, fact: str, chance: random.Random) -> str:
     """A question that is answered by the file which says `fact`, with other words. kind: as in `wording.worded`.
 
-    >>> reworded("key", "late fee", random.Random(4))
+    >>> reworded("key", "late fee", random.Random(2))
     'If we wanted another overdue charge, what would we edit?'
     """
     if kind in ("name", "class"):
@@ -117,7 +117,7 @@ def synonyms(text: str, chance: random.Random, *, verb_first: bool) -> str:
     """`text` with other words of the same meaning and number. verb_first: the first word is a verb; no other is
     replaced as one.
 
-    >>> synonyms("removes the late fees", random.Random(0), verb_first=True)
+    >>> synonyms("removes the late fees", random.Random(1), verb_first=True)
     'deletes the overdue dues'
     """
     parts = re.split(r"(\W+)", text)
