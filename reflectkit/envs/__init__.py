@@ -18,6 +18,7 @@ from reflectkit.envs.base import BaseEnv
 
 ENVS = {
     "taxi": "reflectkit.envs.taxi:Taxi",
+    "taxi-maps": "reflectkit.envs.taxi_maps:TaxiMaps",
     "corridor": "reflectkit.envs.corridor:Corridor",
     "auto_explore": "reflectkit.envs.autoexplore.env:AutoExplore",
     "memory": "reflectkit.envs.memory.env:Memory",

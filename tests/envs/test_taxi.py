@@ -11,7 +11,8 @@ import pytest
 
 import reflectkit  # noqa: F401
 from reflectkit.core.types import Task
-from reflectkit.envs.taxi import ACTIONS, STATES, Taxi, View, decode, draw, world, write_reflection
+from reflectkit.envs.taxi import STATES, Taxi, draw, world
+from reflectkit.envs.taxi_world import ACTIONS, View, build, decode, encode, write_reflection
 
 
 def at(state: int, level: str = "full") -> Taxi:
@@ -35,6 +36,11 @@ def test_agrees_with_taxi_v4_on_every_transition() -> None:
             picked_up = action == 4 and following != state
             expected = -10 if following == state else 20 if delivered or picked_up else reward
             assert result.reward == pytest.approx(expected / 20)
+
+
+def test_the_table_built_from_walls_and_stands_is_taxi_v4s() -> None:
+    table = world()
+    assert build(5, table.stands, table.walls) == table
 
 
 def test_distances_agree_with_a_forward_search() -> None:
@@ -101,11 +107,10 @@ def test_only_the_first_pickup_pays() -> None:
 
 def test_map_shows_every_mark() -> None:
     assert draw(328) == "D . | . . .\n. . | . . .\n. . . . .\n. | T . | . .\nP | . . | . ."
-    encode = lambda row, column, passenger, destination: ((row * 5 + column) * 5 + passenger) * 4 + destination  # noqa: E731
-    assert draw(encode(0, 0, 0, 1)).startswith("O . | . . D")
-    assert draw(encode(0, 0, 4, 1)).startswith("X . | . . D")
-    assert draw(encode(0, 4, 4, 1)).startswith(". . | . . X")
-    assert draw(encode(0, 4, 0, 1)).startswith("P . | . . T")
+    assert draw(encode(View(0, 0, 0, 1))).startswith("O . | . . D")
+    assert draw(encode(View(0, 0, 4, 1))).startswith("X . | . . D")
+    assert draw(encode(View(0, 4, 4, 1))).startswith(". . | . . X")
+    assert draw(encode(View(0, 4, 0, 1))).startswith("P . | . . T")
 
 
 def test_map_determines_the_state() -> None:
@@ -121,15 +126,19 @@ def test_map_determines_the_state() -> None:
     assert len({draw(state) for state in reachable}) == len(reachable) == 400
 
 
+def said(mistake: int | None, best: int) -> str:
+    return write_reflection(decode(328), world().stands, mistake, best, random.Random(0))
+
+
 def test_reflection_says_where_what_went_wrong_and_what_next() -> None:
-    text = write_reflection(328, 2, 1, random.Random(0))
+    text = said(2, 1)
     assert "row 3 column 1" in text
     assert "at row 4 column 0." in text
     assert "mistake" in text or "wrong" in text
     assert "there" in text
     assert not {"north", "south", "west"} & set(text.replace(".", "").split())  # only the mistake names a direction
-    assert "mistake" not in write_reflection(328, None, 1, random.Random(0))
-    assert any(word in write_reflection(328, None, 4, random.Random(0)) for word in ("in here", "get in", "board"))
+    assert "mistake" not in said(None, 1)
+    assert any(word in said(None, 4) for word in ("in here", "get in", "board"))
 
 
 def test_the_originals_prompt_and_history_are_settings() -> None:

@@ -19,7 +19,7 @@ import reflectkit
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.core.errors import AgentError, ConfigError
 from reflectkit.core.prompts import policy_prompt, reflection_prompt
-from reflectkit.envs.taxi import ACTIONS
+from reflectkit.envs.taxi_world import ACTIONS
 from reflectkit.integrations.agent import LoadedAgent, load_agent
 from reflectkit.models.load import Player, load_player, save_player
 from reflectkit.models.local import LocalSampler

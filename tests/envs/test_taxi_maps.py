@@ -1,0 +1,118 @@
+"""Maps drawn from a seed: what they look like, and that a split holds out whole maps."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from reflectkit.core.console import Quiet
+from reflectkit.core.types import Task
+from reflectkit.data.trajectories import read_records
+from reflectkit.envs.taxi_maps import MAPS, SIDE, STATES, TaxiMaps, draw, layout, world
+from reflectkit.envs.taxi_world import ABOARD, View, decode, encode
+from reflectkit.stages import gen_trajectory, split
+
+
+def at(number: int, view: View, level: str = "full") -> TaxiMaps:
+    env = TaxiMaps()
+    state = encode(view, SIDE)
+    env.reset(Task("t", "taxi-maps", level, "g", {"map": number, "state": state}), 0)
+    return env
+
+
+def test_every_cell_of_every_map_can_be_reached() -> None:
+    for number in range(MAPS):
+        plan = layout(number)
+        assert len(set(plan.stands)) == 4
+        seen, edge = {(0, 0)}, deque([(0, 0)])
+        while edge:
+            row, column = edge.popleft()
+            beside = [(row + 1, column), (row - 1, column)]
+            beside += [(row, column + 1)] if (row, column) not in plan.walls else []
+            beside += [(row, column - 1)] if (row, column - 1) not in plan.walls else []
+            for cell in beside:
+                if cell not in seen and min(cell) >= 0 and max(cell) < SIDE:
+                    seen.add(cell)
+                    edge.append(cell)
+        assert len(seen) == SIDE * SIDE
+
+
+def test_maps_differ_and_have_walls() -> None:
+    layouts = [layout(number) for number in range(MAPS)]
+    assert len(set(layouts)) == MAPS
+    assert all(5 <= len(plan.walls) <= 24 for plan in layouts)
+
+
+def test_the_map_shows_walls_stands_and_players() -> None:
+    plan = layout(1)
+    text = draw(world(1), encode(View(6, 3, 1, 3), SIDE))
+    lines = [line.split() for line in text.splitlines()]
+    assert [len(line) for line in lines] == [SIDE] * SIDE
+    walls = {(row, column) for row in range(SIDE) for column in range(SIDE) if lines[row][column] in "|tpsdox"}
+    assert walls == plan.walls
+    assert lines[6][3] == "T"
+    shown = [lines[row][column].upper() for row, column in plan.stands]
+    assert shown == ["S", "P", "S", "D"]
+
+
+@pytest.mark.parametrize(("passenger", "mark"), [(0, "O"), (ABOARD, "X")])
+def test_the_taxi_at_the_first_stand(passenger: int, mark: str) -> None:
+    row, column = layout(0).stands[0]
+    lines = [line.split() for line in draw(world(0), encode(View(row, column, passenger, 1), SIDE)).splitlines()]
+    assert lines[row][column].upper() == mark
+
+
+def test_the_map_determines_the_state() -> None:
+    reachable = [state for state in range(STATES) if decode(state, SIDE).passenger != decode(state, SIDE).destination]
+    assert len({draw(world(5), state) for state in reachable}) == len(reachable)
+
+
+def test_the_oracle_ends_in_the_least_number_of_steps_and_below_the_horizon() -> None:
+    longest = 0
+    for task in TaxiMaps.tasks("full")[::40]:
+        env, steps = TaxiMaps(), 0
+        env.reset(task, 0)
+        wanted = world(task.data["map"]).distance[env.state]
+        while True:
+            result = env.step(env.oracle())
+            steps += 1
+            if result.terminated:
+                break
+        assert result.info["success"]
+        assert steps == wanted
+        longest = max(longest, steps)
+    assert longest < TaxiMaps.horizons["full"]
+
+
+def test_a_wall_is_fatal_from_both_sides() -> None:
+    row, column = min(layout(0).walls)
+    for start, action in ((column, 2), (column + 1, 3)):
+        result = at(0, View(row, start, ABOARD, 0)).step(action)
+        assert (result.terminated, result.info["refused"], result.reward) == (True, 1, -0.5)
+
+
+def test_levels_keep_the_map() -> None:
+    task = TaxiMaps.tasks("full")[9]
+    aboard = TaxiMaps.at_level(task, "dropoff")
+    assert aboard is not None
+    assert (aboard.group, aboard.data["map"]) == (task.group, task.data["map"])
+    view = decode(aboard.data["state"], SIDE)
+    assert view.passenger == ABOARD
+    assert (view.row, view.column) == layout(2).stands[decode(task.data["state"], SIDE).passenger]
+
+
+def test_a_split_holds_out_whole_maps(tmp_path: Path) -> None:
+    shared = {"env": "taxi-maps", "data_dir": tmp_path / "data", "results_dir": tmp_path / "results"}
+    gen_trajectory.run(gen_trajectory.Config(**shared, demonstrations=8), Quiet())
+    split.run(split.Config(**shared, ratio="20:1:10"), Quiet())
+    parts = [
+        {
+            record.task.data["map"]
+            for record in read_records(tmp_path / "data" / "taxi-maps" / f"{name}.json", "taxi-maps")
+        }
+        for name in ("train", "validate", "test")
+    ]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == MAPS
+    assert [abs(len(part) - size) <= 2 for part, size in zip(parts, (200, 10, 100), strict=True)] == [True] * 3
