@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from reflectkit.core.errors import ConfigError, DataError
@@ -93,6 +94,33 @@ class Replay:
             raise DataError(self.where, f"step {self.next}: the env does not offer {step['cmd']!r}", field="cmd")
         self.next += 1
         return Decision(observation.choices.index(step["cmd"]), step["reflection"], note=step["note"])
+
+
+class Relabel(Replay):
+    """Replays a recorded episode of any player, with the oracle teacher's reflection on each state that it visits.
+
+    best: the text of the oracle's action in each state; "" in envs whose actions are not chosen from a list.
+    """
+
+    def __init__(self, steps: Sequence[Mapping[str, Any]], where: str) -> None:
+        super().__init__(steps, where)
+        self.best: list[str] = []
+        self._marks: list[str] = []
+        self._env: Any = None
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The next recorded step. Raises DataError, and ConfigError for an env without an oracle."""
+        self._env = require_oracle(context.env)
+        self._marks.append(self._env.note())
+        reflection = self._env.reflection(generator(context.seed, "demonstrator"))
+        best = self._env.oracle()
+        self.best.append(observation.choices[best] if observation.choices and isinstance(best, int) else "")
+        decision = await super().decide(observation, context)
+        return replace(decision, reflection=reflection)
+
+    def mistakes(self) -> list[bool]:
+        """Whether each action so far was a mistake, as the env marks it."""
+        return [mark == "mistake" for mark in [*self._marks[1:], self._env.note()]]
 
 
 class Marker:

@@ -2,7 +2,8 @@
 
 A record is a task with its demonstrations, with the original toolkit's field names:
 `{id, env, level, group, data, trajectories: [{model_name, info, seed, trajectory: [{reflection, cmd, note}]}]}`.
-`info` is "positive0", "positive1", … Only decisions are stored; the env reproduces the observations.
+`info` is "positive0", "positive1", … Only decisions are stored; the env reproduces the observations. A step of an
+episode that another player played has `best` where its action was a mistake: the teacher's.
 """
 
 from __future__ import annotations
@@ -19,23 +20,28 @@ from reflectkit.core.types import Task, Trajectory, from_json, to_json
 from reflectkit.data import questions
 
 Note = Literal["positive", "mistake", "correction"]
+VISITED = "visited"
+"""What `info` begins with in episodes of other players."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One decision. note: "positive", "mistake" or "correction"."""
+    """One decision. note: "positive", "mistake" or "correction". best: the teacher's action, if this one was another
+    player's mistake and the action is chosen from a list.
+    """
 
     reflection: str
     cmd: str
     note: Note = "positive"
+    best: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One episode of a teacher.
+    """One episode of a teacher, or of another player with the teacher's comments.
 
-    model_name: the teacher. info: which of the task's demonstrations it is: "positive0", "negative1", … seed: the
-    episode's. filename: the file given as the answer, in envs that ask for one.
+    model_name: the teacher. info: which of the task's demonstrations it is: "positive0", "negative1", "visited0", …
+    seed: the episode's. filename: the file given as the answer, in envs that ask for one.
     """
 
     model_name: str
@@ -48,6 +54,11 @@ class Demonstration:
     def negative(self) -> bool:
         """Whether it shows a mistake and its correction; only the correction is used for training."""
         return self.info.startswith("negative")
+
+    @property
+    def visited(self) -> bool:
+        """Whether another player than the teacher acted."""
+        return self.info.startswith(VISITED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +94,9 @@ def record_to_json(record: Record) -> dict[str, Any]:
     for item in demonstrations:
         if not item["filename"]:
             del item["filename"]
+        for step in item["trajectory"]:
+            if not step["best"]:
+                del step["best"]
     if record.task.env == questions.ENV:
         return questions.to_record(record.task, demonstrations)
     flat: dict[str, Any] = to_json(record.task)

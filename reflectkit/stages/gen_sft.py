@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from reflectkit.core.eventloop import wait_for
 from reflectkit.core.folders import write_permission
 from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.memory import memory_explained
+from reflectkit.core.prompts import answers
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import open_run
@@ -44,6 +45,7 @@ class Config(WorldConfig):
     OUTPUT: ClassVar[str] = "out_dir"
     task_file: Path | None = option(None, help="Records to learn from; default: train.json in the env's data folder.")
     out_dir: Path | None = option(None, help="Folder for the five files; default: the env's data folder.")
+    demonstrations: int = option(0, help="Use the demonstrations of only this many problems, drawn by --seed; 0: all.")
     comments: str = option(
         "teacher", help="Whose comments the policy's rows show: teacher, reflector, or both (one row each)."
     )
@@ -65,6 +67,7 @@ class Config(WorldConfig):
         one_of("answer", self.answer, ANSWERS)
         fraction("mismatch", self.mismatch)
         within("repeats", self.repeats, 1, 1000)
+        within("demonstrations", self.demonstrations, 0, 10_000_000)
         if (self.comments == "teacher") != (self.reflect_load_dir is None):
             raise ConfigError(
                 f"--comments {self.comments} "
@@ -82,7 +85,7 @@ def run(config: Config, progress: Progress) -> Report:
     target = config.out_dir or config.folder
     write_permission(target)
     reflector = [config.reflect_load_dir] if config.reflect_load_dir else []
-    records = read_records(source, config.env_name)
+    records = _drawn(config, source)
     with open_run(
         "gen-sft", config, [source, *reflector, *config.input_files(record.task for record in records)]
     ) as current:
@@ -134,7 +137,9 @@ def _lessons(
                             continue
                         raise
                     replayed_steps = lessons([played], config.answer)
-                    if demonstration.negative:
+                    if demonstration.visited:
+                        steps += _taught(replayed_steps, demonstration)
+                    elif demonstration.negative:
                         steps += [step for step in replayed_steps if step.note == "correction"]
                     elif fault := config.kind.fault(played):
                         faults[fault] += repeat == 0
@@ -142,6 +147,36 @@ def _lessons(
                         steps += replayed_steps
                 bar.advance()
     return steps, faults
+
+
+def _taught(replayed_steps: list[Lesson], demonstration: Demonstration) -> list[Lesson]:
+    """The steps of another player, in which the teacher's action takes the place of a mistake, as a correction."""
+    taught = []
+    for lesson, step in zip(replayed_steps, demonstration.trajectory, strict=True):
+        choices = lesson.observation.choices
+        if step.note == "mistake" and step.best in choices:
+            right = answers(choices, lesson.form)[choices.index(step.best)]
+            lesson = replace(lesson, completion=right, note="correction")
+        taught.append(lesson)
+    return taught
+
+
+def _drawn(config: Config, source: Path) -> list[Record]:
+    """The records of `source`; with --demonstrations, only those of that many problems keep their demonstrations.
+
+    The first ones drawn are the same for every number. Raises ConfigError, DataError.
+    """
+    records = read_records(source, config.env_name)
+    if not config.demonstrations:
+        return records
+    having = [record.task.id for record in records if record.trajectories]
+    if config.demonstrations > len(having):
+        raise ConfigError(
+            f"--demonstrations is {config.demonstrations}, and {source} has {len(having)} problems with some; lower it"
+        )
+    order = generator(config.seed, "demonstrations").sample(having, len(having))
+    chosen = set(order[: config.demonstrations])
+    return [record if record.task.id in chosen else replace(record, trajectories=()) for record in records]
 
 
 def _replayed(config: Config, source: Path, record: Record, demonstration: Demonstration, repeat: int) -> Trajectory:

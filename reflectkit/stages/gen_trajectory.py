@@ -5,12 +5,15 @@ Problems come from the env itself or from a file (`data.json` in its folder). Th
 probability `--noise` it makes a deliberate mistake. A chat teacher acts and comments. With `--actor oracle`, the oracle
 acts, and the chat teacher sees the best action and comments without naming it. `--negatives` adds demonstrations with
 one mistake each.
+
+With `--states-of` nothing is demonstrated: a player's recorded episodes are replayed, and the oracle comments on the
+states that it visited.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,6 +36,7 @@ from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.trajectories import Demonstration, Record, from_trajectory, read_records, record_to_json
 from reflectkit.stages.shared.chat import ORACLE, TeacherConfig, call_figures, estimate, free_estimate, stop_if_spent
 from reflectkit.stages.shared.environments import MOST_TOKENS, RECORDS, PlayConfig, check_level
+from reflectkit.stages.shared.visited import read_visits, visited
 
 DEMONSTRATIONS = 57  # a 7:2:1 split then trains on 40
 EXAMPLES = (
@@ -40,6 +44,7 @@ EXAMPLES = (
     "reflectkit gen-trajectory --env auto_explore --negatives 2",
     "reflectkit gen-trajectory --env auto_explore --teacher openai:gpt-4o-mini --dry-run",
     "reflectkit gen-trajectory --env taxi --actor oracle --teacher openai:gpt-4o-mini --max-cost-usd 2",
+    "reflectkit gen-trajectory --env taxi --states-of results/3_evaluate --states 500",
 )
 TEACHER = "teacher"
 MOST_SHOWN = 10  # aborted episodes that are printed; the report has all
@@ -67,12 +72,25 @@ class Config(TeacherConfig, PlayConfig):
     negatives: int | None = option(
         None, help="Demonstrations with a mistake per problem; default: the env's own, usually 0."
     )
+    states_of: Path | None = option(
+        None,
+        help="An evaluation on training problems, or a file of demonstrations: comment on the states visited there"
+        " (DAgger) and add them to the training split's, in train_visited.json.",
+    )
+    player: str = option("", help="Whose episodes to take from --states-of, if it has several players.")
+    states: int = option(0, help="Comment on at most this many of these states; 0: all.")
     history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP)
 
     def __post_init__(self) -> None:
         PlayConfig.__post_init__(self)
         TeacherConfig.__post_init__(self)
         self.refuse_uncounted(dry_run=self.dry_run, max_cost_usd=self.max_cost_usd)
+        within("states", self.states, 0, 10**9)
+        if self.states_of is None and (self.states or self.player):
+            raise ConfigError(f"{'--states' if self.states else '--player'} needs --states-of; leave it out")
+        if self.states_of is not None:
+            self._check_states()
+            return
         if self.task_file is not None and not self.from_file:
             raise ConfigError(f"env '{self.env}' lists its own problems; leave out --task-file {self.task_file}")
         if self.demonstrations is not None:
@@ -103,6 +121,15 @@ class Config(TeacherConfig, PlayConfig):
                 " leave out --noise"
             )
 
+    def _check_states(self) -> None:
+        """Raises ConfigError for settings that are not for --states-of, and an env without an oracle."""
+        require_oracle(self.kind)
+        names = ("demonstrations", "noise", "negatives", "level", "teacher", "actor")
+        defaults = {item.name: item.default for item in fields(self)}
+        for name in names:
+            if getattr(self, name) != defaults[name]:
+                raise ConfigError(f"--{name}: with --states-of nothing is demonstrated; leave it out")
+
     @property
     def oracle_acts(self) -> bool:
         """Whether the env's oracle acts."""
@@ -116,6 +143,8 @@ class Config(TeacherConfig, PlayConfig):
 
 def run(config: Config, progress: Progress) -> Report:
     """Write `data_reflection_negative.json`. Raises ConfigError, DataError, ApiError, BudgetSpentError."""
+    if config.states_of is not None:
+        return _comment_on_visited(config, config.states_of, progress)
     level = config.level or config.kind.levels[-1]
     source = (config.task_file or config.folder / "data.json") if config.from_file else None
     source_records = _problems(config, level, source)
@@ -158,6 +187,41 @@ def run(config: Config, progress: Progress) -> Report:
         }:
             figures["aborted_because"] = failed
             current.tables.append(Table("Aborted", ("problem", "reason"), tuple(failed.items())[:MOST_SHOWN]))
+        return current.finish(figures, [path])
+
+
+def _comment_on_visited(config: Config, states_of: Path, progress: Progress) -> Report:
+    """Write the source's records with the demonstrations of `visited` added, next to the source."""
+    source = config.task_file or config.folder / "train.json"
+    records = read_records(source, config.env_name)
+    write_permission(config.folder)
+    tasks = {record.task.id: record.task for record in records}
+    played = states_of / "episodes.jsonl" if states_of.is_dir() else states_of
+    with open_run("gen-trajectory", config, [source, played, *config.input_files(tasks.values())]) as current:
+        if current.done:
+            return current.done
+        visits = read_visits(played, config.env_name, config.player)
+        visits = generator(config.seed, "visits").sample(visits, len(visits))
+        with progress.bar("Visited states", config.states or len(visits)) as bar:
+            found = visited(
+                visits,
+                tasks,
+                config.make,
+                config.model_name,
+                config.states,
+                lambda steps: bar.advance(steps if config.states else 1),
+            )
+        path = source.with_name(f"{source.stem}_visited.json")
+        every = [Record(record.task, (*record.trajectories, *found.get(record.task.id, ()))) for record in records]
+        write_json(path, [record_to_json(record) for record in every])
+        steps = [step for some in found.values() for one in some for step in one.trajectory]
+        figures = {
+            "demonstrations": sum(len(record.trajectories) for record in records),
+            "episodes": sum(map(len, found.values())),
+            "states": len(steps),
+            "mistakes": sum(step.note == "mistake" for step in steps),
+        }
+        current.tables.append(figures_table(f"Visited states in {path}", "count", figures))
         return current.finish(figures, [path])
 
 
