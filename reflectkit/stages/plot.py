@@ -22,8 +22,10 @@ from reflectkit.core.locks import is_locked
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.core.stats import smooth
+from reflectkit.core.types import LARGEST
 from reflectkit.stages.shared.environments import distinct_names
 from reflectkit.stages.shared.figures import Curve, draw_bars, draw_curves
+from reflectkit.stages.shared.seeds import curve_figures, curve_table
 
 EXAMPLES = (
     "reflectkit plot --runs Reflect-RL=results/taxi-tiny/reflect-rl --runs 'SFT + RL=results/taxi-tiny/sft-rl'",
@@ -31,6 +33,8 @@ EXAMPLES = (
     " --figure return --against tokens",
     "reflectkit plot --runs GRPO=results/memory-tiny/reflect-grpo --figure accuracy --figure tool_success --figure"
     " compression --out parts.svg",
+    "reflectkit plot --runs ours=results/taxi-tiny/reflect-rl --runs 'SFT + RL=results/taxi-tiny/sft-rl' --smooth 1"
+    " --reach 0.9",
     "reflectkit plot --evals results/taxi-tiny/evaluation --figure success",
     "reflectkit plot --runs now=results/taxi-tiny/sft-rl --live",
 )
@@ -58,6 +62,9 @@ class Config(StageConfig):
     )
     against: str = option("episodes", help="Horizontal axis: episodes, step, tokens or seconds.")
     smooth: int = option(10, help="Size of the moving average, in updates.")
+    reach: float = option(
+        0.0, help="Also tell the area below each curve, as smoothed, and where it first reaches this value; 0: neither."
+    )
     out: Path | None = option(
         None, help="File to write, .png or .svg; default: curves.png or bars.png in the run's folder."
     )
@@ -66,6 +73,7 @@ class Config(StageConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         within("smooth", self.smooth, 1, 1_000_000)
+        within("reach", self.reach, 0, LARGEST)
         one_of("against", self.against, AGAINST)
         if bool(self.runs) == bool(self.evals):
             raise ConfigError("plot needs either --runs NAME=FOLDER (curves) or --evals FOLDER (bars)")
@@ -117,6 +125,11 @@ def run(config: Config, progress: Progress) -> Report:
             for name, seeds in next(iter(panels.values())).items()
         )
         current.tables.append(Table(f"Learning curves in {out}", columns, rows))
+        if config.reach:
+            summed = {figure: curve_figures(curves, config.reach) for figure, curves in panels.items()}
+            for figure, one in summed.items():
+                current.tables.append(curve_table(one, figure, config.reach, config.against))
+            return current.finish({"last": ends, "curves": summed}, [out])
         return current.finish(next(iter(ends.values())) if len(ends) == 1 else ends, [out])
 
 

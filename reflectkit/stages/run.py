@@ -69,6 +69,7 @@ from reflectkit.stages.recipes.schedule import Job, check_script, perform
 from reflectkit.stages.recipes.workers import CHECKS
 from reflectkit.stages.shared import eval_tables
 from reflectkit.stages.shared.breakdowns import aspect_tables, passes_table
+from reflectkit.stages.shared.seeds import seed_differences, seed_differences_table
 
 EXAMPLES = (
     "reflectkit run taxi-tiny",
@@ -173,7 +174,7 @@ class Config(StageConfig):
     def label(self) -> str:
         """What tells these data from those of other values of a parameter with folders of its own; "" without one."""
         name, default = self.OWN_FOLDERS
-        return folder_label(getattr(self, name), default) if name else ""
+        return folder_label(getattr(self, name), default, name) if name else ""
 
     @property
     def _marks(self) -> list[str]:
@@ -294,9 +295,13 @@ def run(config: Config, progress: Progress) -> Report:
             episodes = [_episodes(report) for report in parts]
             rows = eval_tables.pooled(episodes)
             path = current.folder / (f"eval-{step}.json" if number else "eval.json")
-            write_json(path, {"rows": rows})
+            apart = seed_differences(episodes)
+            write_json(path, {"rows": rows, "seed_differences": apart})
             outputs.append(path)
             current.tables.append(eval_tables.table(f"{config.recipe}, {step}, {config.seeds} seeds pooled", rows))
+            if apart:
+                title = f"{step}: differences in success, in points (bootstrap of seeds and problems)"
+                current.tables.append(seed_differences_table(apart, title))
             every = [episode for part in episodes for episode in part]
             current.tables += [*passes_table(rows), *aspect_tables(every), *eval_tables.figures_tables(rows)]
         current.tables += ablated
@@ -514,5 +519,5 @@ def _all_curves(jobs: list[Job], reports: Mapping[str, Report]) -> dict[str, Any
     plots = [settings for settings in plots if settings["runs"]]
     if not plots:
         return {}
-    first = {name: plots[0][name] for name in ("figure", "against", "smooth")}
+    first = {name: plots[0][name] for name in ("figure", "against", "smooth", "reach") if name in plots[0]}
     return first | {"runs": [text for settings in plots for text in settings["runs"]]}

@@ -29,7 +29,7 @@ class Parameter:
     sets: tuple[str, ...]
     """The settings that get its value: STEP.SETTING, STAGE.SETTING or defaults.SETTING, all of one type."""
     own_folders: bool = False
-    """Whether it is a path, each value of which has data and results folders of its own."""
+    """Whether each value has data and results folders of its own; for a path or a whole number."""
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
@@ -88,8 +88,8 @@ def _resolve(
         raise DataError(
             path, f"what it sets has the types {', '.join(sorted(hints))}; expected one plain type", field=place
         )
-    if parameter.own_folders and hints_and_values[0][0] is not Path:
-        raise DataError(path, "own_folders is for a path", field=place)
+    if parameter.own_folders and hints_and_values[0][0] not in (Path, int):
+        raise DataError(path, "own_folders is for a path or a whole number", field=place)
     return Resolved(parameter, *hints_and_values[0])
 
 
@@ -129,13 +129,17 @@ def overrides(config: StageConfig, resolved: Mapping[str, Resolved]) -> list[tup
     return given
 
 
-def folder_label(path: Path | str | None, default: str) -> str:
+def folder_label(path: Path | str | int | None, default: str, name: str = "") -> str:
     """What tells the data and results of `path` from those of other paths: its last part and a digest of the whole; ""
-    if it is not given, or is the recipe's `default`.
+    if it is not given, or is the recipe's `default`. For a number, it is the parameter's `name` with the number.
 
     >>> folder_label(Path("/home/me/my repos"), "data/repos")
     'my-repos-158e9c'
+    >>> folder_label(5, "10", "demonstrations")
+    'demonstrations-5'
     """
+    if isinstance(path, int):
+        return "" if str(path) == default else f"{name.replace('_', '-')}-{path}"
     if path is None or Path(path) == Path(default):
         return ""
     whole = Path(path).resolve()

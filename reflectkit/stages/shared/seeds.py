@@ -1,0 +1,97 @@
+"""Differences between players over several training seeds: in the success of evaluations, and in learning curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from statistics import fmean, median
+from typing import Any
+
+from reflectkit.core.bootstrap import hierarchical_interval
+from reflectkit.core.curves import area, first_reaching
+from reflectkit.core.reports import Table
+from reflectkit.core.stats import by_cluster, by_task, mean_interval
+from reflectkit.stages.shared.eval_tables import Json, clusters_of
+from reflectkit.stages.shared.figures import Curve
+
+
+def seed_differences(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
+    """Differences in success between any two players on the same level, from the lines of each seed's episodes.jsonl.
+
+    Each is `{level, first, second, difference, low, high, seeds, tasks}`: first minus second, the mean over seeds of
+    the mean over the tasks that both finished; low and high: hierarchical bootstrap over seeds and clusters of tasks.
+    """
+    gaps: dict[tuple[str, str, str], list[list[list[float]]]] = {}
+    for part in parts:
+        counted = [episode for episode in part if episode["status"] != "aborted"]
+        cluster = clusters_of(counted)
+        outcomes: dict[str, dict[str, list[tuple[str, float]]]] = {}
+        for episode in counted:
+            players = outcomes.setdefault(episode["level"], {})
+            players.setdefault(episode["name"], []).append((episode["task"], float(episode["success"])))
+        for level, players in outcomes.items():
+            means = {name: by_task(played) for name, played in players.items()}
+            for first, second in combinations(means, 2):
+                both = {
+                    task: value - means[second][task] for task, value in means[first].items() if task in means[second]
+                }
+                if both:
+                    gaps.setdefault((level, first, second), []).append(by_cluster(both, cluster))
+    compared = []
+    for (level, first, second), by_seed in gaps.items():
+        low, high = hierarchical_interval(by_seed)
+        if math.isfinite(low):
+            each = [[value for cluster in clusters for value in cluster] for clusters in by_seed]
+            ends = {"low": low, "high": high, "seeds": len(by_seed), "tasks": sum(map(len, each))}
+            names = {"level": level, "first": first, "second": second}
+            compared.append(names | {"difference": fmean(map(fmean, each))} | ends)
+    return compared
+
+
+def seed_differences_table(compared: Sequence[Json], title: str) -> Table:
+    """`seed_differences` as a table, in percentage points."""
+    cells = tuple(
+        (
+            f"{one['first']} − {one['second']}",
+            one["level"],
+            f"{100 * one['difference']:+.1f}",
+            f"{100 * one['low']:+.1f} to {100 * one['high']:+.1f}",
+            str(one["seeds"]),
+            str(one["tasks"]),
+        )
+        for one in compared
+    )
+    return Table(title, ("first − second", "level", "difference", "95 % interval", "seeds", "tasks"), cells)
+
+
+def curve_figures(curves: Mapping[str, Sequence[Curve]], wanted: float) -> dict[str, dict[str, Any]]:
+    """By run: `area` and `reached` (where it first reaches `wanted`, or None), one per seed; `low` and `high` of the
+    mean area minus that of the first run, paired by seed (t interval), if there are two seeds or more of both.
+    """
+    figures: dict[str, dict[str, Any]] = {}
+    for name, seeds in curves.items():
+        figures[name] = {
+            "area": [area(*curve) for curve in seeds],
+            "reached": [first_reaching(*curve, wanted) for curve in seeds],
+        }
+    first, *others = figures
+    for name in others:
+        pairs = zip(figures[name]["area"], figures[first]["area"], strict=False)
+        gaps = [mine - its for mine, its in pairs]
+        if len(gaps) > 1 and len(curves[name]) == len(curves[first]):
+            low, high = mean_interval([[gap] for gap in gaps])
+            figures[name] |= {"difference": fmean(gaps), "low": low, "high": high}
+    return figures
+
+
+def curve_table(figures: Mapping[str, Mapping[str, Any]], figure: str, wanted: float, against: str) -> Table:
+    """`curve_figures` as a table."""
+    columns = ("run", "seeds", "mean height", f"minus {next(iter(figures))}", f"{against} to {wanted:g}, median")
+    rows = []
+    for name, one in figures.items():
+        gap = f"{one['difference']:+.3f} ({one['low']:+.3f} to {one['high']:+.3f})" if "low" in one else ""
+        middle = median(math.inf if place is None else place for place in one["reached"])
+        reached = f"{middle:g}" if math.isfinite(middle) else "not reached"
+        rows.append((name, str(len(one["area"])), f"{fmean(one['area']):.3f}", gap, reached))
+    return Table(f"Area below the curve of {figure}, and when it reaches {wanted:g}", columns, tuple(rows))

@@ -1,0 +1,114 @@
+"""The hierarchical bootstrap against every possible replicate, and against scipy's; areas below curves by hand."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy.stats import bootstrap
+
+from reflectkit.core.bootstrap import hierarchical_interval
+from reflectkit.core.curves import area, first_reaching
+from reflectkit.stages.shared.seeds import curve_figures, curve_table, seed_differences
+
+
+def every_replicate(by_seed: list[list[list[float]]]) -> list[tuple[float, float]]:
+    """(value, probability) of each replicate, sorted, by drawing in all possible ways."""
+    means: list[list[tuple[Fraction, Fraction]]] = []
+    for clusters in by_seed:
+        ways = list(product(clusters, repeat=len(clusters)))
+        means.append(
+            [
+                (Fraction(sum(map(sum, drawn))) / sum(map(len, drawn)), Fraction(1, len(ways)))  # type: ignore[arg-type]
+                for drawn in ways
+            ]
+        )
+    seeds = len(by_seed)
+    chances: dict[Fraction, Fraction] = {}
+    for drawn in product(range(seeds), repeat=seeds):
+        for parts in product(*(means[number] for number in drawn)):
+            value = sum((mean for mean, _ in parts), Fraction()) / seeds
+            chance = math.prod((chance for _, chance in parts), start=Fraction(1, seeds**seeds))
+            chances[value] = chances.get(value, Fraction()) + chance
+    return [(float(value), float(chance)) for value, chance in sorted(chances.items())]
+
+
+@pytest.mark.parametrize(
+    "by_seed",
+    [
+        [[[1, 0], [0], [-1]], [[1], [1, 1]]],
+        [[[0], [1]], [[1], [-1, 0]], [[1], [1]]],
+    ],
+)
+def test_ends_are_the_quantiles_of_all_replicates(by_seed: list[list[list[float]]]) -> None:
+    replicates = every_replicate(by_seed)
+    assert sum(chance for _, chance in replicates) == pytest.approx(1)
+
+    def share_below(end: float, *, strictly: bool) -> float:
+        return sum(chance for value, chance in replicates if (value < end - 1e-9 if strictly else value <= end + 1e-9))
+
+    low, high = hierarchical_interval(by_seed, replicates=40_000)
+    margin = 4 * math.sqrt(0.025 * 0.975 / 40_000)  # four standard errors of a share of 2.5 %
+    assert share_below(low, strictly=True) <= 0.025 + margin
+    assert share_below(low, strictly=False) >= 0.025 - margin
+    assert share_below(high, strictly=True) <= 0.975 + margin
+    assert share_below(high, strictly=False) >= 0.975 - margin
+
+
+def test_seeds_without_spread_leave_the_problems_bootstrap() -> None:
+    # both seeds are the same data, one problem a cluster: the mean of two independent bootstrap means
+    values = np.random.default_rng(3).normal(size=30)
+    by_seed = [[[float(value)] for value in values]] * 2
+    low, high = hierarchical_interval(by_seed)
+    one = bootstrap((values,), np.mean, method="percentile", n_resamples=10_000, rng=np.random.default_rng(4))
+    width = one.confidence_interval.high - one.confidence_interval.low
+    assert high - low == pytest.approx(width / math.sqrt(2), rel=0.05)
+    assert (low + high) / 2 == pytest.approx(values.mean(), abs=0.05)
+
+
+def test_problems_without_spread_leave_the_seeds_bootstrap() -> None:
+    means = np.random.default_rng(5).normal(size=12)
+    by_seed = [[[float(mean)], [float(mean)] * 2] for mean in means]
+    low, high = hierarchical_interval(by_seed)
+    one = bootstrap((means,), np.mean, method="percentile", n_resamples=10_000, rng=np.random.default_rng(6))
+    assert (low, high) == pytest.approx(tuple(one.confidence_interval), abs=0.03)
+
+
+def test_one_seed_says_nothing_about_others() -> None:
+    assert hierarchical_interval([[[1.0], [0.0]]]) == (-math.inf, math.inf)
+
+
+def test_area_and_where_a_curve_reaches_a_value() -> None:
+    assert area([128, 256, 512], [0.0, 0.5, 1.0]) == pytest.approx((128 * 0.25 + 256 * 0.75) / 384)
+    assert area([128], [0.4]) == 0.4
+    assert first_reaching([1, 2, 3], [0.2, 0.9, 0.95], 0.9) == 2
+    assert first_reaching([1, 2], [0.2, 0.8], 0.9) is None
+
+
+def test_differences_of_areas_are_paired_by_seed() -> None:
+    flat = {"plain": (0.1, 0.5, 0.6), "ours": (0.3, 0.6, 0.8)}
+    curves = {name: [([0.0, 10.0], [value, value]) for value in values] for name, values in flat.items()}
+    figures = curve_figures(curves, 0.6)
+    # gaps 0.2, 0.1, 0.2: mean 1/6, standard error 0.05774 / sqrt(3) = 1/30, t(0.975, 2) = 4.3027
+    ours = figures["ours"]
+    assert ours["difference"] == pytest.approx(1 / 6)
+    assert (ours["low"], ours["high"]) == pytest.approx((1 / 6 - 4.30265 / 30, 1 / 6 + 4.30265 / 30), abs=1e-5)
+    assert [ours["reached"], figures["plain"]["reached"]] == [[None, 0, 0], [None, None, 0]]
+    rows = curve_table(figures, "success", 0.6, "episodes").rows
+    assert [row[-1] for row in rows] == ["not reached", "0"]
+
+
+def episode(name: str, task: str, success: bool, status: str = "completed") -> dict[str, object]:
+    return {"name": name, "level": "full", "task": task, "cluster": task, "status": status, "success": success}
+
+
+def test_differences_weigh_each_seed_alike() -> None:
+    many = [episode(name, str(task), name == "ours") for task in range(9) for name in ("ours", "plain")]
+    few = [episode("ours", "1", False), episode("plain", "1", True), episode("plain", "2", True, "aborted")]
+    (one,) = seed_differences([many, few])
+    assert (one["difference"], one["seeds"], one["tasks"]) == (0.0, 2, 10)
+    assert (one["low"], one["high"]) == (-1.0, 1.0)
+    assert seed_differences([many]) == []
