@@ -48,7 +48,8 @@ def made_by(stage: str, values: dict[str, Any]) -> list[str]:
     elif stage == "filter-task":
         outputs = [config.folder / "data.json"]
     elif stage == "gen-trajectory":
-        outputs = [config.folder / RECORDS]
+        source = config.task_file or config.folder / "train.json"
+        outputs = [source.with_name(f"{source.stem}_visited.json") if config.states_of else config.folder / RECORDS]
     elif stage == "split":
         names = ("train", "validate", "test", *(["unseen"] if config.unseen_rooms else []))
         outputs = [config.folder / f"{name}.json" for name in names]
@@ -68,7 +69,7 @@ def made_by_run(recipe: str, **settings: Any) -> dict[str, list[str]]:
     for job in planned(config)[0]:
         made[job.name] = made_by(job.stage, _with_places(job, made))
     record = config.results_dir / config.folder / "run"
-    pooled = ["eval.json", "curves.png"] if config.seeds > 1 else []
+    pooled = ["eval.json", "differences.json", "curves.png"] if config.seeds > 1 else []
     return made | {"run": [str(record / name) for name in ("config.json", "report.json", *pooled)]}
 
 

@@ -196,7 +196,8 @@ def _comment_on_visited(config: Config, states_of: Path, progress: Progress) -> 
     records = read_records(source, config.env_name)
     write_permission(config.folder)
     tasks = {record.task.id: record.task for record in records}
-    played = states_of / "episodes.jsonl" if states_of.is_dir() else states_of
+    run = states_of.parent if states_of.name == "eval.json" else states_of
+    played = run / "episodes.jsonl" if run.is_dir() else run
     with open_run("gen-trajectory", config, [source, played, *config.input_files(tasks.values())]) as current:
         if current.done:
             return current.done

@@ -295,16 +295,17 @@ def run(config: Config, progress: Progress) -> Report:
             episodes = [_episodes(report) for report in parts]
             rows = eval_tables.pooled(episodes)
             path = current.folder / (f"eval-{step}.json" if number else "eval.json")
-            apart = seed_differences(episodes)
-            write_json(path, {"rows": rows, "seed_differences": apart})
+            write_json(path, {"rows": rows})
             outputs.append(path)
             current.tables.append(eval_tables.table(f"{config.recipe}, {step}, {config.seeds} seeds pooled", rows))
-            if apart:
-                title = f"{step}: differences in success, in points (bootstrap of seeds and problems)"
-                current.tables.append(seed_differences_table(apart, title))
             every = [episode for part in episodes for episode in part]
             current.tables += [*passes_table(rows), *aspect_tables(every), *eval_tables.figures_tables(rows)]
         current.tables += ablated
+        by_step = {step: [_episodes(report) for report in parts] for step, parts in evaluations.items()}
+        if apart := seed_differences(by_step):
+            outputs.append(current.folder / "differences.json")
+            write_json(outputs[-1], apart)
+            current.tables.append(seed_differences_table(apart))
         if drawn_from := _all_curves(jobs, reports):
             picture = current.folder / "curves.png"
             drawn_from |= {"results_dir": config.results_dir, "name": f"{config.folder}/{RECORD}.curves", "keep": True}

@@ -108,7 +108,16 @@ def episode(name: str, task: str, success: bool, status: str = "completed") -> d
 def test_differences_weigh_each_seed_alike() -> None:
     many = [episode(name, str(task), name == "ours") for task in range(9) for name in ("ours", "plain")]
     few = [episode("ours", "1", False), episode("plain", "1", True), episode("plain", "2", True, "aborted")]
-    (one,) = seed_differences([many, few])
+    (one,) = seed_differences({"evaluation": [many, few]})
     assert (one["difference"], one["seeds"], one["tasks"]) == (0.0, 2, 10)
     assert (one["low"], one["high"]) == (-1.0, 1.0)
-    assert seed_differences([many]) == []
+    assert seed_differences({"evaluation": [many]}) == []
+
+
+def test_players_of_several_evaluations_are_compared() -> None:
+    first = [episode("ours", "1", True), episode("plain", "1", False)]
+    again = [episode("shuffled", "1", True), episode("plain", "1", True)]
+    found = seed_differences({"evaluation": [first, first], "again": [again, again]})
+    gaps = {(one["first"], one["second"]): one["difference"] for one in found}
+    assert gaps["ours", "plain (evaluation)"] == gaps["ours", "shuffled"] + 1 == 1.0
+    assert gaps["plain (evaluation)", "plain (again)"] == -1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from statistics import fmean, median
@@ -16,20 +17,25 @@ from reflectkit.stages.shared.eval_tables import Json, clusters_of
 from reflectkit.stages.shared.figures import Curve
 
 
-def seed_differences(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
-    """Differences in success between any two players on the same level, from the lines of each seed's episodes.jsonl.
+def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]]) -> list[dict[str, Any]]:
+    """Differences in success between any two players on the same level, from the lines of episodes.jsonl of each
+    evaluation, by its step, and each seed. A player that several evaluations have is told apart by the step.
 
     Each is `{level, first, second, difference, low, high, seeds, tasks}`: first minus second, the mean over seeds of
     the mean over the tasks that both finished; low and high: hierarchical bootstrap over seeds and clusters of tasks.
     """
     gaps: dict[tuple[str, str, str], list[list[list[float]]]] = {}
-    for part in parts:
-        counted = [episode for episode in part if episode["status"] != "aborted"]
-        cluster = clusters_of(counted)
+    steps_of = Counter(name for parts in by_step.values() for name in {one["name"] for part in parts for one in part})
+    for seed in zip(*by_step.values(), strict=True):
+        cluster: dict[str, str] = {}
         outcomes: dict[str, dict[str, list[tuple[str, float]]]] = {}
-        for episode in counted:
-            players = outcomes.setdefault(episode["level"], {})
-            players.setdefault(episode["name"], []).append((episode["task"], float(episode["success"])))
+        for step, part in zip(by_step, seed, strict=True):
+            counted = [episode for episode in part if episode["status"] != "aborted"]
+            cluster |= clusters_of(counted)
+            for episode in counted:
+                name = f"{episode['name']} ({step})" if steps_of[episode["name"]] > 1 else episode["name"]
+                played = outcomes.setdefault(episode["level"], {}).setdefault(name, [])
+                played.append((episode["task"], float(episode["success"])))
         for level, players in outcomes.items():
             means = {name: by_task(played) for name, played in players.items()}
             for first, second in combinations(means, 2):
@@ -49,8 +55,9 @@ def seed_differences(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
     return compared
 
 
-def seed_differences_table(compared: Sequence[Json], title: str) -> Table:
+def seed_differences_table(compared: Sequence[Json]) -> Table:
     """`seed_differences` as a table, in percentage points."""
+    title = "Differences in success, in points (bootstrap of seeds and problems)"
     cells = tuple(
         (
             f"{one['first']} − {one['second']}",

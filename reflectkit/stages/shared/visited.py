@@ -30,7 +30,7 @@ class Visit:
 
 
 def read_visits(path: Path, env: str, player: str) -> list[Visit]:
-    """The episodes of an evaluation (its folder or its episodes.jsonl) or the demonstrations in a JSON file.
+    """The episodes of an episodes.jsonl, or the demonstrations in a JSON file.
 
     player: whose episodes; "" if there is one.
 
@@ -47,7 +47,6 @@ def read_visits(path: Path, env: str, player: str) -> list[Visit]:
             for one in record.trajectories
         ]
     else:
-        path = path / "episodes.jsonl" if path.is_dir() else path
         played = [one for one in read_episodes(path) if one.status != Status.ABORTED.value]
         names = list(dict.fromkeys(one.name for one in played))
         if player and player not in names:
