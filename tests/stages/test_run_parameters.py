@@ -65,6 +65,16 @@ def test_each_value_of_a_path_has_its_own_folders(tmp_path: Path) -> None:
     assert given["name"] == f"{names[0]}/repos"
 
 
+def test_each_value_of_a_number_has_its_own_folders() -> None:
+    five, usual = Config(recipe="taxi-few", demonstrations=5), Config(recipe="taxi-few", demonstrations=10)
+    assert (five.folder, five.data_folder) == ("taxi-few-demonstrations-5", Path("data/demonstrations-5"))
+    assert (usual.folder, usual.data_folder) == ("taxi-few", Path("data"))
+    given = {job.name: job.values for job in planned(five)[0]}
+    names = ("few-rows", "policy-rows", "symmetric-rows", "shuffled-rows")
+    assert [given[name]["demonstrations"] for name in names] == [5] * 4
+    assert given["demonstrations"]["demonstrations"] == 300
+
+
 def test_the_fast_variant_has_its_own_data_also_for_a_path() -> None:
     assert Config(recipe="r.yaml", fast=True).data_folder == Path("data/fast")
     assert Config(recipe="r.yaml", fast=True, name="own", data_dir=Path("d")).data_folder == Path("d/fast")
