@@ -44,7 +44,7 @@ EXAMPLES = (
     "reflectkit gen-trajectory --env auto_explore --negatives 2",
     "reflectkit gen-trajectory --env auto_explore --teacher openai:gpt-4o-mini --dry-run",
     "reflectkit gen-trajectory --env taxi --actor oracle --teacher openai:gpt-4o-mini --max-cost-usd 2",
-    "reflectkit gen-trajectory --env taxi --states-of results/3_evaluate --states 500",
+    "reflectkit gen-trajectory --env taxi-maps --states-of results/taxi-maps/visits --states 500",
 )
 TEACHER = "teacher"
 MOST_SHOWN = 10  # aborted episodes that are printed; the report has all
