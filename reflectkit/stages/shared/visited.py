@@ -17,7 +17,7 @@ from reflectkit.core.protocols import Env
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Status, Task
 from reflectkit.data.episodes import read_episodes
-from reflectkit.data.trajectories import VISITED, Demonstration, Step, read_records
+from reflectkit.data.trajectories import VISITED, Demonstration, Note, Step, read_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def relabel(
         if number == most or shown[number] in shown[:number]:
             break
         before = bool(steps) and steps[-1].note == "mistake"
-        note = "mistake" if wrong else "correction" if before else "positive"
+        note: Note = "mistake" if wrong else "correction" if before else "positive"
         steps.append(Step(turn.decision.reflection or "", turn.action_text, note, best if wrong else ""))
     return Demonstration(model_name, info, visit.seed, tuple(steps))
 
