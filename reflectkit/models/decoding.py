@@ -19,10 +19,15 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from reflectkit.core.seeding import uniform
+from reflectkit.models.drafts import Guide
+from reflectkit.models.lean import ROOM, NextTokens, Roomy
 from reflectkit.models.padding import left_pad
-from reflectkit.models.scoring import forward_arguments, read_prefix
+from reflectkit.models.scoring import forward_arguments, read_prefix, unwrapped
 
 CLEAR_AT = 4  # finished rows are dropped once they are one in 4, since dropping copies the cache and reads new prompts
+AHEAD = 7  # guessed tokens that are read at once behind the last token
+MISSES = 3  # passes in a row in which all guesses were wrong, after which a row is guessed only once in RETRY tokens
+RETRY = 4
 BLOCK = 256  # probabilities per block when sampling
 
 
@@ -57,19 +62,23 @@ def decode(
     width: int = 64,
     stop_strings: Sequence[str] = (),
     tokenizer: Any = None,
+    guides: Sequence[Guide] = (),
 ) -> list[Written]:
-    """The text written after each prompt; it does not depend on the other prompts.
+    """The text written after each prompt; it does not depend on the other prompts, nor on the guides.
 
     Parameters
     ----------
     stop_ids: a row ends with any of these. max_new_tokens: one limit for all rows or one per row; 0 costs nothing.
     temperature: 0 is greedy. seeds: one per row, required if temperature > 0. width: rows decoded at once; the others
     wait. stop_strings: a row ends with the token that completes one of these in its text, special tokens included;
-    they require the tokenizer.
+    they require the tokenizer. guides: of greedy rows, one each, to guess the next tokens. Guesses are read at once, and
+    those that the model would have written itself are kept: speculative decoding (Leviathan et al. 2023, arXiv
+    2211.17192), exact up to the rounding of the log-probabilities.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     written = [Written() for _ in prompts]
     pen = _Pen(written, limits, stop_ids, _StopStrings(stop_strings, tokenizer), temperature, seeds)
+    pen.guides = list(guides)
     waiting = deque(index for index, limit in enumerate(limits) if limit > 0)
     reader = _Reader(model, [prompts[index] for index in waiting], pad_id)
     rows: _Rows | None = None
@@ -85,7 +94,11 @@ def decode(
             pen.write(new, logits_BV)
             rows = new if rows is None else rows.joined_by(new)
         elif rows is not None:
-            pen.write(rows, reader.step(rows))
+            guesses = pen.guesses(rows) if reader.takes_guesses(rows) else []
+            if any(guesses):
+                pen.write_ahead(rows, guesses, reader.step_ahead(rows, guesses))
+            else:
+                pen.write(rows, reader.step(rows))
     return written
 
 
@@ -111,6 +124,16 @@ class _Rows:
     """Whether rows can be dropped from the cache and joined to it."""
     is_open_B1: torch.Tensor
     """1 for unfinished rows, else 0."""
+    room: torch.Tensor | None = None
+    """`mask_BT` as bools, with columns ahead (B, C); None after rows have left or joined."""
+
+    def seen_with_next(self, count: int = 1) -> torch.Tensor:
+        """The mask as bools (B, T), with columns for the next `count` tokens, which `mask_BT` has from now on."""
+        columns = self.mask_BT.shape[1] + count
+        if self.room is None or columns > self.room.shape[1]:
+            self.room = pad(self.mask_BT.long(), (0, ROOM), value=1).bool()
+        self.mask_BT = self.room[:, :columns]
+        return self.mask_BT
 
     def drop_closed(self) -> None:
         """Drop finished rows, and columns that are padding in all the others."""
@@ -123,6 +146,7 @@ class _Rows:
         _select(self.cache, rows_B, self.prefix, dead)
         self.last_B1, self.positions_B1 = self.last_B1[rows_B], self.positions_B1[rows_B]
         self.is_open_B1 = self.is_open_B1[rows_B]
+        self.room = None
         self.places = [self.places[row] for row in self.open]
         self.open = list(range(len(self.places)))
 
@@ -152,6 +176,8 @@ class _Reader:
         self.device = next(model.parameters()).device
         one = torch.ones(1, 1, dtype=torch.long, device=self.device)
         self.takes_positions = "position_ids" in forward_arguments(model, one)
+        self.lean = NextTokens(model) if NextTokens.serves(model) else None
+        self.context = getattr(unwrapped(model).config.get_text_config(), "max_position_embeddings", None) or 2**20
         self.cache: Any = None
         self.prefix = 0
         if prompts and self.takes_positions:
@@ -169,21 +195,28 @@ class _Reader:
             cache.batch_repeat_interleave(len(prompts))
         output = self.model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments)
         positions_B1 = mask_BT.sum(dim=1, keepdim=True) - 1
+        written = output.past_key_values
+        movable = self.takes_positions and _is_movable(written)
+        if movable:
+            written.layers = [Roomy.of(one) if type(one) is DynamicLayer else one for one in written.layers]
         rows = _Rows(
             places=places,
             open=list(range(len(places))),
-            cache=output.past_key_values,
+            cache=written,
             last_B1=input_ids[:, -1:],
             positions_B1=positions_B1,
             mask_BT=mask_BT,
             prefix=self.prefix,
-            movable=self.takes_positions and _is_movable(output.past_key_values),
+            movable=movable,
             is_open_B1=torch.ones_like(positions_B1),
         )
         return rows, output.logits[:, -1]
 
     def step(self, rows: _Rows) -> torch.Tensor:
         """logits_BV after each row's last token, which is added to the cache."""
+        if self.lean is not None and rows.movable:
+            seen = rows.seen_with_next()[:, None, None]
+            return self.lean(rows.last_B1, rows.positions_B1, rows.cache.layers, seen)[:, -1]
         rows.mask_BT = pad(rows.mask_BT, (0, 1), value=1)
         arguments = {"attention_mask": rows.mask_BT}
         if self.takes_positions:
@@ -193,6 +226,34 @@ class _Reader:
         )
         rows.cache = output.past_key_values
         return output.logits[:, -1]
+
+    def takes_guesses(self, rows: _Rows) -> bool:
+        """Whether tokens that were read can be hidden again: not if a layer folds them into a state."""
+        return rows.movable and all(isinstance(layer, Roomy) for layer in rows.cache.layers)
+
+    def step_ahead(self, rows: _Rows, guesses: Sequence[Sequence[int]]) -> torch.Tensor:
+        """logits_BSV after each row's last token and the S - 1 guesses behind it, all of which are added to the cache.
+        Rows with fewer guesses are padded.
+        """
+        ahead = max(map(len, guesses))
+        guess_BS = torch.tensor([[*row, *[self.pad_id] * (ahead - len(row))] for row in guesses], device=self.device)
+        tokens_BS = torch.cat([rows.last_B1, guess_BS], dim=1)
+        offsets_S = torch.arange(ahead + 1, device=self.device)
+        positions_BS = (rows.positions_B1 + offsets_S).clamp(max=self.context - 1)  # of padding
+        before = rows.mask_BT.shape[1]
+        seen_BT = rows.seen_with_next(ahead + 1)
+        if self.lean is None:
+            output = self.model(
+                input_ids=tokens_BS,
+                attention_mask=seen_BT.long(),
+                position_ids=positions_BS,
+                past_key_values=rows.cache,
+                use_cache=True,
+            )
+            return output.logits
+        seen = seen_BT[:, None, None].repeat(1, 1, ahead + 1, 1)
+        seen[..., before:] &= offsets_S[:, None] >= offsets_S
+        return self.lean(tokens_BS, positions_BS, rows.cache.layers, seen)
 
 
 @dataclass
@@ -211,6 +272,10 @@ class _Pen:
     """0 is greedy."""
     seeds: Sequence[int]
     """One per prompt, if the temperature is above 0."""
+    guides: list[Guide] = field(default_factory=list)
+    """One per prompt, if the rows are greedy and are to be guessed."""
+    misses: dict[int, int] = field(default_factory=dict)
+    """Of a prompt: passes in a row in which all guesses were wrong."""
 
     def write(self, rows: _Rows, logits_BV: torch.Tensor) -> None:
         """Add a token to each open row and close those that it ends; closed rows keep their position."""
@@ -225,19 +290,56 @@ class _Pen:
             chosen_B = logprobs_BV.argmax(dim=-1)
         chosen_B1 = chosen_B[:, None]
         tokens, logprobs = torch.cat([chosen_B1.double(), logprobs_BV.gather(1, chosen_B1).double()], dim=1).T.tolist()
-        still_open = []
-        for row in rows.open:
-            line, token = self.written[rows.places[row]], int(tokens[row])
-            line.token_ids.append(token)
-            line.logprobs.append(logprobs[row])
-            if token in self.stop_ids:
-                line.stopped = line.stop_token = True
-            elif self.stop_strings.end(line.token_ids):
-                line.stopped = True
-            elif len(line.token_ids) < self.limits[rows.places[row]]:
-                still_open.append(row)
+        still_open = [row for row in rows.open if self._add(rows.places[row], int(tokens[row]), logprobs[row])]
         rows.last_B1 = chosen_B1
         rows.positions_B1 = rows.positions_B1 + rows.is_open_B1
+        self._close(rows, still_open)
+
+    def guesses(self, rows: _Rows) -> list[list[int]]:
+        """The guesses of each row's next tokens, at most AHEAD; none beyond the row's limit."""
+        guesses: list[list[int]] = [[] for _ in rows.places]
+        for row in rows.open if self.guides else ():
+            place = rows.places[row]
+            written = self.written[place].token_ids
+            if self.misses.get(place, 0) < MISSES or len(written) % RETRY == 0:
+                guesses[row] = self.guides[place].guess(written, min(AHEAD, self.limits[place] - len(written) - 1))
+        return guesses
+
+    def write_ahead(self, rows: _Rows, guesses: Sequence[Sequence[int]], logits_BSV: torch.Tensor) -> None:
+        """Add to each open row its next token, and those behind it as long as what was read is what was guessed."""
+        logprobs_BS, chosen_BS = torch.log_softmax(logits_BSV.float(), dim=-1).max(dim=-1)
+        chosen, logprobs = chosen_BS.tolist(), logprobs_BS.tolist()
+        added, still_open = [0] * len(rows.places), []
+        for row in rows.open:
+            place, guess = rows.places[row], guesses[row]
+            for token, logprob in zip(chosen[row], logprobs[row], strict=True):
+                is_open = self._add(place, token, logprob)
+                added[row] += 1
+                if not is_open or added[row] > len(guess) or guess[added[row] - 1] != token:
+                    break
+            if is_open:
+                still_open.append(row)
+            self.misses[place] = self.misses.get(place, 0) + 1 if guess and added[row] == 1 else 0
+        added_B1 = torch.tensor(added, device=rows.last_B1.device)[:, None]
+        kept_B1 = added_B1.clamp(min=1)
+        rows.last_B1 = chosen_BS.gather(1, kept_B1 - 1)
+        rows.positions_B1 = rows.positions_B1 + added_B1
+        rows.mask_BT[:, -chosen_BS.shape[1] :] = torch.arange(chosen_BS.shape[1], device=kept_B1.device) < kept_B1
+        self._close(rows, still_open)
+
+    def _add(self, place: int, token: int, logprob: float) -> bool:
+        """Add a token to the text; whether the text goes on."""
+        line = self.written[place]
+        line.token_ids.append(token)
+        line.logprobs.append(logprob)
+        if token in self.stop_ids:
+            line.stopped = line.stop_token = True
+        elif self.stop_strings.end(line.token_ids):
+            line.stopped = True
+        return not line.stopped and len(line.token_ids) < self.limits[place]
+
+    def _close(self, rows: _Rows, still_open: list[int]) -> None:
+        """Close all rows but those that are still open."""
         if len(still_open) < len(rows.open):
             rows.open = still_open
             rows.is_open_B1 = torch.zeros_like(rows.is_open_B1)
@@ -301,7 +403,7 @@ def _is_movable(cache: Any) -> bool:
     recurrent).
     """
     return isinstance(cache, DynamicCache) and all(
-        type(layer) is LinearAttentionLayer or (type(layer) is DynamicLayer and layer.is_initialized)
+        type(layer) is LinearAttentionLayer or (type(layer) in (DynamicLayer, Roomy) and layer.is_initialized)
         for layer in cache.layers
     )
 

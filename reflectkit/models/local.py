@@ -15,7 +15,9 @@ import torch
 from reflectkit.core.batching import Batcher
 from reflectkit.core.errors import CheckpointError
 from reflectkit.models.decoding import decode
+from reflectkit.models.drafts import Drafts
 from reflectkit.models.labels import Path, trie
+from reflectkit.models.lean import in_place_gelu
 from reflectkit.models.load import Player
 from reflectkit.models.sampler import Ask, Sampled, draw
 from reflectkit.models.scoring import choice_logprobs
@@ -68,6 +70,8 @@ class LocalSampler:
         self.tokens = self.version = 0
         if frozen and player.adapter is None:  # a shared base has nothing to freeze, and the policy's adapter in it
             player.model.requires_grad_(False)
+        in_place_gelu(player.model)
+        self._drafts = Drafts() if frozen else None
         self._scores: dict[Key, tuple[float, ...]] = {}
         self._has_read = False
         self._batcher: Batcher[Ask, Sampled] = Batcher(self._answer, rank)
@@ -160,6 +164,7 @@ class LocalSampler:
         for stop_ids, temperature in kinds:
             part = [ask for ask in dict.fromkeys(asks) if (ask.stop_ids, ask.temperature) == (stop_ids, temperature)]
             prompts = [ask.prompt_ids for ask in part]
+            remembered = self._drafts if temperature == 0 else None
             rows = decode(
                 self.player.model,
                 prompts,
@@ -169,9 +174,12 @@ class LocalSampler:
                 temperature=temperature,
                 seeds=[ask.seed for ask in part],
                 width=self.batch,
+                guides=[remembered.guide(prompt) for prompt in prompts] if remembered else (),
             )
             self.tokens += sum(map(len, prompts)) + sum(len(row.token_ids) for row in rows)
             for ask, row in zip(part, rows, strict=True):
+                if remembered:
+                    remembered.remember(ask.prompt_ids, row.token_ids)
                 texts[ask] = Sampled(tuple(row.token_ids), tuple(row.logprobs), version=self.version)
         return texts
 

@@ -14,6 +14,7 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerF
 from reflectkit.core.seeding import uniform
 from reflectkit.models import decoding
 from reflectkit.models.decoding import Written, decode
+from reflectkit.models.drafts import Drafts, Guide
 from reflectkit.models.tiny import build_model, build_tokenizer
 
 PROMPTS, LONGEST = 10, 24
@@ -248,3 +249,53 @@ def test_draws_in_blocks_are_the_draws_of_the_whole_distribution() -> None:
         cumulative_BV = logprobs_BV.double().exp().cumsum(dim=-1)
         whole_B = (cumulative_BV <= draws[:, None] * cumulative_BV[:, -1:]).sum(dim=-1)
         assert (decoding.sample_tokens(logprobs_BV, draws.tolist()) == whole_B).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_guesses_right_or_wrong_change_only_the_number_of_passes(
+    kind: str, models: dict[str, Any], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    model, rows = models[kind], prompts(tokenizer, 12)
+    options = {"pad_id": 1, "stop_ids": frozenset(range(2, len(tokenizer), 23)), "max_new_tokens": limits()}
+    expected = decode(model, rows, **options)
+    known = Drafts()
+    for number, (row, line) in enumerate(zip(rows, expected, strict=True)):
+        spoilt = [*line.token_ids[:2], 9, *line.token_ids[3:], 11, 12]  # wrong in the third token, and too long
+        known.remember(row, line.token_ids if number % 3 else spoilt)
+    guides = [known.guide(row) for row in rows]
+    for width in (1, 3, 64):
+        written = decode(model, rows, width=width, guides=guides, **options)
+        for line, right in zip(written, expected, strict=True):
+            assert (line.token_ids, line.stopped, line.stop_token) == (right.token_ids, right.stopped, right.stop_token)
+            assert line.logprobs == pytest.approx(right.logprobs, abs=1e-4)
+    passes: list[int] = []
+    hook = model.get_decoder().register_forward_hook(lambda *_: passes.append(1))
+    try:
+        counts = []
+        for guided in (guides, []):  # by the model's own forward, as it is watched
+            watched = decode(model, rows, guides=guided, **options)
+            assert [line.token_ids for line in watched] == [line.token_ids for line in expected]
+            counts.append(len(passes))
+            passes.clear()
+    finally:
+        hook.remove()
+    with_guides, without = counts
+    assert with_guides <= without * 2 / 3 if kind == "gpt2" else with_guides == without  # convolutions go only forward
+
+
+def test_a_row_whose_guesses_are_always_wrong_is_rarely_guessed(
+    models: dict[str, Any], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    widths: list[int] = []
+    (row, *_) = prompts(tokenizer, 0)
+    (right,) = decode(models["gpt2"], [row], pad_id=1, stop_ids=frozenset(), max_new_tokens=20)
+    wrong = Guide({}, {(token,): 1 for token in range(len(tokenizer))})
+    assert 1 not in right.token_ids
+    hook = models["gpt2"].transformer.register_forward_hook(lambda _, __, output: widths.append(output[0].shape[1]))
+    try:
+        (line,) = decode(models["gpt2"], [row], pad_id=1, stop_ids=frozenset(), max_new_tokens=20, guides=[wrong])
+    finally:
+        hook.remove()
+    assert line.token_ids == right.token_ids
+    guessed = [1, 2, 3, 4, 8, 12, 16]  # tokens that are written already; at 16, only 3 more are worth a guess
+    assert widths == [len(row), *[1 + min(7, 19 - done) if done in guessed else 1 for done in range(1, 20)]]

@@ -1,0 +1,182 @@
+"""What both comparisons share: the players, the episodes, our side of a round, and the table of the ratios.
+
+A round is one update: episodes are played, then learnt from. Both sides have the same weights, environment, prompts and
+episodes, and take turns in one process with one thread. Time is CPU time, so that other work on the machine counts as
+little as possible. The learning rate is 0: all the work of an update is done, and every round starts from the same
+weights. A ratio is the other side's time divided by ours, the median over rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.core.eventloop import wait_for
+from reflectkit.core.protocols import Env
+from reflectkit.core.rollout import Episode, rollout
+from reflectkit.core.seeding import derive
+from reflectkit.core.types import Task, Trajectory
+from reflectkit.models.load import Player
+from reflectkit.models.local import LocalSampler
+from reflectkit.rl import batch
+from reflectkit.rl.algorithms import objective
+from reflectkit.rl.learner import Learner, Settings
+
+RECIPE = Path(__file__).with_name("players.yaml")
+COMMENT_TOKENS = 100  # the default of `rlft`
+PARTS = ("rollout", "update")
+
+
+@dataclass
+class Rounds:
+    """CPU seconds of each side, by part ("rollout", "update"), one value per round."""
+
+    theirs: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
+    ours: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
+
+    def ratios(self, *parts: str) -> list[float]:
+        """Their time divided by ours, in each round, over the sum of `parts`."""
+        sides = [[sum(row) for row in zip(*(side[part] for part in parts), strict=True)] for side in self.sides]
+        return [their / our for their, our in zip(*sides, strict=True)]
+
+    @property
+    def sides(self) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+        """Both sides' seconds: theirs, ours."""
+        return self.theirs, self.ours
+
+    @property
+    def overall(self) -> float:
+        """Their time divided by ours, over all rounds together."""
+        theirs, ours = (sum(map(sum, side.values())) for side in self.sides)
+        return theirs / ours
+
+    def clear(self) -> None:
+        """Forget all rounds."""
+        for side in self.sides:
+            for values in side.values():
+                values.clear()
+
+
+@contextmanager
+def timed(seconds: list[float]) -> Iterator[None]:
+    """Append the CPU time of the block to `seconds`."""
+    started = time.process_time()
+    yield
+    seconds.append(time.process_time() - started)
+
+
+@dataclass
+class Ours:
+    """Our side of the rounds.
+
+    reflector: None without comments. warm: keep the comments of earlier rounds. batch: rows in one forward pass.
+    """
+
+    policy: Player
+    reflector: Player | None
+    make: Callable[[], Env]
+    warm: bool = False
+    batch: int = 64
+
+    def __post_init__(self) -> None:
+        self.learner = Learner(self.policy, Settings(learning_rate=0.0, entropy=0.0, clip=0.2, max_grad_norm=0.3))
+        self.sampler = LocalSampler(self.policy, batch=self.batch)
+        self.agent = TwoPlayerAgent(self.sampler, self.new_reflector())
+        self.version = 0
+
+    def new_reflector(self) -> Reflector | None:
+        """A reflector that has not commented yet."""
+        if self.reflector is None:
+            return None
+        sampler = LocalSampler(self.reflector, frozen=True, rank=0, batch=self.batch)
+        return Reflector(sampler, max_new_tokens=COMMENT_TOKENS)
+
+    def play(self, episodes: Sequence[Episode]) -> list[Trajectory]:
+        """Play `episodes` with weights that have just changed."""
+        self.version += 1
+        wait_for(self.sampler.publish(self.policy, self.version))
+        return rollout(episodes, self.make, self.agent, width=len(episodes))
+
+    def learn(self, played: Sequence[Trajectory]) -> None:
+        """One update by REINFORCE with the mean return as its baseline."""
+        estimates = objective("reinforce", normalize=False).estimate(played)
+        offered = {turn.observation.choices for trajectory in played for turn in trajectory.turns}
+        labels = {choices: self.agent.labels(choices) for choices in offered}
+        samples = batch.rows(played, estimates.advantages, estimates.returns, labels)
+        self.learner.update(samples, random.Random(0))
+
+    def round(self, episodes: Sequence[Episode], rounds: Rounds) -> list[Trajectory]:
+        """Play and learn, timed."""
+        if not self.warm:
+            self.agent.reflector = self.new_reflector()
+        with timed(rounds.ours["rollout"]):
+            played = self.play(episodes)
+        with timed(rounds.ours["update"]):
+            self.learn(played)
+        return played
+
+
+def different_starts(
+    ours: Ours, tasks: Sequence[Task], size: int, count: int, seed: int, multiple: int
+) -> list[list[Episode]]:
+    """`count` batches of `size` episodes of different tasks, all with the same number of turns, a multiple of
+    `multiple`: a trainer with a fixed number of rows per update can be given exactly these.
+
+    Episodes do not depend on each other, so batches are picked from a pool whose lengths are known.
+    """
+    chance = random.Random(seed)
+    picked = chance.sample(list(tasks), min(len(tasks), 12 * size))
+    pool = [Episode(task, derive(seed, task.id), task.id) for task in picked]
+    turns = {episode.seed: len(played.turns) for episode, played in zip(pool, ours.play(pool), strict=True)}
+    found: dict[int, list[list[Episode]]] = {}
+    for _ in range(100_000):
+        drawn = chance.sample(pool, size)
+        total = sum(turns[episode.seed] for episode in drawn)
+        if total and total % multiple == 0:
+            found.setdefault(total, []).append(drawn)
+            if len(found[total]) == count:
+                return found[total]
+    raise SystemExit(f"no {count} batches of {size} episodes have the same number of turns")
+
+
+def one_group(ours: Ours, tasks: Sequence[Task], size: int, seed: int, multiple: int) -> list[Episode]:
+    """`size` episodes from the same start, of 5 turns or more on average, in all a multiple of `multiple`."""
+    chance = random.Random(seed)
+    for attempt in range(1000):
+        task = chance.choice(tasks)
+        drawn = [Episode(task, derive(seed, attempt, index), task.id, start=attempt) for index in range(size)]
+        total = sum(len(trajectory.turns) for trajectory in ours.play(drawn))
+        if total >= 5 * size and total % multiple == 0:
+            return drawn
+    raise SystemExit(f"no group of {size} episodes has 5 turns or more on average, in all a multiple of {multiple}")
+
+
+def prepared_players(folder: Path) -> dict[str, Path]:
+    """The checkpoints of the recipe next to this file by the names of its steps, trained in `folder` if missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "reflectkit", "run", str(RECIPE.resolve()), "--jobs", "1"]
+    subprocess.run(command, cwd=folder, check=True, env=os.environ | {"PYTHONPATH": str(RECIPE.parents[1])})
+    checkpoints = sorted((folder / "results" / "players").glob("*/checkpoint-*"), key=lambda path: path.stat().st_mtime)
+    return {checkpoint.parent.name: checkpoint.resolve() for checkpoint in checkpoints}
+
+
+def row(name: str, rounds: Rounds, note: str = "") -> str:
+    """A line of the table: median (lowest to highest) of each ratio."""
+    cells = []
+    for parts in (("rollout",), ("update",), PARTS):
+        ratios = sorted(rounds.ratios(*parts))
+        cells.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+    seconds = [statistics.median(map(sum, zip(*side.values(), strict=True))) for side in rounds.sides]
+    return f"| {name} | {' | '.join(cells)} | {seconds[0]:.2f} / {seconds[1]:.2f} |{note}"
+
+
+HEAD = "| theirs / ours | rollout | update | both | CPU seconds a round |\n|---|---|---|---|---|"
