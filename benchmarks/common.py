@@ -32,7 +32,6 @@ from reflectkit.rl.algorithms import objective
 from reflectkit.rl.learner import Learner, Settings
 
 RECIPE = Path(__file__).with_name("players.yaml")
-COMMENT_TOKENS = 100  # the default of `rlft`
 PARTS = ("rollout", "update")
 
 
@@ -78,18 +77,20 @@ def timed(seconds: list[float]) -> Iterator[None]:
 class Ours:
     """Our side of the rounds.
 
-    reflector: None without comments. warm: keep the comments of earlier rounds. batch: rows in one forward pass.
+    reflector: None without comments. memo: of its comments: "cold" is empty in every round, "warm" has those of the
+    round that warms up, and "kept" is empty after it and has those of all rounds since. comment_tokens: the most that
+    a comment has.
     """
 
     policy: Player
     reflector: Player | None
     make: Callable[[], Env]
-    warm: bool = False
-    batch: int = 64
+    memo: str = "cold"
+    comment_tokens: int = 100
 
     def __post_init__(self) -> None:
         self.learner = Learner(self.policy, Settings(learning_rate=0.0, entropy=0.0, clip=0.2, max_grad_norm=0.3))
-        self.sampler = LocalSampler(self.policy, batch=self.batch)
+        self.sampler = LocalSampler(self.policy)
         self.agent = TwoPlayerAgent(self.sampler, self.new_reflector())
         self.version = 0
 
@@ -97,8 +98,8 @@ class Ours:
         """A reflector that has not commented yet."""
         if self.reflector is None:
             return None
-        sampler = LocalSampler(self.reflector, frozen=True, rank=0, batch=self.batch)
-        return Reflector(sampler, max_new_tokens=COMMENT_TOKENS)
+        sampler = LocalSampler(self.reflector, frozen=True, rank=0)
+        return Reflector(sampler, max_new_tokens=self.comment_tokens)
 
     def play(self, episodes: Sequence[Episode]) -> list[Trajectory]:
         """Play `episodes` with weights that have just changed."""
@@ -116,7 +117,7 @@ class Ours:
 
     def round(self, episodes: Sequence[Episode], rounds: Rounds) -> list[Trajectory]:
         """Play and learn, timed."""
-        if not self.warm:
+        if self.memo == "cold":
             self.agent.reflector = self.new_reflector()
         with timed(rounds.ours["rollout"]):
             played = self.play(episodes)
@@ -149,15 +150,15 @@ def different_starts(
 
 
 def one_group(ours: Ours, tasks: Sequence[Task], size: int, seed: int, multiple: int) -> list[Episode]:
-    """`size` episodes from the same start, of 5 turns or more on average, in all a multiple of `multiple`."""
+    """`size` episodes from the same start, of 3 turns or more on average, in all a multiple of `multiple`."""
     chance = random.Random(seed)
     for attempt in range(1000):
         task = chance.choice(tasks)
         drawn = [Episode(task, derive(seed, attempt, index), task.id, start=attempt) for index in range(size)]
         total = sum(len(trajectory.turns) for trajectory in ours.play(drawn))
-        if total >= 5 * size and total % multiple == 0:
+        if total >= 3 * size and total % multiple == 0:
             return drawn
-    raise SystemExit(f"no group of {size} episodes has 5 turns or more on average, in all a multiple of {multiple}")
+    raise SystemExit(f"no group of {size} episodes has 3 turns or more on average, in all a multiple of {multiple}")
 
 
 def prepared_players(folder: Path) -> dict[str, Path]:
@@ -169,14 +170,14 @@ def prepared_players(folder: Path) -> dict[str, Path]:
     return {checkpoint.parent.name: checkpoint.resolve() for checkpoint in checkpoints}
 
 
-def row(name: str, rounds: Rounds, note: str = "") -> str:
+def row(name: str, rounds: Rounds) -> str:
     """A line of the table: median (lowest to highest) of each ratio."""
     cells = []
     for parts in (("rollout",), ("update",), PARTS):
         ratios = sorted(rounds.ratios(*parts))
         cells.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
     seconds = [statistics.median(map(sum, zip(*side.values(), strict=True))) for side in rounds.sides]
-    return f"| {name} | {' | '.join(cells)} | {seconds[0]:.2f} / {seconds[1]:.2f} |{note}"
+    return f"| {name} | {' | '.join(cells)} | {seconds[0]:.2f} / {seconds[1]:.2f} |"
 
 
 HEAD = "| theirs / ours | rollout | update | both | CPU seconds a round |\n|---|---|---|---|---|"

@@ -1,11 +1,11 @@
 """Speed against the published Reflect-RL code, in turns in one process. Its checkout is given, and is not changed:
 
     git clone https://github.com/zhourunlong/Reflect-RL
-    python -m benchmarks.original --original Reflect-RL
+    make bench-peers ARGS="--original Reflect-RL"
 
 Their side is `batched_answer`, `calc_Q_values` and `PGTrainer.train` of that checkout; ours is what `rlft` runs. Each
-round, their side plays (its actions come from torch's own generator); ours then scores the same prompts itself and takes
-the same actions, and both learn from the same turns. Neither has a reflector. Shims, all of them:
+round, their side plays (its actions come from torch's own generator); ours then scores the same prompts itself and
+takes the same actions, and both learn from the same turns. Neither has a reflector. Shims, all of them:
 
 - MISSING: modules that the files import and this loop never uses are empty.
 - `Adapter` shows our DangerousTaxi through their environment's interface, so that both play the same game with the same
@@ -19,9 +19,7 @@ the same actions, and both learn from the same turns. Neither has a reflector. S
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import datetime
 import importlib
 import os
 import random
@@ -36,7 +34,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
 
-from benchmarks.common import HEAD, Ours, Rounds, prepared_players, row, timed
+from benchmarks.common import Ours, Rounds, row, timed
 from reflectkit.core.eventloop import result_of
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.rollout import Episode
@@ -45,10 +43,18 @@ from reflectkit.core.types import Trajectory
 from reflectkit.envs import env_class, make
 from reflectkit.models.load import Player, load_player
 from reflectkit.models.sampler import Ask, Sampled
-from reflectkit.models.silence import silence_libraries
 from reflectkit.models.tokens import label_ids
 
-MISSING = ("autogen", "diskcache", "gym", "gym.envs", "gym.envs.toy_text", "gym.envs.toy_text.taxi", "tiktoken", "termcolor")
+MISSING = (
+    "autogen",
+    "diskcache",
+    "gym",
+    "gym.envs",
+    "gym.envs.toy_text",
+    "gym.envs.toy_text.taxi",
+    "tiktoken",
+    "termcolor",
+)
 ACTIONS = [str(number) for number in range(6)]
 SIZES = {"batches of 16": (16, 16), "its default sizes, 4 episodes and rows one by one": (4, 1)}
 
@@ -208,38 +214,22 @@ def check_same(theirs: Sequence[Sequence[dict[str, Any]]], ours: Sequence[Trajec
             raise SystemExit("an action had another probability; the times would not be comparable")
 
 
-def main() -> None:
-    """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--original", type=Path, required=True, help="checkout of the published code")
-    parser.add_argument("--policy", type=Path, help="checkpoint of the policy; trained if not given")
-    parser.add_argument("--work-dir", type=Path, default=Path("build/bench-peers"), help="where players are trained")
-    parser.add_argument("--rounds", type=int, default=7, help="measured rounds of each line")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    silence_libraries()
-    policy = (given.policy or prepared_players(given.work_dir)["policy"]).resolve()
+def lines(folder: Path, policy: Path, rounds: int, seed: int) -> Iterator[str]:
+    """The lines of the table, one after the other. folder: the checkout."""
     kind = env_class("taxi")
     level = kind.levels[-1]
 
     def new() -> Any:
         return make("taxi", kind.horizons[level])
 
-    print(f"torch {torch.__version__}, {datetime.date.today()}, {given.rounds} rounds, one thread")
-    print(HEAD)
-    with checkout(given.original) as (evaluate, trainer):
+    with checkout(folder) as (evaluate, trainer):
         for name, (size, rows) in SIZES.items():
-            torch.manual_seed(given.seed)
-            chance = random.Random(given.seed)
+            torch.manual_seed(seed)
+            chance = random.Random(seed)
             batches = [
-                [Episode(task, derive(given.seed, number, task.id)) for task in chance.sample(kind.tasks(level), size)]
-                for number in range(given.rounds + 1)
+                [Episode(task, derive(seed, number, task.id)) for task in chance.sample(kind.tasks(level), size)]
+                for number in range(rounds + 1)
             ]
             theirs = Theirs(evaluate, trainer, load_player(policy, "policy", device="cpu"), new, rows)
-            rounds, turns = measure(theirs, Ours(load_player(policy, "policy", device="cpu"), None, new), batches)
-            print(row(f"{name}, {turns / given.rounds:.0f} turns a round", rounds), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            times, turns = measure(theirs, Ours(load_player(policy, "policy", device="cpu"), None, new), batches)
+            yield row(f"the published code: {name}, {turns / rounds:.0f} turns", times)

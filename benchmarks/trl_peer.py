@@ -1,7 +1,6 @@
 """Speed against TRL's GRPOTrainer: the same episodes, played and learnt by both sides in turns in one process.
 
     make bench-peers            # trains two small players first (four minutes), then measures
-    python -m benchmarks.trl_peer --policy CHECKPOINT --reflector CHECKPOINT --rounds 7
 
 Their side is TRL's own training loop with a `rollout_func`, one row per turn:
 
@@ -19,9 +18,6 @@ round, with the same log-probabilities, or the benchmark stops.
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import logging
 import math
 import tempfile
 import time
@@ -35,7 +31,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.common import HEAD, Ours, Rounds, different_starts, one_group, prepared_players, row, timed
+from benchmarks.common import Ours, Rounds, different_starts, one_group, row, timed
 from reflectkit.core.eventloop import result_of
 from reflectkit.core.prompts import one_line, policy_prompt, reflection_prompt
 from reflectkit.core.rollout import Episode
@@ -45,7 +41,6 @@ from reflectkit.envs import env_class, make
 from reflectkit.models.load import Player, load_player
 from reflectkit.models.padding import left_pad, position_ids
 from reflectkit.models.sampler import draw
-from reflectkit.models.silence import silence_libraries
 from reflectkit.models.tokens import completion_ids, label_ids, prompt_ids
 from reflectkit.rl.returns import returns_to_go
 
@@ -67,8 +62,10 @@ class Row:
 class Theirs:
     """What a user of TRL would write: a rollout function over live environments."""
 
-    def __init__(self, policy: Player, reflector: Player | None, new: Callable[[], Any]) -> None:
-        self.policy, self.reflector, self.make = policy, reflector, new
+    def __init__(
+        self, policy: Player, reflector: Player | None, new: Callable[[], Any], comment_tokens: int = 100
+    ) -> None:
+        self.policy, self.reflector, self.make, self.comment_tokens = policy, reflector, new, comment_tokens
         self.episodes: Sequence[Episode] = ()
         self.rows: list[list[Row]] = []
 
@@ -123,7 +120,7 @@ class Theirs:
         written = self.reflector.model.generate(
             input_ids=input_ids,
             attention_mask=mask,
-            max_new_tokens=100,
+            max_new_tokens=self.comment_tokens,
             do_sample=False,
             eos_token_id=ends,
             pad_token_id=self.reflector.pad_id,
@@ -167,7 +164,8 @@ class Turns(TrainerCallback):
         check_same(self.theirs.rows, played)
         if self.number == 0:  # a warm-up
             self.rounds.clear()
-            self.ours.agent.reflector = self.ours.new_reflector()
+            if self.ours.memo == "kept":
+                self.ours.agent.reflector = self.ours.new_reflector()
         self.number += 1
         self.theirs.episodes = self.batches[min(self.number, len(self.batches) - 1)]
         self.began = time.process_time()
@@ -219,49 +217,28 @@ def scenes(
     alone = Ours(policy, None, new)
     yield "8 different starts", alone, different_starts(alone, tasks, EPISODES, rounds + 1, seed, MICRO)
     yield "one group of 8", alone, [one_group(alone, tasks, EPISODES, seed, MICRO)] * (rounds + 1)
-    cold, warm = (Ours(policy, reflector, new, warm=kept) for kept in (False, True))
+    cold, warm, kept = (Ours(policy, reflector, new, memo=memo) for memo in ("cold", "warm", "kept"))
     started = different_starts(cold, tasks, EPISODES, rounds + 1, seed, MICRO)
-    yield "with the reflector, nothing commented yet", cold, started
-    yield "with the reflector, all comments in the memo", warm, [started[1]] * (rounds + 2)
+    yield "reflector, no comment known", cold, started
+    yield "reflector, all comments known", warm, [started[0]] * (rounds + 1)
+    yield f"reflector, the first {rounds} updates of a run", kept, started
 
 
-def main() -> None:
-    """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--policy", type=Path, help="checkpoint of the policy; trained if not given")
-    parser.add_argument("--reflector", type=Path, help="checkpoint of the reflector; trained if not given")
-    parser.add_argument("--work-dir", type=Path, default=Path("build/bench-peers"), help="where players are trained")
-    parser.add_argument("--rounds", type=int, default=7, help="measured rounds of each line")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    silence_libraries()
-    logging.disable(logging.WARNING)
-    trained = prepared_players(given.work_dir) if not (given.policy and given.reflector) else {}
-    policy, their_policy = (load_player(given.policy or trained["policy"], "policy", device="cpu") for _ in range(2))
-    reflector, their_reflector = (
-        load_player(given.reflector or trained["reflector"], "reflection", device="cpu") for _ in range(2)
-    )
+def lines(policy: Path, reflector: Path, rounds: int, seed: int) -> Iterator[str]:
+    """The lines of the table, one after the other."""
     kind = env_class("taxi")
     level = kind.levels[-1]
-    print(f"TRL {version('trl')}, torch {torch.__version__}, {datetime.date.today()}, {given.rounds} rounds, one thread")
-    print(HEAD)
 
     def new() -> Any:
         return make("taxi", kind.horizons[level])
 
-    for name, ours, batches in scenes(policy, reflector, kind.tasks(level), new, given.rounds, given.seed):
+    mine, other = (
+        [load_player(policy, "policy", device="cpu"), load_player(reflector, "reflection", device="cpu")]
+        for _ in range(2)
+    )
+    for name, ours, batches in scenes(*mine, kind.tasks(level), new, rounds, seed):
         rows = sum(len(played.turns) for played in ours.play(batches[0]))
-        theirs = Theirs(their_policy, their_reflector if ours.reflector else None, new)
-        print(row(f"{name}, {rows} turns", measure(ours, theirs, batches, rows)), flush=True)
-
-
-def version(package: str) -> str:
-    """The installed version of `package`."""
-    import importlib.metadata
-
-    return importlib.metadata.version(package)
-
-
-if __name__ == "__main__":
-    main()
+        theirs = Theirs(other[0], other[1] if ours.reflector else None, new)
+        times = measure(ours, theirs, batches, rows)
+        together = f"; together {times.overall:.2f}" if ours.memo == "kept" else ""
+        yield row(f"TRL: {name}, {rows} turns{together}", times)

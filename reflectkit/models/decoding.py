@@ -1,8 +1,8 @@
 """Decoding of free text with a key-value cache: the reflector's comments, and a policy's answers without choices.
 
-Greedy by default, so that a comment is a function of its prompt. Sampling uses each row's own seed, so that a row does
-not depend on its neighbours. Finished rows are dropped from the cache, and waiting prompts join the rows that are still
-open: Orca's iteration-level scheduling (Yu et al., OSDI 2022).
+Greedy by default, so that a comment is a function of its prompt and can be guessed from earlier ones. Sampling uses
+each row's own seed, so that a row does not depend on its neighbours. Finished rows are dropped from the cache, and
+waiting prompts join the rows that are still open: Orca's iteration-level scheduling (Yu et al., OSDI 2022).
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def decode(
     stop_ids: a row ends with any of these. max_new_tokens: one limit for all rows or one per row; 0 costs nothing.
     temperature: 0 is greedy. seeds: one per row, required if temperature > 0. width: rows decoded at once; the others
     wait. stop_strings: a row ends with the token that completes one of these in its text, special tokens included;
-    they require the tokenizer. guides: of greedy rows, one each, to guess the next tokens. Guesses are read at once, and
-    those that the model would have written itself are kept: speculative decoding (Leviathan et al. 2023, arXiv
+    they require the tokenizer. guides: of greedy rows, one each, to guess the next tokens. Guesses are read at once,
+    and those that the model would have written itself are kept: speculative decoding (Leviathan et al. 2023, arXiv
     2211.17192), exact up to the rounding of the log-probabilities.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)

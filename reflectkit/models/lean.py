@@ -102,9 +102,11 @@ class NextTokens:
         """Whether `model` is a plain GPT-2 (no adapter, no quantisation) whose modules nobody watches by hooks."""
         if type(model) is not GPT2LMHeadModel or model.training or model.config.add_cross_attention:
             return False
-        if model.config._attn_implementation != "sdpa":
+        trunk, head = model.transformer, model.lm_head
+        tables = {type(trunk.wte), type(trunk.wpe)} == {nn.Embedding} and type(head) is nn.Linear and head.bias is None
+        if not tables or model.config._attn_implementation != "sdpa":
             return False
-        parts = [part for block in model.transformer.h for part in (block.attn, block.mlp)]
+        parts = [part for block in trunk.h for part in (block.attn, block.mlp)]
         plain = all(type(layer) is Conv1D for part in parts for layer in part.children() if hasattr(layer, "weight"))
         return plain and not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 

@@ -42,9 +42,7 @@ def test_one_more_token_has_the_bits_of_the_models_own_pass(model: GPT2LMHeadMod
     ids, mask = torch.randint(97, (4, 9)), torch.ones(4, 9, dtype=torch.long)
     mask[2, :padded] = 0
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    caches = [
-        model(ids, attention_mask=mask, position_ids=positions, use_cache=True).past_key_values for _ in range(2)
-    ]
+    caches = [model(ids, attention_mask=mask, position_ids=positions, use_cache=True).past_key_values for _ in range(2)]
     layers = [Roomy.of(layer) for layer in caches[1].layers]
     step = NextTokens(model)
     place = positions[:, -1:]

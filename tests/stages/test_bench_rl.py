@@ -10,6 +10,8 @@ from reflectkit.core.console import Quiet
 from reflectkit.core.prompts import LABELS
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.types import Message, Observation, Task
+from reflectkit.envs.corridor import Corridor
+from reflectkit.envs.wrappers import Horizon
 from reflectkit.models.load import Player
 from reflectkit.models.tokens import label_ids
 from reflectkit.stages.benchmarks import rl as bench_rl
@@ -37,6 +39,23 @@ def test_an_env_of_free_text_is_measured_by_what_is_written_in_it() -> None:
     assert all(value > 0 for value in figures.values())
     assert "decoding" in figures
     assert "choosing_to_one_forward" not in figures  # nothing was chosen
+    # equal prompts with different draws are read again, as texts are sampled; the floor counts the same tokens
+    assert figures["rollout_tokens_per_episode"] == figures["bare_forward_tokens_per_episode"]
+    assert figures["update_tokens_per_episode"] == figures["bare_backward_tokens_per_episode"]
+    assert figures["reflecting_rollout_tokens_per_episode"] > figures["rollout_tokens_per_episode"]
+
+
+def test_choices_are_counted_once_per_prompt_on_both_sides_and_long_prompts_get_a_longer_context() -> None:
+    class Long(Corridor):
+        def _text(self) -> str:
+            return " ".join(f"{number:04}" for number in range(600)) + super()._text()
+
+    tasks = Long.tasks(Long.levels[-1])[:2]
+    player = bench_rl.player("tiny", tasks, Long, 0)
+    assert player.context > 1024
+    with Quiet().bar("corridor", 2) as bar:
+        figures = bench_rl.measure("tiny", tasks, lambda: Horizon(Corridor(), 25), 2, 1, 0, bar)
+    assert figures["rollout_tokens_per_episode"] == figures["bare_forward_tokens_per_episode"] > 0
 
 
 def test_its_models_have_a_label_for_every_choice_that_an_env_may_come_to_offer() -> None:

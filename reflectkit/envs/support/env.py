@@ -19,9 +19,11 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from reflectkit.core.config import option
+from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.seeding import generator
 from reflectkit.core.types import Task, ToolCall, ToolSpec, ToolUse
@@ -43,6 +45,7 @@ from reflectkit.envs.support.tools import TOOLS, execute
 
 SCRIPTED = "scripted"
 MOST_CUSTOMERS = 100_000
+BENCHMARK = 64  # tasks to measure the env on
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,13 @@ class Support(ConversationEnv):
         """A generated task, for users without a file of them."""
         source = source_of(seed % 2**31, CUSTOMERS)
         return make_task(seed, 0, SEVERAL if level == ALL else level, shop(source["seed"], CUSTOMERS), source)
+
+    @classmethod
+    def benchmark(cls, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
+        """Single requests of users of a generated shop."""
+        source = source_of(seed % 2**31, CUSTOMERS)
+        database = shop(source["seed"], CUSTOMERS)
+        return [make_task(seed, number, ONE, database, source) for number in range(BENCHMARK)], {}
 
     @classmethod
     def aspects(cls, task: Task) -> Mapping[str, str]:

@@ -1,6 +1,7 @@
 """`bench rl`: the overhead of rollouts and updates over the model's bare passes on the same tokens.
 
 Each round plays, learns and makes the bare passes in the same process, so that the ratios hold on a busy machine too.
+Both sides' tokens are counted: those of prompts that are read and those that are written, without padding.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from reflectkit.rl.learner import Learner, Settings
 from reflectkit.rl.logprobs import packed, units
 
 BATCH = 32
+COUNTED = ("rollout", "bare_forward", "reflecting_rollout", "bare_reflecting", "update", "bare_backward")
+"""What tokens are counted of: three pairs of ours and the floor."""
 COMMENT_TOKENS = 16  # an untrained reflector never stops by itself
 SIZES = ("tiny", "gpt2-small")
 
@@ -80,35 +83,38 @@ def measure(
     """The figures for a model of `size` (one of SIZES) with random weights: rates, and ratios to the bare passes."""
     policy = player(size, tasks, make, seed, device)
     reflector = player(size, tasks, make, seed + 1, device)
-    clock, counts = Clock(), {"episodes": 0, "read": 0, "commented": 0, "rows": 0}
+    clock, tokens, played = Clock(), dict.fromkeys(COUNTED, 0), 0
     learner = Learner(policy, Settings(learning_rate=0.0, minibatch=BATCH))
     for number in range(rounds + 1):  # the first one warms up
         chosen = [tasks[(number * episodes + index) % len(tasks)] for index in range(episodes)]
         plays = [Episode(task, derive(seed, "bench", number, index)) for index, task in enumerate(chosen)]
-        samples, read, commented = _round(policy, reflector, learner, plays, make, clock)
+        counts = _round(policy, reflector, learner, plays, make, clock)
         if number == 0:
             clock.seconds.clear()
         else:
-            counts = {
-                "episodes": counts["episodes"] + episodes,
-                "read": counts["read"] + read,
-                "commented": counts["commented"] + commented,
-                "rows": counts["rows"] + sum(len(unit.tokens) for unit in units(samples)),
-            }
+            played += episodes
+            tokens = {name: tokens[name] + counts[name] for name in COUNTED}
         bar.advance()
     total = {name: sum(values) for name, values in clock.seconds.items()}
-    return {
-        "rollout_episodes_per_second": counts["episodes"] / total["rollout"],
-        "rollout_tokens_per_second": counts["read"] / total["rollout"],
+    figures = {
+        "rollout_episodes_per_second": played / total["rollout"],
+        "rollout_tokens_per_second": tokens["rollout"] / total["rollout"],
         "rollout_to_bare_forward": clock.ratio("bare_forward", "rollout"),
-        "rollout_share_in_model": clock.ratio("rollout_model", "rollout"),
-        "reflecting_rollout_episodes_per_second": counts["episodes"] / total["reflecting_rollout"],
-        "reflecting_rollout_tokens_per_second": counts["commented"] / total["reflecting_rollout"],
+        "rollout_share_in_model": clock.ratio("rollout_model", "watched_rollout"),
+        "reflecting_rollout_episodes_per_second": played / total["reflecting_rollout"],
+        "reflecting_rollout_tokens_per_second": tokens["reflecting_rollout"] / total["reflecting_rollout"],
         "reflecting_rollout_to_bare_passes": clock.ratio("bare_reflecting", "reflecting_rollout"),
-        "update_tokens_per_second": counts["rows"] / total["update"],
-        "update_to_bare_forward_backward": clock.ratio("bare_backward", "update"),
-        "decoding": clock.ratio("bare_decoding", "decoding"),
-    } | ({"choosing_to_one_forward": clock.ratio("act", "one_forward")} if "act" in clock.seconds else {})
+    }
+    if "decoding" in total:
+        figures["decoding"] = clock.ratio("bare_decoding", "decoding")
+    if "update" in total:
+        figures |= {
+            "update_tokens_per_second": tokens["update"] / total["update"],
+            "update_to_bare_forward_backward": clock.ratio("bare_backward", "update"),
+        }
+    if "act" in total:
+        figures["choosing_to_one_forward"] = clock.ratio("act", "one_forward")
+    return figures | {f"{name}_tokens_per_episode": count / played for name, count in tokens.items()}
 
 
 def decoding_ratio(
@@ -135,11 +141,11 @@ def decoding_rounds(
 @torch.no_grad()
 def decoding_floor(
     writer: Player, prompts: Sequence[Sequence[int]], lines: Sequence[Sequence[int]], width: int = BATCH
-) -> None:
+) -> int:
     """The model's own cached passes over the prompts and then over each line after its prompt, one token at a time.
 
     Batches of `width` in the given order, each with as many passes as its longest line has tokens; nothing is sampled
-    or kept.
+    or kept. Returns the tokens of the prompts and the lines.
     """
     device = next(writer.model.parameters()).device
     for start in range(0, len(prompts), width):
@@ -158,34 +164,40 @@ def decoding_floor(
             cache, step_ids = output.past_key_values, tokens_BT[:, step : step + 1]
             mask = torch.cat([mask, torch.ones_like(step_ids)], dim=1)
             positions = (positions[:, -1:] + 1).clamp(max=writer.context - 1)  # including rows that have ended
+    return sum(map(len, prompts)) + sum(map(len, lines))
 
 
 def player(size: str, tasks: Sequence[Task], make: Callable[[], Env], seed: int, device: str = "cpu") -> Player:
-    """A player of `size` with random weights, and a tokenizer of the env's first prompts that has every label."""
+    """A player of `size` with random weights, and a tokenizer of the env's first prompts that has every label. Its
+    context is at least 1,024 tokens and four times the longest of these prompts.
+    """
     env = make()
     seen = [result_of(env.reset(task, seed)) for task in tasks[:: max(1, len(tasks) // 50)]]
     texts = [policy_prompt(one) for one in seen] + [reflection_prompt(one) for one in seen]
     tokenizer = build_tokenizer(texts, [f" {label}" for label in LABELS], 1500)
+    context = max(1024, 4 * max(len(prompt_ids(tokenizer, text)) for text in texts))
     if size == "tiny":
-        return Player(build_model(tokenizer, 1024, seed).to(pick_device(device)), tokenizer, None)
+        return Player(build_model(tokenizer, context, seed).to(pick_device(device)), tokenizer, None)
     from transformers import GPT2Config, GPT2LMHeadModel
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = GPT2LMHeadModel(GPT2Config()).eval()  # 124 M parameters
+        model = GPT2LMHeadModel(GPT2Config(n_positions=context)).eval()  # 124 M parameters
     return Player(model.to(pick_device(device)), tokenizer, None)
 
 
 def _round(
     policy: Player, reflector: Player, learner: Learner, plays: list[Episode], make: Callable[[], Env], clock: Clock
-) -> tuple[list[Sample], int, int]:
-    """One round of every measurement; returns (rows, tokens of the rollout, tokens of the rollout with comments)."""
+) -> dict[str, int]:
+    """One round of every measurement; returns the tokens of each of COUNTED."""
     agent = TwoPlayerAgent(LocalSampler(policy, batch=BATCH))
-    with _model_time(policy.model) as inside, clock.measure("rollout"):
+    with clock.measure("rollout"):
         played = rollout(plays, make, agent, width=BATCH)
-    clock.seconds.setdefault("rollout_model", []).append(sum(inside))
     with clock.measure("bare_forward"):
-        _bare_play(policy, played)
+        bare_tokens = _bare_play(policy, played)
+    with _model_time(policy.model) as inside, clock.measure("watched_rollout"):
+        rollout(plays, make, TwoPlayerAgent(LocalSampler(policy, batch=BATCH)), width=BATCH)
+    clock.seconds.setdefault("rollout_model", []).append(sum(inside))
 
     commenting = Reflector(LocalSampler(reflector, frozen=True, rank=0, batch=BATCH), max_new_tokens=COMMENT_TOKENS)
     reflecting = TwoPlayerAgent(LocalSampler(policy, batch=BATCH), commenting)
@@ -193,25 +205,30 @@ def _round(
         commented = rollout(plays, make, reflecting, width=BATCH)
     turns = [turn for trajectory in commented for turn in trajectory.turns]
     asked = list(dict.fromkeys(reflection_prompt(turn.observation) for turn in turns))
-    asked_ids = [tuple(reflector.tokenizer(text)["input_ids"]) for text in asked]
+    asked_ids = [tuple(prompt_ids(reflector.tokenizer, text)) for text in asked]
+    asked_ids = [ids for ids in asked_ids if len(ids) + COMMENT_TOKENS <= reflector.context]
     with clock.measure("bare_reflecting"):
-        _bare_play(policy, commented)
-        decoding_floor(reflector, asked_ids, [[reflector.pad_id] * COMMENT_TOKENS] * len(asked_ids))
+        reflecting_tokens = _bare_play(policy, commented)
+        lines = [[reflector.pad_id] * COMMENT_TOKENS] * len(asked_ids)
+        reflecting_tokens += decoding_floor(reflector, asked_ids, lines)
 
     texts = _texts(played)
     if texts:
         _decoding_pair(policy, [prompt for prompt, _ in texts], [len(line) for _, line in texts], BATCH, clock)
-    else:
+    elif asked_ids:
         _decoding_pair(reflector, asked_ids[: 2 * BATCH], [COMMENT_TOKENS] * len(asked_ids[: 2 * BATCH]), BATCH, clock)
 
     offered = {turn.observation.choices for trajectory in played for turn in trajectory.turns} - {()}
-    estimates = objective("reinforce").estimate(played)
+    trained = batch.trainable(played)
+    estimates = objective("reinforce").estimate(trained)
     labels = {choices: agent.labels(choices) for choices in offered}
-    samples = batch.rows(played, estimates.advantages, estimates.returns, labels)
-    with clock.measure("update"):
-        learner.update(samples, random.Random(0))
-    with clock.measure("bare_backward"):
-        _bare_backward(learner, samples)
+    samples = batch.rows(trained, estimates.advantages, estimates.returns, labels)
+    rows = sum(len(unit.tokens) for unit in units(samples))
+    if samples:
+        with clock.measure("update"):
+            learner.update(samples, random.Random(0))
+        with clock.measure("bare_backward"):
+            _bare_backward(learner, samples)
 
     observations = [turn.observation for turn in turns if turn.observation.choices][:BATCH]
     if observations:
@@ -222,7 +239,8 @@ def _round(
         prompts = [tuple(prompt_ids(policy.tokenizer, policy_prompt(observation))) for observation in observations]
         with clock.measure("one_forward"):
             _bare_forward(policy, prompts)
-    return samples, agent.policy.tokens, reflecting.policy.tokens + commenting.tokens + sum(map(len, asked_ids))
+    ours = agent.policy.tokens, reflecting.policy.tokens + commenting.sampler.tokens
+    return dict(zip(COUNTED, (ours[0], bare_tokens, ours[1], reflecting_tokens, rows, rows), strict=True))
 
 
 async def _decide_all(
@@ -272,12 +290,15 @@ def _texts(played: Sequence[Trajectory]) -> list[tuple[tuple[int, ...], tuple[in
     return [(turn.decision.prompt_ids, turn.decision.token_ids) for turn in turns if turn.decision.token_ids]
 
 
-def _bare_play(reader: Player, played: Sequence[Trajectory]) -> None:
-    """One forward over each distinct prompt that was answered with a choice, and cached decoding of the texts."""
+def _bare_play(reader: Player, played: Sequence[Trajectory]) -> int:
+    """One forward over each distinct prompt that was answered with a choice, and cached decoding of the texts. Returns
+    the tokens.
+    """
     turns = [turn for trajectory in played for turn in trajectory.turns if turn.observation.choices]
-    _bare_forward(reader, list(dict.fromkeys(turn.decision.prompt_ids for turn in turns)))
+    prompts = list(dict.fromkeys(turn.decision.prompt_ids for turn in turns))
+    _bare_forward(reader, prompts)
     texts = _texts(played)
-    decoding_floor(reader, [prompt for prompt, _ in texts], [line for _, line in texts])
+    return sum(map(len, prompts)) + decoding_floor(reader, [prompt for prompt, _ in texts], [line for _, line in texts])
 
 
 def _batches(rows: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:

@@ -1,0 +1,64 @@
+"""Both sides of the comparison with TRL play the same episodes, and it notices if they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from reflectkit.core.protocols import Env
+from reflectkit.core.rollout import Episode
+from reflectkit.envs.taxi import Taxi
+from reflectkit.envs.wrappers import Horizon
+from reflectkit.models.load import load_player
+
+pytest.importorskip("trl", reason="compares with TRL, which is not installed")
+
+from benchmarks.common import Ours, Rounds
+from benchmarks.trl_peer import Theirs, measure
+
+
+def new() -> Env:
+    return Horizon(Taxi(), 3)
+
+
+@pytest.fixture
+def sides(checkpoints: dict[str, Path]) -> Callable[[], tuple[Ours, Theirs]]:
+    """Two untrained players for each side; comments of 8 tokens."""
+
+    def make() -> tuple[Ours, Theirs]:
+        players = [
+            [load_player(checkpoints[role], role, device="cpu") for role in ("policy", "reflection")] for _ in range(2)
+        ]
+        return Ours(*players[0], new, comment_tokens=8), Theirs(*players[1], new, comment_tokens=8)
+
+    return make
+
+
+def test_both_sides_play_and_learn_the_same_episodes(sides: Callable[[], tuple[Ours, Theirs]]) -> None:
+    ours, theirs = sides()
+    episodes = [Episode(task, 7 + number) for number, task in enumerate(Taxi.tasks("full")[:300:100])]
+    played = ours.play(episodes)
+    rows = sum(len(trajectory.turns) for trajectory in played)
+    ours.agent.reflector = ours.new_reflector()
+    rounds = measure(ours, theirs, [episodes] * 3, rows, micro=rows)  # it compares every round
+    assert [one.token for turns in theirs.rows for one in turns] == [
+        turn.decision.token_ids[0] for trajectory in played for turn in trajectory.turns
+    ]
+    assert any(turn.decision.reflection for trajectory in played for turn in trajectory.turns)
+    for side in rounds.sides:
+        assert [len(seconds) for seconds in side.values()] == [2, 2]  # one warmed up
+        assert all(second > 0 for seconds in side.values() for second in seconds)
+    with torch.no_grad():
+        theirs.policy.model.transformer.wte.weight[5:50] += 0.1
+    with pytest.raises(SystemExit, match="not played alike"):
+        measure(ours, theirs, [episodes] * 2, rows, micro=rows)
+
+
+def test_the_ratio_is_of_their_time_to_ours() -> None:
+    rounds = Rounds({"rollout": [4.0, 6.0], "update": [1.0, 9.0]}, {"rollout": [2.0, 1.0], "update": [0.5, 2.0]})
+    assert rounds.ratios("rollout") == [2.0, 6.0]
+    assert rounds.ratios("rollout", "update") == [2.0, 5.0]
+    assert rounds.overall == 20 / 5.5
