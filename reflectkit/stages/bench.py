@@ -4,7 +4,8 @@
 started, so that other work on the machine does not count. `bench rl` measures rollouts and updates in wall time,
 against bare passes of the same model over the same tokens, and counts the tokens of both sides. An environment that
 does not list its own problems is measured, without `--task-file`, on generated ones: auto_explore on a repository of
-`--files` files, alfworld on one game of each type, memory and support on 64 problems; tau needs `--task-file`. An environment that works in other processes is also measured in parallel, in CPU time and wall time.
+`--files` files, alfworld on one game of each type, memory and support on 64 problems; tau needs `--task-file`. An
+environment that works in other processes is also measured in parallel, in CPU time and wall time.
 
 `bench sft` measures the training steps of `sft` in CPU time, on generated rows of 82 to 256 words or on those of
 `--task-file`, in batches of `--batch-size`. After each step, the same model makes a bare forward and backward pass over
