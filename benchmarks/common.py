@@ -151,9 +151,12 @@ def different_starts(
 
 def one_group(ours: Ours, tasks: Sequence[Task], size: int, seed: int, multiple: int) -> list[Episode]:
     """`size` episodes from the same start, of 3 turns or more on average, in all a multiple of `multiple`."""
-    chance = random.Random(seed)
-    for attempt in range(1000):
-        task = chance.choice(tasks)
+    pool = [
+        Episode(task, derive(seed, task.id)) for task in random.Random(seed).sample(list(tasks), min(len(tasks), 96))
+    ]
+    longest = sorted(ours.play(pool), key=lambda played: -len(played.turns))[: 2 * size]
+    for attempt in range(400):
+        task = longest[attempt % len(longest)].task
         drawn = [Episode(task, derive(seed, attempt, index), task.id, start=attempt) for index in range(size)]
         total = sum(len(trajectory.turns) for trajectory in ours.play(drawn))
         if total >= 3 * size and total % multiple == 0:

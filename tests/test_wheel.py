@@ -35,7 +35,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "source"
     source.mkdir()
     for path in ROOT.iterdir():
-        if path.name in ("reflectkit", "tests", "docs"):
+        if path.name in ("reflectkit", "tests", "docs", "benchmarks"):
             shutil.copytree(path, source / path.name, ignore=shutil.ignore_patterns("__pycache__"))
         elif path.is_file() and not path.name.startswith("."):
             shutil.copy(path, source)
@@ -131,7 +131,7 @@ def test_the_sdist_has_tests_pages_and_included_files(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         files = {name.partition("/")[2] for name in archive.getnames() if not name.endswith("/")}
-    for name in ("reflectkit", "tests", "docs"):
+    for name in ("reflectkit", "tests", "docs", "benchmarks"):
         assert {f"{name}/{path}" for path in included(ROOT / name)} <= files
     assert {"CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md"} <= files
     assert {"Makefile", "constraints.txt", "environment.yml", "mkdocs.yml", "pyproject.toml", "setup.py"} <= files
