@@ -149,6 +149,10 @@ class Turns(TrainerCallback):
         with timed(self.rounds.theirs["rollout"]):
             self.theirs.rows = self.theirs.play(trainer.accelerator.unwrap_model(trainer.model))
             rows = [one for turns in self.theirs.rows for one in turns]
+            if len(rows) != len(prompts):
+                raise SystemExit(
+                    f"{len(rows)} turns were played, not {len(prompts)}: the episodes were not played alike"
+                )
             return {
                 "prompt_ids": [one.prompt_ids for one in rows],
                 "completion_ids": [[one.token] for one in rows],
