@@ -45,6 +45,10 @@ def in_place_gelu(model: nn.Module) -> None:
 class Roomy(DynamicLayer):
     """A cache layer whose next tokens are written behind the others instead of copying all to a longer tensor."""
 
+    keys: torch.Tensor
+    values: torch.Tensor
+    _room: list[torch.Tensor]
+
     @classmethod
     def of(cls, layer: DynamicLayer) -> Roomy:
         """`layer` with room, holding the same tensors."""

@@ -51,7 +51,7 @@ def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]]) -> list[di
             each = [[value for cluster in clusters for value in cluster] for clusters in by_seed]
             ends = {"low": low, "high": high, "seeds": len(by_seed), "tasks": sum(map(len, each))}
             names = {"level": level, "first": first, "second": second}
-            compared.append(names | {"difference": fmean(map(fmean, each))} | ends)
+            compared.append({**names, "difference": fmean(map(fmean, each)), **ends})
     return compared
 
 
