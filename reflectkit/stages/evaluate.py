@@ -255,7 +255,7 @@ def _problems(config: Config, levels: Sequence[str]) -> tuple[Path | None, dict[
 
 
 def _drawn(config: Config, tasks: Sequence[Task]) -> tuple[Task, ...]:
-    chosen = drawn([cluster_of(config.env_name, task) for task in tasks], config.problems, config.seed)
+    chosen = drawn([cluster_of(config.env, task) for task in tasks], config.problems, config.seed)
     return tuple(tasks[place] for place in chosen)
 
 

@@ -39,6 +39,7 @@ from tests.server import Server, completion, serve
 TOLD = [name for name in NAMES if name != "tau"]  # its conversations are asked about as those of `support` are
 GOALS = {
     "taxi": "drive the taxi to the waiting passenger",
+    "taxi-maps": "drive the taxi to the waiting passenger",
     "corridor": "walk along the corridor to the cell G",
     "auto_explore": "find the one file of a repository that answers the question",
     "memory": "questions are answered from the memory alone",
@@ -47,6 +48,7 @@ GOALS = {
 }
 LEVELS = {
     "taxi": "full",
+    "taxi-maps": "full",
     "corridor": "long",
     "auto_explore": "1",
     "memory": "short",
@@ -57,6 +59,9 @@ PROMPTS = {
     ("taxi", "pickup"): "9eab6a0d7650ad1c",
     ("taxi", "dropoff"): "fab04b2f84fb712d",
     ("taxi", "full"): "6cd1fe670ea3f237",
+    ("taxi-maps", "pickup"): "7c6977b8f6b05c24",
+    ("taxi-maps", "dropoff"): "f96ced1d8a97d5dd",
+    ("taxi-maps", "full"): "7c6977b8f6b05c24",
     ("corridor", "short"): "91e37eba4cadab80",
     ("corridor", "long"): "55417b5c66f5c276",
     ("auto_explore", "0"): "86966dc756604cd5",

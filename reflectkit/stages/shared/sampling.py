@@ -134,8 +134,10 @@ class SamplerConfig(StageConfig):
     @property
     def comment_files(self) -> list[Path]:
         """Where --swap-comments takes comments from, if it does."""
+        if not self.swap_comments:
+            return []
         folder: Path = getattr(self, "folder")  # noqa: B009 (of the env, which each stage with a policy has)
-        return [folder / FILE_OF_ROLE["reflection"]] if self.swap_comments else []
+        return [folder / FILE_OF_ROLE["reflection"]]
 
     def swapped(self, commentator: Commentator) -> Commentator:
         """`commentator`, some of whose comments are on other states. Raises DataError."""
