@@ -8,8 +8,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
+
+from tests.handler import QuietHandler
 
 Answer = Callable[[list[int]], Sequence[int] | str | dict[str, Any]]
 """From a prompt's ids to the sampled ids, to "abort", or to a whole response."""
@@ -53,10 +55,8 @@ class Router:
 def serve_router(answer: Answer) -> Iterator[Router]:
     """A router for as long as the context lasts."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
+    class Handler(QuietHandler):
+        def do_POST(self) -> None:  # noqa: N802 (http.server calls it so)
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if self.path == "/generate":
                 router.headers.append(self.headers)
@@ -64,19 +64,11 @@ def serve_router(answer: Answer) -> Iterator[Router]:
             else:
                 self._send({})
 
-        def do_GET(self) -> None:
+        def do_GET(self) -> None:  # noqa: N802 (http.server calls it so)
             self._send({"workers": []})
 
         def _send(self, value: dict[str, Any]) -> None:
-            content = json.dumps(value).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: Any) -> None:
-            pass
+            self.send(200, json.dumps(value).encode())
 
     listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     listener.daemon_threads = True

@@ -6,10 +6,12 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
+
+from tests.handler import QuietHandler
 
 Answer = Callable[[dict[str, Any]], str]
 
@@ -60,15 +62,13 @@ def completion(text: str | None, finish: str = "stop", **message: Any) -> dict[s
 def serve(answer: Answer) -> Iterator[Server]:
     """A server for as long as the context lasts."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         """A fault is ("status", code, headers, error), ("whole", code, headers, body), ("json", body), ("raw", bytes),
         ("cut", bytes), ("drip",): white space without an end, ("endless", code, headers): the same at full
         speed, or ("bytes", bytes): what is not HTTP.
         """
 
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
+        def do_POST(self) -> None:  # noqa: N802 (http.server calls it so)
             with server.lock:
                 server.open_now += 1
                 server.most_at_once = max(server.most_at_once, server.open_now)
@@ -93,16 +93,16 @@ def serve(answer: Answer) -> Iterator[Server]:
                 content = json.dumps(server.respond(body) if fault is None else fault[1]).encode()
                 with server.lock:
                     server.answered += 1
-                self._send(200, {}, content)
+                self.send(200, content)
             elif fault[0] == "status":
                 _, code, headers, content = fault
-                self._send(code, headers, json.dumps({"error": content}).encode())
+                self.send(code, json.dumps({"error": content}).encode(), headers)
             elif fault[0] == "whole":
-                self._send(fault[1], fault[2], json.dumps(fault[3]).encode())
+                self.send(fault[1], json.dumps(fault[3]).encode(), fault[2])
             elif fault[0] == "raw":
-                self._send(200, {}, fault[1])
+                self.send(200, fault[1])
             elif fault[0] == "endless":
-                self._send(fault[1], {**fault[2], "Content-Length": str(10**15)}, b"")
+                self.send(fault[1], b"", {**fault[2], "Content-Length": str(10**15)})
                 while not closing.is_set() and server.sent_mib < 1000:
                     self.wfile.write(b" " * 2**20)
                     server.sent_mib += 1
@@ -110,30 +110,12 @@ def serve(answer: Answer) -> Iterator[Server]:
                 self.wfile.write(fault[1])
                 self.close_connection = True
             elif fault[0] == "drip":
-                self._send(200, {"Content-Length": "1000000"}, b" ")
+                self.send(200, b" ", {"Content-Length": "1000000"})
                 while not closing.wait(0.02):
                     self.wfile.write(b" ")
             else:
-                self._send(200, {"Content-Length": str(len(fault[1]) + 50)}, fault[1])
+                self.send(200, fault[1], {"Content-Length": str(len(fault[1]) + 50)})
                 self.close_connection = True
-
-        def _send(self, code: int, headers: dict[str, str], content: bytes) -> None:
-            self.send_response(code)
-            for name, value in {
-                "Content-Type": "application/json",
-                "Content-Length": str(len(content)),
-                **headers,
-            }.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-        def handle(self) -> None:
-            with suppress(OSError):  # the client hung up
-                super().handle()
 
     closing = threading.Event()
     listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

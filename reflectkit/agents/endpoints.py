@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from reflectkit.core.errors import ConfigError, ReflectkitError
+from reflectkit.core.keys import header_text
 from reflectkit.models.servers.settings import KEYS as SERVER_KEYS
 
 THINKING = ("o1", "o3", "o4", "gpt-5")
@@ -90,18 +91,10 @@ def _check_address(name: str, address: str, key: str) -> None:
 
 def key_of(endpoint: Endpoint) -> str:
     """The key from the environment; "" for a local server without one. Raises ConfigError where one is needed."""
-    key = _header_of(KEYS[endpoint.kind])
+    key = header_text(KEYS[endpoint.kind])
     if not key and endpoint.kind != "local":
         raise ConfigError(f"{endpoint} needs a key: export {KEYS[endpoint.kind]}=…")
     return key
-
-
-def _header_of(name: str) -> str:
-    """The environment variable `name`, which is sent in a header; "" where it is not set. Raises ConfigError."""
-    text = os.environ.get(name, "")
-    if not (text.isascii() and text.isprintable() and text == text.strip()):
-        raise ConfigError(f"{name} holds spaces around it, or characters that it cannot have; set it again")
-    return text
 
 
 def connect(endpoint: Endpoint, on_response: Callable[[Any], Awaitable[None]]) -> Any:
@@ -129,7 +122,7 @@ def connect(endpoint: Endpoint, on_response: Callable[[Any], Awaitable[None]]) -
         ) from None
     options: dict[str, Any] = {"max_retries": 0, "timeout": None, "http_client": pool}
     if endpoint.kind == "openai":
-        organization, project = (_header_of(name) or None for name in ACCOUNT)
+        organization, project = (header_text(name) or None for name in ACCOUNT)
         address = endpoint.base_url or OPENAI
         return openai.AsyncOpenAI(api_key=key, base_url=address, organization=organization, project=project, **options)
     if endpoint.kind == "local":

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from reflectkit.models.load import Player
+from tests.handler import QuietHandler
 
 Reply = tuple[int, Any]
 
@@ -222,9 +223,7 @@ class _Listener(ThreadingHTTPServer):
 
 
 def _handler(server: Inference) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(QuietHandler):
         def setup(self) -> None:
             super().setup()
             self.server.sockets.add(self.connection)  # type: ignore[attr-defined]
@@ -234,10 +233,10 @@ def _handler(server: Inference) -> type[BaseHTTPRequestHandler]:
             with suppress(OSError):
                 super().finish()
 
-        def do_GET(self) -> None:
+        def do_GET(self) -> None:  # noqa: N802 (http.server calls it so)
             self._reply({})
 
-        def do_POST(self) -> None:
+        def do_POST(self) -> None:  # noqa: N802 (http.server calls it so)
             self._reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
         def _reply(self, body: dict[str, Any]) -> None:
@@ -260,17 +259,6 @@ def _handler(server: Inference) -> type[BaseHTTPRequestHandler]:
                     server.answer(self.command, self.path, body) if fault is None else (fault, {"error": "x"})
                 )
             content = value.encode() if isinstance(value, str) else json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-        def handle(self) -> None:
-            with suppress(OSError):  # the client hung up
-                super().handle()
+            self.send(status, content)
 
     return Handler

@@ -11,6 +11,16 @@ from reflectkit.models.servers.wire import Wire
 
 MOST_AT_ONCE = 128
 """Tokens whose log-probabilities vLLM returns in one request (its MAX_LOGPROB_TOKEN_IDS)."""
+UNSHAPED = {
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "ignore_eos": True,
+    "skip_special_tokens": False,
+}
+"""Sampling from the model's own distribution, whatever defaults come with the model; "top_k" differs by server."""
 FLOOR = -9999.0
 """What vLLM writes for a log-probability of -inf."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.models.sampler import Ask
 from reflectkit.models.servers import answers
-from reflectkit.models.servers.protocols import FLOOR, Drawn, LostWeightsError, Served, Weights
+from reflectkit.models.servers.protocols import FLOOR, UNSHAPED, Drawn, LostWeightsError, Served, Weights
 from reflectkit.models.servers.wire import RefusedError, Wire
 
 
@@ -95,17 +95,7 @@ class Sglang:
         self, weights: Weights, prompt: Sequence[int], parameters: Mapping[str, Any], more: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         """`meta_info` of what was generated. Sampling defaults of the model are overridden."""
-        sampling = {
-            "top_p": 1.0,
-            "top_k": -1,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "ignore_eos": True,
-            "skip_special_tokens": False,
-            **parameters,
-        }
+        sampling = {**UNSHAPED, "top_k": -1, **parameters}
         body = {"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True, **more}
         if weights.adapter:
             body["lora_path"] = weights.name

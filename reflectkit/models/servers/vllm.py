@@ -10,7 +10,7 @@ from typing import Any
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.models.sampler import Ask
 from reflectkit.models.servers import answers
-from reflectkit.models.servers.protocols import Drawn, LostWeightsError, Served, Weights
+from reflectkit.models.servers.protocols import UNSHAPED, Drawn, LostWeightsError, Served, Weights
 from reflectkit.models.servers.wire import RefusedError, Wire
 
 
@@ -89,14 +89,8 @@ class Vllm:
         body = {
             "model": weights.name,
             "prompt": list(prompt),
-            "top_p": 1.0,
+            **UNSHAPED,
             "top_k": 0,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "ignore_eos": True,
-            "skip_special_tokens": False,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
             **wanted,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from weakref import WeakKeyDictionary
 
 import httpx2
 
-from reflectkit.core.errors import ConfigError, EnvironmentFailure, ReflectkitError
+from reflectkit.core.errors import EnvironmentFailure, ReflectkitError
+from reflectkit.core.keys import header_text
 
 TRIES = 12
 """A request that fails so often while the server answers others is given up."""
@@ -75,7 +75,7 @@ class Wire:
         self.connections = connections
         self.retries = 0
         """How many requests were sent again."""
-        self._key = _key(key_name)
+        self._key = header_text(key_name)
         self._answered = time.monotonic()
         self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
 
@@ -196,11 +196,3 @@ def _wait_s(headers: Mapping[str, str]) -> float | None:
         if 0 <= seconds <= LONGEST_PAUSE_S:
             return seconds
     return None
-
-
-def _key(name: str) -> str:
-    """The key in environment variable `name`; "" without one. Raises ConfigError if it cannot be sent."""
-    key = os.environ.get(name, "")
-    if not (key.isascii() and key.isprintable() and key == key.strip()):
-        raise ConfigError(f"{name} holds spaces around it, or characters that it cannot have; set it again")
-    return key
