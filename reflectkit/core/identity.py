@@ -20,9 +20,9 @@ from reflectkit.core.tree import visible_files
 NOT_IDENTITY = frozenset(
     {
         "force", "results_dir", "width", "concurrency", "max_cost_usd", "price_in", "price_out", "dry_run", "timeout_s",
-        "max_tokens_per_batch", "name", "keep", "jobs", "keep_checkpoints", "plan", "served_model", "adapter_dir",
-        "adapter_dir_there", "server_timeout_s", "server_patience_s", "server_connections",
-        "processes",
+        "max_tokens_per_batch", "name", "keep", "jobs", "keep_checkpoints", "plan", "served_model",
+        "reflector_served_model", "adapter_dir", "adapter_dir_there", "server_timeout_s", "server_patience_s",
+        "server_connections", "processes",
     }
 )  # fmt: skip
 """Settings that do not change the results of a run, except for the order of floating-point sums."""

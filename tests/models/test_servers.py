@@ -6,6 +6,7 @@ import asyncio
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,17 @@ def test_another_tokenizer_is_refused_before_the_first_sample(
     with pytest.raises(ConfigError, match=r"another tokenizer than the policy \(vocabulary \w{8} there, \w{8} here\)"):
         opened(kind, server, base)
     assert server.bodies == []
+
+
+def test_the_reflectors_model_has_a_name_of_its_own(policy: Player, server: Inference, tmp_path: Path) -> None:
+    save_player(tmp_path, replace(policy, role="reflection"))
+    server.root = str(tmp_path)
+    row, opening = backend(f"vllm:{server.url}"), Opening(str(tmp_path), "cpu", role="reflection")
+    row.open(opening, row.settings(served_model="the policy's"))
+    with pytest.raises(
+        ConfigError, match=r"not --reflector-served-model other; .* there with --reflector-served-model"
+    ):
+        row.open(opening, row.settings(reflector_served_model="other"))
 
 
 def wrong(server: Inference, what: str) -> None:

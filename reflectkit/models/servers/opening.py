@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from reflectkit.core.config import flag
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.eventloop import wait_for
 from reflectkit.models.load import base_of, check_role, context_of, load_tokenizer
@@ -44,7 +45,8 @@ def open_server(kind: str, url: str, opening: Opening, settings: ServerSettings)
         )
     store = Store(settings.adapter_dir, settings.adapter_dir_there)
     sampler = ServerSampler(server, tokenizer, role, context_of(opening.checkpoint), base, store)
-    wait_for(sampler.check(settings.served_model if opening.role == "policy" else ""))
+    setting = "reflector_served_model" if opening.role == "reflection" else "served_model"
+    wait_for(sampler.check(getattr(settings, setting), flag(setting)))
     if player is None and (folder / "adapter_config.json").is_file():
         wait_for(sampler.load(folder))
     return sampler

@@ -76,8 +76,8 @@ class ServerSampler:
         self._asked = WeakKeyDictionary()
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
-    async def check(self, served_model: str = "") -> None:
-        """Whether this is the server of the base, with the policy's tokenizer.
+    async def check(self, served_model: str = "", chosen_by: str = "--served-model") -> None:
+        """Whether this is the server of the base, with the model's tokenizer. chosen_by: the flag of `served_model`.
 
         Raises
         ------
@@ -90,10 +90,11 @@ class ServerSampler:
         if served_model:
             names = [name for name in served.models if name == served_model]
         if not names:
-            wanted = f"--served-model {served_model}" if served_model else f"the policy's base {self.base}"
+            whose = "reflector" if self.role == "reflection" else "policy"
+            wanted = f"{chosen_by} {served_model}" if served_model else f"the {whose}'s base {self.base}"
             has = ", ".join(f"{name} ({path})" if name != path else name for name, path in served.models.items())
             raise ConfigError(
-                f"{url} serves {has}, not {wanted}; serve that, or name the same model there with --served-model"
+                f"{url} serves {has}, not {wanted}; serve that, or name the same model there with {chosen_by}"
             )
         self._weights = Weights(names[0], adapter=False)
         self._served = served.context or self._served

@@ -32,6 +32,9 @@ class ServerSettings:
     served_model: str = option(
         "", help="Name under which the server serves the policy's base; default: the one whose path is the base's."
     )
+    reflector_served_model: str = option(
+        "", help="Name under which the server of --reflector-sampler serves the reflector's base; default: as above."
+    )
     adapter_dir: Path | None = option(
         None, help="Folder where trained weights are written for the server to load; default: a temporary one."
     )

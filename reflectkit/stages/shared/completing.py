@@ -19,6 +19,7 @@ from reflectkit.core.errors import ReflectkitError
 from reflectkit.core.identity import read_record
 from reflectkit.core.jsonl import read_json
 from reflectkit.envs import env_class, env_names
+from reflectkit.models.servers.settings import KEYS as SERVERS
 from reflectkit.stages.shared.players import CHECKPOINT, SCRIPTED
 
 MOST_FOLDERS = 5000  # that are looked into
@@ -124,6 +125,12 @@ def _teachers(begun: Begun) -> Iterator[tuple[str, str]]:
         yield f"{kind}:", "a chat model"
 
 
+def _samplers(begun: Begun) -> Iterator[tuple[str, str]]:
+    yield "local", "in this process"
+    for kind in SERVERS:
+        yield f"{kind}:http://", "a server"
+
+
 def _policies(begun: Begun) -> Iterator[tuple[str, str]]:
     """Players by name; and models as NAME=CHECKPOINT, with the reflector that they were trained with."""
     name, equals, model = begun.word.partition("=")
@@ -213,7 +220,8 @@ VALUES: dict[str, Names | str] = {
     "level": _levels,
     "curriculum": _levels,
     "algo": "reflectkit.rl.algorithms:ALGORITHMS",
-    "sampler": "reflectkit.models.sampler:BACKENDS",
+    "sampler": _samplers,
+    "reflector_sampler": _samplers,
     "policy": _policies,
     "reflector": _models(COMMENTS),
     "reflect_load_dir": _models(COMMENTS),
