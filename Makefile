@@ -16,7 +16,7 @@ VLLM_VENV ?= .venv-vllm
 VLLM_TORCH ?= torch==2.13.0
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-.PHONY: help install demo test check lint format type bench bench-peers gpu-check docs pictures dist alfworld smollm2 vllm vllm-check clean
+.PHONY: help install demo test check lint format type bench bench-peers bench-growth gpu-check docs pictures dist alfworld smollm2 vllm vllm-check clean
 .PHONY: demo-explore demo-memory demo-alfworld play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot view export
 
 help: ## List the targets
@@ -83,6 +83,9 @@ bench: $(INSTALLED) ## Reproduce the table in docs/results.md: four arms, three 
 
 bench-peers: $(INSTALLED) ## Time updates against TRL's, and against the published code: ARGS="--original FOLDER"
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks $(ARGS)
+
+bench-growth: $(INSTALLED) ## Memory and time of an update by its episodes and by the length of prompts
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.growth $(ARGS)
 
 # Nothing is installed, since a machine with a GPU may have no network: the environment's Python, otherwise $(PYTHON), runs this folder.
 gpu-check: ## Check on one GPU, without a network, that training and sampling work, with speed and memory (25 minutes)
