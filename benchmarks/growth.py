@@ -174,7 +174,8 @@ def picture(tables: Sequence[Sequence[dict[str, float]]], out: Path) -> None:
     )
     for panel, (table, across, across_label, up, up_label) in zip(panels, shown, strict=True):
         panel.plot([one[across] for one in table], [one[up] for one in table], marker="o")
-        panel.set(xscale="log", ylim=(0, None), xlabel=across_label, ylabel=up_label)
+        panel.set(xscale="log", xlabel=across_label, ylabel=up_label)
+        panel.set(**{"yscale": "log"} if up == "each" else {"ylim": (0, 1.1 * max(one[up] for one in table))})
         ticks = [one[across] for one in table]
         panel.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
         panel.minorticks_off()
