@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from reflectkit.envs import ENVS
-from reflectkit.envs.memory.env import READER_TOKENS
+from reflectkit.envs.memory.recall import READER_TOKENS
 from reflectkit.stages import STAGES
 from reflectkit.stages.run import recipe_names
 from tests.examples import examples

@@ -66,6 +66,16 @@ class Outcome:
     """Whether the removed text was written at the same chunk."""
 
 
+def insertion(kind: str, content: str) -> ToolCall:
+    """The call that adds an item."""
+    return ToolCall(INSERT, {"memory_type": kind, "content": content})
+
+
+def deletion(item: Item) -> ToolCall:
+    """The call that removes `item`."""
+    return ToolCall(DELETE, {"memory_type": item.kind, "memory_id": item.id})
+
+
 def search(store: Store, kind: str, query: str, limit: int, retrieve: Related = related) -> list[Item]:
     """Up to `limit` items of one list that are most related to `query`, best first (the paper's `search_memory`)."""
     items = store.listed(kind)

@@ -1,0 +1,96 @@
+"""The oracle teacher of a chunk: its calls, its mistakes and its comments, from the chunk's facts and what is shown."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from reflectkit.core.tools import use_of
+from reflectkit.core.types import ToolCall, ToolUse
+from reflectkit.envs.memory.facts import Fact, ValidFacts
+from reflectkit.envs.memory.store import CORE, LISTS, SEMANTIC, Item
+from reflectkit.envs.memory.tools import UPDATE, deletion, insertion
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What the teacher knows. shown: the items that the agent sees. facts: the chunk's. valid: those before it."""
+
+    shown: Sequence[Item]
+    facts: Sequence[Fact]
+    valid: ValidFacts
+
+    def calls(self) -> list[ToolCall]:
+        """Insert what is new, update what has changed, delete duplicates and what is to be forgotten."""
+        duplicates = self._duplicates()
+        calls = [deletion(item) for item, _ in duplicates]
+        replaced = {item.id for item, _ in duplicates}
+        shown = [item for item in self.shown if item.id not in replaced]
+        new_facts = self._new_facts()
+        if any(fact.kind == CORE for fact in new_facts):
+            after = ValidFacts(dict(self.valid.facts))
+            after.learn(new_facts)
+            calls.append(ToolCall(UPDATE, {"memory_type": CORE, "new_content": after.core()}))
+        for fact in (fact for fact in new_facts if fact.kind != CORE):
+            old = _held(fact, shown)
+            if old and fact.text:
+                arguments = {"memory_type": fact.kind, "memory_id": old.id, "new_content": fact.text}
+                calls.append(ToolCall(UPDATE, arguments))
+            elif old:
+                calls.append(deletion(old))
+            elif fact.text:
+                calls.append(insertion(fact.kind, fact.text))
+        return calls
+
+    def mistakes(self) -> list[ToolUse]:
+        """A changed fact inserted as a new item instead of updating the old one."""
+        calls = self.calls()
+        wrong = []
+        for index, call in enumerate(calls):
+            if call.name == UPDATE and call.arguments["memory_type"] in LISTS:
+                insert = insertion(call.arguments["memory_type"], call.arguments["new_content"])
+                wrong.append(use_of([*calls[:index], insert, *calls[index + 1 :]]))
+        return wrong
+
+    def comment(self, generator: random.Random) -> str:
+        """What is new, has changed or is to be forgotten, and the id of its item."""
+        parts = [f"{item.id} is older than {newer.id}." for item, newer in self._duplicates()]
+        for fact in self._new_facts():
+            old = _held(fact, self.shown)
+            if fact.kind == CORE:
+                parts.append(f"{fact.key} is for the core{generator.choice(('', ' memory'))}.")
+            elif not fact.text:
+                parts.append(f"Forget {fact.key}" + (f", {old.id}." if old else "."))
+            elif old:
+                parts.append(f"{fact.key} changed, {old.id}.")
+            else:
+                parts.append(f"{fact.key} is {generator.choice(('new', 'new here'))}.")
+        return " ".join(parts) or generator.choice(("Nothing to keep.", "Nothing here is worth keeping."))
+
+    def _new_facts(self) -> list[Fact]:
+        """The facts that the chunk adds, changes or retracts, in their final form."""
+        last = {fact.key: fact for fact in self.facts}
+        valid = self.valid.facts
+        return [fact for key, fact in last.items() if (valid.get(key) != fact if fact.text else key in valid)]
+
+    def _duplicates(self) -> list[tuple[Item, Item]]:
+        """(older, newer) pairs of shown items about the same fact."""
+        shown = [item for item in self.shown if item.kind == SEMANTIC]
+        key = {item.id: item.text.rpartition(" is ")[0] for item in shown}
+        pairs = []
+        for index, item in enumerate(shown):
+            newer = next(
+                (other for other in shown[index + 1 :] if key[item.id] and key[other.id] == key[item.id]), None
+            )
+            if newer is not None:
+                pairs.append((item, newer))
+        return pairs
+
+
+def _held(fact: Fact, items: Iterable[Item]) -> Item | None:
+    """The latest of `items` about the same key as `fact`."""
+    return next(
+        (item for item in reversed(list(items)) if item.kind == fact.kind and item.text.startswith(fact.key + " ")),
+        None,
+    )
