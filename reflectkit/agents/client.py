@@ -40,13 +40,15 @@ class Request:
     """One request.
 
     name: its subject, for people. messages: the chat. max_tokens: limit of the answer. draw: distinguishes equal
-    requests that should each get their own sampled answer.
+    requests that should each get their own sampled answer. cuts: whether an answer that is cut off at the limit is used
+    as it is.
     """
 
     name: str
     messages: tuple[Message, ...]
     max_tokens: int
     draw: int = 0
+    cuts: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -75,6 +77,8 @@ class Outcome(Generic[Value]):
     """Cost of all its answers, including those from the journal."""
     tokens: int = 0
     """Completion tokens of all its answers, including those from the journal."""
+    answers: int = 0
+    """Number of its answers, usable or not."""
 
 
 def written_limit(endpoint: Endpoint, request: Request) -> int:
@@ -181,7 +185,7 @@ class ChatClient:
             answer = self.journal.answers.get(self.key(request, attempt))
             if answer is None:
                 return None
-            reason, text = _fault(answer), answer.text
+            reason, text = _fault(answer, request), answer.text
             if not reason:
                 try:
                     return Outcome(parse(text))
@@ -214,7 +218,7 @@ class ChatClient:
             answer = self.journal.answers.get(self.key(request, attempt))
             if answer is None:
                 return 1 + ASKED_AGAIN - attempt
-            if not _fault(answer) and self.key(request, attempt + 1) not in self.journal.answers:
+            if not _fault(answer, request) and self.key(request, attempt + 1) not in self.journal.answers:
                 return 0
         return 0
 
@@ -238,7 +242,7 @@ class ChatClient:
 
         def ended(value: Value | None = None, rejected: Rejected | None = None) -> Outcome[Value]:
             tokens = sum(answer.completion_tokens for answer in answers)
-            return Outcome(value, rejected, unparsed, sum(map(self._cost, answers)), tokens)
+            return Outcome(value, rejected, unparsed, sum(map(self._cost, answers)), tokens, len(answers))
 
         for attempt in range(1 + ASKED_AGAIN):
             asks.check()
@@ -253,7 +257,7 @@ class ChatClient:
             if answer is None:
                 return ended()
             answers.append(answer)
-            reason = _fault(answer)
+            reason = _fault(answer, request)
             if not reason:
                 try:
                     return ended(parse(number, answer.text))
@@ -392,7 +396,7 @@ def open_client(
             client.close()
 
 
-def _fault(answer: Answer) -> str:
+def _fault(answer: Answer, request: Request) -> str:
     """Why an answer cannot be used, or ""."""
     if answer.finish_reason == MALFORMED:
         return answer.refusal
@@ -400,6 +404,6 @@ def _fault(answer: Answer) -> str:
         return "held back by the server's content filter"
     if answer.refusal:
         return f"refused: {answer.refusal[:200]}"
-    if answer.finish_reason == "length":
+    if answer.finish_reason == "length" and not request.cuts:
         return "cut off at its token limit"
     return "" if answer.text.strip() else "empty"

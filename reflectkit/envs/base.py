@@ -100,6 +100,11 @@ class BaseEnv:
     baselines: ClassVar[tuple[str, ...]] = ()
     """Names of the rule-based players that `baseline` implements."""
 
+    methods: ClassVar[Mapping[str, int]] = {}
+    """Published methods that play with any model, `--policy NAME:MODEL`, each with the most tokens of an answer;
+    `method_messages` and `method_action` implement them.
+    """
+
     def __init__(self, **settings: Any) -> None:
         self.settings = self.Settings(**settings)
 
@@ -135,6 +140,14 @@ class BaseEnv:
     def baseline(self, name: str) -> int | str | ToolUse:
         """The action of the rule-based player `name`."""
         raise _lacking(self, "baseline")
+
+    def method_messages(self, name: str) -> tuple[Message, ...]:
+        """What the model of method `name` is asked now."""
+        raise _lacking(self, "method_messages")
+
+    def method_action(self, name: str, answer: str) -> int | str | ToolUse:
+        """The action that its answer stands for. Raises ValueError with the reason if it stands for none."""
+        raise _lacking(self, "method_action")
 
     # ------------------------------------------------------------------------------------------------ its problems
 
@@ -227,8 +240,18 @@ class BaseEnv:
 
     @classmethod
     def offers_choices(cls, settings: Any) -> bool:
-        """Whether actions are chosen from a list, so that a chat teacher can act."""
+        """Whether actions are chosen from a list."""
         return not cls.offers_tools
+
+    @classmethod
+    def taught_by_chat(cls, settings: Any) -> bool:
+        """Whether a chat teacher can act: by a choice, or by calls that need no conversation."""
+        return cls.offers_choices(settings)
+
+    @classmethod
+    def reward_of(cls, trajectory: Trajectory) -> float:
+        """What `gen-trajectory --min-reward` looks at."""
+        return trajectory.total_return
 
     @classmethod
     def drops_choices(cls, settings: Any) -> bool:

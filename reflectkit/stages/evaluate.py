@@ -5,7 +5,6 @@ with 95 % intervals.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,30 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.agents.client import Request
 from reflectkit.agents.endpoints import key_of
 from reflectkit.agents.requests import (
-    ANSWER_TOKENS,
     HISTORY_HELP,
     HISTORY_TOKENS,
-    history_cost,
-    playing_request,
-    reflecting_request,
 )
-from reflectkit.agents.scripted import RandomAgent
 from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.identity import digest
 from reflectkit.core.jsonl import salvage, write_json, write_text
 from reflectkit.core.memory import memory_explained
-from reflectkit.core.protocols import Context
-from reflectkit.core.reports import Report, Table
+from reflectkit.core.reports import Report
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Run, finished, open_run
 from reflectkit.core.seeding import derive, generator
-from reflectkit.core.text import count_tokens
-from reflectkit.core.types import Status, Task, Trajectory, Turn
+from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.episodes import episode_line, episode_to_json, read_compared, write_episodes
 from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
@@ -44,6 +35,7 @@ from reflectkit.envs import cluster_of
 from reflectkit.stages.shared.breakdowns import aspect_tables, passes_table
 from reflectkit.stages.shared.chat import ChatConfig
 from reflectkit.stages.shared.environments import MOST_TOKENS, PlayConfig, at_level, check_level
+from reflectkit.stages.shared.eval_estimate import estimate
 from reflectkit.stages.shared.eval_tables import (
     csv_text,
     differences,
@@ -74,7 +66,6 @@ SFT = "sft"
 HELD_OUT = "test.json"
 Played = dict[tuple[int, int, str, int], tuple[Task, dict[str, Any]]]
 """Tasks and their lines of episodes.jsonl, by player, horizon, task id and seed."""
-ANSWER = 90  # tokens that a chat model writes per step, roughly
 
 
 @dataclass(frozen=True)
@@ -88,7 +79,8 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
         help="NAME=MODEL or NAME=MODEL+REFLECTOR (each a checkpoint, a run of sft or rlft, or a hub id; +oracle: the"
         " env's teacher comments; +nothing: empty comments), oracle,"
         " random, sft (the result of `sft --role plain` on the current rows), a baseline of the env, or a chat model"
-        " (openai:MODEL, azure:DEPLOYMENT, local:MODEL) or two of them as ACTOR+REFLECTOR (repeat the flag).",
+        " (openai:MODEL, azure:DEPLOYMENT, local:MODEL) or two of them as ACTOR+REFLECTOR; METHOD:MODEL plays a"
+        " published method of the env with any model, e.g. memagent:openai:MODEL (repeat the flag).",
     )
     task_file: Path | None = option(
         None,
@@ -129,13 +121,13 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
             return
         if not self.policy:
             raise ConfigError("evaluate needs at least one --policy NAME=CHECKPOINT")
-        names = [parse_policy(text, self.baselines)[0] for text in self.policy]
+        names = [parse_policy(text, self.baselines, self.kind.methods)[0] for text in self.policy]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"--policy: the name {twice[0]!r} is given twice")
         for level in self.level:
             check_level(self.env, level)
         for text in self.policy:
-            for part in chat_parts(text):
+            for part in chat_parts(text, self.kind.methods):
                 self.check_budget(endpoint_of(self, part))
 
     @property
@@ -146,7 +138,7 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
 
 def entrant(config: Config, text: str) -> tuple[str, Path | None, Path | None]:
     """(name, policy, reflector) of a --policy, with the checkpoint of "sft" filled in. Raises ConfigError."""
-    return (SFT, plain_sft(config), None) if text == SFT else parse_policy(text, config.baselines)
+    return (SFT, plain_sft(config), None) if text == SFT else parse_policy(text, config.baselines, config.kind.methods)
 
 
 def plain_sft(config: Config) -> Path:
@@ -194,14 +186,14 @@ def run(config: Config, progress: Progress) -> Report:
         for level in levels
     ]
     if config.dry_run:
-        return _estimate(config, matches, progress)
+        return estimate(config, matches, progress)
     if source is None:
         progress.news(
             f"{config.folder / HELD_OUT} does not exist: playing all problems that env '{config.env}' lists, none of"
             " them held out from training; create it with `reflectkit gen-trajectory` and `reflectkit split`"
         )
     for text in config.policy:
-        for part in chat_parts(text):
+        for part in chat_parts(text, config.kind.methods):
             key_of(endpoint_of(config, part))
     tasks = [task for level in levels for task in problems[level]]
     for _, policy, _ in entrants:
@@ -329,91 +321,6 @@ class Match:
     """The level to play."""
     tasks: tuple[Task, ...]
     """The problems of that level."""
-
-
-def _estimate(config: Config, matches: Sequence[Match], progress: Progress) -> Report:
-    """Estimated requests of the chat models and their cost, with every episode played to its horizon.
-
-    The expectation takes each state to be as long as the first; the upper bound takes the longest that random play
-    meets in the same problem.
-    """
-    from reflectkit.agents.client import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, written_limit
-
-    rows, total_calls = [], 0
-    random_play: dict[str, list[Trajectory]] = {}
-    for match in matches:
-        endpoints = [endpoint_of(config, part) for part in chat_parts(match.name)]
-        if endpoints and match.level not in random_play:
-            random_play[match.level] = _random_play(config, match, progress)
-        env: Any = config.maker(match.level)() if endpoints else None
-        prices = [config.prices_at(endpoint) for endpoint in endpoints]
-        calls = tokens = 0
-        usd = bound = 0.0
-        for trajectory in random_play[match.level] if endpoints else ():
-            steps = min(env.steps, config.kind.episode_steps(trajectory.task) or env.steps)
-            grown = _growth(trajectory.turns)
-            usual = _longest_requests(env, trajectory.turns[:1], len(endpoints), ANSWER)
-            longest = _longest_requests(env, trajectory.turns[: 1 if grown else None], len(endpoints), ANSWER_TOKENS)
-            # the most tokens that this model and those before it write; a reflector sees the player's actions
-            in_a_turn = 0
-            for endpoint, price, one, other in zip(endpoints, prices, usual, longest, strict=True):
-                in_a_turn += other.max_tokens
-                read, most_read = (
-                    steps * request.prompt_tokens
-                    + sum(
-                        turns * (grown + written)
-                        if grown
-                        else history_cost(request, turns, written, config.history_tokens)
-                        for turns in range(1, steps)
-                    )
-                    for request, written in ((one, ANSWER), (other, in_a_turn))
-                )
-                thought = THINKING_TOKENS if endpoint.thinks else 0
-                calls += steps * config.eval_reps
-                tokens += read * config.eval_reps
-                usd += config.eval_reps * price.cost(read, steps * (ANSWER + thought))
-                written_most = steps * written_limit(endpoint, other)
-                bound += config.eval_reps * (1 + ASKED_AGAIN) * price.cost(most_read * PROMPT_MARGIN, written_most)
-        total_calls += calls
-        priced = all(price.known for price in prices)
-        dollars = (f"{usd:.4f}", f"{bound:.4f}") if priced else ("unknown; give --price-in and --price-out", "unknown")
-        rows.append((match.name, match.level, str(calls), str(tokens), *dollars))
-    columns = ("policy", "level", "calls", "prompt tokens", "US dollars", "at most")
-    title = (
-        "Estimate if every episode runs to its horizon; at most: each call three times, at full length, on states as"
-        " long as the longest of random play"
-    )
-    return Report("evaluate", config.env_folder, {"calls": total_calls}, (), (Table(title, columns, tuple(rows)),))
-
-
-def _random_play(config: Config, match: Match, progress: Progress) -> list[Trajectory]:
-    """Random play of each problem, except those whose engine fails at once, which cause no requests."""
-    episodes = [Episode(task, derive(config.seed, "evaluate", task.id, 0)) for task in match.tasks]
-    with progress.bar(f"random play ({match.level})", len(episodes)) as bar:
-        played = rollout(
-            episodes, config.maker(match.level), RandomAgent(), width=config.width, on_end=lambda _: bar.advance()
-        )
-    return [trajectory for trajectory in played if trajectory.turns]
-
-
-def _growth(turns: Sequence[Turn]) -> int:
-    """The most tokens that a conversation has grown by in a turn; 0 if it is none, so that what is shown of earlier
-    turns depends on --history-tokens.
-    """
-    tokens = [count_tokens(turn.observation.text) for turn in turns if turn.observation.replies]
-    return max((after - before for before, after in itertools.pairwise(tokens)), default=len(tokens))
-
-
-def _longest_requests(env: Any, turns: Sequence[Turn], clients: int, comment_tokens: int) -> list[Request]:
-    """The longest requests caused by `turns`, without earlier turns: the player's, and the reflector's if any."""
-    context = Context(0, env)
-    comment = " ".join(["x"] * comment_tokens) if clients > 1 else None
-    seen = [turn.observation for turn in turns]
-    requests = [
-        [playing_request(one, context, comment) for one in seen],
-        [reflecting_request(one, context) for one in seen],
-    ]
-    return [max(of_one, key=lambda request: request.prompt_tokens) for of_one in requests[:clients]]
 
 
 def play_match(

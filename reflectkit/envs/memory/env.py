@@ -32,7 +32,7 @@ from reflectkit.core.protocols import StepResult
 from reflectkit.core.readers import Judge, Reader
 from reflectkit.core.text import count_tokens
 from reflectkit.core.tools import PLAIN, parse, use_of
-from reflectkit.core.types import Message, Observation, Task, ToolUse
+from reflectkit.core.types import Message, Observation, Task, ToolUse, Trajectory
 from reflectkit.envs.base import BaseEnv, check_task
 from reflectkit.envs.memory import rewards
 from reflectkit.envs.memory.content import LONGEST_SHORT, read
@@ -44,6 +44,7 @@ from reflectkit.envs.memory.oracle import Lesson
 from reflectkit.envs.memory.reader import EXTRACTIVE, Extractive
 from reflectkit.envs.memory.recall import RETRIEVED, latest, most_related
 from reflectkit.envs.memory.retrieval import BM25, check_retrieval, retriever
+from reflectkit.envs.memory.rewriting import METHODS, rewritten, text_of
 from reflectkit.envs.memory.store import EPISODIC, LISTS, SEMANTIC, Item, Store
 from reflectkit.envs.memory.tools import DELETE, INSERT, TOOLS, UPDATE, apply
 
@@ -107,6 +108,7 @@ class Memory(BaseEnv):
     }
     problem_generator: ClassVar[str] = "reflectkit.envs.memory.problems:Conversations"
     baselines: ClassVar[tuple[str, ...]] = BASELINES
+    methods: ClassVar[Mapping[str, int]] = {name: 2 * method.tokens for name, method in METHODS.items()}
     noise: ClassVar[float] = 0.1
     offers_tools: ClassVar[bool] = True
     rules: ClassVar[str] = (
@@ -226,6 +228,19 @@ class Memory(BaseEnv):
         """A generated conversation, for users without a file of them."""
         return conversation(0, LONG if level == "long" else LONGEST_SHORT, level, seed)
 
+    @classmethod
+    def taught_by_chat(cls, settings: Any) -> bool:
+        """By calls for each chunk."""
+        return True
+
+    @classmethod
+    def reward_of(cls, trajectory: Trajectory) -> float:
+        """The mean of its chunks' rewards, each with the share that the last chunk got: 2.15 at most by default."""
+        if not trajectory.turns:
+            return trajectory.total_return
+        shared = float(trajectory.turns[-1].info.get("shared_reward", 0.0))
+        return (trajectory.total_return - shared) / len(trajectory.turns) + shared
+
     def oracle(self) -> ToolUse:
         """The best calls given only the prompt. Raises DataError where the conversation's facts are not known."""
         return use_of(self._lesson().calls())
@@ -249,6 +264,15 @@ class Memory(BaseEnv):
         if name in (RAG, LONG_CONTEXT):
             self._retrieved, self._whole = RAG_CHUNKS, name == LONG_CONTEXT
         return copied(name, self.store, self._chunks[self._at], self._at)
+
+    def method_messages(self, name: str) -> tuple[Message, ...]:
+        """What the model of method `name` is asked about the chunk; see `rewriting`."""
+        self._whole = True
+        return METHODS[name].messages(text_of(self.store), self._chunks[self._at])
+
+    def method_action(self, name: str, answer: str) -> ToolUse:
+        """The call that puts the text of `answer` in place of the old one. Raises ValueError where there is no text."""
+        return rewritten(METHODS[name], self.store, answer)
 
     def _observe(self) -> Observation:
         over = self._at >= len(self._chunks)

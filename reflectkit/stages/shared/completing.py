@@ -19,6 +19,7 @@ from reflectkit.core.errors import ReflectkitError
 from reflectkit.core.identity import read_record
 from reflectkit.core.jsonl import read_json
 from reflectkit.envs import env_class, env_names
+from reflectkit.envs.base import BaseEnv
 from reflectkit.models.servers.settings import KEYS as SERVERS
 from reflectkit.stages.shared.players import CHECKPOINT, SCRIPTED
 
@@ -135,12 +136,14 @@ def _policies(begun: Begun) -> Iterator[tuple[str, str]]:
     """Players by name; and models as NAME=CHECKPOINT, with the reflector that they were trained with."""
     name, equals, model = begun.word.partition("=")
     if not equals:
-        baselines = env_class(begun.settings["env"]).baselines if begun.settings.get("env") else ()
+        env = env_class(begun.settings["env"]) if begun.settings.get("env") else BaseEnv
         own = {"play": ("person",), "evaluate": ("sft",)}.get(begun.stage, ())
-        for player in (*own, *SCRIPTED, *baselines):
+        for player in (*own, *SCRIPTED, *env.baselines):
             yield player, ""
         for kind in KEYS if begun.stage == "evaluate" else ():
             yield f"{kind}:", "a chat model"
+        for method in env.methods if begun.stage == "evaluate" else ():
+            yield f"{method}:", "with any model"
     policy, plus, _ = model.partition("+")
     if plus:
         for checkpoint, _ in _checkpoints(begun.results, COMMENTS):

@@ -37,33 +37,55 @@ agent.
 """
 
 
-def chat_parts(text: str) -> list[str]:
-    """The chat models of a --policy: one that acts, or two, of which the second reflects; none for other policies."""
-    parts = text.split("+") if text.partition(":")[0] in KEYS and "=" not in text else []
-    return parts if len(parts) <= 2 and all(part.partition(":")[0] in KEYS for part in parts) else []
+def method_of(text: str, methods: Iterable[str]) -> tuple[str, str]:
+    """(method, model) of a --policy METHOD:MODEL; ("", text) of any other.
+
+    >>> method_of("mem1:openai:small", ("mem1",)), method_of("openai:small", ("mem1",))
+    (('mem1', 'openai:small'), ('', 'openai:small'))
+    """
+    method, _, model = text.partition(":")
+    return (method, model) if method in methods else ("", text)
+
+
+def chat_parts(text: str, methods: Iterable[str] = ()) -> list[str]:
+    """The chat models of a --policy: one that acts, or two, of which the second reflects; none for other policies. One
+    of `methods` has one.
+    """
+    method, model = method_of(text, methods)
+    parts = model.split("+") if model.partition(":")[0] in KEYS and "=" not in model else []
+    most = 1 if method else 2
+    return parts if len(parts) <= most and all(part.partition(":")[0] in KEYS for part in parts) else []
 
 
 def endpoint_of(config: Any, part: str) -> Endpoint:
     """The endpoint of a chat model in a --policy; with local models, --base-url applies only to them. Raises
     ConfigError.
     """
-    local = any(other.startswith("local:") for text in config.policy for other in chat_parts(text))
+    policies = (chat_parts(text, config.kind.methods) for text in config.policy)
+    local = any(other.startswith("local:") for others in policies for other in others)
     base_url = config.base_url if part.startswith("local:") or not local else None
     return parse_endpoint(part, base_url, "--policy", "")
 
 
-def parse_policy(text: str, baselines: Sequence[str] = ()) -> tuple[str, Path | None, Path | None]:
-    """(name, policy's checkpoint, reflector's checkpoint) of a --policy; `baselines` have no checkpoint. Raises
-    ConfigError.
+def parse_policy(
+    text: str, baselines: Sequence[str] = (), methods: Iterable[str] = ()
+) -> tuple[str, Path | None, Path | None]:
+    """(name, policy's checkpoint, reflector's checkpoint) of a --policy; `baselines` have no checkpoint, and `methods`
+    that of their model. Raises ConfigError.
 
     >>> parse_policy("ours=a/b+c/d")
     ('ours', PosixPath('a/b'), PosixPath('c/d'))
     """
-    if text in SCRIPTED or text in baselines or chat_parts(text) or text in _plugins(text):
+    if text in SCRIPTED or text in baselines or chat_parts(text, methods) or text in _plugins(text):
         return text, None, None
+    method, model = method_of(text, methods)
+    if method and (not model or model.partition(":")[0] in KEYS):
+        raise ConfigError(f"--policy {text!r}: write {method}:CHECKPOINT, or {method}: and one chat model")
+    if method:
+        return text, Path(model), None
     name, equals, paths = text.partition("=")
     policy, plus, reflector = paths.partition("+")
-    names = ", ".join((*SCRIPTED, *baselines, *_plugins(text)))
+    names = ", ".join((*SCRIPTED, *baselines, *(f"{method}:MODEL" for method in methods), *_plugins(text)))
     if not (name and equals and policy) or (plus and not reflector):
         place = Path(text.partition("+")[0])
         run = place.parent if CHECKPOINT.fullmatch(place.name) else place
@@ -171,7 +193,7 @@ class Players:
 
     def stop_if_spent(self, name: str) -> None:
         """Raises BudgetSpentError if the budget of a chat model of `name` ran out."""
-        for part in chat_parts(name):
+        for part in chat_parts(name, self.config.kind.methods):
             client = self._clients.get(str(endpoint_of(self.config, part)))
             if client is not None:
                 stop_if_spent(self.config, client, "finished episodes are kept")
@@ -215,10 +237,13 @@ class Players:
     def agent(self, name: str, policy: Path | None, reflector: Path | None) -> Agent:
         """The agent called `name`."""
         config = self.config
+        from reflectkit.agents.methods import ChatMethod, ModelMethod
         from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
 
-        if chat := chat_parts(name):
-            return self._chat([endpoint_of(config, part) for part in chat])
+        method, _ = method_of(name, config.kind.methods)
+        if chat := chat_parts(name, config.kind.methods):
+            endpoints = [endpoint_of(config, part) for part in chat]
+            return ChatMethod(method, self._client(endpoints[0])) if method else self._chat(endpoints)
         if policy is None:
             if name in _plugins(name) and name not in (*SCRIPTED, *config.kind.baselines):
                 return resolve("player", name, {}, PLUGINS)()  # type: ignore[no-any-return]
@@ -226,16 +251,17 @@ class Players:
         from reflectkit.agents.two_player import TwoPlayerAgent
 
         commentator = self.reflector(reflector) if reflector else None
-        return TwoPlayerAgent(
+        player = TwoPlayerAgent(
             config.open_sampler(Opening(str(policy), self.device)),
             commentator and config.swapped(commentator),
             answer=config.answer_of(policy),
             temperature=config.temperature,
-            max_new_tokens=config.max_new_tokens,
+            max_new_tokens=config.kind.methods.get(method, config.max_new_tokens),
             episode_tokens=config.episode_tokens,
             thinking=config.thinking,
             show=True,
         )
+        return ModelMethod(method, player) if method else player
 
     def reflector(self, checkpoint: Path) -> Any:
         """The `Reflector` of `checkpoint`, or who stands in its place. Raises CheckpointError, ConfigError."""
