@@ -6,14 +6,12 @@ failures.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from reflectkit.agents.client import ChatClient, Outcome, Request
+from reflectkit.agents.replies import Action, UnreadableError, parse_called, parse_comment, parse_reply, plain_comment
 from reflectkit.agents.requests import (
-    ANALYSIS_WORDS,
     HISTORY_TOKENS,
     action_words,
     answer_text,
@@ -24,26 +22,12 @@ from reflectkit.agents.requests import (
 )
 from reflectkit.agents.scripted import require_oracle
 from reflectkit.core.errors import ConfigError
-from reflectkit.core.prompts import label, one_line
 from reflectkit.core.protocols import Agent, Context
 from reflectkit.core.seeding import generator
-from reflectkit.core.tools import PLAIN, parse, plain_text, reads_as_calls
+from reflectkit.core.tools import PLAIN, parse, reads_as_calls
 from reflectkit.core.types import Decision, Observation, ToolUse
 
-LONGEST_ANALYSIS = 120  # words; longer analyses are rejected
-REPLY = re.compile(
-    r"analysis\W*?[:\-]\s*(?P<analysis>.+?)\s*\**\bchoice\W*?[:\-]\s*[*`\"'\[(<]*\s*(?P<choice>\S[^\n]*)",
-    re.IGNORECASE | re.DOTALL,
-)
-COMMENT_HEAD = re.compile(r"^\W*(?:comment|reflection|analysis)\W*?:\W*", re.IGNORECASE)
-
 SPENT = "the budget is spent"
-
-Action = int | str | ToolUse
-
-
-class UnreadableError(ValueError):
-    """An answer that is not in the requested format, so that it contains no action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +40,8 @@ class Lesson:
 
     def read(self, text: str) -> tuple[str, Action | None]:
         """(comment, action) of an answer; the action is None if an expert acts. Raises ValueError with the reason."""
+        if self.right is None and self.observation.tools:
+            return parse_called(text, self.observation)
         if self.right is None:
             return parse_reply(text, self.observation.choices)
         return parse_comment(text, self.observation, self.right), None
@@ -78,7 +64,8 @@ class ChatTeacher:
     def lesson(self, observation: Observation, context: Context) -> Lesson:
         """The request about `observation`."""
         if self.actor is None:
-            request = teaching_request(observation, context, _mistaken(context), self.history_tokens)
+            mistaken = _mistaken(context) and not observation.tools  # what calls did wrong is in the state
+            request = teaching_request(observation, context, mistaken, self.history_tokens)
             return Lesson(request, observation)
         right: Action = require_oracle(context.env).oracle()
         words = action_words(observation, right)
@@ -97,23 +84,26 @@ class ChatTeacher:
         if action is None:
             assert self.actor is not None
             return replace(await self.actor.decide(observation, context), reflection=comment, answer=comment)
-        note = "correction" if _mistaken(context) else "positive"
+        corrects = _mistaken(context) and not observation.tools
+        note = "correction" if corrects else "positive"
         return Decision(action, comment, note=note, answer=answer_text(comment, action))
 
 
 class Rehearsal:
     """Plays the part of `teacher` with the answers that its journal holds, and asks nobody: where one is missing,
-    `stand_in` acts and comments. requests: all that would be asked for.
+    `stand_in` acts and comments. requests: all that would be asked for. steps: of its episode, before each of them.
     """
 
     def __init__(self, teacher: ChatTeacher, stand_in: Agent) -> None:
         self.teacher, self.stand_in = teacher, stand_in
         self.requests: list[Request] = []
+        self.steps: list[int] = []
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The teacher's decision, or what the stand-in makes of the same state."""
         lesson = self.teacher.lesson(observation, context)
         self.requests.append(lesson.request)
+        self.steps.append(len(context.turns))
         outcome = self.teacher.client.replay(lesson.request, lesson.read)
         if outcome is None:
             guess = await self.stand_in.decide(observation, context)
@@ -210,76 +200,6 @@ def _played(text: str, observation: Observation) -> tuple[str | None, int | Tool
     if observation.tools:
         return None, parse(text, observation.tools, PLAIN, replies=observation.replies)
     return parse_reply(text, observation.choices)
-
-
-def parse_reply(text: str, choices: Sequence[str]) -> tuple[str, int]:
-    """(analysis, index of the choice) of a reply.
-
-    Raises
-    ------
-    ValueError: saying what is wrong with it; UnreadableError where it is not in the form asked for, so names no action.
-
-    >>> parse_reply("Analysis: The fee is set elsewhere.\\nChoice: 1", ["cd app", "cd conf"])
-    ('The fee is set elsewhere.', 1)
-    """
-    reply = REPLY.search(text)
-    if reply is None:
-        raise UnreadableError("not two lines, `Analysis: …` and `Choice: …`")
-    analysis = one_line(reply["analysis"]).strip("* ")
-    if not any(character.isalnum() for character in analysis):
-        raise UnreadableError("an empty analysis")
-    if len(analysis.split()) > LONGEST_ANALYSIS:
-        raise UnreadableError(f"an analysis of {len(analysis.split())} words, at most {ANALYSIS_WORDS} were asked for")
-    chosen = reply["choice"].strip("*`\"'[]()<> ").removesuffix(".")
-    labels = [label(index).strip() for index in range(len(choices))]
-    for index, (mark, choice) in enumerate(zip(labels, choices, strict=True)):
-        if chosen in (mark, choice, f"{mark} {choice}", f"{mark}. {choice}"):
-            return analysis, index
-    raise ValueError(f"the choice {chosen[:40]!r} is none of the {len(choices)} actions")
-
-
-def plain_comment(text: str) -> str:
-    """A comment on one line, without the heading that some models add.
-
-    >>> plain_comment("**Comment:** The goal is\\nnear.")
-    'The goal is near.'
-    """
-    return COMMENT_HEAD.sub("", one_line(text)) or one_line(text)
-
-
-def parse_comment(text: str, observation: Observation, right: Action) -> str:
-    """A teacher's comment on one line. Raises ValueError if it is empty or too long, or names the best action."""
-    comment = plain_comment(text)
-    if not any(character.isalnum() for character in comment):
-        raise ValueError("an empty comment")
-    if len(comment.split()) > LONGEST_ANALYSIS:
-        raise ValueError(f"a comment of {len(comment.split())} words, at most {ANALYSIS_WORDS} were asked for")
-    if name := named(comment, observation, right):
-        raise ValueError(f"the comment names the right action: {name!r:.80}")
-    return comment
-
-
-def named(comment: str, observation: Observation, action: Action) -> str:
-    """By which words `comment` names `action`, or "": the choice or command itself, its number as such, a call or its
-    tool.
-
-    >>> from reflectkit.core.types import Message
-    >>> seen = Observation((Message("user", "a map"),), ("south", "pickup"))
-    >>> named("Pickup is due.", seen, 1), named("Take action 1.", seen, 1), named("Row 1 holds the passenger.", seen, 1)
-    ('pickup', 'action 1', '')
-    """
-    words = [action_words(observation, action)]
-    if isinstance(action, ToolUse):
-        words = [*(plain_text([call]) for call in action.calls), *dict.fromkeys(call.name for call in action.calls)]
-    line = one_line(comment).casefold()
-    for name in map(one_line, words):
-        if re.search(rf"(?<!\w){re.escape(name.casefold())}(?!\w)", line):
-            return name
-    if isinstance(action, int):
-        mark = re.escape(label(action).strip().casefold())
-        match = re.search(rf"\b(?:action|choice|option|number|label|no\.)\W{{0,3}}{mark}(?!\w)", line)
-        return match[0] if match else ""
-    return ""
 
 
 def _mistaken(context: Context) -> bool:

@@ -22,6 +22,8 @@ from reflectkit.core.types import Message, Observation, ToolUse, Turn
 ANALYSIS_WORDS = 50
 ANSWER_TOKENS = 300
 CALL_TOKENS = 1000
+LESSON_TOKENS = 2000
+"""Of a teacher's analysis and calls."""
 HISTORY_TOKENS = 4000
 """Of the earlier turns that a request holds, about, unless the caller says otherwise."""
 HISTORY_HELP = (
@@ -33,6 +35,10 @@ PLAYING = "You act in an environment step by step. Each message shows one state 
 TEACHING = (
     "You show a small model how to work step by step. Each message shows one state and a numbered list of actions."
     + MATERIAL
+)
+TEACHING_CALLS = (
+    "You show a small model how to work step by step with tools. Each message shows one state, all that the small model"
+    " sees, and you call what is to be called there." + MATERIAL
 )
 EXAMPLE = """Example of a state and a good comment:
 Task: find the key to the cellar.
@@ -59,6 +65,11 @@ CALL = (
     "\n\nAnswer with calls of the tools alone, one a line, each the tool's name and its arguments as a JSON "
     "object, for example"
     ' name {"argument": "value"}; or with the word none.'
+)
+ASK_CALLS = (
+    f"\n\nAnswer in lines. The first is Analysis: and at most {ANALYSIS_WORDS} words on what matters in this state,"
+    " what is new in it and what has changed. Those behind it are the calls, one a line, each the tool's name and its"
+    ' arguments as a JSON object, for example name {"argument": "value"}; or the word none. Write nothing else.'
 )
 REPLY = (
     "\n\nAnswer with one call of a tool, as the tool's name and its arguments as a JSON object, for example"
@@ -100,8 +111,14 @@ def reflecting_request(observation: Observation, context: Context, history_token
 def teaching_request(
     observation: Observation, context: Context, mistaken: bool, history_tokens: int = HISTORY_TOKENS
 ) -> Request:
-    """The request for a teacher that acts. mistaken: whether the last action is to be corrected."""
+    """The request for a teacher that acts. mistaken: whether the last action is to be corrected.
+
+    One that calls tools sees no earlier turns, as the state alone is what is learned from.
+    """
     _refuse_free_text(observation)
+    if observation.tools:
+        messages = _chat(TEACHING_CALLS, observation, context, (), _shown(observation) + ASK_CALLS, history_tokens)
+        return Request(_title(observation), messages, LESSON_TOKENS)
     earlier = [_acted(turn, commented=False) for turn in context.turns]
     newest = _shown(observation) + (MISTAKEN + CORRECT if mistaken else "") + ASK
     return Request(

@@ -2,9 +2,9 @@
 its correction.
 
 Problems come from the env itself or from a file (`data.json` in its folder). The oracle teacher needs no network; with
-probability `--noise` it makes a deliberate mistake. A chat teacher acts and comments. With `--actor oracle`, the oracle
-acts, and the chat teacher sees the best action and comments without naming it. `--negatives` adds demonstrations with
-one mistake each.
+probability `--noise` it makes a deliberate mistake. A chat teacher acts, by choices or by calls of tools, and comments.
+With `--actor oracle`, the oracle acts, and the chat teacher sees the best action and comments without naming it.
+`--negatives` adds demonstrations with one mistake each; `--min-reward` leaves out those that did badly.
 
 With `--states-of` nothing is demonstrated: a player's recorded episodes are replayed, and the oracle comments on the
 states that it visited.
@@ -12,19 +12,18 @@ states that it visited.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from reflectkit.agents.chat import ChatTeacher, Recovery, Rehearsal
-from reflectkit.agents.client import ChatClient, Rejected
+from reflectkit.agents.client import ChatClient
 from reflectkit.agents.journal import open_journal
 from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS, fullest
-from reflectkit.agents.scripted import Demonstrator, Marker, require_oracle
+from reflectkit.agents.scripted import Baseline, Demonstrator, require_oracle
 from reflectkit.core.config import fraction, one_of, option, within
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
+from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.folders import write_permission
 from reflectkit.core.jsonl import write_json
 from reflectkit.core.protocols import Agent
@@ -33,8 +32,9 @@ from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Status, Task, Trajectory
-from reflectkit.data.trajectories import Demonstration, Record, from_trajectory, read_records, record_to_json
+from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.stages.shared.chat import ORACLE, TeacherConfig, call_figures, estimate, free_estimate, stop_if_spent
+from reflectkit.stages.shared.demonstrations import Planned, add_demonstrations, figures_of, low_rewards, rejected
 from reflectkit.stages.shared.environments import MOST_TOKENS, RECORDS, PlayConfig, check_level
 from reflectkit.stages.shared.visited import read_visits, visited
 
@@ -43,12 +43,14 @@ EXAMPLES = (
     "reflectkit gen-trajectory --env taxi --demonstrations 57 --noise 0.2",
     "reflectkit gen-trajectory --env auto_explore --negatives 2",
     "reflectkit gen-trajectory --env auto_explore --teacher openai:gpt-4o-mini --dry-run",
+    "reflectkit gen-trajectory --env memory --level short --teacher openai:gpt-4o-mini --min-reward 1.8",
     "reflectkit gen-trajectory --env taxi --actor oracle --teacher openai:gpt-4o-mini --max-cost-usd 2",
     "reflectkit gen-trajectory --env taxi-maps --states-of results/taxi-maps/visits --states 500",
 )
 TEACHER = "teacher"
 MOST_SHOWN = 10  # aborted episodes that are printed; the report has all
 ANALYSIS_TOKENS = 90  # that a teacher writes per step
+CALLS_TOKENS = 300  # and of calls
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ class Config(TeacherConfig, PlayConfig):
     )
     negatives: int | None = option(
         None, help="Demonstrations with a mistake per problem; default: the env's own, usually 0."
+    )
+    min_reward: float | None = option(
+        None,
+        help="Keep only demonstrations with at least this reward: the return; in memory the mean of the chunks'"
+        " rewards, r1 + r2 + β r3 + γ r4. Default: keep all.",
     )
     states_of: Path | None = option(
         None,
@@ -97,6 +104,8 @@ class Config(TeacherConfig, PlayConfig):
             within("demonstrations", self.demonstrations, 1, 10_000_000)
         if self.noise is not None:
             fraction("noise", self.noise)
+        if self.min_reward is not None:
+            within("min_reward", self.min_reward, -1_000_000, 1_000_000)
         if self.negatives is not None:
             within("negatives", self.negatives, 0, 10_000_000)
             if self.negatives and not self.kind.has("slips"):
@@ -110,7 +119,7 @@ class Config(TeacherConfig, PlayConfig):
         if self.oracle_acts:
             require_oracle(self.kind)
             return
-        if not self.kind.offers_choices(self.settings):
+        if not self.kind.taught_by_chat(self.settings):
             raise ConfigError(
                 f"--teacher {self.teacher} acts by choosing from a list, and env '{self.env}' has none here; add"
                 " --actor oracle"
@@ -124,7 +133,7 @@ class Config(TeacherConfig, PlayConfig):
     def _check_states(self) -> None:
         """Raises ConfigError for settings that are not for --states-of, and an env without an oracle."""
         require_oracle(self.kind)
-        names = ("demonstrations", "noise", "negatives", "level", "teacher", "actor")
+        names = ("demonstrations", "noise", "negatives", "level", "teacher", "actor", "min_reward")
         defaults = {item.name: item.default for item in fields(self)}
         for name in names:
             if getattr(self, name) != defaults[name]:
@@ -170,17 +179,22 @@ def run(config: Config, progress: Progress) -> Report:
         else:
             with config.client(journal) as client:
                 played = _play(config, level, planned, _chat_teacher(config, client), progress)
-                usage = call_figures(config, client, _rejected(played), config.folder / "rejected.jsonl", progress)
+                usage = call_figures(config, client, rejected(played), config.folder / "rejected.jsonl", progress)
         demonstrations = {record.task.id: list(record.trajectories) for record in source_records if record.trajectories}
         given = sum(map(len, demonstrations.values()))
-        _add_demonstrations(config, level, planned, played, demonstrations)
+        add_demonstrations(config, level, planned, played, demonstrations)
         records = [Record(task, tuple(demonstrations.get(task.id, ()))) for task in tasks]
         write_json(path, [record_to_json(record) for record in records])
         if usage:
             stop_if_spent(config, client, f"{sum(map(len, demonstrations.values()))} demonstrations are in {path}")
+        if low := low_rewards(config, played):
+            rewards = f"{min(low):.3g} to {max(low):.3g}"
+            progress.news(f"{len(low)} episodes are left out, with rewards of {rewards}; see --min-reward")
         if given:
             progress.news(f"{given} demonstrations of {source} are kept along with the new ones")
-        figures = _figures(planned, played, demonstrations, len(tasks)) | usage
+        figures = figures_of(planned, played, demonstrations, len(tasks)) | usage
+        if config.min_reward is not None:
+            figures["below_min_reward"] = len(low)
         current.tables.append(figures_table(f"Demonstrations in {path}", "count", figures))
         if failed := {
             trajectory.task.id: trajectory.reason for trajectory in played if trajectory.status is Status.ABORTED
@@ -257,9 +271,7 @@ def _count(config: Config, level: str, problems: int) -> int:
     return count
 
 
-def _play(
-    config: Config, level: str, planned: Sequence[tuple[str, int, Task]], teacher: Agent, progress: Progress
-) -> list[Trajectory]:
+def _play(config: Config, level: str, planned: Planned, teacher: Agent, progress: Progress) -> list[Trajectory]:
     """An episode for each item of `planned`, in order: positive ones by the teacher, negative ones corrected by it."""
     played: list[Trajectory] = []
     for kind, agent in (("positive", teacher), ("negative", Recovery(teacher))):
@@ -281,92 +293,17 @@ def _seed(config: Config, kind: str, number: int, task: Task) -> int:
     return derive(config.seed, *path)
 
 
-def _add_demonstrations(
-    config: Config,
-    level: str,
-    planned: Sequence[tuple[str, int, Task]],
-    played: Sequence[Trajectory],
-    demonstrations: dict[str, list[Demonstration]],
-) -> None:
-    """Add the valid episodes to `demonstrations`, by task: complete ones, and distinct negative ones with a
-    correction.
-    """
-    for (kind, _, task), trajectory in zip(planned, played, strict=True):
-        if trajectory.status is Status.ABORTED or not config.kind.is_demonstration(trajectory):
-            continue
-        if not config.oracle_acts:
-            trajectory = _marked(config, level, trajectory)
-        notes = [turn.decision.note for turn in trajectory.turns]
-        before = demonstrations.setdefault(task.id, [])
-        if kind == "negative" and not (trajectory.success and "mistake" in notes and "correction" in notes):
-            continue
-        entry = from_trajectory(
-            trajectory, config.model_name, f"{kind}{sum(item.info.startswith(kind) for item in before)}"
-        )
-        if kind == "negative" and any(_commands(entry) == _commands(other) for other in before):
-            continue  # there is no other mistake to make
-        before.append(entry)
-
-
-def _marked(config: Config, level: str, trajectory: Trajectory) -> Trajectory:
-    """A chat teacher's episode, with its wrong moves marked as mistakes by the env."""
-    marker = Marker([turn.decision.action for turn in trajectory.turns])
-    (replayed,) = rollout([Episode(trajectory.task, trajectory.seed)], config.maker(level), marker, width=1)
-    if replayed.status is Status.ABORTED:
-        raise EnvironmentFailure(
-            f"{trajectory.task.id}: {replayed.reason}; run the same command again; answers so far are kept"
-        )
-    notes = [*marker.notes[1:], "good" if trajectory.success else "mistake"]
-    turns = [
-        replace(turn, decision=replace(turn.decision, note="mistake")) if note == "mistake" else turn
-        for turn, note in zip(trajectory.turns, notes, strict=True)
-    ]
-    return replace(trajectory, turns=tuple(turns))
-
-
-def _commands(demonstration: Demonstration) -> list[str]:
-    return [step.cmd for step in demonstration.trajectory]
-
-
-def _rejected(played: Sequence[Trajectory]) -> list[Rejected]:
-    return [
-        Rejected(f"{trajectory.task.id}, step {len(trajectory.turns)}", trajectory.reason, "")
-        for trajectory in played
-        if trajectory.status is Status.ABORTED
-    ]
-
-
-def _figures(
-    planned: Sequence[tuple[str, int, Task]],
-    played: Sequence[Trajectory],
-    demonstrations: dict[str, list[Demonstration]],
-    problems: int,
-) -> dict[str, Any]:
-    kept = [item for items in demonstrations.values() for item in items]
-    notes = [step.note for item in kept for step in item.trajectory]
-    positive = [trajectory for (kind, _, _), trajectory in zip(planned, played, strict=True) if kind == "positive"]
-    return {
-        "problems": problems,
-        "demonstrations": len(positive),
-        "solved": sum(trajectory.success for trajectory in positive),
-        "negatives": sum(item.negative for item in kept),
-        "aborted": sum(trajectory.status is Status.ABORTED for trajectory in played),
-        "steps": len(notes),
-        "mistakes": notes.count("mistake"),
-        "corrections": notes.count("correction"),
-    }
-
-
-def _dry_run(
-    config: Config, level: str, planned: Sequence[tuple[str, int, Task]], journal: Path, progress: Progress
-) -> Report:
+def _dry_run(config: Config, level: str, planned: Planned, journal: Path, progress: Progress) -> Report:
     """The expected and maximum cost of a teacher, without the answers that are already in the journal.
 
-    A teacher that acts is assumed to act like the oracle after the end of the journal.
+    A teacher that acts is assumed to act like the oracle after the end of the journal; with tools, like the env's first
+    baseline, which needs no oracle.
     """
+    called = config.kind.offers_tools and not config.oracle_acts
+    stand_in: Agent = Baseline(config.kind.baselines[0]) if called else Demonstrator(0.0)
     with open_journal(journal, write=False) as answered:
         client = ChatClient(config.endpoint, answered, config.prices)
-        rehearsal = Rehearsal(_chat_teacher(config, client), Demonstrator(0.0))
+        rehearsal = Rehearsal(_chat_teacher(config, client), stand_in)
         _play(config, level, planned, rehearsal, progress)
         if config.oracle_acts:
             longest_requests = [
@@ -376,6 +313,11 @@ def _dry_run(
                 "comments as short as the oracle's own",
                 "every request of the full length that --history-tokens allows",
             )
+        elif called:
+            told = zip(rehearsal.requests, rehearsal.steps, strict=True)
+            longest_requests = [fullest(request, steps * request.max_tokens) for request, steps in told]
+            usual = f"a memory as large as that of {config.kind.baselines[0]}"
+            bound = "every answer has its full length, and later states show all of it"
         else:
             longest = [fullest(request, config.history_tokens) for request in rehearsal.requests]
             longest = sorted(longest, key=lambda request: -request.prompt_tokens)[:1]
@@ -383,6 +325,7 @@ def _dry_run(
             usual = "a teacher that makes no mistake"
             bound = "every episode runs to its horizon, and every prompt has the maximum length"
         client.close()
-    figures, table = estimate(config, rehearsal.requests, ANALYSIS_TOKENS, journal, longest_requests)
+    written = ANALYSIS_TOKENS + (CALLS_TOKENS if called else 0)
+    figures, table = estimate(config, rehearsal.requests, written, journal, longest_requests)
     progress.news(f"expected: {usual}; at most: {bound}")
     return Report("gen-trajectory", config.env_folder, figures, (), (table,))
