@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import DataError, IllegalActionError
 from reflectkit.core.eventloop import followed
@@ -41,14 +39,14 @@ from reflectkit.envs.memory.facts import ValidFacts
 from reflectkit.envs.memory.generate import LONG, conversation
 from reflectkit.envs.memory.judging import scores
 from reflectkit.envs.memory.oracle import Lesson
-from reflectkit.envs.memory.reader import EXTRACTIVE, Extractive
+from reflectkit.envs.memory.reader import Extractive
 from reflectkit.envs.memory.recall import RETRIEVED, latest, most_related
-from reflectkit.envs.memory.retrieval import BM25, check_retrieval, retriever
+from reflectkit.envs.memory.retrieval import retriever
 from reflectkit.envs.memory.rewriting import METHODS, rewritten, text_of
+from reflectkit.envs.memory.settings import MemorySettings
 from reflectkit.envs.memory.store import EPISODIC, LISTS, SEMANTIC, Item, Store
 from reflectkit.envs.memory.tools import DELETE, INSERT, TOOLS, UPDATE, apply
 
-RULE = "rule"
 MOST_REFUSALS = 5  # shown with the next chunk
 LONGEST_REFUSAL = 200  # characters
 INSTRUCTIONS = (
@@ -61,31 +59,6 @@ INSTRUCTIONS = (
 HEADS = {SEMANTIC: "Semantic memory:", EPISODIC: "Episodic memory:"}
 RAG_CHUNKS = 2  # shown to the reader by `rag`
 BENCHMARK = 64  # conversations to measure the env on
-
-
-@dataclass(frozen=True)
-class MemorySettings:
-    """The env's settings."""
-
-    reader: str = option(
-        EXTRACTIVE, help="The reader that answers at the end: extractive, openai:MODEL, azure:… or local:MODEL."
-    )
-    reader_url: str | None = option(None, help="The reader's server; for local: http://localhost:1234/v1.")
-    judge: str = option(RULE, help="Who judges answers that have a rubric: rule, openai:MODEL, azure:… or local:MODEL.")
-    judge_url: str | None = option(None, help="The judge's server; for local: http://localhost:1234/v1.")
-    retrieval: str = option(BM25, help="How related items are found: bm25, or embedding:MODEL (sentence-transformers).")
-    recent: int = option(5, help="Number of most recent items shown of each list.")
-    related: int = option(5, help="Number of items most similar to the chunk shown of each list.")
-    brief: bool = option(False, help="Leave out the instructions in the prompt, for a model trained without them.")
-    compression_weight: float = option(0.05, help="Weight of compression in the reward (the paper's β).")
-    content_weight: float = option(0.1, help="Weight of correct content in the reward (the paper's γ).")
-
-    def __post_init__(self) -> None:
-        check_retrieval(self.retrieval)
-        within("recent", self.recent, 0, 1000)
-        within("related", self.related, 0, 1000)
-        within("compression_weight", self.compression_weight, 0, 1000)
-        within("content_weight", self.content_weight, 0, 1000)
 
 
 class Memory(BaseEnv):
