@@ -51,6 +51,11 @@ class Lesson:
     earlier: tuple[Lesson, ...] = ()
     form: str = ANSWERS[0]
 
+    @property
+    def choice(self) -> int:
+        """The index of the answer among the choices, which the observation must have."""
+        return answers(self.observation.choices, self.form).index(self.completion)
+
 
 def lessons(trajectories: Sequence[Trajectory], form: str = ANSWERS[0]) -> list[Lesson]:
     """The steps of `trajectories`, in order; choices are answered with "label" or "text". Raises ConfigError."""

@@ -21,6 +21,7 @@ STAGES = {
     "gen-trajectory": "reflectkit.stages.gen_trajectory",
     "split": "reflectkit.stages.split",
     "gen-sft": "reflectkit.stages.gen_sft",
+    "gen-comments": "reflectkit.stages.gen_comments",
     "sft": "reflectkit.stages.sft",
     "rlft": "reflectkit.stages.rlft",
     "evaluate": "reflectkit.stages.evaluate",

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.agents.scripted import Replay
 from reflectkit.core.config import ANSWERS, fraction, one_of, option, within
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
+from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.eventloop import wait_for
 from reflectkit.core.folders import write_permission
 from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.memory import memory_explained
-from reflectkit.core.prompts import answers
 from reflectkit.core.reports import Report, Table
-from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
-from reflectkit.core.types import Status, Trajectory
-from reflectkit.data.sft import FILES, Lesson, joined, lessons, mismatched, plain_row, policy_row, reflection_row
-from reflectkit.data.trajectories import Demonstration, Record, demonstration_steps, read_records
+from reflectkit.data.sft import FILES, Lesson, joined, mismatched, plain_row, policy_row, reflection_row
 from reflectkit.stages.shared.environments import WorldConfig
+from reflectkit.stages.shared.replaying import drawn_records, replayed_lessons
 
 EXAMPLES = (
     "reflectkit gen-sft --env taxi",
@@ -85,13 +80,15 @@ def run(config: Config, progress: Progress) -> Report:
     target = config.out_dir or config.folder
     write_permission(target)
     reflector = [config.reflect_load_dir] if config.reflect_load_dir else []
-    records = _drawn(config, source)
+    records = drawn_records(config, source, config.demonstrations)
     with open_run(
         "gen-sft", config, [source, *reflector, *config.input_files(record.task for record in records)]
     ) as current:
         if current.done:
             return current.done
-        steps, faults = _lessons(config, source, records, progress)
+        steps, faults = replayed_lessons(
+            config, source, records, progress, answer=config.answer, repeats=config.repeats
+        )
         if not steps:
             raise DataError(source, "no record has a demonstration; generate some with `reflectkit gen-trajectory`")
         for fault, number in faults.items():
@@ -114,84 +111,6 @@ def run(config: Config, progress: Progress) -> Report:
         table = Table(f"SFT rows in {target}", ("file", "rows"), tuple((f"{n}.jsonl", str(figures[n])) for n in FILES))
         current.tables.append(table)
         return current.finish(figures, outputs)
-
-
-def _lessons(
-    config: Config, source: Path, records: list[Record], progress: Progress
-) -> tuple[list[Lesson], Counter[str]]:
-    """The lessons of the demonstrations, and the number of omitted demonstrations by fault.
-
-    Each demonstration is replayed as recorded. A negative one gives only its correction; its other steps are in the
-    positive one.
-    """
-    steps: list[Lesson] = []
-    faults: Counter[str] = Counter()
-    with progress.bar("Replaying demonstrations", len(records) * config.repeats) as bar:
-        for repeat in range(config.repeats):
-            for record in records:
-                for demonstration in record.trajectories:
-                    try:
-                        played = _replayed(config, source, record, demonstration, repeat)
-                    except DataError as error:
-                        if error.field == "cmd" and config.kind.drops_choices(config.settings):
-                            continue
-                        raise
-                    replayed_steps = lessons([played], config.answer)
-                    if demonstration.visited:
-                        steps += _taught(replayed_steps, demonstration)
-                    elif demonstration.negative:
-                        steps += [step for step in replayed_steps if step.note == "correction"]
-                    elif fault := config.kind.fault(played):
-                        faults[fault] += repeat == 0
-                    else:
-                        steps += replayed_steps
-                bar.advance()
-    return steps, faults
-
-
-def _taught(replayed_steps: list[Lesson], demonstration: Demonstration) -> list[Lesson]:
-    """The steps of another player, in which the teacher's action takes the place of a mistake, as a correction."""
-    taught = []
-    for lesson, step in zip(replayed_steps, demonstration.trajectory, strict=True):
-        choices = lesson.observation.choices
-        if step.note == "mistake" and step.best in choices:
-            right = answers(choices, lesson.form)[choices.index(step.best)]
-            lesson = replace(lesson, completion=right, note="correction")
-        taught.append(lesson)
-    return taught
-
-
-def _drawn(config: Config, source: Path) -> list[Record]:
-    """The records of `source`; with --demonstrations, only those of that many problems keep their demonstrations.
-
-    The first ones drawn are the same for every number. Raises ConfigError, DataError.
-    """
-    records = read_records(source, config.env_name)
-    if not config.demonstrations:
-        return records
-    having = [record.task.id for record in records if record.trajectories]
-    if config.demonstrations > len(having):
-        raise ConfigError(
-            f"--demonstrations is {config.demonstrations}, and {source} has {len(having)} problems with some; lower it"
-        )
-    order = generator(config.seed, "demonstrations").sample(having, len(having))
-    chosen = set(order[: config.demonstrations])
-    return [record if record.task.id in chosen else replace(record, trajectories=()) for record in records]
-
-
-def _replayed(config: Config, source: Path, record: Record, demonstration: Demonstration, repeat: int) -> Trajectory:
-    """Replay one demonstration. Raises DataError if the env disagrees with the record."""
-    where = f"{source}, task '{record.task.id}'"
-    if not demonstration.trajectory:
-        raise DataError(where, "a demonstration without steps", field="trajectories.trajectory")
-    steps = demonstration_steps(demonstration)
-    seed = demonstration.seed if repeat == 0 else derive(demonstration.seed, "repeat", repeat)
-    (played,) = rollout([Episode(record.task, seed)], lambda: config.make(len(steps)), Replay(steps, where), width=1)
-    if played.status is Status.ABORTED:
-        raise EnvironmentFailure(f"{where}: {played.reason}")
-    if len(played.turns) < len(steps):
-        raise DataError(where, f"the episode ends at step {len(played.turns)} of {len(steps)} recorded")
-    return played
 
 
 def _reflector_comments(config: Config, steps: list[Lesson], progress: Progress) -> dict[str, str]:

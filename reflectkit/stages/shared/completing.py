@@ -238,6 +238,7 @@ VALUES: dict[str, Names | str] = {
     "thinking": "reflectkit.core.config:THINKING",
     "teacher": _teachers,
     "actor": lambda begun: [("teacher", ""), ("oracle", "")],
+    "baseline": "reflectkit.stages.gen_comments:BASELINES",
     "comments": "reflectkit.stages.gen_sft:COMMENTS",
     "report_to": "reflectkit.stages.shared.trackers:TRACKERS",
     "schedule": "reflectkit.core.config:SCHEDULES",

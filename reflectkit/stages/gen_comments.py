@@ -1,0 +1,296 @@
+"""gen-comments: rows for a reflector that learns from its own comments, without a teacher's words: those that make a
+policy likelier to act as demonstrated.
+
+A model samples comments on the states of the demonstrations. Those that raise the policy's log-probability of the
+demonstrated action by a margin are kept as rows for `sft --role reflection`, whose reflector may sample in the next
+round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, ClassVar
+
+from reflectkit.core.config import ANSWERS, one_of, option, within
+from reflectkit.core.console import Progress
+from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.eventloop import wait_for
+from reflectkit.core.folders import write_permission
+from reflectkit.core.jsonl import dumps, salvage, write_jsonl
+from reflectkit.core.memory import memory_explained
+from reflectkit.core.prompts import one_line, policy_prompt
+from reflectkit.core.reports import Report, Table
+from reflectkit.core.runs import open_run
+from reflectkit.core.seeding import derive, generator
+from reflectkit.data.own_comments import (
+    FIELDS,
+    Judged,
+    chosen,
+    elsewhere,
+    judged_from_json,
+    judged_to_json,
+    round_figures,
+)
+from reflectkit.data.sft import FILE_OF_ROLE, Lesson, reflection_row
+from reflectkit.stages.shared.environments import WorldConfig
+from reflectkit.stages.shared.players import model_folders, place_of
+from reflectkit.stages.shared.replaying import drawn_records, replayed_lessons
+
+EXAMPLES = (
+    "reflectkit gen-comments --env taxi --load-dir results/taxi-tiny/policy/checkpoint-250"
+    " --reflect-load-dir results/taxi-tiny/reflector/checkpoint-700",
+    "reflectkit sft --env taxi --role reflection --model results/taxi-tiny/reflector/checkpoint-700"
+    " --task-file data/taxi/own-comments/sft_reflection.jsonl",
+)
+BASELINES = ("none", "empty", "others")
+OTHERS = 4  # comments on other states that make up the baseline "others"
+AT_ONCE = 64  # states that are judged together and saved together
+COLUMNS = (
+    ("states", "states", "d"),
+    ("kept", "kept_share", ".1%"),
+    ("gain of all", "gain_sampled", "+.3f"),
+    ("gain of kept", "gain", "+.3f"),
+    ("kept, on another state", "gain_swapped", "+.3f"),
+    ("distinct", "distinct", ".1%"),
+    ("right without", "likeliest_without", ".1%"),
+    ("right with", "likeliest", ".1%"),
+)
+"""Columns of the table, with their figures and formats."""
+
+
+@dataclass(frozen=True)
+class Config(WorldConfig):
+    """Settings of gen-comments."""
+
+    WRITES_DATA: ClassVar[bool] = True
+    MAKES_ARM: ClassVar[bool] = True
+    OUTPUT: ClassVar[str] = "out_dir"
+    REPORTS: ClassVar[bool] = True
+    load_dir: Path = option(help="Checkpoint of the policy that judges the comments.")
+    reflect_load_dir: Path = option(
+        help="Checkpoint of the model that writes them: a reflector, the policy itself, or a base model."
+    )
+    task_file: Path | None = option(None, help="Records to learn from; default: train.json in the env's data folder.")
+    validate_file: Path | None = option(
+        None, help="Records whose states measure the model's own comments; default: validate.json there, if it exists."
+    )
+    out_dir: Path | None = option(None, help="Folder for the rows; default: own-comments in the env's data folder.")
+    demonstrations: int = option(0, help="Use the demonstrations of only this many problems, drawn by --seed; 0: all.")
+    states: int = option(0, help="Comment on only this many of their states, drawn by --seed; 0: all.")
+    validate_states: int = option(200, help="Measure on this many states of --validate-file; 0: none.")
+    samples: int = option(8, help="Comments to sample on each state.")
+    temperature: float = option(1.0, help="Sampling temperature of the comments.")
+    max_new_tokens: int = option(100, help="Maximum length of a comment in tokens.")
+    baseline: str = option(
+        "none",
+        help="What a comment's gain is measured from: no comment (none), an empty one, or the mean over comments on"
+        " other states (others), which takes no reward for texts that help anywhere.",
+    )
+    margin: float = option(0.1, help="The least gain in nats for a comment to be kept.")
+    most: int = option(1, help="Comments to keep for each state at most; the best ones are taken.")
+    answer: str = option(ANSWERS[0], help="What the policy was trained to answer where it chooses: label or text.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("answer", self.answer, ANSWERS)
+        one_of("baseline", self.baseline, BASELINES)
+        within("demonstrations", self.demonstrations, 0, 10_000_000)
+        within("states", self.states, 0, 10_000_000)
+        within("validate_states", self.validate_states, 0, 10_000_000)
+        within("samples", self.samples, 1, 1000)
+        within("temperature", self.temperature, 0.01, 100)
+        within("max_new_tokens", self.max_new_tokens, 1, 10_000)
+        within("margin", self.margin, -1000, 1000)
+        within("most", self.most, 1, 1000)
+
+
+@memory_explained("use smaller models")
+def run(config: Config, progress: Progress) -> Report:
+    """Write sft_reflection.jsonl, and what each comment gained into the run's folder.
+
+    Judged states are kept and are not sampled again by a restarted run. Raises CheckpointError, ConfigError, DataError.
+    """
+    source = config.task_file or config.folder / "train.json"
+    held_out = config.validate_file or config.folder / "validate.json"
+    measured = config.validate_states > 0 and (config.validate_file is not None or held_out.is_file())
+    target = config.out_dir or config.folder / "own-comments"
+    write_permission(target)
+    places = [place_of(path, config, progress) for path in (config.load_dir, config.reflect_load_dir)]
+    records = drawn_records(config, source, config.demonstrations)
+    others = drawn_records(config, held_out, 0) if measured else []
+    files = config.input_files(record.task for record in (*records, *others))
+    with open_run(
+        "gen-comments", config, [source, *([held_out] if measured else []), *model_folders(places), *files]
+    ) as current:
+        if current.done:
+            return current.done
+        states = _states(config, source, records, config.states, progress)
+        tests = _states(config, held_out, others, config.validate_states, progress) if measured else []
+        judge = _Judge(config, *places)
+        figures: dict[str, Any] = {}
+        if tests:
+            judged = judge.all(tests, current.folder / "validation.jsonl", "The model's own comments", progress, 0)
+            figures["validation"] = round_figures(judged)
+        judged = judge.all(states, current.folder / "judged.jsonl", "Sampling comments", progress, config.samples)
+        figures |= round_figures(judged)
+        rows = [
+            reflection_row(replace(states[one.state], reflection=one.comments[index]))
+            for one in judged
+            for index in one.kept
+        ]
+        if not rows:
+            raise ConfigError(
+                f"none of the comments on {len(states)} states gains --margin {config.margin:g} nats; lower it, raise"
+                " --samples, or let another model write them"
+            )
+        path = target / FILE_OF_ROLE["reflection"]
+        figures["rows"] = write_jsonl(path, rows)
+        parts = {"sampled, on training states": figures, "greedy, on validation states": figures.get("validation")}
+        cells = tuple((name, *_cells(one)) for name, one in parts.items() if one)
+        title = (
+            f"Comments and the policy's log-probability of the demonstrated action, in nats; {len(rows)} rows in {path}"
+        )
+        current.tables.append(Table(title, ("comments", *(column for column, _, _ in COLUMNS)), cells))
+        return current.finish(figures, [path])
+
+
+def _cells(figures: dict[str, Any]) -> tuple[str, ...]:
+    shown = (format(figures[name], form) if figures[name] is not None else "" for _, name, form in COLUMNS)
+    return tuple(text.replace("%", " %") for text in shown)
+
+
+def _states(config: Config, source: Path, records: Sequence[Any], count: int, progress: Progress) -> list[Lesson]:
+    """The distinct states of the demonstrations in which the action is right, `count` of them (0: all), in order.
+
+    Raises DataError if there are none, ConfigError if an action is not one of enumerated choices.
+    """
+    steps, faults = replayed_lessons(config, source, records, progress, answer=config.answer)
+    for fault, number in faults.items():
+        progress.news(f"{number} demonstrations {fault}")
+    right = list({step.observation.text: step for step in steps if step.note != "mistake"}.values())
+    if not right:
+        raise DataError(source, "no record has a demonstration; generate some with `reflectkit gen-trajectory`")
+    if not all(step.observation.choices for step in right):
+        raise ConfigError(
+            f"gen-comments compares probabilities of enumerated choices, which env '{config.env}' does not have; use"
+            " taxi, auto_explore or another env with choices"
+        )
+    drawn = sorted(generator(config.seed, "states").sample(range(len(right)), min(count or len(right), len(right))))
+    return [right[place] for place in drawn]
+
+
+class _Judge:
+    """The two models: one writes comments, the other says how much they help it."""
+
+    def __init__(self, config: Config, policy: Path | None, writer: Path | None) -> None:
+        from reflectkit.models.load import load_player
+        from reflectkit.models.local import LocalSampler
+
+        self.config = config
+        self.policy = LocalSampler(load_player(str(policy), "policy"))
+        self.writer = LocalSampler(load_player(str(writer)), frozen=True)  # a policy may comment, too
+
+    def all(self, lessons: Sequence[Lesson], path: Path, title: str, progress: Progress, samples: int) -> list[Judged]:
+        """Each state with its comments; 0 samples: one greedy comment, which is kept. Those in `path` are not judged
+        again; the others are added to it.
+        """
+        judged = _kept(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl(path, map(judged_to_json, judged))
+        with path.open("a", encoding="utf-8") as file, progress.bar(title, len(lessons), len(judged)) as bar:
+            for start in range(len(judged), len(lessons), AT_ONCE):
+                part = self._some(start, lessons[start : start + AT_ONCE], samples)
+                file.writelines(dumps(judged_to_json(one)) + "\n" for one in part)
+                file.flush()
+                judged += part
+                bar.advance(len(part))
+        return judged
+
+    def _some(self, first: int, lessons: Sequence[Lesson], samples: int) -> list[Judged]:
+        """The states from number `first` on."""
+        config = self.config
+        comments = self._comments(first, lessons, samples)
+        bases = self._bases(comments)
+        texts = [[*base, *own] for base, own in zip(bases, comments, strict=True)]
+        asked = [(lesson, text) for lesson, some in zip(lessons, texts, strict=True) for text in some]
+        answers = iter(self._judged(asked))
+        judged = []
+        for number, (base, own) in enumerate(zip(bases, comments, strict=True), start=first):
+            before, after = ([next(answers) for _ in some] for some in (base, own))
+            without = fmean(logprob for logprob, _ in before)
+            logprobs = tuple(logprob for logprob, _ in after)
+            kept = chosen(without, logprobs, config.margin, config.most) if samples else tuple(range(len(own)))
+            likeliest = (before[0][1], *(right for _, right in after))
+            judged.append(Judged(number, without, tuple(own), logprobs, likeliest, kept))
+        swapped = elsewhere([one.comments[one.kept[0]] if one.kept else None for one in judged])
+        places = [place for place, text in enumerate(swapped) if text is not None]
+        for place, (logprob, _) in zip(
+            places, self._judged([(lessons[place], swapped[place]) for place in places]), strict=True
+        ):
+            judged[place] = replace(judged[place], swapped=logprob)
+        return judged
+
+    def _bases(self, comments: Sequence[Sequence[str]]) -> list[list[str | None]]:
+        """What each state's comments are compared with, one or more; None is no comment."""
+        if self.config.baseline != "others":
+            return [[None if self.config.baseline == "none" else ""] for _ in comments]
+        firsts = [own[0] if own else None for own in comments]
+        bases: list[list[str | None]] = []
+        for place in range(len(firsts)):
+            following = [text for text in (*firsts[place + 1 :], *firsts[:place]) if text is not None]
+            bases.append([*following[:OTHERS]] or [None])
+        return bases
+
+    def _comments(self, first: int, lessons: Sequence[Lesson], samples: int) -> list[list[str]]:
+        """The distinct comments on each state, without empty ones; 0 samples: the greedy one, also if it is empty."""
+        from reflectkit.agents.two_player import Reflector
+
+        config = self.config
+        heat = config.temperature if samples else 0.0
+        reflector = Reflector(self.writer, temperature=heat, max_new_tokens=config.max_new_tokens)
+        tries = samples or 1
+        seen = [lesson.observation for lesson in lessons for _ in range(tries)]
+        seeds = [
+            derive(config.seed, "comment", first + place, one) for place in range(len(lessons)) for one in range(tries)
+        ]
+        texts = list(map(one_line, wait_for(reflector.comments(seen, seeds))))
+        each = [texts[start : start + tries] for start in range(0, len(texts), tries)]
+        return [list(dict.fromkeys(text for text in some if text or not samples)) for some in each]
+
+    def _judged(self, asked: Sequence[tuple[Lesson, str | None]]) -> list[tuple[float, bool]]:
+        """For each state and comment, the log-probability of the demonstrated action, and whether it is the likeliest.
+        Raises CheckpointError if a prompt is too long.
+        """
+        import asyncio
+
+        from reflectkit.core.errors import CheckpointError
+        from reflectkit.models.sampler import Ask
+        from reflectkit.models.tokens import choice_ids, prompt_ids
+
+        tokenizer, form = self.policy.tokenizer, self.config.answer
+
+        async def answers() -> list[Any]:
+            asks = []
+            for lesson, comment in asked:
+                prompt = prompt_ids(tokenizer, policy_prompt(lesson.observation, comment, form))
+                asks.append(Ask(tuple(prompt), choice_ids(tokenizer, lesson.observation.choices, form)))
+            return list(await asyncio.gather(*map(self.policy.sample, asks)))
+
+        judged = []
+        for (lesson, _), sampled in zip(asked, wait_for(answers()), strict=True):
+            if sampled.too_long:
+                raise CheckpointError(sampled.too_long)
+            logprob = sampled.label_logprobs[lesson.choice]
+            judged.append((logprob, logprob == max(sampled.label_logprobs)))
+        return judged
+
+
+def _kept(path: Path) -> list[Judged]:
+    """The states that a killed run had judged: as many whole groups as are intact."""
+    rows, _ = salvage(path, FIELDS)
+    judged = [judged_from_json(row) for row in rows]
+    intact = next((place for place, one in enumerate(judged) if one is None or one.state != place), len(judged))
+    return [one for one in judged[: intact - intact % AT_ONCE] if one is not None]

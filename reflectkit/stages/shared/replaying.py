@@ -1,0 +1,101 @@
+"""Demonstrations played again as recorded: the steps that stages learn from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from reflectkit.agents.scripted import Replay
+from reflectkit.core.console import Progress
+from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
+from reflectkit.core.prompts import answers
+from reflectkit.core.rollout import Episode, rollout
+from reflectkit.core.seeding import derive, generator
+from reflectkit.core.types import Status, Trajectory
+from reflectkit.data.sft import Lesson, lessons
+from reflectkit.data.trajectories import Demonstration, Record, demonstration_steps, read_records
+from reflectkit.stages.shared.environments import WorldConfig
+
+
+def replayed_lessons(
+    config: WorldConfig, source: Path, records: Sequence[Record], progress: Progress, *, answer: str, repeats: int = 1
+) -> tuple[list[Lesson], Counter[str]]:
+    """The lessons of the demonstrations, and the number of omitted demonstrations by fault.
+
+    answer: the form of an answer for a choice, "label" or "text". repeats: replays of each demonstration.
+
+    Each demonstration is replayed as recorded. A negative one gives only its correction; its other steps are in the
+    positive one. Raises DataError if the env disagrees with a record, EnvironmentFailure.
+    """
+    steps: list[Lesson] = []
+    faults: Counter[str] = Counter()
+    with progress.bar("Replaying demonstrations", len(records) * repeats) as bar:
+        for repeat in range(repeats):
+            for record in records:
+                for demonstration in record.trajectories:
+                    try:
+                        played = _replayed(config, source, record, demonstration, repeat)
+                    except DataError as error:
+                        if error.field == "cmd" and config.kind.drops_choices(config.settings):
+                            continue
+                        raise
+                    replayed_steps = lessons([played], answer)
+                    if demonstration.visited:
+                        steps += _taught(replayed_steps, demonstration)
+                    elif demonstration.negative:
+                        steps += [step for step in replayed_steps if step.note == "correction"]
+                    elif fault := config.kind.fault(played):
+                        faults[fault] += repeat == 0
+                    else:
+                        steps += replayed_steps
+                bar.advance()
+    return steps, faults
+
+
+def _taught(replayed_steps: list[Lesson], demonstration: Demonstration) -> list[Lesson]:
+    """The steps of another player, in which the teacher's action takes the place of a mistake, as a correction."""
+    taught = []
+    for lesson, step in zip(replayed_steps, demonstration.trajectory, strict=True):
+        choices = lesson.observation.choices
+        if step.note == "mistake" and step.best in choices:
+            right = answers(choices, lesson.form)[choices.index(step.best)]
+            lesson = replace(lesson, completion=right, note="correction")
+        taught.append(lesson)
+    return taught
+
+
+def drawn_records(config: WorldConfig, source: Path, demonstrations: int) -> list[Record]:
+    """The records of `source`; only those of `demonstrations` problems (0: all) keep their demonstrations.
+
+    The first ones drawn are the same for every number. Raises ConfigError, DataError.
+    """
+    records = read_records(source, config.env_name)
+    if not demonstrations:
+        return records
+    having = [record.task.id for record in records if record.trajectories]
+    if demonstrations > len(having):
+        raise ConfigError(
+            f"--demonstrations is {demonstrations}, and {source} has {len(having)} problems with some; lower it"
+        )
+    order = generator(config.seed, "demonstrations").sample(having, len(having))
+    chosen = set(order[:demonstrations])
+    return [record if record.task.id in chosen else replace(record, trajectories=()) for record in records]
+
+
+def _replayed(
+    config: WorldConfig, source: Path, record: Record, demonstration: Demonstration, repeat: int
+) -> Trajectory:
+    """Replay one demonstration. Raises DataError if the env disagrees with the record."""
+    where = f"{source}, task '{record.task.id}'"
+    if not demonstration.trajectory:
+        raise DataError(where, "a demonstration without steps", field="trajectories.trajectory")
+    steps = demonstration_steps(demonstration)
+    seed = demonstration.seed if repeat == 0 else derive(demonstration.seed, "repeat", repeat)
+    (played,) = rollout([Episode(record.task, seed)], lambda: config.make(len(steps)), Replay(steps, where), width=1)
+    if played.status is Status.ABORTED:
+        raise EnvironmentFailure(f"{where}: {played.reason}")
+    if len(played.turns) < len(steps):
+        raise DataError(where, f"the episode ends at step {len(played.turns)} of {len(steps)} recorded")
+    return played
