@@ -25,6 +25,7 @@ STAGES = {
     "sft": "reflectkit.stages.sft",
     "rlft": "reflectkit.stages.rlft",
     "evaluate": "reflectkit.stages.evaluate",
+    "pack": "reflectkit.stages.pack",
     "plot": "reflectkit.stages.plot",
     "view": "reflectkit.stages.view",
     "export": "reflectkit.stages.export",

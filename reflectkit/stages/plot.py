@@ -1,4 +1,5 @@
-"""plot: learning curves of RL runs, or bars of evaluations. Runs of the same name (seeds) give a median and a band.
+"""plot: learning curves of RL runs, bars of evaluations, or the figures of packs (see `pack`): effects with intervals,
+success, curves. Runs of the same name (seeds) give a median and a band.
 
 A run that resumed from another one's checkpoint (`--resume-from`) continues its curve. `--live` follows a run in the
 terminal.
@@ -25,6 +26,7 @@ from reflectkit.core.stats import smooth
 from reflectkit.core.types import LARGEST
 from reflectkit.stages.shared.environments import distinct_names
 from reflectkit.stages.shared.figures import Curve, draw_bars, draw_curves
+from reflectkit.stages.shared.packed import PACK_FIGURES, draw_packs
 from reflectkit.stages.shared.seeds import curve_figures, curve_table
 
 EXAMPLES = (
@@ -37,6 +39,8 @@ EXAMPLES = (
     " --reach 0.9",
     "reflectkit plot --evals results/taxi-tiny/evaluation --figure success",
     "reflectkit plot --runs now=results/taxi-tiny/sft-rl --live",
+    "reflectkit plot --packs episodes/taxi-few --packs episodes/taxi-maps --out effects.png",
+    "reflectkit plot --packs episodes/taxi-few --figure validation_success_rate",
 )
 AGAINST = ("episodes", "step", "tokens", "seconds")
 SUMMED = {"tokens": ("tokens",), "seconds": ("rollout_seconds", "update_seconds")}
@@ -57,8 +61,13 @@ class Config(StageConfig):
         (), help="NAME=RUN, a folder with metrics.jsonl (repeat the flag; seeds share a name)."
     )
     evals: tuple[Path, ...] = option((), help="Evaluation runs, for bars by level instead of curves (repeat the flag).")
+    packs: tuple[Path, ...] = option(
+        (), help="Packs of published runs, for a forest plot of their effects (repeat the flag)."
+    )
     figure: tuple[str, ...] = option(
-        (), help="Figures of metrics.jsonl (one panel each) or of eval.json (repeat the flag)."
+        (),
+        help="Figures of metrics.jsonl (one panel each) or of eval.json (repeat the flag); of packs: effects (default),"
+        " success, or a figure of their curves.",
     )
     against: str = option("episodes", help="Horizontal axis: episodes, step, tokens or seconds.")
     smooth: int = option(10, help="Size of the moving average, in updates.")
@@ -66,7 +75,10 @@ class Config(StageConfig):
         0.0, help="Also tell the area below each curve, as smoothed, and where it first reaches this value; 0: neither."
     )
     out: Path | None = option(
-        None, help="File to write, .png or .svg; default: curves.png or bars.png in the run's folder."
+        None, help="File to write, .png or .svg; default: curves.png, bars.png or packs.png in the run's folder."
+    )
+    page: Path | None = option(
+        None, help="A Markdown page with `<!-- effects -->` and `<!-- end of effects -->`: the table goes between them."
     )
     live: bool = option(False, help="Follow the first run in the terminal until it ends, without drawing.")
 
@@ -75,8 +87,14 @@ class Config(StageConfig):
         within("smooth", self.smooth, 1, 1_000_000)
         within("reach", self.reach, 0, LARGEST)
         one_of("against", self.against, AGAINST)
-        if bool(self.runs) == bool(self.evals):
-            raise ConfigError("plot needs either --runs NAME=FOLDER (curves) or --evals FOLDER (bars)")
+        if sum(map(bool, (self.runs, self.evals, self.packs))) != 1:
+            raise ConfigError(
+                "plot needs one of --runs NAME=FOLDER (curves), --evals FOLDER (bars) and --packs FOLDER (effects)"
+            )
+        if self.packs and len(self.figure) > 1:
+            raise ConfigError("--packs takes a single --figure")
+        if self.page is not None and (not self.packs or (self.figure or PACK_FIGURES)[0] != PACK_FIGURES[0]):
+            raise ConfigError("--page is for the effects of --packs; leave it out")
         if self.live and not self.runs:
             raise ConfigError("--live needs --runs NAME=FOLDER")
         if self.out is not None and self.out.suffix not in (".png", ".svg"):
@@ -100,6 +118,13 @@ def run(config: Config, progress: Progress) -> Report:
     """Draw. Raises DataError if a run or an evaluation does not have the figure."""
     if config.live:
         return _follow(config, progress)
+    if config.packs:
+        figure = (config.figure or PACK_FIGURES)[0]
+        with open_run("plot", config, list(config.packs), again=True) as current:
+            out = config.out or current.folder / "packs.png"
+            tables, figures = draw_packs(config.packs, figure, out, config.page)
+            current.tables += tables
+            return current.finish(figures, [out, *([config.page] if config.page else [])])
     named = [parse_run(text) for text in config.runs]
     inputs = [path for _, path in named] or [folder / "eval.json" for folder in config.evals]
     with open_run("plot", config, inputs) as current:

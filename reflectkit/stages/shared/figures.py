@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,60 @@ def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, f
     panel.grid(alpha=0.3, axis="y")
     panel.set_axisbelow(True)
     panel.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    _finish(picture, [panel], out)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """One row of `draw_intervals`, in the unit of its axis."""
+
+    label: str
+    """Text to its left."""
+    middle: float
+    """The estimate."""
+    low: float
+    """Lower end of its interval."""
+    high: float
+    """Upper end of its interval."""
+    open: bool = False
+    """Whether its marker is hollow."""
+    square: bool = False
+    """Whether its marker is a square."""
+
+
+def draw_intervals(
+    groups: Mapping[str, Sequence[Interval]], axis: str, out: Path, *, band: float = 0.0, legend: str = ""
+) -> None:
+    """A forest plot: a row for each interval, below the title of its group. band: half the width of the shaded zone of
+    equivalence around 0, which has a line then. legend: what the markers mean.
+    """
+    pyplot = _pyplot()
+    rows = sum(1 + len(some) for some in groups.values())
+    picture, panel = pyplot.subplots(figsize=(8, 1.2 + 0.3 * rows), dpi=150)
+    places: list[float] = []
+    labels: list[str] = []
+    place = 0.0
+    for index, (title, some) in enumerate(groups.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        panel.text(
+            0, place, _shown(title), transform=panel.get_yaxis_transform(), weight="bold", va="center", fontsize=9
+        )
+        for one in some:
+            place += 1
+            panel.plot([one.low, one.high], [place, place], color=colour, linewidth=2, zorder=2)
+            inside = "white" if one.open else colour
+            panel.plot([one.middle], [place], "s" if one.square else "o", color=colour, mfc=inside, ms=6, zorder=3)
+            places.append(place)
+            labels.append(_shown(one.label))
+        place += 1
+    if band:
+        panel.axvspan(-band, band, color="0.88", zorder=0)
+        panel.axvline(0, color="0.4", linewidth=1, zorder=1)
+    panel.set_yticks(places, labels, fontsize=8)
+    panel.set_ylim(place - 0.3, -0.7)
+    panel.tick_params(axis="y", length=0)
+    panel.grid(alpha=0.3, axis="x")
+    panel.set_xlabel(f"{axis}\n{legend}" if legend else axis, fontsize=9)
     _finish(picture, [panel], out)
 
 

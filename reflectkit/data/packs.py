@@ -1,0 +1,172 @@
+"""Packs: the episodes and learning curves of published runs, slimmed to what tables and figures need.
+
+A pack is a folder with a compressed file for each training seed. Every figure of a page can be drawn from it without
+training. `pack.json` has the title, the comparisons and the checksum of each file. A line of `seed-N.jsonl.gz` is an
+episode (name, env, level, task, cluster, seed, status, success, return, figures, steps) or a curve (curve, figure,
+episodes, values).
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import math
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reflectkit.core.errors import DataError
+from reflectkit.core.jsonl import dumps, read_json, replacing, write_json
+
+INDEX = "pack.json"
+FORMAT = 1
+LARGEST = 64 * 2**20  # bytes of a file when it is unpacked
+FILE = re.compile(r"seed-(0|[1-9]\d{0,9})\.jsonl\.gz")
+FIELDS = {"name": str, "level": str, "task": str, "cluster": str, "status": str, "success": bool}
+AGAIN = "pack it again with `reflectkit pack`"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A learning curve of one seed."""
+
+    name: str
+    """Of the arm."""
+    figure: str
+    """Of metrics.jsonl, e.g. validation_success_rate."""
+    episodes: tuple[float, ...]
+    """Places on the axis, ascending."""
+    values: tuple[float, ...]
+    """Values there."""
+
+
+@dataclass(frozen=True)
+class Seed:
+    """What one training seed left."""
+
+    episodes: tuple[Mapping[str, Any], ...] = ()
+    """Slim lines of episodes.jsonl; `turns` has an empty object for each step."""
+    curves: tuple[Curve, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pack:
+    """The published data of one experiment."""
+
+    title: str
+    """Of its figures."""
+    comparisons: tuple[tuple[str, str], ...] = ()
+    """Pairs of players, (first, second): first minus second is an effect to show."""
+    seeds: Mapping[int, Seed] = field(default_factory=dict)
+    """By training seed."""
+
+
+def slim(episode: Mapping[str, Any], cluster: str) -> dict[str, Any]:
+    """What a pack keeps of a line of episodes.jsonl."""
+    kept = {name: episode[name] for name in ("name", "env", "level", "task") if name in episode}
+    kept["cluster"] = cluster
+    kept |= {name: episode[name] for name in ("seed", "status", "success", "return")}
+    if episode.get("figures"):
+        kept["figures"] = episode["figures"]
+    return kept | {"steps": len(episode.get("turns", ()))}
+
+
+def write_pack(folder: Path, pack: Pack) -> list[Path]:
+    """Write the files and then the index; the same pack gives the same bytes. Returns their paths."""
+    files: dict[str, str] = {}
+    for number, seed in sorted(pack.seeds.items()):
+        rows: list[dict[str, Any]] = []
+        for episode in seed.episodes:
+            rows.append(slim(episode, episode["cluster"]))
+        for curve in seed.curves:
+            rows.append(
+                {"curve": curve.name, "figure": curve.figure, "episodes": curve.episodes, "values": curve.values}
+            )
+        content = "".join(dumps(row) + "\n" for row in rows).encode()
+        name = f"seed-{number}.jsonl.gz"
+        with replacing(folder / name) as file:
+            file.write(gzip.compress(content, mtime=0))
+        files[name] = hashlib.sha256(content).hexdigest()
+    comparisons = [list(pair) for pair in pack.comparisons]
+    write_json(folder / INDEX, {"format": FORMAT, "title": pack.title, "comparisons": comparisons, "files": files})
+    return [folder / INDEX, *(folder / name for name in files)]
+
+
+def read_pack(folder: Path) -> Pack:
+    """The pack in `folder`. Raises DataError if it is missing or damaged."""
+    path = folder / INDEX
+    index = read_json(path)
+    if not isinstance(index, dict) or index.get("format") != FORMAT:
+        raise DataError(path, f"is not the index of a pack (format {FORMAT}); {AGAIN}")
+    title, pairs, files = (index.get(name) for name in ("title", "comparisons", "files"))
+    if not isinstance(title, str) or not title:
+        raise DataError(path, f"expected a title, found {title!r:.60}", field="title")
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(name, str) for name in pair) for pair in pairs
+    ):
+        raise DataError(path, f"expected a list of pairs of names, found {pairs!r:.60}", field="comparisons")
+    if not isinstance(files, dict) or not files or not all(FILE.fullmatch(name) for name in files):
+        raise DataError(path, f"expected seed-N.jsonl.gz with their checksums, found {files!r:.60}", field="files")
+    seeds = {int(name[5:].partition(".")[0]): _read_seed(folder / name, digest) for name, digest in files.items()}
+    return Pack(title, tuple((first, second) for first, second in pairs), dict(sorted(seeds.items())))
+
+
+def _read_seed(path: Path, digest: Any) -> Seed:
+    try:
+        with gzip.open(path) as file:
+            content = file.read(LARGEST + 1)
+    except FileNotFoundError:
+        raise DataError(path, f"no such file, but {INDEX} names it; {AGAIN}") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(path, f"is damaged ({error}); {AGAIN}") from None
+    if len(content) > LARGEST:
+        raise DataError(path, f"is larger than {LARGEST:,} bytes when unpacked; split it")
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise DataError(path, f"its checksum is not the one in {INDEX}; {AGAIN}")
+    episodes, curves = [], []
+    for number, line in enumerate(content.decode("utf-8", "replace").split("\n"), start=1):
+        if line:
+            try:
+                row = json.loads(line)
+                if "curve" in row:
+                    curves.append(_curve(row))
+                else:
+                    episodes.append(_episode(row))
+            except (ValueError, TypeError, KeyError, RecursionError):
+                raise DataError(path, f"is neither an episode nor a curve; {AGAIN}", line=number) from None
+    return Seed(tuple(episodes), tuple(curves))
+
+
+def _episode(row: dict[str, Any]) -> dict[str, Any]:
+    """A line of episodes.jsonl that has what tables need. Raises ValueError, TypeError, KeyError."""
+    steps = row.pop("steps")
+    if not 0 <= steps <= 1_000_000 or any(type(row[name]) is not kind for name, kind in FIELDS.items()):
+        raise ValueError(row)
+    return row | {"return": _finite(row["return"]), "turns": [{}] * int(steps)}
+
+
+def _curve(row: dict[str, Any]) -> Curve:
+    places, values = tuple(map(_finite, row["episodes"])), tuple(map(_finite, row["values"]))
+    if len(places) != len(values) or not places or list(places) != sorted(set(places)):
+        raise ValueError(row)
+    return Curve(str(row["curve"]), str(row["figure"]), places, values)
+
+
+def _finite(value: Any) -> float:
+    if isinstance(value, bool) or not math.isfinite(value):
+        raise ValueError(value)
+    return float(value)
+
+
+def merged(old: Pack, new: Pack) -> Pack:
+    """`old` with the seeds of `new` in place of its own, and the title and comparisons of `new` where it has some."""
+    return Pack(new.title or old.title, new.comparisons or old.comparisons, {**old.seeds, **new.seeds})
+
+
+def players(seeds: Sequence[Seed]) -> list[str]:
+    """The names of all players, in the order of their first episode."""
+    return list(dict.fromkeys(episode["name"] for seed in seeds for episode in seed.episodes))

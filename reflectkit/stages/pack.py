@@ -1,0 +1,148 @@
+"""pack: keep the episodes and learning curves of published runs in a small folder, from which `plot --packs` draws the
+figures again.
+
+Each training seed is one compressed file. Packing further seeds, or one of them again, leaves the others as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reflectkit.core.config import StageConfig, option
+from reflectkit.core.console import Progress
+from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.folders import write_permission
+from reflectkit.core.identity import read_record
+from reflectkit.core.reports import Report, Table
+from reflectkit.data.episodes import read_compared
+from reflectkit.data.packs import INDEX, Curve, Pack, Seed, merged, players, read_pack, write_pack
+from reflectkit.stages import plot
+from reflectkit.stages.shared.eval_tables import clusters_of
+
+EXAMPLES = (
+    "reflectkit pack results/taxi-tiny --out episodes/taxi-tiny --title DangerousTaxi"
+    " --compare 'Reflect-RL - SFT + RL' --compare 'Reflect-RL - SFT'",
+    "reflectkit pack results/seed0/taxi-few results/seed1/taxi-few --out episodes/taxi-few --title 'Few demonstrations'"
+    " --compare 'asymmetric - plain' --curve plain=plain-rl --curve asymmetric=asymmetric-rl",
+    "reflectkit pack results/seed2/taxi-few --out episodes/taxi-few --curve plain=plain-rl"
+    " --curve asymmetric=asymmetric-rl",
+    "reflectkit plot --packs episodes/taxi-tiny --packs episodes/taxi-few --out effects.png",
+)
+MINUS = " - "
+
+
+@dataclass(frozen=True)
+class Config(StageConfig):
+    """Settings of pack."""
+
+    paths: tuple[Path, ...] = dataclasses.field(
+        default=(),
+        metadata={"help": "Runs of evaluate, or folders with such runs; each belongs to its seed.", "argument": True},
+        kw_only=True,
+    )
+    out: Path = option(help="Folder of the pack; seeds that it has already are kept or replaced.")
+    title: str = option("", help="Title of its figures; needed for a new pack.")
+    compare: tuple[str, ...] = option(
+        (), help="An effect to show, as 'FIRST - SECOND' with the names of two players (repeat the flag)."
+    )
+    curve: tuple[str, ...] = option(
+        (), help="NAME=RUN, a run of rlft in each of the folders, whose learning curve is kept (repeat the flag)."
+    )
+    figure: str = option("validation_success_rate", help="The figure of metrics.jsonl whose curves are kept.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.paths:
+            raise ConfigError("pack needs at least one run of evaluate, or a folder with such runs")
+        for text in self.compare:
+            _pair(text)
+        for text in self.curve:
+            name, _, run_name = text.partition("=")
+            if not (name and run_name):
+                raise ConfigError(f"--curve {text!r}: write NAME=RUN, a run of rlft in each of the folders")
+        if self.out.exists() and not self.out.is_dir():
+            raise ConfigError(f"--out {self.out}: is a file; name a folder")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    first, minus, second = text.partition(MINUS)
+    if not (first and minus and second):
+        raise ConfigError(f"--compare {text!r}: write 'FIRST - SECOND', with the names of two players")
+    return first, second
+
+
+def run(config: Config, progress: Progress) -> Report:
+    """Write the pack. Raises ConfigError, and DataError if a run is missing or damaged."""
+    write_permission(config.out)
+    old = read_pack(config.out) if (config.out / INDEX).exists() else None
+    if old is None and not config.title:
+        raise ConfigError(f"{config.out} is a new pack; give it a --title")
+    seeds: dict[int, Seed] = {}
+    with progress.bar("Packing", len(config.paths)) as bar:
+        for path in config.paths:
+            number, seed = _read(config, path)
+            if number in seeds:
+                raise ConfigError(f"{path} has seed {number}, as another of the folders; pack one of them")
+            seeds[number] = seed
+            bar.advance()
+    pack = Pack(config.title, tuple(map(_pair, config.compare)), seeds)
+    pack = merged(old, pack) if old else pack
+    names = players(list(pack.seeds.values()))
+    for pair in pack.comparisons:
+        for name in pair:
+            if name not in names:
+                raise ConfigError(f"--compare {MINUS.join(pair)!r}: no player {name!r}; there are {', '.join(names)}")
+    outputs = write_pack(config.out, pack)
+    size = sum(path.stat().st_size for path in outputs)
+    cells = tuple(
+        (str(number), str(len(seed.episodes)), str(len(players([seed]))), str(len(seed.curves)))
+        for number, seed in pack.seeds.items()
+    )
+    table = Table(f"{config.out}, {size / 1000:.1f} kB", ("seed", "episodes", "players", "curves"), cells)
+    return Report("pack", config.out, {"seeds": len(pack.seeds), "bytes": size}, tuple(outputs), (table,))
+
+
+def _read(config: Config, path: Path) -> tuple[int, Seed]:
+    """(the training seed, what is kept) of one folder."""
+    folders = (
+        [path] if (path / "episodes.jsonl").is_file() else sorted(file.parent for file in path.glob("*/episodes.jsonl"))
+    )
+    if not folders:
+        raise DataError(path, "no episodes.jsonl here or one folder below; name a run of evaluate or of a recipe")
+    numbers = {_seed_of(folder) for folder in folders}
+    if len(numbers) > 1:
+        raise DataError(
+            path, f"has evaluations of seeds {', '.join(map(str, sorted(numbers)))}; name each one's folder"
+        )
+    parts = {folder.name: read_compared(folder) for folder in folders}
+    several = Counter(name for part in parts.values() for name in {str(one["name"]) for one in part})
+    episodes: list[dict[str, Any]] = []
+    for step, part in parts.items():
+        cluster = clusters_of(part)
+        for one in part:
+            name = f"{one['name']} ({step})" if several[one["name"]] > 1 else one["name"]
+            episodes.append({**one, "name": name, "cluster": cluster[one["task"]]})
+    return numbers.pop(), Seed(tuple(episodes), tuple(_curves(config, path)))
+
+
+def _curves(config: Config, path: Path) -> Sequence[Curve]:
+    curves = []
+    for text in config.curve:
+        name, _, run_name = text.partition("=")
+        places, values = plot.read_curve(
+            path / run_name / "metrics.jsonl", config.figure, plot.Config(runs=("curve=x",), smooth=1)
+        )
+        curves.append(Curve(name, config.figure, tuple(places), tuple(values)))
+    return curves
+
+
+def _seed_of(folder: Path) -> int:
+    seed = read_record(folder).get("seed")
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise DataError(folder / "config.json", f"expected the seed of a run, found {seed!r:.40}", field="seed")
+    return seed

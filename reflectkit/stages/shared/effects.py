@@ -1,0 +1,191 @@
+"""Effects of published experiments, from their packs: differences in final success and in the area below the learning
+curve, with intervals and a word for each; as a table and as rows of a forest plot.
+
+Success is compared by problem: with one training seed by the paired interval over clusters of problems, with more by a
+bootstrap of seeds and problems. Areas are compared by seed, with a t interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from reflectkit.core.curves import area
+from reflectkit.core.reports import Table
+from reflectkit.core.stats import mean_interval
+from reflectkit.data.packs import Pack
+from reflectkit.stages.shared.eval_tables import differences, pooled
+from reflectkit.stages.shared.figures import Curve, Interval
+from reflectkit.stages.shared.seeds import seed_differences
+
+EQUIVALENT = 3.0
+"""Points of success within which two players are called equivalent."""
+SUCCESS, AREA = "success", "area"
+LEGEND = "● final success, ■ area below the curve × 100; hollow: one training seed; grey: ±3 points"
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """First minus second, in points (percentage points of success, or 100 times the area)."""
+
+    experiment: str
+    """Title of its pack."""
+    first: str
+    """A player."""
+    second: str
+    """The player that it is compared with."""
+    measure: str
+    """"success" or "area"."""
+    level: str
+    """Of the problems; "" for an area."""
+    difference: float
+    """The estimate."""
+    low: float
+    """Lower end of the 95 % interval; -inf if unknown."""
+    high: float
+    """Upper end; inf if unknown."""
+    seeds: int
+    """Training seeds."""
+    problems: int
+    """Problems over all seeds; 0 for an area."""
+    seed_low: float = -math.inf
+    """Lower end of the t interval over the seeds' own differences; infinite with one seed."""
+    seed_high: float = math.inf
+    """Its upper end."""
+
+    @property
+    def word(self) -> str:
+        """helps, harms, equivalent or unclear. With several seeds, a sign counts only if both intervals agree on it."""
+        several = self.seeds > 1
+        if self.low > 0 and (not several or self.seed_low > 0):
+            return "helps" if self.high > EQUIVALENT else "helps, by less than 3 points"
+        if self.high < 0 and (not several or self.seed_high < 0):
+            return "harms" if self.low < -EQUIVALENT else "harms, by less than 3 points"
+        return "equivalent" if self.low >= -EQUIVALENT and self.high <= EQUIVALENT else "unclear"
+
+
+def effects(pack: Pack) -> list[Effect]:
+    """The effects of the pack's comparisons, in their order; of success at each level, then of the area."""
+    if not pack.comparisons:
+        return []
+    found = [*_successes(pack), *_areas(pack)]
+    order = {pair: place for place, pair in enumerate(pack.comparisons)}
+    return sorted(found, key=lambda one: order[one.first, one.second])
+
+
+def _successes(pack: Pack) -> list[Effect]:
+    parts = [list(seed.episodes) for seed in pack.seeds.values() if seed.episodes]
+    if len(parts) == 1:
+        compared = [one for one in differences(parts[0]) if one["figure"] == "success"]
+    else:
+        compared = seed_differences({"": parts})
+    each = [seed_means(part) for part in parts]
+    found = []
+    for one in compared:
+        for sign, first, second in ((1, one["first"], one["second"]), (-1, one["second"], one["first"])):
+            if (first, second) not in pack.comparisons:
+                continue
+            level = one["level"]
+            gaps = [
+                means[level, first] - means[level, second]
+                for means in each
+                if (level, first) in means and (level, second) in means
+            ]
+            low, high = mean_interval([[gap] for gap in gaps])
+            ends = sorted((sign * 100 * one["low"], sign * 100 * one["high"]))
+            facts = (
+                sign * 100 * one["difference"] + 0.0,
+                *ends,
+                one.get("seeds", 1),
+                one["tasks"],
+                100 * low,
+                100 * high,
+            )
+            found.append(Effect(pack.title, first, second, SUCCESS, level, *facts))
+    return found
+
+
+def seed_means(episodes: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
+    """Success by level and player, as the mean over tasks, of one seed's episodes."""
+    return {(row["level"], row["name"]): row["success"] for row in pooled([episodes])}
+
+
+def _areas(pack: Pack) -> list[Effect]:
+    found = []
+    areas = [{curve.name: area(curve.episodes, curve.values) for curve in seed.curves} for seed in pack.seeds.values()]
+    for first, second in pack.comparisons:
+        gaps = [100 * (one[first] - one[second]) for one in areas if first in one and second in one]
+        if gaps:
+            low, high = mean_interval([[gap] for gap in gaps])
+            found.append(Effect(pack.title, first, second, AREA, "", fmean(gaps), low, high, len(gaps), 0, low, high))
+    return found
+
+
+def curves(pack: Pack, figure: str) -> dict[str, list[Curve]]:
+    """The curves of `figure` by name, one for each seed."""
+    by_name: dict[str, list[Curve]] = {}
+    for seed in pack.seeds.values():
+        for curve in seed.curves:
+            if curve.figure == figure:
+                by_name.setdefault(curve.name, []).append((curve.episodes, curve.values))
+    return by_name
+
+
+def success_rows(pack: Pack) -> list[dict[str, Any]]:
+    """The rows of eval.json of all players, over all seeds."""
+    return pooled([list(seed.episodes) for seed in pack.seeds.values() if seed.episodes])
+
+
+def success_groups(packs: Sequence[Pack]) -> dict[str, list[Interval]]:
+    """The players' success in percent, as rows of a figure, by the title of their pack."""
+    groups: dict[str, list[Interval]] = {}
+    for pack in packs:
+        rows = success_rows(pack)
+        several = len({row["level"] for row in rows}) > 1
+        for row in rows:
+            label = f"{row['name']}, {row['level']}" if several else row["name"]
+            one = Interval(label, 100 * row["success"], 100 * row["low"], 100 * row["high"], len(pack.seeds) == 1)
+            groups.setdefault(pack.title, []).append(one)
+    return groups
+
+
+def forest_groups(found: Sequence[Effect]) -> dict[str, list[Interval]]:
+    """The effects as rows of a figure, by experiment; an unknown end is drawn at ±100 points."""
+    groups: dict[str, list[Interval]] = {}
+    for one in found:
+        label = f"{one.first} − {one.second}" + (", area" if one.measure == AREA else "")
+        ends = max(one.low, -100.0), min(one.high, 100.0)
+        row = Interval(label, one.difference, *ends, one.seeds == 1, one.measure == AREA)
+        groups.setdefault(one.experiment, []).append(row)
+    return groups
+
+
+def effects_table(found: Sequence[Effect]) -> Table:
+    """The effects as a table."""
+    columns = (
+        "experiment",
+        "first − second",
+        "of",
+        "difference, points",
+        "95 % interval",
+        "seeds",
+        "problems",
+        "so it",
+    )
+    cells = tuple(
+        (
+            one.experiment,
+            f"{one.first} − {one.second}",
+            one.measure if one.measure == AREA else f"{SUCCESS}, {one.level}",
+            f"{one.difference:+.1f}",
+            f"{one.low:+.1f} to {one.high:+.1f}" if math.isfinite(one.low + one.high) else "unknown: one seed",
+            str(one.seeds),
+            str(one.problems or ""),
+            one.word if math.isfinite(one.low + one.high) else "",
+        )
+        for one in found
+    )
+    return Table("Effects, with 95 % intervals", columns, cells)

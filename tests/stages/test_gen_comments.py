@@ -1,0 +1,143 @@
+"""gen-comments: which comments are kept, the rows, resuming, and what it refuses."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reflectkit.core.console import Quiet
+from reflectkit.core.jsonl import read_jsonl
+from reflectkit.core.reports import Report
+from reflectkit.data.own_comments import judged_from_json
+from reflectkit.models.load import load_player
+from reflectkit.models.scoring import choice_logprobs
+from reflectkit.models.tokens import choice_ids, prompt_ids
+from reflectkit.stages import gen_comments, sft
+from tests.commands import error_of, prepare
+
+TAXI = ("pick up", "drop off")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    prepare(folder, demonstrations=24)
+    return folder / "data"
+
+
+def commented(folder: Path, data: Path, checkpoints: dict[str, Path], **settings: Any) -> Report:
+    defaults: dict[str, Any] = {
+        "env": "taxi",
+        "load_dir": checkpoints["policy"],
+        "reflect_load_dir": checkpoints["reflection"],
+        "data_dir": data,
+        "results_dir": folder / "results",
+        "out_dir": folder / "own",
+        "samples": 3,
+        "max_new_tokens": 6,
+        "states": 70,  # two groups
+        "validate_states": 8,
+        "margin": -1000.0,
+    }
+    return gen_comments.run(gen_comments.Config(**defaults | settings), Quiet())
+
+
+def test_rows_are_what_judged_says_and_train_a_reflector(
+    tmp_path: Path, data: Path, checkpoints: dict[str, Path]
+) -> None:
+    report = commented(tmp_path, data, checkpoints, margin=0.0, most=2)
+    judged = [judged_from_json(row) for _, row in read_jsonl(report.folder / "judged.jsonl")]
+    rows = [row for _, row in read_jsonl(tmp_path / "own" / "sft_reflection.jsonl")]
+    kept = [one.comments[index] for one in judged if one for index in one.kept]
+    assert [row["completion"] for row in rows] == [f" {comment}" for comment in kept]
+    assert 0 < len(rows) == report.figures["rows"] < 2 * 70
+    gains = [one.gains[index] for one in judged if one for index in one.kept]
+    assert min(gains) >= 0
+    trained = sft.run(
+        sft.Config(
+            env="taxi",
+            role="reflection",
+            model=str(checkpoints["reflection"]),
+            task_file=tmp_path / "own" / "sft_reflection.jsonl",
+            max_steps=1,
+            results_dir=tmp_path / "results",
+        ),
+        Quiet(),
+    )
+    assert trained.outputs
+
+
+def test_the_log_probabilities_are_the_policys(tmp_path: Path, data: Path, checkpoints: dict[str, Path]) -> None:
+    """A kept comment's number is computed again from the row of gen-sft with that comment."""
+    report = commented(tmp_path, data, checkpoints, states=0, samples=1, validate_states=0)
+    (first, *_) = (judged_from_json(row) for _, row in read_jsonl(report.folder / "judged.jsonl"))
+    assert first is not None
+    plain = next(row for _, row in read_jsonl(data / "taxi" / "sft.jsonl"))
+    player = load_player(checkpoints["policy"], "policy")
+    choices = ("north", "south", "east", "west", "pick up the passenger", "drop off the passenger")
+    labels = choice_ids(player.tokenizer, choices, "label")
+    marker = plain["prompt"].rindex("Action") if "Action" in plain["prompt"] else None
+    assert marker is not None
+    (row_K,), _ = choice_logprobs(player.model, [prompt_ids(player.tokenizer, plain["prompt"])], [labels], pad_id=player.pad_id)
+    index = [str(number) for number in range(6)].index(plain["completion"].strip())
+    assert first.without == pytest.approx(float(row_K[index]), abs=1e-5)
+
+
+def test_the_same_bytes_after_a_kill(tmp_path: Path, data: Path, checkpoints: dict[str, Path]) -> None:
+    whole = commented(tmp_path / "a", data, checkpoints)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    again = tmp_path / "b" / "results" / whole.folder.name
+    lines = (again / "judged.jsonl").read_bytes().splitlines(keepends=True)
+    assert len(lines) == 70
+    shutil.rmtree(tmp_path / "a")
+    (again / "report.json").unlink()
+    for name in ("judged.jsonl", "validation.jsonl"):
+        kept = (again / name).read_bytes().splitlines(keepends=True)[:66]
+        (again / name).write_bytes(b"".join(kept)[:-9])  # a kill in the middle of a line of the second group
+    (tmp_path / "b").rename(tmp_path / "a")
+    resumed = commented(tmp_path / "a", data, checkpoints)
+    assert (resumed.folder / "judged.jsonl").read_bytes().splitlines(keepends=True) == lines
+    assert resumed.figures == whole.figures
+
+
+def test_another_seed_samples_others(tmp_path: Path, data: Path, checkpoints: dict[str, Path]) -> None:
+    texts = []
+    for seed in (0, 0, 1):
+        shutil.rmtree(tmp_path / "own", ignore_errors=True)
+        commented(tmp_path / str(len(texts)), data, checkpoints, seed=seed, states=6, out_dir=tmp_path / "own")
+        texts.append((tmp_path / "own" / "sft_reflection.jsonl").read_bytes())
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("baseline", ["empty", "others"])
+def test_another_baseline(baseline: str, tmp_path: Path, data: Path, checkpoints: dict[str, Path]) -> None:
+    none = commented(tmp_path / "none", data, checkpoints, states=6)
+    other = commented(tmp_path / baseline, data, checkpoints, states=6, baseline=baseline)
+    one, another = (
+        [judged_from_json(row) for _, row in read_jsonl(report.folder / "judged.jsonl")] for report in (none, other)
+    )
+    assert [state.comments for state in one if state] == [state.comments for state in another if state]
+    assert [state.without for state in one if state] != [state.without for state in another if state]
+
+
+def test_a_policy_may_comment_itself(tmp_path: Path, data: Path, checkpoints: dict[str, Path]) -> None:
+    report = commented(tmp_path, data, checkpoints, reflect_load_dir=checkpoints["policy"], states=3)
+    assert report.figures["states"] == 3
+    assert report.figures["validation"]["states"] == 8
+
+
+def test_refused(
+    tmp_path: Path, data: Path, checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = ["--load-dir", str(checkpoints["policy"]), "--reflect-load-dir", str(checkpoints["reflection"])]
+    places += ["--data-dir", str(data), "--results-dir", str(tmp_path / "results"), "--out-dir", str(tmp_path / "own")]
+    few = ["--states", "3", "--samples", "1", "--max-new-tokens", "2", "--validate-states", "0"]
+    command = ["gen-comments", "--env", "taxi", *places]
+    assert "gains --margin 900 nats" in error_of([*command, *few, "--margin", "900"], capsys)
+    assert "no --baseline named 'nothing'" in error_of([*command, "--baseline", "nothing"], capsys)
+    assert "--samples must" in error_of([*command, "--samples", "0"], capsys)
+    assert "no such file" in error_of([*command, "--validate-file", str(tmp_path / "x.json")], capsys)
+    assert "no such file" in error_of(["gen-comments", "--env", "corridor", *places], capsys)
