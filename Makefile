@@ -16,8 +16,12 @@ VLLM_VENV ?= .venv-vllm
 VLLM_TORCH ?= torch==2.13.0
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-.PHONY: help install demo test check lint format type bench bench-peers bench-growth gpu-check docs pictures dist alfworld smollm2 vllm vllm-check clean
-.PHONY: demo-explore demo-memory demo-alfworld play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot view export
+PACKS := $(wildcard docs/experiments/episodes/*)
+CURVED := $(wildcard docs/experiments/episodes/taxi-few*)
+PLOT := $(BIN)/reflectkit plot --results-dir build/figures
+
+.PHONY: help install demo test check lint format type bench bench-peers bench-growth gpu-check docs pictures figures dist alfworld smollm2 vllm vllm-check clean
+.PHONY: demo-explore demo-memory demo-alfworld play filter-repo gen-task filter-task gen-trajectory split gen-sft gen-comments sft rlft evaluate pack plot view export
 
 help: ## List the targets
 	@echo "Everything is installed in $(VENV): the active virtual or conda environment, otherwise .venv. VENV=FOLDER picks another."
@@ -97,16 +101,18 @@ filter-repo: ## Copy repositories, keeping the files to ask about, e.g. ARGS="--
 gen-task: ## Generate questions about them, e.g. ARGS="--teacher openai:gpt-4o-mini --max-cost-usd 2"
 filter-task: ## Merge the questions into one clean list
 
-play gen-trajectory split gen-sft sft rlft evaluate plot view export: $(INSTALLED)
-	$(BIN)/reflectkit $@ $(if $(filter plot view export,$@),,--env $(or $(ENV),taxi)) $(ARGS)
+play gen-trajectory split gen-sft gen-comments sft rlft evaluate pack plot view export: $(INSTALLED)
+	$(BIN)/reflectkit $@ $(if $(filter pack plot view export,$@),,--env $(or $(ENV),taxi)) $(ARGS)
 play: ## Play an environment, or watch: ARGS="--policy oracle"
 gen-trajectory: ## Generate demonstrations with reflections, e.g. ENV=taxi ARGS="--noise 0.3"
 split: ## Split the problems 7:2:1 into train, validate and test
 gen-sft: ## Write the five SFT files
+gen-comments: ## Keep a model's own comments that help, e.g. ARGS="--load-dir … --reflect-load-dir …"
 sft: ## Train a player, e.g. ARGS="--role reflection"
 rlft: ## Train a policy with online RL, e.g. ARGS="--load-dir … --reflect-load-dir …"
 evaluate: ## Measure success with intervals, e.g. ARGS="--policy oracle --policy random"
 export: ## Export a plain Hugging Face folder, e.g. ARGS="--load-dir results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy"
+pack: ## Keep the episodes of published runs, e.g. ARGS="results/taxi-tiny --out episodes/taxi --title DangerousTaxi"
 plot: ## Plot learning curves, e.g. ARGS="--runs ours=results/taxi-tiny/sft-rl"
 view: ## Write an HTML page of episodes, e.g. ARGS="results/taxi-tiny/evaluation --open"
 
@@ -119,6 +125,12 @@ pictures: $(TEST_INSTALLED) ## Make the pictures of the pages again (docs/pictur
 	mkdir -p build/pictures
 	cd build/pictures && $(abspath $(BIN))/reflectkit run taxi-tiny --fast
 	cd build/pictures && PYTHONPATH=$(CURDIR) $(abspath $(BIN))/python -m tests.pictures $(CURDIR)/docs/pictures
+
+figures: $(INSTALLED) ## Draw the figures of docs/what-we-found.md again from the packed episodes, without training
+	$(PLOT) $(PACKS:%=--packs %) --out docs/experiments/effects.png --page docs/what-we-found.md
+	set -e; for pack in $(PACKS); do $(PLOT) --packs $$pack --figure success --out docs/experiments/$${pack##*/}.png; done
+	set -e; for pack in $(CURVED); do \
+	  $(PLOT) --packs $$pack --figure validation_success_rate --out docs/experiments/$${pack##*/}-curves.png; done
 
 dist: $(INSTALLED) ## Build the wheel and the sdist in dist/, and check them as a package index does
 	$(BIN)/pip install --quiet build twine 'readme_renderer[md]'

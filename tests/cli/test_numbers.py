@@ -18,6 +18,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "gen-trajectory": {"env": "corridor"},
     "split": {"env": "corridor"},
     "gen-sft": {"env": "corridor"},
+    "gen-comments": {"env": "corridor", "load_dir": "x", "reflect_load_dir": "y"},
     "sft": {"env": "corridor", "role": "plain"},
     "rlft": {"env": "corridor"},
     "evaluate": {"env": "corridor", "policy": ["random"]},

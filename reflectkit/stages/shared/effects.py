@@ -173,7 +173,7 @@ def effects_table(found: Sequence[Effect]) -> Table:
         "95 % interval",
         "seeds",
         "problems",
-        "so it",
+        "verdict",
     )
     cells = tuple(
         (

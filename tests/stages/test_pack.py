@@ -1,0 +1,263 @@
+"""pack, and plot --packs: the same numbers as from the runs, packs that grow by a seed, and damaged ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.core.jsonl import read_json, write_json, write_jsonl
+from reflectkit.core.seeding import generator
+from reflectkit.data.episodes import read_compared
+from reflectkit.data.packs import read_pack
+from reflectkit.stages.shared.effects import Effect, curves, effects, success_rows
+from reflectkit.stages.shared.eval_tables import differences, pooled
+from reflectkit.stages.shared.seeds import curve_figures, seed_differences
+from tests.commands import error_of
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = ROOT / "docs/experiments/episodes"
+FACTS = ("name", "level", "success", "low", "high", "tasks", "clusters", "episodes", "aborted", "return", "steps")
+
+
+def made(folder: Path, seed: int) -> Path:
+    """A recipe's folder: two evaluations, of which one has a player of the other's name, and two runs of RL."""
+    chance = generator(seed, "made")
+    players = {"evaluation": ("ours", "plain"), "others": ("plain", "random")}
+    for step, names in players.items():
+        rows = [
+            {
+                "name": name,
+                "env": "taxi",
+                "level": "full",
+                "task": f"t{seed}-{task}",
+                "cluster": f"c{task // 2}",
+                "seed": task,
+                "status": "aborted" if (name, task) == ("random", 3) else "completed",
+                "success": chance.random() < (0.8 if name == "ours" else 0.4),
+                "return": chance.random(),
+                "data": {"long": "x" * 1000},
+                "turns": [{"seen": "y" * 1000, "said": "north"}] * chance.randrange(1, 9),
+            }
+            for name in names
+            for task in range(20)
+        ]
+        (folder / step).mkdir(parents=True)
+        write_jsonl(folder / step / "episodes.jsonl", rows)
+        write_json(folder / step / "config.json", {"stage": "evaluate", "seed": seed, "settings": {}})
+    for name in ("ours", "plain"):
+        (folder / f"{name}-rl").mkdir()
+        values = [
+            {"step": step, "episodes": 8 * step, "validation_success_rate": chance.random()} for step in (1, 2, 3)
+        ]
+        write_jsonl(folder / f"{name}-rl" / "metrics.jsonl", values)
+    return folder
+
+
+CURVES = ["--curve", "ours=ours-rl", "--curve", "plain (evaluation)=plain-rl"]
+PAIRS = ["--compare", "plain (evaluation) - ours", "--compare", "ours - random"]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    return [str(made(Path(f"seed{seed}"), seed)) for seed in (0, 1, 2)]
+
+
+def pack(*arguments: str) -> Path:
+    assert main(["pack", *arguments, "--out", "packed", *CURVES]) == 0
+    return Path("packed")
+
+
+def parts_of(runs: list[str]) -> dict[str, list[list[dict[str, object]]]]:
+    return {step: [read_compared(Path(run) / step) for run in runs] for step in ("evaluation", "others")}
+
+
+def test_a_pack_gives_the_tables_of_its_runs(runs: list[str], tmp_path: Path) -> None:
+    packed = read_pack(pack(*runs, "--title", "Three seeds", *PAIRS))
+    by_step = parts_of(runs)
+    original = {(row["name"], row["level"]): row for row in pooled(by_step["evaluation"])}
+    for row in success_rows(packed):
+        if row["name"] == "ours":
+            assert {name: row[name] for name in FACTS} == {name: original["ours", "full"][name] for name in FACTS}
+    assert {row["name"] for row in success_rows(packed)} == {"ours", "plain (evaluation)", "plain (others)", "random"}
+    expected = {(one["first"], one["second"]): one for one in seed_differences(by_step)}
+    found = {(one.first, one.second, one.measure): one for one in effects(packed)}
+    mine, its = found["ours", "random", "success"], expected["ours", "random"]
+    assert mine.difference == pytest.approx(100 * its["difference"])
+    assert (mine.low, mine.high) == pytest.approx((100 * its["low"], 100 * its["high"]))
+    turned, its = found["plain (evaluation)", "ours", "success"], expected["ours", "plain (evaluation)"]
+    assert turned.difference == pytest.approx(-100 * its["difference"])
+    assert (turned.low, turned.high) == pytest.approx((-100 * its["high"], -100 * its["low"]))
+    assert (turned.seeds, turned.problems) == (3, 60)
+    summed = curve_figures(curves(packed, "validation_success_rate"), 0.9)["plain (evaluation)"]
+    area = found["plain (evaluation)", "ours", "area"]
+    assert (area.difference, area.low, area.high) == pytest.approx(
+        (100 * summed["difference"], 100 * summed["low"], 100 * summed["high"])
+    )
+
+
+def test_one_seed_is_compared_by_problem(runs: list[str]) -> None:
+    packed = read_pack(pack(runs[1], "--title", "One seed", "--compare", "ours - plain (evaluation)"))
+    (its,) = (one for one in differences(read_compared(Path(runs[1]) / "evaluation")) if one["figure"] == "success")
+    success, area = effects(packed)
+    assert (success.low, success.high) == pytest.approx((100 * its["low"], 100 * its["high"]))
+    assert (success.seeds, area.measure, area.low) == (1, "area", -float("inf"))
+
+
+def test_a_seed_is_added_and_packing_again_changes_nothing(runs: list[str]) -> None:
+    folder = pack(*runs[:2], "--title", "Two seeds", *PAIRS)
+    first = (folder / "seed-0.jsonl.gz").read_bytes()
+    pack(runs[2])
+    packed = read_pack(folder)
+    assert (packed.title, list(packed.seeds), len(packed.comparisons)) == ("Two seeds", [0, 1, 2], 2)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    pack(runs[0])
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert before["seed-0.jsonl.gz"] == first
+    assert sum(map(len, before.values())) < 12_000  # nothing that was seen or said is kept
+
+
+@pytest.mark.parametrize("figure", ["effects", "success", "validation_success_rate"])
+def test_figures_are_drawn_again_to_the_byte(figure: str, runs: list[str]) -> None:
+    folder = pack(*runs, "--title", "Three seeds", *PAIRS)
+    pictures = []
+    for name in ("a.png", "b.png"):
+        assert main(["plot", "--packs", str(folder), "--figure", figure, "--out", name]) == 0
+        pictures.append(Path(name).read_bytes())
+    assert pictures[0] == pictures[1]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "seed_low", "seed_high", "word"),
+    [
+        (1, 9, 0.5, 9, "helps"),
+        (1, 9, -0.5, 9, "unclear"),
+        (-9, -4, -9, -1, "harms"),
+        (-9, -4, -9, 1, "unclear"),
+        (0.5, 2, 0.1, 3, "helps, by less than 3 points"),
+        (-2, -1, -2, -1, "harms, by less than 3 points"),
+        (-3, 3, -4, 4, "equivalent"),
+        (-3.1, 3, -4, 4, "unclear"),
+    ],
+)
+def test_a_sign_needs_both_intervals(low: float, high: float, seed_low: float, seed_high: float, word: str) -> None:
+    assert Effect("t", "a", "b", "success", "full", 0, low, high, 5, 9, seed_low, seed_high).word == word
+    if word == "unclear" and low * high > 0:
+        assert Effect("t", "a", "b", "success", "full", 0, low, high, 1, 9).word in ("helps", "harms")
+
+
+def test_the_table_goes_into_a_page(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pack(*runs, "--title", "Three seeds", *PAIRS)
+    Path("page.md").write_text("before\n<!-- effects -->\nold\n<!-- end of effects -->\nafter\n")
+    command = ["plot", "--packs", str(folder), "--out", "a.png", "--page", "page.md"]
+    assert main(command) == main(command) == 0
+    text = Path("page.md").read_text()
+    assert text.startswith("before\n<!-- effects -->\n\n| experiment | first − second |")
+    assert text.endswith("|\n\n<!-- end of effects -->\nafter\n")
+    assert text.count("Three seeds | ours − random") == 1
+    Path("page.md").write_text("nothing")
+    capsys.readouterr()
+    assert "has no <!-- effects -->" in error_of(command, capsys)
+
+
+def test_damage_is_one_line(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pack(*runs[:2], "--title", "Two seeds", *PAIRS)
+    command = ["plot", "--packs", str(folder), "--out", "a.png"]
+    capsys.readouterr()
+    file = folder / "seed-1.jsonl.gz"
+    whole, index = file.read_bytes(), read_json(folder / "pack.json")
+    for damaged, message in (
+        (whole[:-20], "is damaged"),
+        (b"not gzip", "is damaged"),
+        (whole[:40] + b"\0\0\0\0" + whole[44:], "is damaged"),
+        (gzip.compress(gzip.decompress(whole).replace(b"true", b"false", 1)), "its checksum is not the one"),
+    ):
+        file.write_bytes(damaged)
+        assert message in error_of(command, capsys)
+    file.unlink()
+    assert "no such file, but pack.json names it" in error_of(command, capsys)
+    file.write_bytes(whole)
+    for change, field in (
+        ({"format": 2}, "not the index of a pack"),
+        ({"title": 3}, "title"),
+        ({"comparisons": [["a"]]}, "comparisons"),
+        ({"files": {"../seed-0.jsonl.gz": "x"}}, "files"),
+    ):
+        write_json(folder / "pack.json", index | change)
+        assert field in error_of(command, capsys)
+    (folder / "pack.json").write_text("{")
+    assert "not JSON" in error_of(command, capsys)
+    assert "no such file" in error_of(["plot", "--packs", "nowhere"], capsys)
+
+
+def test_a_line_that_is_no_episode_is_named(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    import hashlib
+
+    folder = pack(runs[0], "--title", "One seed", *PAIRS)
+    capsys.readouterr()
+    for line in ("[]", "{", '{"curve": "a", "figure": "f", "episodes": [2, 1], "values": [0, 0]}', '{"steps": -1}'):
+        content = f"{line}\n".encode()
+        (folder / "seed-0.jsonl.gz").write_bytes(gzip.compress(content))
+        index = read_json(folder / "pack.json")
+        write_json(folder / "pack.json", index | {"files": {"seed-0.jsonl.gz": hashlib.sha256(content).hexdigest()}})
+        assert "seed-0.jsonl.gz:1: is neither" in error_of(["plot", "--packs", str(folder)], capsys)
+
+
+def test_refused(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    new = ["pack", runs[0], "--out", "new"]
+    titled = [*new, "--title", "T"]
+    for arguments, message in (
+        (["pack", "--out", "new"], "at least one run"),
+        (new, "is a new pack; give it a --title"),
+        ([*titled, "--compare", "ours"], "write 'FIRST - SECOND'"),
+        ([*titled, "--compare", "ours - nobody"], "no player 'nobody'; there are ours"),
+        ([*titled, "--curve", "ours"], "write NAME=RUN"),
+        ([*titled, "--curve", "ours=nothing"], "no such file"),
+        ([*titled, runs[0]], "has seed 0, as another of the folders"),
+        (["pack", ".", "--out", "new", "--title", "T"], "no episodes.jsonl here"),
+        (["plot", "--packs", "a", "--runs", "a=b"], "plot needs one of"),
+        (["plot", "--packs", "a", "--figure", "success", "--page", "x.md"], "--page is for the effects"),
+    ):
+        assert message in error_of(arguments, capsys)
+
+
+def test_what_is_published_says_what_the_pages_say() -> None:
+    """The table of docs/results.md, and the table of effects in docs/what-we-found.md."""
+    rows = {row["name"]: row for row in success_rows(read_pack(PUBLISHED / "auto-explore-smollm2"))}
+    shown = {
+        name: f"{100 * row['success']:.1f} % | {100 * row['low']:.0f} to {100 * row['high']:.0f} %"
+        for name, row in rows.items()
+    }
+    results = (ROOT / "docs/results.md").read_text("utf-8")
+    for name, line in (
+        ("SFT", "| SFT | {} | 3.3 |"),
+        ("Base", "| base model, untrained | {} | 1.8 |"),
+        ("SFT with reflection", "| SFT with reflection, its own reflector | {} | 8.0 |"),
+        ("Reflect-RL", "| Reflect-RL | {} | 2.0 |"),
+    ):
+        assert line.format(shown[name]) in results
+    assert shown["SFT with teacher"] == "52.2 % | 41 to 63 %"
+    page = (ROOT / "docs/what-we-found.md").read_text("utf-8")
+    for folder in sorted(path for path in PUBLISHED.iterdir() if path.is_dir()):
+        for one in effects(read_pack(folder)):
+            row = f"| {one.experiment} | {one.first} − {one.second} | "
+            assert any(line.startswith(row) and f" {one.difference:+.1f} " in line for line in page.splitlines()), row
+    assert sum(path.stat().st_size for path in PUBLISHED.rglob("*")) < 20_000_000
+
+
+def test_figures_need_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom reflectkit.cli.main import main\n"
+        f"assert main(['plot', '--packs', {str(PUBLISHED / 'auto-explore-smollm2')!r}, '--out', 'a.png']) == 0\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, env={"PYTHONPATH": str(ROOT)}
+    )
+    assert json.loads((tmp_path / "results/1_plot/report.json").read_text())["figures"]
