@@ -112,7 +112,7 @@ sft: ## Train a player, e.g. ARGS="--role reflection"
 rlft: ## Train a policy with online RL, e.g. ARGS="--load-dir … --reflect-load-dir …"
 evaluate: ## Measure success with intervals, e.g. ARGS="--policy oracle --policy random"
 export: ## Export a plain Hugging Face folder, e.g. ARGS="--load-dir results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy"
-pack: ## Keep the episodes of published runs, e.g. ARGS="results/taxi-tiny --out episodes/taxi --title DangerousTaxi"
+pack: ## Keep the episodes of published runs, e.g. ARGS="results/taxi-tiny --out packs/taxi --title DangerousTaxi"
 plot: ## Plot learning curves, e.g. ARGS="--runs ours=results/taxi-tiny/sft-rl"
 view: ## Write an HTML page of episodes, e.g. ARGS="results/taxi-tiny/evaluation --open"
 
@@ -130,7 +130,7 @@ figures: $(INSTALLED) ## Draw the figures of docs/what-we-found.md again from th
 	$(PLOT) $(PACKS:%=--packs %) --out docs/experiments/effects.png --page docs/what-we-found.md
 	set -e; for pack in $(PACKS); do $(PLOT) --packs $$pack --figure success --out docs/experiments/$${pack##*/}.png; done
 	set -e; for pack in $(CURVED); do \
-	  $(PLOT) --packs $$pack --figure validation_success_rate --out docs/experiments/$${pack##*/}-curves.png; done
+	  $(PLOT) --packs $$pack --figure validation_success_rate --reach 0.9 --out docs/experiments/$${pack##*/}-curves.png; done
 
 dist: $(INSTALLED) ## Build the wheel and the sdist in dist/, and check them as a package index does
 	$(BIN)/pip install --quiet build twine 'readme_renderer[md]'

@@ -31,7 +31,9 @@ def made_by(stage: str, values: dict[str, Any]) -> list[str]:
     elif stage == "evaluate":
         outputs = [folder / name for name in EVALUATED]
     elif stage == "plot":
-        outputs = [config.out or folder / ("curves.png" if config.runs else "bars.png" if config.evals else "packs.png")]
+        outputs = [
+            config.out or folder / ("curves.png" if config.runs else "bars.png" if config.evals else "packs.png")
+        ]
     elif stage == "pack":
         outputs = [config.out / "pack.json"]
     elif stage == "gen-comments":

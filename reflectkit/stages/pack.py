@@ -25,13 +25,12 @@ from reflectkit.stages import plot
 from reflectkit.stages.shared.eval_tables import clusters_of
 
 EXAMPLES = (
-    "reflectkit pack results/taxi-tiny --out episodes/taxi-tiny --title DangerousTaxi"
-    " --compare 'Reflect-RL - SFT + RL' --compare 'Reflect-RL - SFT'",
-    "reflectkit pack results/seed0/taxi-few results/seed1/taxi-few --out episodes/taxi-few --title 'Few demonstrations'"
-    " --compare 'asymmetric - plain' --curve plain=plain-rl --curve asymmetric=asymmetric-rl",
-    "reflectkit pack results/seed2/taxi-few --out episodes/taxi-few --curve plain=plain-rl"
-    " --curve asymmetric=asymmetric-rl",
-    "reflectkit plot --packs episodes/taxi-tiny --packs episodes/taxi-few --out effects.png",
+    "reflectkit pack results/taxi-tiny --out packs/taxi --title DangerousTaxi --compare 'Reflect-RL - SFT + RL'",
+    "reflectkit pack results/seed0/taxi-tiny results/seed1/taxi-tiny --out packs/seeds --title 'Two seeds'"
+    " --compare 'Reflect-RL - SFT + RL' --curve Reflect-RL=reflect-rl --curve 'SFT + RL=sft-rl' --figure success_rate",
+    "reflectkit pack results/seed2/taxi-tiny --out packs/seeds --curve Reflect-RL=reflect-rl --curve 'SFT + RL=sft-rl'"
+    " --figure success_rate",
+    "reflectkit plot --packs packs/taxi --packs packs/seeds --out effects.png",
 )
 MINUS = " - "
 

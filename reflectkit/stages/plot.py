@@ -39,8 +39,8 @@ EXAMPLES = (
     " --reach 0.9",
     "reflectkit plot --evals results/taxi-tiny/evaluation --figure success",
     "reflectkit plot --runs now=results/taxi-tiny/sft-rl --live",
-    "reflectkit plot --packs episodes/taxi-few --packs episodes/taxi-maps --out effects.png",
-    "reflectkit plot --packs episodes/taxi-few --figure validation_success_rate",
+    "reflectkit plot --packs packs/taxi --packs packs/seeds --out effects.png",
+    "reflectkit plot --packs packs/seeds --figure success_rate --reach 0.9",
 )
 AGAINST = ("episodes", "step", "tokens", "seconds")
 SUMMED = {"tokens": ("tokens",), "seconds": ("rollout_seconds", "update_seconds")}
@@ -122,7 +122,7 @@ def run(config: Config, progress: Progress) -> Report:
         figure = (config.figure or PACK_FIGURES)[0]
         with open_run("plot", config, list(config.packs), again=True) as current:
             out = config.out or current.folder / "packs.png"
-            tables, figures = draw_packs(config.packs, figure, out, config.page)
+            tables, figures = draw_packs(config.packs, figure, out, config.page, config.reach)
             current.tables += tables
             return current.finish(figures, [out, *([config.page] if config.page else [])])
     named = [parse_run(text) for text in config.runs]

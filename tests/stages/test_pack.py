@@ -123,6 +123,14 @@ def test_a_seed_is_added_and_packing_again_changes_nothing(runs: list[str]) -> N
     assert sum(map(len, before.values())) < 12_000  # nothing that was seen or said is kept
 
 
+def test_where_the_curves_reach_a_value(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pack(*runs, "--title", "Three seeds", *PAIRS)
+    capsys.readouterr()
+    figure = ["--figure", "validation_success_rate", "--reach", "0.001", "--out", "a.png"]
+    assert main(["plot", "--packs", str(folder), *figure]) == 0
+    assert "episodes to 0.001, median" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("figure", ["effects", "success", "validation_success_rate"])
 def test_figures_are_drawn_again_to_the_byte(figure: str, runs: list[str]) -> None:
     folder = pack(*runs, "--title", "Three seeds", *PAIRS)

@@ -24,7 +24,7 @@ from reflectkit.stages.shared.seeds import seed_differences
 EQUIVALENT = 3.0
 """Points of success within which two players are called equivalent."""
 SUCCESS, AREA = "success", "area"
-LEGEND = "● final success, ■ area below the curve × 100; hollow: one training seed; grey: ±3 points"
+LEGEND = "● success, ■ area below the curve × 100; hollow: one seed; grey: ±3 points"
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,9 +109,9 @@ def draw_intervals(
     place = 0.0
     for index, (title, some) in enumerate(groups.items()):
         colour = COLOURS[index % len(COLOURS)]
-        panel.text(
-            0, place, _shown(title), transform=panel.get_yaxis_transform(), weight="bold", va="center", fontsize=9
-        )
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        across = panel.get_yaxis_transform()
+        panel.text(0.01, place, _shown(title), transform=across, weight="bold", va="center", fontsize=9, bbox=box)
         for one in some:
             place += 1
             panel.plot([one.low, one.high], [place, place], color=colour, linewidth=2, zorder=2)

@@ -22,6 +22,7 @@ from reflectkit.stages.shared.effects import (
 )
 from reflectkit.stages.shared.eval_tables import markdown, table
 from reflectkit.stages.shared.figures import draw_curves, draw_intervals
+from reflectkit.stages.shared.seeds import curve_figures, curve_table
 
 PACK_FIGURES = ("effects", "success")
 """The figures of packs, besides those of their curves."""
@@ -30,8 +31,10 @@ MARKS = ("<!-- effects -->\n", "<!-- end of effects -->\n")
 Drawn = tuple[list[Table], dict[str, float]]
 
 
-def draw_packs(folders: Sequence[Path], figure: str, out: Path, page: Path | None = None) -> Drawn:
-    """Draw `figure` of the packs in `folders`; returns its tables and numbers. page: gets the table of the effects.
+def draw_packs(folders: Sequence[Path], figure: str, out: Path, page: Path | None = None, reach: float = 0.0) -> Drawn:
+    """Draw `figure` of the packs in `folders`; returns its tables and numbers.
+
+    page: gets the table of the effects. reach: tell where the curves first reach this value; 0: do not.
 
     Raises
     ------
@@ -53,7 +56,10 @@ def draw_packs(folders: Sequence[Path], figure: str, out: Path, page: Path | Non
         if not curves(pack, figure):
             raise DataError(folder, f"has no curves of {figure!r:.60}; `reflectkit pack --curve` adds some")
     draw_curves(panels, "episodes", 1, out)
-    return [], {name: fmean(one[1][-1] for one in seeds) for drawn in panels.values() for name, seeds in drawn.items()}
+    tables = [curve_table(curve_figures(one, reach), name, reach, "episodes") for name, one in panels.items() if reach]
+    return tables, {
+        name: fmean(one[1][-1] for one in seeds) for part in panels.values() for name, seeds in part.items()
+    }
 
 
 def _draw_effects(folders: Sequence[Path], packs: Sequence[Pack], out: Path, page: Path | None) -> Drawn:
