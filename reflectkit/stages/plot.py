@@ -122,9 +122,9 @@ def run(config: Config, progress: Progress) -> Report:
         figure = (config.figure or PACK_FIGURES)[0]
         with open_run("plot", config, list(config.packs), again=True) as current:
             out = config.out or current.folder / "packs.png"
-            tables, figures = draw_packs(config.packs, figure, out, config.page, config.reach)
+            tables, numbers = draw_packs(config.packs, figure, out, config.page, config.reach)
             current.tables += tables
-            return current.finish(figures, [out, *([config.page] if config.page else [])])
+            return current.finish(numbers, [out, *([config.page] if config.page else [])])
     named = [parse_run(text) for text in config.runs]
     inputs = [path for _, path in named] or [folder / "eval.json" for folder in config.evals]
     with open_run("plot", config, inputs) as current:

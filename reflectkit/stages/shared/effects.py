@@ -153,11 +153,12 @@ def success_groups(packs: Sequence[Pack]) -> dict[str, list[Interval]]:
 
 
 def forest_groups(found: Sequence[Effect]) -> dict[str, list[Interval]]:
-    """The effects as rows of a figure, by experiment; an unknown end is drawn at ±100 points."""
+    """The effects as rows of a figure, by experiment. An unknown interval is only a point, and one beyond ±100 points is cut."""
     groups: dict[str, list[Interval]] = {}
     for one in found:
         label = f"{one.first} − {one.second}" + (", area" if one.measure == AREA else "")
-        ends = max(one.low, -100.0), min(one.high, 100.0)
+        bounded = math.isfinite(one.low + one.high)
+        ends = (max(one.low, -100.0), min(one.high, 100.0)) if bounded else (one.difference, one.difference)
         row = Interval(label, one.difference, *ends, one.seeds == 1, one.measure == AREA)
         groups.setdefault(one.experiment, []).append(row)
     return groups

@@ -41,7 +41,8 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
         label = figure.replace("_", " ")
         several = max(map(len, curves.values())) > 1
         panel.set(xlabel=against, ylabel=label)
-        panel.set_title(f"{label}, mean of {smoothed} updates" + (", median and range of seeds" if several else ""))
+        mean = f", mean of {smoothed} updates" if smoothed > 1 else ""
+        panel.set_title(f"{label}{mean}" + (", median and range of seeds" if several else ""))
         if figure in SHARES:
             panel.set_ylim(-0.02, 1.02)
         panel.grid(alpha=0.3)
