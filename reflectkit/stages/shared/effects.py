@@ -153,7 +153,7 @@ def success_groups(packs: Sequence[Pack]) -> dict[str, list[Interval]]:
 
 
 def forest_groups(found: Sequence[Effect]) -> dict[str, list[Interval]]:
-    """The effects as rows of a figure, by experiment. An unknown interval is only a point, and one beyond ±100 points is cut."""
+    """The effects as rows of a figure, by experiment. An unknown interval is a point; one beyond ±100 points is cut."""
     groups: dict[str, list[Interval]] = {}
     for one in found:
         label = f"{one.first} − {one.second}" + (", area" if one.measure == AREA else "")
@@ -181,8 +181,8 @@ def effects_table(found: Sequence[Effect]) -> Table:
             one.experiment,
             f"{one.first} − {one.second}",
             one.measure if one.measure == AREA else f"{SUCCESS}, {one.level}",
-            f"{one.difference:+.1f}",
-            f"{one.low:+.1f} to {one.high:+.1f}" if math.isfinite(one.low + one.high) else "unknown: one seed",
+            _points(one.difference),
+            f"{_points(one.low)} to {_points(one.high)}" if math.isfinite(one.low + one.high) else "unknown: one seed",
             str(one.seeds),
             str(one.problems or ""),
             one.word if math.isfinite(one.low + one.high) else "",
@@ -190,3 +190,7 @@ def effects_table(found: Sequence[Effect]) -> Table:
         for one in found
     )
     return Table("Effects, with 95 % intervals", columns, cells)
+
+
+def _points(value: float) -> str:
+    return f"{round(value, 1) + 0.0:+.1f}"  # no -0.0
