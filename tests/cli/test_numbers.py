@@ -25,6 +25,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "bench": {"env": "corridor", "what": "env"},
     "run": {"recipe": "taxi-tiny"},
     "export": {"load_dir": "x", "out_dir": "y"},
+    "pack": {"paths": ["x"], "out": "y"},
 }
 OTHERS = {
     "instances": {"env": "memory"}, "long_instances": {"env": "memory"}, "recent": {"env": "memory"},
