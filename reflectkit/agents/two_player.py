@@ -1,4 +1,4 @@
-"""The two players: a frozen reflector comments on what is seen, a policy acts on the comment, by a choice, by calls of
+"""The two players: a reflector comments on what is seen, a policy acts on the comment, by a choice, by calls of
 tools, or in its own words.
 
 Each asks a `Sampler`; this file knows prompts, comments and decisions, and no model. Without a reflector the policy
@@ -20,7 +20,7 @@ from reflectkit.core.prompts import one_line, policy_prompt, reflection_prompt, 
 from reflectkit.core.protocols import Context
 from reflectkit.core.seeding import derive, uniform
 from reflectkit.core.tools import parse
-from reflectkit.core.types import Decision, Observation, ToolUse
+from reflectkit.core.types import Comment, Decision, Observation, ToolUse
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.labels import Path
 from reflectkit.models.sampler import Ask, Sampled, Sampler
@@ -31,9 +31,9 @@ PROMPTS_KEPT = 20_000
 
 
 class Reflector:
-    """A frozen model that writes one line about an observation.
+    """A model that writes one line about an observation.
 
-    Greedy comments depend only on their prompt and are cached.
+    Greedy comments depend only on their prompt and are cached; `renew` forgets them when the model was trained.
     """
 
     def __init__(self, sampler: Sampler, *, temperature: float = 0.0, max_new_tokens: int = 100) -> None:
@@ -60,17 +60,31 @@ class Reflector:
         self.requests += 1
         if self.temperature > 0:
             self.written += 1
-            text, tokens = await self._write(prompt, seed)
+            comment, tokens = await self._write(prompt, seed, self.temperature)
             self.tokens += tokens
-            return text
+            return comment.text
         key = hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
         if key not in self.memo:
-            text, tokens = await self._write(prompt, 0)
+            comment, tokens = await self._write(prompt, 0, 0.0)
             if key not in self.memo:  # nobody else asked for it meanwhile
                 self.written += 1
                 self.tokens += tokens
-                self._keep(key, text)
+                self._keep(key, comment.text)
         return self.memo[key]
+
+    async def sampled(self, observation: Observation, temperature: float, seed: int) -> Comment:
+        """A comment on `observation` that is sampled at `temperature` > 0 and not kept; without tokens if the prompt
+        leaves no room for one.
+        """
+        comment, tokens = await self._write(reflection_prompt(observation), seed, temperature)
+        self.tokens += tokens
+        return comment
+
+    async def renew(self, player: object, version: int) -> None:
+        """Comment with the weights of `player` (a `models.load.Player`) from now on: earlier comments are forgotten."""
+        self.memo.clear()
+        self._new.clear()
+        await self.sampler.publish(player, version)
 
     async def remark(self, observation: Observation, context: Context) -> str:
         """The comment that a policy sees in its turn."""
@@ -90,14 +104,15 @@ class Reflector:
             self.memo.clear()
         self.memo[key] = self._new[key] = text
 
-    async def _write(self, prompt: str, seed: int) -> tuple[str, int]:
-        """(the line behind `prompt`, its tokens)."""
+    async def _write(self, prompt: str, seed: int, temperature: float) -> tuple[Comment, int]:
+        """(the line behind `prompt`, number of its tokens)."""
         ids = tuple(prompt_ids(self.sampler.tokenizer, prompt))
         if len(ids) >= self.sampler.context:
-            return "", 0
-        ask = Ask(ids, (), self.max_new_tokens, self.temperature, seed, self._stop_ids)
-        text_ids = _text_ids(await self.sampler.sample(ask), self._stop_ids)
-        return one_line(self.sampler.tokenizer.decode(text_ids, skip_special_tokens=True)), len(text_ids)
+            return Comment("", ids, (), ()), 0
+        sampled = await self.sampler.sample(Ask(ids, (), self.max_new_tokens, temperature, seed, self._stop_ids))
+        text_ids = _text_ids(sampled, self._stop_ids)
+        text = one_line(self.sampler.tokenizer.decode(text_ids, skip_special_tokens=True))
+        return Comment(text, ids, sampled.token_ids, sampled.logprobs), len(text_ids)
 
 
 class TwoPlayerAgent:
@@ -144,12 +159,15 @@ class TwoPlayerAgent:
             self.reflect_prob >= 1 or uniform(context.seed, "reflect") < self.reflect_prob
         ):
             comment = await self.commentator.remark(observation, context)
+        return await self.act_on(observation, comment, context)
+
+    async def act_on(self, observation: Observation, comment: str | None, context: Context) -> Decision:
+        """The policy's decision after `comment`; None: without one."""
         if observation.replies:
             observation = with_comments(observation, [turn.decision.reflection for turn in context.turns])
         if not observation.choices:
             return await self._write(observation, comment, context)
-        prompt = self._ids(policy_prompt(observation, comment, self.answer))
-        labels = self.labels(observation.choices)
+        prompt, labels = self._ids(policy_prompt(observation, comment, self.answer)), self.labels(observation.choices)
         sampled = await self.policy.sample(Ask(prompt, labels, temperature=self.temperature, seed=context.seed))
         if sampled.too_long:
             return Decision(0, comment, overflow=sampled.too_long)

@@ -171,6 +171,24 @@ class Turn:
         return action if isinstance(action, str) else action.text
 
 
+@dataclass(frozen=True, slots=True)
+class Comment:
+    """A comment that a reflector sampled on a state, with the exact tokens of its sampling, and what it was worth."""
+
+    text: str
+    """As the policy reads it: one line."""
+    prompt_ids: tuple[int, ...]
+    """The reflector's prompt (T tokens)."""
+    token_ids: tuple[int, ...]
+    """The tokens that the reflector generated."""
+    logprobs: tuple[float, ...]
+    """Their natural-log probabilities under the sampling distribution, ≤ 0."""
+    reward: float = 0.0
+    """What it brought the policy: a return, in the env's unit, or a judgement, 0 or 1."""
+    true: bool | None = None
+    """Whether the env confirms what it says of the state; None where the env cannot tell."""
+
+
 class Status(StrEnum):
     """How an episode ended. ABORTED: the infrastructure failed; counted, reported, never trained on."""
 

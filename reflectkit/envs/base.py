@@ -236,6 +236,10 @@ class BaseEnv:
         """A perfect teacher's comment on the current state, in one line; the generator picks the wording."""
         raise _lacking(self, "reflection")
 
+    def confirms(self, comment: str) -> bool:
+        """Whether `comment` is one that a perfect teacher could give on the current state: readable, and true."""
+        raise _lacking(self, "confirms")
+
     # ------------------------------------------------------------------------------- what becomes of demonstrations
 
     @classmethod

@@ -23,6 +23,7 @@ from reflectkit.envs.base import ChoiceEnv, task_int
 
 STEP_REWARD = -0.1
 GOAL_REWARD = 1.0
+WRONG = "The last move led away. "
 
 
 class Corridor(ChoiceEnv):
@@ -82,6 +83,15 @@ class Corridor(ChoiceEnv):
 
     def reflection(self, generator: random.Random) -> str:
         """Where you are, whether the last move was wrong, and the way on."""
-        wrong = "The last move led away. " if self._note == "mistake" else ""
+        wrong = WRONG if self._note == "mistake" else ""
+        return wrong + generator.choice(self._ways())
+
+    def confirms(self, comment: str) -> bool:
+        """Whether it names the way; only a mistake may be called one."""
+        blames = comment.startswith(WRONG)
+        return comment.removeprefix(WRONG) in self._ways() and (self._note == "mistake" or not blames)
+
+    def _ways(self) -> tuple[str, str]:
+        """Where the goal is, in two wordings."""
         steps = self._size - 1 - self._place
-        return wrong + generator.choice((f"The goal is {steps} to the right.", f"Go right, {steps} to go."))
+        return f"The goal is {steps} to the right.", f"Go right, {steps} to go."

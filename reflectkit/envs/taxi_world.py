@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass
+from itertools import product
 from typing import ClassVar
 
 from reflectkit.core.types import Task
@@ -214,6 +215,13 @@ class DangerousTaxi(ChoiceEnv):
         view, last = decode(self.state, self._world.side), self._last if self._mistaken else None
         return write_reflection(view, self._world.stands, last, self.oracle(), generator)
 
+    def confirms(self, comment: str) -> bool:
+        """Whether it names the taxi's cell, the target and what to do; only a mistake may be called one."""
+        view, last = decode(self.state, self._world.side), self._last if self._mistaken else None
+        parts = _parts(view, self._world.stands, last, self.oracle())
+        unsaid = [wordings for wordings in parts if wordings is not parts[1]] if last is not None else parts
+        return any(comment in map(" ".join, product(*one)) for one in (parts, unsaid))
+
 
 def write_rules(level: str, lines: str, passenger: str) -> str:
     """The goal at `level`, the actions, what ends the episode, and the reward.
@@ -262,11 +270,18 @@ def write_reflection(
 
     mistake: the last action where it was one. best: the best next action.
     """
+    return " ".join(generator.choice(wordings) for wordings in _parts(view, stands, mistake, best))
+
+
+def _parts(view: View, stands: tuple[Cell, ...], mistake: int | None, best: int) -> list[list[str]]:
+    """The sentences of such a comment, each in all its wordings."""
     aboard = view.passenger == ABOARD
     row, column = stands[view.destination if aboard else view.passenger]
-    parts = [generator.choice(WHERE).format(taxi=f"row {view.row} column {view.column}")]
+    parts = [[wording.format(taxi=f"row {view.row} column {view.column}") for wording in WHERE]]
     if mistake is not None:
-        parts.append(generator.choice(WRONG).format(last=ACTIONS[mistake]))
-    parts.append(generator.choice(ABOARD_FOR if aboard else WAITING).format(target=f"row {row} column {column}"))
-    parts.append(generator.choice({PICKUP: PICK_UP, DROPOFF: SET_DOWN}.get(best, BRING if aboard else FETCH)))
-    return " ".join(parts)
+        parts.append([wording.format(last=ACTIONS[mistake]) for wording in WRONG])
+    parts.append(
+        [wording.format(target=f"row {row} column {column}") for wording in (ABOARD_FOR if aboard else WAITING)]
+    )
+    parts.append([*{PICKUP: PICK_UP, DROPOFF: SET_DOWN}.get(best, BRING if aboard else FETCH)])
+    return parts

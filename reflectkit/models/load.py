@@ -246,8 +246,8 @@ def load_pair(
 
 @dataclass(frozen=True)
 class Reference:
-    """The frozen starting policy, for a KL penalty. copy: a separate model; None: the player's base alone or with its
-    adapter called `adapter`, so that there is no second copy.
+    """The frozen player that training started from, for a KL penalty. copy: a separate model; None: the player's base
+    alone or with its adapter called `adapter`, so that there is no second copy.
     """
 
     player: Player
@@ -256,7 +256,7 @@ class Reference:
 
     @contextlib.contextmanager
     def model(self) -> Iterator[Any]:
-        """The starting policy, while the context is open."""
+        """The starting player's model, while the context is open."""
         if self.copy is not None:
             yield self.copy
         elif self.adapter is None:
@@ -267,21 +267,24 @@ class Reference:
             try:
                 yield self.player.model
             finally:
-                self.player.model.set_adapter(POLICY_ADAPTER)
+                self.player.model.set_adapter(self.player.adapter or POLICY_ADAPTER)
 
 
-def starting_policy(player: Player, source: str | Path, fresh_adapter: bool, device: str = "auto") -> Reference:
-    """The policy that training started from: `source`, or the base of an adapter that was new then.
+def starting_player(
+    player: Player, source: str | Path, fresh_adapter: bool, device: str = "auto", role: str = "policy"
+) -> Reference:
+    """What training started from: `source`, or the base of an adapter that was new then. role: as for `load_player`.
 
     Raises CheckpointError if `source` cannot be loaded.
     """
     if fresh_adapter:
         return Reference(player)
     if (Path(source) / "adapter_config.json").is_file():
-        _add_adapter(player.model, source, "reference")
-        player.model.set_adapter(POLICY_ADAPTER)
-        return Reference(player, adapter="reference")
-    start = load_player(source, "policy", device=device, dtype=player.dtype, quantize=player.quantize)
+        active, name = player.adapter or POLICY_ADAPTER, "reference" if role == "policy" else f"{role}-reference"
+        _add_adapter(player.model, source, name)
+        player.model.set_adapter(active)
+        return Reference(player, adapter=name)
+    start = load_player(source, role, device=device, dtype=player.dtype, quantize=player.quantize)
     return Reference(player, copy=start.model.eval().requires_grad_(False))
 
 
@@ -407,6 +410,10 @@ def save_player(
             only, base = {"selected_adapters": [adapter]}, _base_fact(player.model, adapter, folder)
         held = {} if weights is None else {"state_dict": dict(weights)}
         player.model.save_pretrained(staging, safe_serialization=True, **only, **held)
+        if only and adapter != POLICY_ADAPTER:  # peft puts those of other names into folders of their own
+            for file in (staging / adapter).iterdir():
+                file.replace(staging / file.name)
+            (staging / adapter).rmdir()
         player.tokenizer.save_pretrained(staging)
         loading = {"dtype": player.dtype, "quantize": player.quantize}
         answer = {"answer": player.answer} if player.answer == "text" else {}

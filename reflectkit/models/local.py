@@ -47,10 +47,11 @@ class LocalSampler:
 
     Parameters
     ----------
-    frozen: the model is not trained by anyone. rank: of several samplers in which somebody waits, the one of the lowest
-    rank answers first. batch: prompts in one forward pass. scorer, team: of a model that is spread over processes: its
-    Scorer, and the processes that ask the same and score together. watch: called with the last hidden states (B, D) and
-    the prompts of each batch that is scored.
+    frozen: the model is not trained by anyone. guesses: greedy texts are guessed from earlier ones, as a frozen model's
+    always are; the present weights check each guess. rank: of several samplers in which somebody waits, the one of the
+    lowest rank answers first. batch: prompts in one forward pass. scorer, team: of a model that is spread over
+    processes: its Scorer, and the processes that ask the same and score together. watch: called with the last hidden
+    states (B, D) and the prompts of each batch that is scored.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class LocalSampler:
         player: Player,
         *,
         frozen: bool = False,
+        guesses: bool = False,
         rank: int = 1,
         batch: int = 64,
         scorer: Any = None,
@@ -71,7 +73,7 @@ class LocalSampler:
         if frozen and player.adapter is None:  # a shared base has nothing to freeze, and the policy's adapter in it
             player.model.requires_grad_(False)
         in_place_gelu(player.model)
-        self._drafts = Drafts() if frozen else None
+        self._drafts = Drafts() if frozen or guesses else None
         self._scores: dict[Key, tuple[float, ...]] = {}
         self._has_read = False
         self._batcher: Batcher[Ask, Sampled] = Batcher(self._answer, rank)

@@ -1,4 +1,5 @@
-"""A training checkpoint: the policy as a model folder, plus the state that training needs to resume exactly.
+"""A training checkpoint: the policy as a model folder, plus the state that training needs to resume exactly. Where the
+reflector learns too, it is a model folder in that folder.
 
 Random states need no saving: every stream is derived from the seed and the step, and dropout is off. A checkpoint is
 written to a temporary folder and renamed, with a checksum of every file. It has only JSON and safetensors files, so
@@ -32,6 +33,8 @@ STATE, TENSORS, REPLAY, MEMO = (
     "replay.jsonl",
     "reflector_memo.json",
 )
+REFLECTOR = "reflector"
+"""Name of the folder of a trained reflector in a checkpoint."""
 
 
 class OtherSettingsError(CheckpointError):
@@ -54,6 +57,9 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
     }
     if trainer.ahead is not None:
         state["ahead"] = trainer.ahead.progress
+    second = trainer.second.learner if trainer.second is not None else None
+    if second is not None:
+        state["reflector_max_tokens"] = second.max_tokens
 
     weights, optimizer = learner.optimizer.model_state(), learner.optimizer_state()
     target = folder / f"checkpoint-{trainer.step}"
@@ -65,6 +71,9 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         if learner.critic is not None:
             tensors |= {f"critic.{name}": value for name, value in learner.critic.state_dict().items()}
         tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
+        if second is not None:
+            tensors |= {f"reflector.{name}": value for name, value in second.optimizer_state().items()}
+            save_player(staging / REFLECTOR, second.player, {"env": facts.get("env"), "step": trainer.step})
         save_file({name: value.contiguous().clone() for name, value in tensors.items()}, staging / TENSORS)
         write_text(staging / REPLAY, "".join(_json(to_json(trajectory)) + "\n" for trajectory in trainer.replay))
         write_text(staging / MEMO, _json(trainer.agent.reflector.memo if trainer.agent.reflector else {}))
@@ -114,6 +123,9 @@ def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any], def
         if "ahead" in state:  # what was being played begins again
             trainer.begin_at = int(state["ahead"]["first"]), [int(number) for number in state["ahead"]["skip"]]
         trainer.learner.max_tokens = min(trainer.learner.max_tokens, int(state["max_tokens"]))
+        if trainer.second is not None:
+            second = trainer.second.learner
+            second.max_tokens = min(second.max_tokens, int(state["reflector_max_tokens"]))
         path = checkpoint / REPLAY
         if path.stat().st_size:
             trainer.replay.add(from_json(Trajectory, row, path=path, line=line) for line, row in read_jsonl(path))
@@ -197,10 +209,11 @@ def _restore_tensors(checkpoint: Path, trainer: Trainer) -> None:
     tensors = load_file(checkpoint / TENSORS)
     if learner.critic is not None:
         learner.critic.load_state_dict(_critic_weights(tensors))
-    prefix = "optimizer."
-    learner.load_optimizer_state(
-        {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
-    )
+    learners = {"optimizer.": learner} | ({"reflector.": trainer.second.learner} if trainer.second else {})
+    for prefix, one in learners.items():
+        one.load_optimizer_state(
+            {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
+        )
 
 
 def _critic_weights(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

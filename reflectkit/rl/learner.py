@@ -175,6 +175,10 @@ class Learner:
             with torch.no_grad():
                 self._observed |= zip(prompts, self.critic(hidden_BD, prompts).tolist(), strict=True)
 
+    def forget_values(self) -> None:
+        """Forget the values of prompts that were read with the current weights."""
+        self._observed.clear()
+
     def valued(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """`trajectories` of the current policy with the critic's value of each decision's prompt, if there is a critic.
         All processes must call this.

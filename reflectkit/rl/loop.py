@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from reflectkit.agents.branching import Branch, Trial, by_judgement, by_return
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.core.errors import EnvironmentFailure
 from reflectkit.core.eventloop import wait_for
@@ -24,6 +25,7 @@ from reflectkit.rl.algorithms import Objective
 from reflectkit.rl.curriculum import Curriculum, draw
 from reflectkit.rl.learner import Learner
 from reflectkit.rl.processes import Processes
+from reflectkit.rl.reflector import JUDGEMENT, SecondPlayer, share_true, visited
 from reflectkit.rl.replay import Replay
 
 
@@ -70,7 +72,7 @@ class Trainer:
     """Training in progress.
 
     step: updates done. latest: the last update's fresh episodes, each with the advantages of its turns. counters:
-    episodes, decisions and ABORTED episodes so far.
+    episodes, decisions and ABORTED episodes so far. second: the reflector, if it learns too.
     """
 
     def __init__(
@@ -82,8 +84,9 @@ class Trainer:
         replay_size: int = 0,
         threshold: float | None = None,
         processes: Processes | None = None,
+        second: SecondPlayer | None = None,
     ) -> None:
-        self.plan, self.agent, self.learner = plan, agent, learner
+        self.plan, self.agent, self.learner, self.second = plan, agent, learner, second
         self.processes = processes or Processes()
         self.replay = Replay(replay_size)
         self.curriculum = Curriculum(len(plan.levels), plan.steps, threshold)
@@ -93,6 +96,8 @@ class Trainer:
         self.ahead: Ahead | None = None
         self.begin_at: tuple[int, list[int]] | None = None
         """Number of the first group that is not learned from yet, and of later ones that are: after a restart."""
+        self._begun: dict[int, Episode] = {}
+        """The latest episodes, before they were played, by their seeds."""
         self._stale: dict[str, float] = {}
         self._drawn: tuple[Level | None, int, list[Task]] = (None, 0, [])
         self.counters = {"episodes": 0, "decisions": 0, "aborted": 0}
@@ -131,6 +136,11 @@ class Trainer:
         self.counters["episodes"] += len(played)
         self.counters["decisions"] += sum(len(trajectory.turns) for trajectory in played)
         self.counters["aborted"] += sum(trajectory.status is Status.ABORTED for trajectory in played)
+        tokens += sum(len(sample.tokens) for sample in samples)
+        second_figures: dict[str, Any] = {}
+        if self.second is not None and self.second.is_due(self.step):
+            second_figures = self._reflect(self.second, level, rate)
+            tokens += second_figures["reflector_turn_tokens"]
         seconds = time.perf_counter() - started
         groups, dropped = len({trajectory.group for trajectory in fresh}), estimates.dropped
         return {
@@ -140,16 +150,46 @@ class Trainer:
             **overall,
             **mean_figures(played),
             **figures,
+            **second_figures,
             **self._stale,
             "reflector_cache_hits": hits / asked if asked else None,
             "rows": len(samples),
             "replayed_episodes": len(old),
             "groups_without_spread": len(dropped) / groups if groups and dropped is not None else None,
-            "tokens": tokens + sum(len(sample.tokens) for sample in samples),
-            "tokens_per_second": round((tokens + sum(len(s.tokens) for s in samples)) / seconds, 1),
+            "tokens": tokens,
+            "tokens_per_second": round(tokens / seconds, 1),
             "episodes_per_second": round(len(played) / seconds, 3),
             "rollout_seconds": round(played_s, 3),
             "update_seconds": round(seconds - played_s, 3),
+        }
+
+    def _reflect(self, second: SecondPlayer, level: Level, rate: float) -> dict[str, Any]:
+        """The reflector's turn: it comments on states of the latest episodes anew, and learns which comments did more.
+
+        What was scored or commented in it is forgotten, so that a run resumed behind it goes on with the same numbers.
+        """
+        reflector, turns, seed = self.agent.reflector, second.turns, derive(self.plan.seed, "reflector", self.step)
+        assert reflector is not None
+        self._publish()
+        read = self.agent.policy.tokens + reflector.sampler.tokens
+        states = visited([trajectory for trajectory, _ in self.latest], turns.states, generator(seed, "states"))
+        branches = [Branch(self._begun[trajectory.seed], trajectory, turn) for trajectory, turn in states]
+        trial = Trial(
+            turns.comments, turns.temperature, self.plan.objective.gamma, self.plan.width, self.plan.timeout_s
+        )
+        compare = by_judgement if turns.reward == JUDGEMENT else by_return
+        compared = wait_for(compare(self.agent, branches, level.make, trial))
+        read = self.agent.policy.tokens + reflector.sampler.tokens - read
+        comments = [one.comments for one in compared]
+        figures = second.learn(comments, generator(seed, "update"), rate)
+        wait_for(reflector.renew(second.learner.player, self.step))
+        self.learner.forget_values()
+        self._published = None
+        return figures | {
+            "states_left_out": len(branches) - len(compared),
+            "comments_true": share_true([one.read for one in compared]),
+            "sampled_comments_true": share_true([comment.true for row in comments for comment in row]),
+            "reflector_turn_tokens": read + figures["reflector_turn_tokens"],
         }
 
     def validate(self, level: Level) -> dict[str, float]:
@@ -176,7 +216,9 @@ class Trainer:
             return self._taken()
         tasks = draw(level.tasks, self.step, self._groups, self.plan.seed)
         groups = [self._episodes(task, self.step, number) for number, task in enumerate(tasks)]
-        return self._rolled([episode for group in groups for episode in group], level, self.agent, valued=True)
+        episodes = [episode for group in groups for episode in group]
+        self._begun = {episode.seed: episode for episode in episodes}
+        return self._rolled(episodes, level, self.agent, valued=True)
 
     @property
     def _groups(self) -> int:

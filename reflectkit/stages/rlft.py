@@ -1,8 +1,8 @@
-"""rlft: online RL with REINFORCE, PPO or GRPO, where a frozen reflector comments on each state before the policy acts.
+"""rlft: online RL with REINFORCE, PPO or GRPO, where a reflector comments on each state before the policy acts.
 
-Without a reflector it is the "SFT + RL" arm. If killed and started again, it resumes from its last checkpoint. With
-`--processes N`, or under torchrun or `accelerate launch`, several processes play and learn together, with the same
-result.
+The reflector is frozen, or learns in turns with the policy (`--train-reflector`). Without one it is the "SFT + RL" arm.
+If killed and started again, it resumes from its last checkpoint. With `--processes N`, or under torchrun or `accelerate
+launch`, several processes play and learn together, with the same result.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ from reflectkit.data.episodes import episode_to_json, write_episodes
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of
 from reflectkit.models.hub import hub_options
-from reflectkit.models.sampler import Opening
 from reflectkit.stages.shared.algorithm import AlgorithmConfig
-from reflectkit.stages.shared.asynchronous import AsynchronousConfig
 from reflectkit.stages.shared.distributed import shared_run, start_processes
 from reflectkit.stages.shared.environments import at_level, check_level, model_source
 from reflectkit.stages.shared.launching import check_launch, launched
 from reflectkit.stages.shared.plan import Estimate, Stopwatch, plan_report, sizes
 from reflectkit.stages.shared.sampling import LOCAL
+from reflectkit.stages.shared.second_player import SecondPlayerConfig
 from reflectkit.stages.shared.trackers import require_trackers, tracking
+from reflectkit.stages.shared.trainer import trainer_of
 from reflectkit.stages.shared.training import TrainingConfig
 
 if TYPE_CHECKING:
-    from reflectkit.models.load import Player
     from reflectkit.rl.loop import Level, Trainer
     from reflectkit.rl.processes import Processes
 
@@ -53,6 +52,8 @@ EXAMPLES = (
     "reflectkit rlft --env taxi --load-dir results/taxi-tiny/plain/checkpoint-600 --lora-r 16 --sampler"
     " vllm:http://localhost:8000 --max-staleness 1",
     "reflectkit rlft --env taxi --load-dir results/taxi-tiny/plain/checkpoint-600 --processes 2",
+    "reflectkit rlft --env taxi --load-dir results/taxi-tiny/policy/checkpoint-250 --reflect-load-dir"
+    " results/taxi-tiny/reflector/checkpoint-700 --train-reflector 2",
 )
 LIMITS = {
     "max_steps": (1, 10**9),
@@ -80,7 +81,7 @@ MAY_DIFFER = (
 
 
 @dataclass(frozen=True)
-class Config(AsynchronousConfig, AlgorithmConfig, TrainingConfig):
+class Config(SecondPlayerConfig, AlgorithmConfig, TrainingConfig):
     """Settings of rlft."""
 
     TRAINS: ClassVar[bool] = True
@@ -90,7 +91,7 @@ class Config(AsynchronousConfig, AlgorithmConfig, TrainingConfig):
         "", help="Instead of --load-dir, a model without SFT: smollm2-135m, a folder or a Hugging Face id."
     )
     reflect_load_dir: Path | None = option(
-        None, help="Checkpoint of the frozen reflector; without one it is the SFT + RL arm."
+        None, help="Checkpoint of the reflector; without one it is the SFT + RL arm."
     )
     share_base: bool = option(
         False, help="Load the base once for a policy and a reflector that are LoRA adapters on it."
@@ -277,7 +278,7 @@ def _plan(config: Config, levels: list[Level], processes: Processes, progress: P
             "--plan runs in one process and says what several take; leave out --processes, torchrun or accelerate"
         )
     episodes = min(config.episodes, -(-CALIBRATED // config.repeats) * config.repeats)
-    trainer = _trainer(replace(config, episodes=episodes), levels, None, processes, progress)
+    trainer = trainer_of(replace(config, episodes=episodes), levels, None, processes, progress)
     watch = Stopwatch()
     with progress.bar("Calibrating", 3) as bar:
         for _ in range(3):
@@ -366,7 +367,7 @@ def _resumed(
     for place in reversed(checkpoint.saved_in(folder)):
         try:
             checkpoint.check_files(place)
-            trainer = _trainer(config, levels, place, processes, progress)
+            trainer = trainer_of(config, levels, place, processes, progress)
             checkpoint.restore(place, trainer, settings, defaults)
             return trainer
         except checkpoint.OtherSettingsError:
@@ -386,12 +387,12 @@ def _resumed(
             defaults,
         )
         checkpoint.check_files(config.resume_from)
-        trainer = _trainer(config, levels, config.resume_from, processes, progress)
+        trainer = trainer_of(config, levels, config.resume_from, processes, progress)
         checkpoint.restore(config.resume_from, trainer, state, defaults)
         if trainer.step >= config.max_steps:
             raise ConfigError(f"{config.resume_from} is after {trainer.step} updates; raise --max-steps above that")
         return trainer
-    return _trainer(config, levels, None, processes, progress)
+    return trainer_of(config, levels, None, processes, progress)
 
 
 def _state_of(place: Path) -> dict[str, Any]:
@@ -406,106 +407,6 @@ def _state_of(place: Path) -> dict[str, Any]:
         return dict(read_json(place / checkpoint.STATE)["settings"])
     except (DataError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{place}: the training state is damaged ({error})") from None
-
-
-def _trainer(
-    config: Config, levels: list[Level], place: Path | None, processes: Processes, progress: Progress
-) -> Trainer:
-    """A trainer whose policy is that of checkpoint `place`, or else the one to start from."""
-    from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-    from reflectkit.models.load import load_pair, load_player, starting_policy, with_adapter
-    from reflectkit.rl.critic import Critic
-    from reflectkit.rl.learner import Learner, Settings
-    from reflectkit.rl.loop import Plan, Trainer
-
-    if processes.sharded and config.sampler != LOCAL:
-        raise ConfigError(f"--sampler {config.sampler}: a policy spread over processes samples locally; leave it out")
-    if processes.count > 1 and config.remote:
-        raise ConfigError(f"--sampler {config.sampler} trains in one process; leave out torchrun or accelerate")
-    device = str(processes.accelerator.device) if config.device == "auto" or processes.count > 1 else config.device
-    reflector_player: Player | None = None
-    if config.share_base and config.reflect_load_dir is not None:
-        policy, reflector_player = load_pair(
-            place or config.start,
-            config.reflect_load_dir,
-            device=device,
-            dtype=config.dtype or None,
-            quantize=config.quantize or None,
-        )
-    else:
-        policy = load_player(
-            place or config.start, "policy", device=device, dtype=config.dtype or None, quantize=config.quantize or None
-        )
-        if config.lora_r and place is None:
-            policy = with_adapter(policy, config.lora_r, config.lora_alpha, config.seed, targets=config.lora_targets)
-        if config.reflect_load_dir is not None and config.reflector_sampler == LOCAL:
-            reflector_player = load_player(config.reflect_load_dir, "reflection", device=device)
-    if policy.quantize != "none" and not hasattr(policy.model, "peft_config"):
-        raise ConfigError(
-            f"the policy's weights are quantised to {policy.quantize} and cannot be trained; add --lora-r 16"
-        )
-    policy = replace(policy, answer=config.answer_of(config.start))
-    objective, own = config.objective, config.critic_settings
-    settings = Settings(
-        learning_rate=config.learning_rate,
-        optimizer=config.optimizer,
-        weight_decay=config.weight_decay,
-        loss=objective.loss,
-        clip=config.clip,
-        entropy=config.entropy,
-        kl=config.kl,
-        max_grad_norm=config.max_grad_norm,
-        epochs=config.epochs,
-        minibatch=config.minibatch,
-        target_kl=config.target_kl,
-        critic_rate=own.critic_rate if own else 0.0,
-        value_clip=own.value_clip if own else 0.0,
-        mean=config.loss_mean,
-        temperature=config.temperature,
-        max_tokens=config.max_tokens_per_batch,
-        gradient_checkpointing=config.gradient_checkpointing,
-        is_cap=config.is_cap if config.max_staleness else 0.0,
-        mismatch=config.remote,
-        share_prefixes=config.share_prefixes,
-    )
-    critic = Critic(policy, own.head, own.critic_trunk, config.seed) if own else None
-    reference = starting_policy(policy, config.start, bool(config.lora_r), device) if config.kl else None
-    learner = Learner(policy, settings, critic, reference, processes, progress.news)
-    scorer, team = (learner.scorer, processes) if processes.sharded else (None, None)
-    sampler = config.open_sampler(
-        Opening(str(place or config.start), device, policy, scorer=scorer, team=team, watch=learner.observe)
-    )
-    reflector = None
-    if config.reflect_load_dir is not None:
-        frozen = config.open_reflector(str(config.reflect_load_dir), device, reflector_player)
-        reflector = Reflector(frozen, temperature=config.reflect_temperature)
-    agent = TwoPlayerAgent(
-        sampler,
-        reflector and config.swapped(reflector),
-        answer=policy.answer,
-        temperature=config.temperature,
-        reflect_prob=config.reflect_prob,
-        max_new_tokens=config.max_new_tokens,
-        episode_tokens=config.episode_tokens,
-        thinking=config.thinking,
-    )
-    plan = Plan(
-        levels,
-        config.max_steps,
-        config.episodes,
-        objective,
-        config.seed,
-        config.width,
-        config.repeats,
-        config.schedule,
-        config.warmup_steps,
-        config.max_staleness,
-        config.oversample,
-        config.episode_timeout_s,
-    )
-    return Trainer(
-        plan, agent, learner, replay_size=config.replay_size, threshold=config.advance_at or None, processes=processes
-    )
 
 
 def _validation(config: Config, source: Path) -> Level | None:

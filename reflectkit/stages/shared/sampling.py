@@ -118,8 +118,9 @@ class SamplerConfig(StageConfig):
         """Whether another process samples the policy's actions."""
         return backend(self.sampler).remote
 
-    def open_reflector(self, checkpoint: str, device: str, player: Any = None) -> Sampler:
+    def open_reflector(self, checkpoint: str, device: str, player: Any = None, *, frozen: bool = True) -> Sampler:
         """The sampler of the comments of model `checkpoint`. player: its `models.load.Player`, where it is loaded.
+        frozen: it is not trained.
 
         Raises CheckpointError, and ConfigError if a server cannot be used.
         """
@@ -129,7 +130,8 @@ class SamplerConfig(StageConfig):
         from reflectkit.models.load import load_player
         from reflectkit.models.local import LocalSampler
 
-        return LocalSampler(player or load_player(checkpoint, "reflection", device=device), frozen=True, rank=0)
+        player = player or load_player(checkpoint, "reflection", device=device)
+        return LocalSampler(player, frozen=frozen, guesses=True, rank=0)
 
     @property
     def comment_files(self) -> list[Path]:
