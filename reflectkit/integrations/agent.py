@@ -112,7 +112,8 @@ def load_agent(
         env_folder=Path(folder.name if folder else "."),
         seed=seed,
     )
-    policy_place, reflector_place = (place_of(model, config, Quiet()) for model in (policy_model, reflector_model))
+    policy_place = place_of(policy_model, config, Quiet())
+    reflector_place = place_of(reflector_model, config, Quiet(), reflects=True)
     if policy_place is not None:
         _warn_of_mismatch(policy_place, reflector_place)
     config = dataclasses.replace(config, thinking=thinking or _trained_with(policy_place).get("thinking", THINKING[0]))

@@ -26,6 +26,7 @@ from reflectkit.core.types import Trajectory, from_json, to_json
 from reflectkit.models.load import Player, save_player
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.loop import Trainer
+from reflectkit.rl.reflector import FOLDER
 
 STATE, TENSORS, REPLAY, MEMO = (
     "training_state.json",
@@ -33,8 +34,6 @@ STATE, TENSORS, REPLAY, MEMO = (
     "replay.jsonl",
     "reflector_memo.json",
 )
-REFLECTOR = "reflector"
-"""Name of the folder of a trained reflector in a checkpoint."""
 
 
 class OtherSettingsError(CheckpointError):
@@ -73,7 +72,7 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         tensors |= {f"optimizer.{name}": value for name, value in optimizer.items()}
         if second is not None:
             tensors |= {f"reflector.{name}": value for name, value in second.optimizer_state().items()}
-            save_player(staging / REFLECTOR, second.player, {"env": facts.get("env"), "step": trainer.step})
+            save_player(staging / FOLDER, second.player, {"env": facts.get("env"), "step": trainer.step})
         save_file({name: value.contiguous().clone() for name, value in tensors.items()}, staging / TENSORS)
         write_text(staging / REPLAY, "".join(_json(to_json(trajectory)) + "\n" for trajectory in trainer.replay))
         write_text(staging / MEMO, _json(trainer.agent.reflector.memo if trainer.agent.reflector else {}))

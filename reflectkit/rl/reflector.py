@@ -19,6 +19,8 @@ from reflectkit.rl.returns import SPREAD, deviation, leave_one_out
 if TYPE_CHECKING:
     from reflectkit.rl.learner import Learner
 
+FOLDER = "reflector"
+"""Name of the folder of a trained reflector in a checkpoint."""
 FIGURES = ("loss", "entropy", "kl_to_start", "ratio_deviation", "gradient_norm")
 """What is reported of the learner's figures."""
 RETURN, JUDGEMENT = REWARDS = ("return", "judgement")

@@ -177,7 +177,7 @@ def run(config: Config, progress: Progress) -> Report:
     entrants = [entrant(config, text) for text in config.policy]
     if not config.dry_run:
         entrants = [
-            (name, place_of(policy, config, progress), place_of(reflector, config, progress))
+            (name, place_of(policy, config, progress), place_of(reflector, config, progress, reflects=True))
             for name, policy, reflector in entrants
         ]
     matches = [

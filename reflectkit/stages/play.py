@@ -132,7 +132,9 @@ def run(config: Config, progress: Progress) -> Report:
     if name != PERSON and user is None and not config.auto and not progress.attended:
         raise ConfigError("there is no terminal to wait for keys; add --auto")
     source, tasks = _problems(config)
-    policy, reflector, commentator = (place_of(model, config, progress) for model in (*models, config.reflector))
+    policy, *commenting = *models, config.reflector
+    policy = place_of(policy, config, progress)
+    reflector, commentator = (place_of(model, config, progress, reflects=True) for model in commenting)
     if policy is not None:
         config.answer_of(policy)
     if warning := mismatch(name, policy, reflector):

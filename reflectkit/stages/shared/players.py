@@ -20,6 +20,7 @@ from reflectkit.core.protocols import Agent
 from reflectkit.core.registry import plugins, resolve
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.sampler import Opening
+from reflectkit.rl.reflector import FOLDER
 from reflectkit.stages.shared.chat import report_damage, stop_if_spent
 from reflectkit.stages.shared.environments import model_source
 
@@ -105,9 +106,9 @@ def newest_checkpoint(path: Path) -> Path:
     return path
 
 
-def place_of(model: Path | None, config: StageConfig, progress: Progress) -> Path | None:
+def place_of(model: Path | None, config: StageConfig, progress: Progress, *, reflects: bool = False) -> Path | None:
     """Where `model` lies: a run stands for its newest checkpoint, a packaged model is converted first, and a hub id
-    stays as it is.
+    stays as it is. reflects: a checkpoint in which both players learned stands for its reflector.
 
     Raises CheckpointError for a hub id that cannot be fetched, before torch is imported.
     """
@@ -115,7 +116,8 @@ def place_of(model: Path | None, config: StageConfig, progress: Progress) -> Pat
         return model
     source = model_source(str(newest_checkpoint(model)), config.data_dir, progress)
     hub_options(source)
-    return Path(source)
+    place = Path(source)
+    return place / FOLDER if reflects and looks_local(source) and (place / FOLDER).is_dir() else place
 
 
 def model_folders(models: Iterable[Path | None]) -> list[Path]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
 from reflectkit.models.sampler import Opening
+from reflectkit.rl.reflector import FOLDER, SecondPlayer, Turns
 from reflectkit.stages.shared.sampling import LOCAL
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from reflectkit.rl.learner import Learner
     from reflectkit.rl.loop import Level, Trainer
     from reflectkit.rl.processes import Processes
-    from reflectkit.rl.reflector import SecondPlayer
     from reflectkit.stages.rlft import Config
 
 
@@ -91,12 +91,11 @@ def trainer_of(
 def _players(config: Config, place: Path | None, device: str) -> tuple[Player, Player | None]:
     """The policy, and the reflector where this process holds it."""
     from reflectkit.models.load import load_pair, load_player, with_adapter
-    from reflectkit.rl.checkpoint import REFLECTOR
 
     dtype, quantize = config.dtype or None, config.quantize or None
     comments = config.reflect_load_dir
     if comments is not None and config.train_reflector and place is not None:
-        comments = place / REFLECTOR
+        comments = place / FOLDER
     reflector: Player | None = None
     if config.share_base and comments is not None:
         policy, reflector = load_pair(place or config.start, comments, device=device, dtype=dtype, quantize=quantize)
@@ -155,7 +154,6 @@ def _second_player(config: Config, reflector: Player, device: str, progress: Pro
     """What trains the reflector: one pass over a turn's comments, with PPO's loss."""
     from reflectkit.models.load import starting_player
     from reflectkit.rl.learner import Learner, Settings
-    from reflectkit.rl.reflector import SecondPlayer, Turns
 
     assert config.reflect_load_dir is not None
     settings = Settings(
