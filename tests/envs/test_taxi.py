@@ -154,3 +154,34 @@ def test_the_originals_prompt_and_history_are_settings() -> None:
         f"{plain.step(action).observation.text.partition(chr(10))[2]}"
     )
     assert past.reset(task, 0).text == start, "nothing is kept across a reset"
+
+
+def test_the_teachers_comments_are_confirmed_in_their_own_state_alone() -> None:
+    """Also with the wording of another state's parts: the cell, the target or the advice is then wrong."""
+    chance = random.Random(0)
+    for number in range(0, STATES, 41):
+        env, other = at(number), at((number + 100) % STATES)
+        if env.mistakes():
+            env.step(env.mistakes()[0])
+        comment = env.reflection(chance)
+        assert env.confirms(comment)
+        assert not other.confirms(comment)
+        assert not env.confirms(f"{comment} Drive there.")
+        assert not env.confirms("")
+
+
+def test_only_a_mistake_may_be_called_one() -> None:
+    env = at(encode(View(2, 2, 0, 1)))
+    blame = "The last move was a mistake, it led away."
+    here, rest = env.reflection(random.Random(0)).split(". ", 1)
+    assert env.confirms(f"{here}. {rest}")
+    assert not env.confirms(f"{here}. {blame} {rest}")
+    wrong = env.mistakes()[0]
+    env.step(wrong)
+    told = env.reflection(random.Random(0))
+    here, rest = told.split(". ", 1)
+    waiting = rest.split(". ", 1)[1]
+    assert env.confirms(f"{here}. {blame} {waiting}")
+    assert env.confirms(f"{here}. That {ACTIONS[wrong]} was a mistake. {waiting}")
+    assert not env.confirms(f"{here}. That pickup was a mistake. {waiting}")
+    assert env.confirms(f"{here}. {waiting}")  # what it leaves unsaid is not false
