@@ -260,6 +260,24 @@ def test_reflections_are_one_seeded_line_with_variety(name: str, level: str) -> 
     assert all(text and "\n" not in text for text in texts)
 
 
+CONFIRMING = [(name, level) for name, level in EVERY if env_class(name).has("confirms")]
+
+
+@pytest.mark.parametrize(("name", "level"), CONFIRMING)
+def test_a_teachers_comment_is_confirmed_until_the_state_is_another(name: str, level: str) -> None:
+    env: Any = make(name)
+    result_of(env.reset(some(name, level)[0], 0))
+    before = env.reflection(random.Random(0))
+    assert env.confirms(before)
+    for action in (*env.mistakes()[:1], env.oracle()):
+        result_of(env.step(action))
+        comments = [env.reflection(random.Random(seed)) for seed in range(10)]
+        assert all(map(env.confirms, comments))
+        assert not env.confirms("Go.")
+        if before not in comments:
+            assert not env.confirms(before)
+
+
 def test_observation_holds_the_choices_that_the_prompt_lists() -> None:
     observation: Observation = result_of(make("taxi").reset(some("taxi", "full")[0], 0))
     assert "\n 0 south\n 1 north\n 2 east\n 3 west\n 4 pickup\n 5 dropoff\nAction:" in policy_prompt(observation)
