@@ -167,7 +167,8 @@ class TwoPlayerAgent:
             observation = with_comments(observation, [turn.decision.reflection for turn in context.turns])
         if not observation.choices:
             return await self._write(observation, comment, context)
-        prompt, labels = self._ids(policy_prompt(observation, comment, self.answer)), self.labels(observation.choices)
+        prompt = self._ids(policy_prompt(observation, comment, self.answer))
+        labels = self.labels(observation.choices)
         sampled = await self.policy.sample(Ask(prompt, labels, temperature=self.temperature, seed=context.seed))
         if sampled.too_long:
             return Decision(0, comment, overflow=sampled.too_long)

@@ -217,10 +217,11 @@ class DangerousTaxi(ChoiceEnv):
 
     def confirms(self, comment: str) -> bool:
         """Whether it names the taxi's cell, the target and what to do; only a mistake may be called one."""
-        view, last = decode(self.state, self._world.side), self._last if self._mistaken else None
-        parts = _parts(view, self._world.stands, last, self.oracle())
-        unsaid = [wordings for wordings in parts if wordings is not parts[1]] if last is not None else parts
-        return any(comment in map(" ".join, product(*one)) for one in (parts, unsaid))
+        view, mistake = decode(self.state, self._world.side), self._last if self._mistaken else None
+        return any(
+            comment in map(" ".join, product(*_parts(view, self._world.stands, blamed, self.oracle())))
+            for blamed in {None, mistake}
+        )
 
 
 def write_rules(level: str, lines: str, passenger: str) -> str:

@@ -66,11 +66,11 @@ class SecondPlayer:
         flat = [value for row in rewards for value in row]
         alike = sum(max(row) - min(row) <= SPREAD for row in rewards)
         return {f"reflector_{name}": figures[name] for name in FIGURES if name in figures} | {
-            "reflector_states": float(len(rewards)),
-            "reflector_rows": float(len(samples)),
+            "reflector_states": len(rewards),
+            "reflector_rows": len(samples),
             "reflector_reward": sum(flat) / max(1, len(flat)),
             "states_without_spread": alike / max(1, len(rewards)),
-            "reflector_turn_tokens": float(sum(len(sample.tokens) for sample in samples)) if figures else 0.0,
+            "reflector_turn_tokens": sum(len(sample.tokens) for sample in samples) if figures else 0,
         }
 
 

@@ -74,8 +74,8 @@ LIMITS = {
 CALIBRATED = 64  # episodes of an update whose memory and time --plan measures
 CHECKED = 8  # problems of each level whose prompts are checked before any weights are loaded
 MAY_DIFFER = (
-    "resume_from", "learning_rate", "save_steps", "keep_episodes", "device", "report_to", "gradient_checkpointing",
-    "data_dir", "sampler", "reflector_sampler",
+    "resume_from", "learning_rate", "reflector_rate", "save_steps", "keep_episodes", "device", "report_to",
+    "gradient_checkpointing", "data_dir", "sampler", "reflector_sampler",
 )  # fmt: skip
 """Settings that may differ from those of the checkpoint that a run resumes from."""
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.core.eventloop import wait_for
 from reflectkit.core.types import Comment
 from reflectkit.envs import make
 from reflectkit.envs.taxi import Taxi
@@ -99,6 +100,9 @@ def test_only_the_reflector_learns_in_its_turn_from_the_tokens_it_sampled(observ
     assert all(torch.equal(policy[name], now) for name, now in weights(trainer.learner.player).items())
     assert any(not torch.equal(reflecting[name], now) for name, now in weights(second.learner.player).items())
     assert reflector.memo == {}  # its comments were the earlier weights'
+    seeds = [0] * len(observations)
+    fresh = Reflector(LocalSampler(second.learner.player), max_new_tokens=5)  # has no drafts of theirs either
+    assert wait_for(reflector.comments(observations, seeds)) == wait_for(fresh.comments(observations, seeds))
 
 
 def test_a_rate_of_0_measures_the_comments_alone(observations: Any) -> None:
