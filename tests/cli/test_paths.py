@@ -56,7 +56,7 @@ def test_every_path_is_utf8(stage: str) -> None:
         "recipe": "taxi-tiny",
         "policy": ["random"],
     }
-    needed |= {"load_dir": "model", "out_dir": "copy"}
+    needed |= {"load_dir": "model", "reflect_load_dir": "model", "out_dir": "copy", "out": "copy"}
     given = {item.name: needed[item.name] for item in dataclasses.fields(config) if item.default is dataclasses.MISSING}
     for name in ("data_dir", "results_dir"):
         with pytest.raises(ConfigError, match=rf"--{name.replace('_', '-')} 'caf.udce9' is not valid UTF-8"):

@@ -88,7 +88,7 @@ def transcript(game: Game, folder: Path, seed: int, steps: int) -> list[State]:
 
 @pytest.mark.parametrize("level", TYPES)
 def test_memoised_transcripts_are_the_same(root: Path, tasks: list[Task], tmp_path: Path, level: str) -> None:
-    folders = [root / task.data["game"] for task in tasks if task.level == level]
+    folders = [root / task.data["game"] for task in tasks if task.level == level][:1]
     plain = [transcript(Game(), folder, seed, 12) for seed, folder in enumerate(folders)]
     with memoised(tmp_path):
         game = Game()
