@@ -6,6 +6,7 @@ import argparse
 import datetime
 import importlib.metadata
 import logging
+import warnings
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ def main() -> None:
     torch.set_num_threads(1)
     silence_libraries()
     logging.disable(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*rollout_func.*")  # that it is experimental
     trained = prepared_players(given.work_dir) if not (given.policy and given.reflector) else {}
     policy, reflector = ((getattr(given, name) or trained[name]).resolve() for name in ("policy", "reflector"))
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("trl", "transformers", "torch"))

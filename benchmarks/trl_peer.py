@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.common import Ours, Rounds, different_starts, one_group, row, timed
@@ -209,6 +209,7 @@ def measure(ours: Ours, theirs: Theirs, batches: Sequence[Sequence[Episode]], ro
             rollout_func=turns.roll,
             callbacks=[turns],
         )
+        trainer.remove_callback(PrinterCallback)
         turns.began = time.process_time()
         trainer.train()
     return rounds
