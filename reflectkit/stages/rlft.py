@@ -159,6 +159,8 @@ class Config(SecondPlayerConfig, AlgorithmConfig, TrainingConfig):
             raise ConfigError(
                 f"--episodes {self.episodes} is not a multiple of the group size {self.repeats}; use {near}"
             )
+        if self.processes > 1 and self.remote:
+            raise ConfigError(f"--sampler {self.sampler} trains in one process; leave out --processes")
         if self.max_staleness and self.share_base and self.reflector_sampler == LOCAL:
             raise ConfigError(
                 "--max-staleness lets the reflector comment while the policy learns, which two adapters on one base in"

@@ -134,6 +134,7 @@ def test_evaluate_and_play_with_policy_and_reflector_behind_one_server(
         (["--reflector-sampler", "own:ONE"], "write local, or a server such as vllm:http://localhost:8000"),
         (["--max-staleness", "1"], "which takes a server: --sampler vllm:URL; or leave it out"),
         (["--oversample", "1.5"], "raise that to 1 or more, or lower --oversample"),
+        (["--sampler", "vllm:http://127.0.0.1:1", "--processes", "2"], "trains in one process; leave out --processes"),
         (["--server-timeout-s", "5"], "No such option: --server-timeout-s"),
     ],
 )
