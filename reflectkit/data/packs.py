@@ -11,7 +11,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -21,13 +20,15 @@ from typing import Any
 
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import dumps, read_json, replacing, write_json
+from reflectkit.core.types import LARGEST
 
 INDEX = "pack.json"
 FORMAT = 1
-LARGEST = 64 * 2**20  # bytes of a file when it is unpacked
-FILE = re.compile(r"seed-(0|[1-9]\d{0,9})\.jsonl\.gz")
-FIELDS = {"name": str, "level": str, "task": str, "cluster": str, "status": str, "success": bool}
-AGAIN = "pack it again with `reflectkit pack`"
+LARGEST_FILE = 64 * 2**20  # bytes, unpacked
+MOST_STEPS = 10_000_000  # of the episodes of a file
+FILE = re.compile(r"seed-(0|[1-9][0-9]{0,9})\.jsonl\.gz")
+FIELDS = {"name": str, "level": str, "task": str, "cluster": str, "status": str, "success": bool, "steps": int}
+AGAIN = "delete the folder, and pack all of its seeds again with `reflectkit pack`"
 
 
 @dataclass(frozen=True)
@@ -118,16 +119,16 @@ def read_pack(folder: Path) -> Pack:
 def _read_seed(path: Path, digest: Any) -> Seed:
     try:
         with gzip.open(path) as file:
-            content = file.read(LARGEST + 1)
+            content = file.read(LARGEST_FILE + 1)
     except FileNotFoundError:
         raise DataError(path, f"no such file, but {INDEX} names it; {AGAIN}") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(path, f"is damaged ({error}); {AGAIN}") from None
-    if len(content) > LARGEST:
-        raise DataError(path, f"is larger than {LARGEST:,} bytes when unpacked; split it")
+    if len(content) > LARGEST_FILE:
+        raise DataError(path, f"is larger than {LARGEST_FILE:,} bytes when unpacked; pack fewer problems")
     if hashlib.sha256(content).hexdigest() != digest:
         raise DataError(path, f"its checksum is not the one in {INDEX}; {AGAIN}")
-    episodes, curves = [], []
+    episodes, curves, steps = [], [], 0
     for number, line in enumerate(content.decode("utf-8", "replace").split("\n"), start=1):
         if line:
             try:
@@ -135,18 +136,24 @@ def _read_seed(path: Path, digest: Any) -> Seed:
                 if "curve" in row:
                     curves.append(_curve(row))
                 else:
+                    steps += row["steps"]
+                    if steps > MOST_STEPS:
+                        raise DataError(path, f"has more than {MOST_STEPS:,} steps; pack fewer problems", line=number)
                     episodes.append(_episode(row))
-            except (ValueError, TypeError, KeyError, RecursionError):
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 raise DataError(path, f"is neither an episode nor a curve; {AGAIN}", line=number) from None
     return Seed(tuple(episodes), tuple(curves))
 
 
 def _episode(row: dict[str, Any]) -> dict[str, Any]:
-    """A line of episodes.jsonl that has what tables need. Raises ValueError, TypeError, KeyError."""
-    steps = row.pop("steps")
-    if not 0 <= steps <= 1_000_000 or any(type(row[name]) is not kind for name, kind in FIELDS.items()):
+    """A line of episodes.jsonl that has what tables need. Raises ValueError, TypeError, KeyError,
+    AttributeError.
+    """
+    if row["steps"] < 0 or any(type(row[name]) is not kind for name, kind in FIELDS.items()):
         raise ValueError(row)
-    return row | {"return": _finite(row["return"]), "turns": [{}] * int(steps)}
+    kept = {name: row[name] for name in (*FIELDS, "env", "seed") if name in row}
+    figures = {name: _finite(value) for name, value in row.get("figures", {}).items()}
+    return kept | {"return": _finite(row["return"]), "figures": figures, "turns": [{}] * row["steps"]}
 
 
 def _curve(row: dict[str, Any]) -> Curve:
@@ -157,9 +164,10 @@ def _curve(row: dict[str, Any]) -> Curve:
 
 
 def _finite(value: Any) -> float:
-    if isinstance(value, bool) or not math.isfinite(value):
+    """`value`, an integer as it is, so that a pack that is written again keeps its bytes."""
+    if type(value) not in (int, float) or not abs(value) <= LARGEST:
         raise ValueError(value)
-    return float(value)
+    return value  # type: ignore[no-any-return]
 
 
 def merged(old: Pack, new: Pack) -> Pack:

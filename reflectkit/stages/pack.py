@@ -91,6 +91,11 @@ def run(config: Config, progress: Progress) -> Report:
             bar.advance()
     pack = Pack(config.title, tuple(map(_pair, config.compare)), seeds)
     pack = merged(old, pack) if old else pack
+    figures = sorted({curve.figure for seed in pack.seeds.values() for curve in seed.curves})
+    if len(figures) > 1:
+        raise ConfigError(
+            f"{config.out} would have curves of {' and of '.join(figures)}; give one --figure for all seeds"
+        )
     names = players(list(pack.seeds.values()))
     for pair in pack.comparisons:
         for name in pair:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import subprocess
 import sys
@@ -11,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from reflectkit.cli.main import main
+from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import read_json, write_json, write_jsonl
 from reflectkit.core.seeding import generator
 from reflectkit.data.episodes import read_compared
-from reflectkit.data.packs import read_pack
-from reflectkit.stages.shared.effects import Effect, curves, effects, success_rows
+from reflectkit.data.packs import MOST_STEPS, Curve, Pack, Seed, merged, read_pack, write_pack
+from reflectkit.stages.shared.effects import Effect, curves, effects, same_seeds, success_rows
 from reflectkit.stages.shared.eval_tables import differences, pooled
+from reflectkit.stages.shared.figures import LONGEST_NAME, _shown
 from reflectkit.stages.shared.seeds import curve_figures, seed_differences
 from tests.commands import error_of
 
@@ -205,16 +208,77 @@ def test_damage_is_one_line(runs: list[str], capsys: pytest.CaptureFixture[str])
 
 
 def test_a_line_that_is_no_episode_is_named(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    import hashlib
-
     folder = pack(runs[0], "--title", "One seed", *PAIRS)
     capsys.readouterr()
-    for line in ("[]", "{", '{"curve": "a", "figure": "f", "episodes": [2, 1], "values": [0, 0]}', '{"steps": -1}'):
+    episode = json.loads(gzip.decompress((folder / "seed-0.jsonl.gz").read_bytes()).splitlines()[0])
+    curve = {"curve": "a", "figure": "f", "episodes": [1, 2], "values": [0, 0]}
+    for line in (
+        "[]",
+        "{",
+        json.dumps(curve | {"episodes": [2, 1]}),
+        json.dumps(curve | {"values": [10**400, 0]}),
+        json.dumps(curve | {"values": [1e308, 1e308]}),
+        '{"steps": -1}',
+        json.dumps(episode | {"return": 10**400}),
+        json.dumps(episode | {"steps": 1.5}),
+        json.dumps(episode | {"figures": [1]}),
+        json.dumps(episode | {"figures": {"tokens": "many"}}),
+    ):
         content = f"{line}\n".encode()
         (folder / "seed-0.jsonl.gz").write_bytes(gzip.compress(content))
         index = read_json(folder / "pack.json")
         write_json(folder / "pack.json", index | {"files": {"seed-0.jsonl.gz": hashlib.sha256(content).hexdigest()}})
         assert "seed-0.jsonl.gz:1: is neither" in error_of(["plot", "--packs", str(folder)], capsys)
+
+
+def test_a_file_cannot_fill_the_memory(tmp_path: Path) -> None:
+    episode = {"name": "a", "level": "full", "task": "t", "cluster": "t", "seed": 0, "status": "completed"}
+    episode |= {"success": True, "return": 1, "steps": MOST_STEPS}
+    content = f"{json.dumps(episode)}\n".encode()
+    for count, message in ((1, ""), (2, "seed-0.jsonl.gz:2: has more than 10,000,000 steps")):
+        (tmp_path / "seed-0.jsonl.gz").write_bytes(gzip.compress(count * content))
+        files = {"seed-0.jsonl.gz": hashlib.sha256(count * content).hexdigest()}
+        write_json(tmp_path / "pack.json", {"format": 1, "title": "T", "comparisons": [], "files": files})
+        if message:
+            with pytest.raises(DataError, match=message):
+                read_pack(tmp_path)
+        else:
+            assert len(read_pack(tmp_path).seeds[0].episodes[0]["turns"]) == MOST_STEPS
+
+
+def test_whole_numbers_stay_whole_when_a_seed_is_added(tmp_path: Path) -> None:
+    episode = {"name": "a", "env": "taxi", "level": "full", "task": "t", "cluster": "t", "seed": 0, "turns": [{}]}
+    episode |= {"status": "completed", "success": True, "return": 1, "figures": {"tokens": 3}, "unfit": True}
+    write_pack(tmp_path, Pack("T", (), {0: Seed((episode,))}))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    write_pack(tmp_path, merged(read_pack(tmp_path), Pack("")))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_curves_are_paired_by_seed() -> None:
+    """Seed 1 alone has both, without a difference; a seed without a partner does not count."""
+    heights = {0: {"a": 0.0}, 1: {"a": 0.5, "b": 0.5}, 2: {"b": 1.0}}
+    seeds = {
+        number: Seed((), tuple(Curve(name, "f", (1, 2), (value, value)) for name, value in some.items()))
+        for number, some in heights.items()
+    }
+    apart, alike = Pack("T", (), seeds), Pack("T", (), {1: seeds[1], 2: seeds[1]})
+    assert (same_seeds(apart, "f"), same_seeds(alike, "f")) == (False, True)
+    both = curve_figures(curves(apart, "f"), 0.9, same_seeds=False)["b"]
+    assert "difference" not in both
+    assert curve_figures(curves(alike, "f"), 0.9)["b"]["difference"] == 0
+
+
+def test_one_figure_of_curves_in_a_pack_and_titles_apart(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    pack(runs[0], "--title", "Mine")
+    command = ["pack", runs[1], "--out", "packed", *CURVES, "--figure", "step"]
+    assert "packed would have curves of step and of validation_success_rate" in error_of(command, capsys)
+    assert "another pack has the title 'Mine'" in error_of(["plot", *2 * ["--packs", "packed"]], capsys)
+
+
+def test_a_long_name_is_cut_in_figures() -> None:
+    assert len(_shown("x" * 10_000)) == LONGEST_NAME
+    assert _shown("$a\nb$") == "$a b$"
 
 
 def test_refused(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:

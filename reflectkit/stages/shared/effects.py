@@ -134,6 +134,12 @@ def curves(pack: Pack, figure: str) -> dict[str, list[Curve]]:
     return by_name
 
 
+def same_seeds(pack: Pack, figure: str) -> bool:
+    """Whether all curves of `figure` are of the same seeds."""
+    names = [{curve.name for curve in seed.curves if curve.figure == figure} for seed in pack.seeds.values()]
+    return len(set(map(frozenset, filter(None, names)))) <= 1
+
+
 def success_rows(pack: Pack) -> list[dict[str, Any]]:
     """The rows of eval.json of all players, over all seeds."""
     return pooled([list(seed.episodes) for seed in pack.seeds.values() if seed.episodes])

@@ -14,6 +14,7 @@ from reflectkit.core.text import visible
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for the colour-blind
 STYLES = ("-", "--", "-.", ":")
 HATCHES = ("", "//", "..", "xx")
+LONGEST_NAME = 200  # characters
 SHARES = ("success_rate", "accuracy", "tool_success", "content", "success")  # from 0 to 1
 
 Curve = tuple[Sequence[float], Sequence[float]]
@@ -144,8 +145,11 @@ def _pyplot() -> Any:
 
 
 def _shown(name: str) -> str:
-    """`name` on one line; matplotlib omits labels that start with an underscore from the legend."""
+    """`name` on one line, the end of a long one cut off; matplotlib omits labels that start with an underscore from the
+    legend.
+    """
     text = visible(one_line(name))
+    text = text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
     return f" {text}" if text.startswith("_") else text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -17,6 +18,7 @@ from reflectkit.stages.shared.effects import (
     effects,
     effects_table,
     forest_groups,
+    same_seeds,
     success_groups,
     success_rows,
 )
@@ -38,28 +40,37 @@ def draw_packs(folders: Sequence[Path], figure: str, out: Path, page: Path | Non
 
     Raises
     ------
-    DataError: a pack is damaged or does not have the figure, or the page has no place for the table.
+    DataError: a pack is damaged or does not have the figure, two have the same title, or the page has no place for the
+    table.
     """
     packs = [read_pack(folder) for folder in folders]
+    titles = Counter(pack.title for pack in packs)
+    for folder, pack in zip(folders, packs, strict=True):
+        if titles[pack.title] > 1:
+            raise DataError(folder, f"another pack has the title {pack.title!r:.60}, too; give it one with --title")
     if figure == "effects":
         return _draw_effects(folders, packs, out, page)
     if figure == "success":
         if not any(seed.episodes for pack in packs for seed in pack.seeds.values()):
             raise DataError(folders[0], "has no episodes")
         draw_intervals(success_groups(packs), "success, %", out)
-        rows = [row for pack in packs for row in success_rows(pack)]
-        numbers = {f"{row['name']} {row['level']}": row["success"] for row in rows}
-        return [table(pack.title, success_rows(pack)) for pack in packs], numbers
-    panels = {}
+        rows = {pack.title: success_rows(pack) for pack in packs}
+        numbers = {
+            f"{title}: {row['name']} {row['level']}": row["success"] for title, some in rows.items() for row in some
+        }
+        return [table(title, some) for title, some in rows.items()], numbers
+    panels, numbers, tables = {}, {}, []
     for folder, pack in zip(folders, packs, strict=True):
-        panels[figure if len(packs) == 1 else pack.title] = curves(pack, figure)
-        if not curves(pack, figure):
+        title, some = figure if len(packs) == 1 else pack.title, curves(pack, figure)
+        if not some:
             raise DataError(folder, f"has no curves of {figure!r:.60}; `reflectkit pack --curve` adds some")
+        panels[title] = some
+        numbers |= {f"{pack.title}: {name}": fmean(one[1][-1] for one in seeds) for name, seeds in some.items()}
+        if reach:
+            summed = curve_figures(some, reach, same_seeds=same_seeds(pack, figure))
+            tables.append(curve_table(summed, title, reach, "episodes"))
     draw_curves(panels, "episodes", 1, out)
-    tables = [curve_table(curve_figures(one, reach), name, reach, "episodes") for name, one in panels.items() if reach]
-    return tables, {
-        name: fmean(one[1][-1] for one in seeds) for part in panels.values() for name, seeds in part.items()
-    }
+    return tables, numbers
 
 
 def _draw_effects(folders: Sequence[Path], packs: Sequence[Pack], out: Path, page: Path | None) -> Drawn:
@@ -70,7 +81,10 @@ def _draw_effects(folders: Sequence[Path], packs: Sequence[Pack], out: Path, pag
     if page is not None:
         _fill(page, markdown([shown]).partition("\n\n")[2])
     draw_intervals(forest_groups(found), "difference, points", out, band=EQUIVALENT, legend=LEGEND)
-    return [shown], {f"{one.first} − {one.second}, {one.measure} {one.level}": one.difference for one in found}
+    return [shown], {
+        f"{one.experiment}: {one.first} − {one.second}, {one.measure} {one.level}".rstrip(): one.difference
+        for one in found
+    }
 
 
 def _fill(page: Path, text: str) -> None:

@@ -72,9 +72,13 @@ def seed_differences_table(compared: Sequence[Json]) -> Table:
     return Table(title, ("first − second", "level", "difference", "95 % interval", "seeds", "tasks"), cells)
 
 
-def curve_figures(curves: Mapping[str, Sequence[Curve]], wanted: float) -> dict[str, dict[str, Any]]:
+def curve_figures(
+    curves: Mapping[str, Sequence[Curve]], wanted: float, *, same_seeds: bool = True
+) -> dict[str, dict[str, Any]]:
     """By run: `area` and `reached` (where it first reaches `wanted`, or None), one per seed; `low` and `high` of the
     mean area minus that of the first run, paired by seed (t interval), if there are two seeds or more of both.
+
+    same_seeds: whether all runs have the same seeds, in the same order; otherwise they are not paired.
     """
     figures: dict[str, dict[str, Any]] = {}
     for name, seeds in curves.items():
@@ -86,7 +90,7 @@ def curve_figures(curves: Mapping[str, Sequence[Curve]], wanted: float) -> dict[
     for name in others:
         pairs = zip(figures[name]["area"], figures[first]["area"], strict=False)
         gaps = [mine - its for mine, its in pairs]
-        if len(gaps) > 1 and len(curves[name]) == len(curves[first]):
+        if same_seeds and len(gaps) > 1 and len(curves[name]) == len(curves[first]):
             low, high = mean_interval([[gap] for gap in gaps])
             figures[name] |= {"difference": fmean(gaps), "low": low, "high": high}
     return figures
