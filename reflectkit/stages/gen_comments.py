@@ -71,7 +71,8 @@ class Config(WorldConfig):
     REPORTS: ClassVar[bool] = True
     load_dir: Path = option(help="Checkpoint of the policy that judges the comments.")
     reflect_load_dir: Path = option(
-        help="Checkpoint of the model that writes them: a reflector, the policy itself, or a base model."
+        help="Checkpoint of the model that writes them: a reflector, the policy itself, or a base model; one in which"
+        " both players learned stands for its reflector."
     )
     task_file: Path | None = option(None, help="Records to learn from; default: train.json in the env's data folder.")
     validate_file: Path | None = option(
@@ -118,7 +119,8 @@ def run(config: Config, progress: Progress) -> Report:
     measured = config.validate_states > 0 and (config.validate_file is not None or held_out.is_file())
     target = config.out_dir or config.folder / "own-comments"
     write_permission(target)
-    places = [place_of(path, config, progress) for path in (config.load_dir, config.reflect_load_dir)]
+    writer = place_of(config.reflect_load_dir, config, progress, reflects=True)
+    places = [place_of(config.load_dir, config, progress), writer]
     records = drawn_records(config, source, config.demonstrations)
     others = drawn_records(config, held_out, 0) if measured else []
     files = config.input_files(record.task for record in (*records, *others))

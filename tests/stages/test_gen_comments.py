@@ -82,6 +82,19 @@ def test_the_log_probabilities_are_the_policys(tmp_path: Path, data: Path, check
     assert first.without == pytest.approx(row_K.tolist()[int(plain["completion"])], abs=1e-5)
 
 
+def test_a_run_in_which_both_learned_stands_for_its_reflector(
+    tmp_path: Path, data: Path, checkpoints: dict[str, Path]
+) -> None:
+    shutil.copytree(checkpoints["policy"], tmp_path / "both")
+    shutil.copytree(checkpoints["reflection"], tmp_path / "both" / "reflector")
+    few: dict[str, Any] = {"states": 3, "samples": 1, "validate_states": 0}
+    judged = [
+        (commented(tmp_path / name, data, checkpoints, reflect_load_dir=writer, **few).folder / "judged.jsonl")
+        for name, writer in (("a", checkpoints["reflection"]), ("b", tmp_path / "both"))
+    ]
+    assert judged[0].read_bytes() == judged[1].read_bytes()
+
+
 def test_the_same_bytes_after_a_kill(tmp_path: Path, data: Path, checkpoints: dict[str, Path]) -> None:
     whole = commented(tmp_path / "a", data, checkpoints)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
