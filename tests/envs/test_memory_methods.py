@@ -61,6 +61,12 @@ def test_a_text_over_the_limit_loses_its_end_and_counts_as_refused(name: str) ->
     assert (env.store.tokens, result.info["refused"], result.info["figures"]["tool_success"]) == (1024, 1, 0.5)
 
 
+def test_reasoning_whose_start_is_in_the_prompt_is_not_kept() -> None:
+    """Also where it has braces, which could be a call in another env."""
+    assert memagent.read("Keep {x: 1}?</think>\nThe memory") == "The memory"
+    assert mem1.read("So <IS>draft {x}</IS>?</think><IS>final</IS>") == "final"
+
+
 @pytest.mark.parametrize(
     ("read", "answer", "reason"),
     [

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 
-from reflectkit.core.tools import after_thought
 from reflectkit.core.types import Message
 
 STATE_TOKENS = 1024
@@ -38,7 +37,7 @@ def read(text: str) -> str:
     """The internal state in an answer, which may be cut off; without one, its reasoning. Raises ValueError where there
     is neither.
     """
-    state = STATE.search(after_thought(text)) or THOUGHT.search(text)
+    state = STATE.search(text.rpartition("</think>")[2]) or THOUGHT.search(text)
     if state is None:
         raise ValueError("no internal state between <IS> and </IS>")
     if not state[1].strip():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from reflectkit.core.tools import OPENED, PYTHON_TAG, after_thought
+from reflectkit.core.tools import OPENED, PYTHON_TAG
 from reflectkit.core.types import Message
 
 MEMORY_TOKENS = 1024
@@ -34,7 +34,7 @@ def messages(memory: str, chunk: str) -> tuple[Message, ...]:
 
 def read(text: str) -> str:
     """The memory in an answer. Raises ValueError where there is none."""
-    answer = MARKS.sub("", after_thought(text)).strip()
+    answer = MARKS.sub("", text.rpartition("</think>")[2]).strip()
     if answer.startswith("<think>"):
         raise ValueError("reasoning without an end, and no memory behind it")
     if answer.startswith((OPENED, PYTHON_TAG)):
