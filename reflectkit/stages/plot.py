@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.core.config import StageConfig, one_of, option, within
+from reflectkit.core.config import StageConfig, flag, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import read_json, read_jsonl, rows_so_far
@@ -93,6 +93,10 @@ class Config(StageConfig):
             )
         if self.packs and len(self.figure) > 1:
             raise ConfigError("--packs takes a single --figure")
+        curves = self.packs and (self.figure or PACK_FIGURES)[0] not in PACK_FIGURES
+        unused = ("against", "smooth") if curves else ("against", "smooth", "reach")
+        if self.packs and (given := self.departed(unused)):
+            raise ConfigError(f"{flag(given[0])} does not change this figure of --packs; leave it out")
         if self.page is not None and (not self.packs or (self.figure or PACK_FIGURES)[0] != PACK_FIGURES[0]):
             raise ConfigError("--page is for the effects of --packs; leave it out")
         if self.live and not self.runs:

@@ -295,6 +295,8 @@ def test_refused(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         (["pack", ".", "--out", "new", "--title", "T"], "no episodes.jsonl here"),
         (["plot", "--packs", "a", "--runs", "a=b"], "plot needs one of"),
         (["plot", "--packs", "a", "--figure", "success", "--page", "x.md"], "--page is for the effects"),
+        (["plot", "--packs", "a", "--smooth", "3"], "--smooth does not change this figure of --packs"),
+        (["plot", "--packs", "a", "--figure", "success", "--reach", "0.5"], "--reach does not change"),
     ):
         assert message in error_of(arguments, capsys)
 
