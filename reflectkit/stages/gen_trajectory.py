@@ -23,7 +23,7 @@ from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS, fullest
 from reflectkit.agents.scripted import Baseline, Demonstrator, require_oracle
 from reflectkit.core.config import fraction, one_of, option, within
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.folders import write_permission
 from reflectkit.core.jsonl import write_json
 from reflectkit.core.protocols import Agent
@@ -151,7 +151,9 @@ class Config(TeacherConfig, PlayConfig):
 
 
 def run(config: Config, progress: Progress) -> Report:
-    """Write `data_reflection_negative.json`. Raises ConfigError, DataError, ApiError, BudgetSpentError."""
+    """Write `data_reflection_negative.json`. Raises ConfigError, DataError, ApiError, BudgetSpentError, and
+    EnvironmentFailure if every episode was aborted.
+    """
     if config.states_of is not None:
         return _comment_on_visited(config, config.states_of, progress)
     level = config.level or config.kind.levels[-1]
@@ -187,6 +189,8 @@ def run(config: Config, progress: Progress) -> Report:
         write_json(path, [record_to_json(record) for record in records])
         if usage:
             stop_if_spent(config, client, f"{sum(map(len, demonstrations.values()))} demonstrations are in {path}")
+        if played and all(trajectory.status is Status.ABORTED for trajectory in played):
+            raise EnvironmentFailure(f"all {len(played)} episodes were aborted: {played[0].reason}")
         if low := low_rewards(config, played):
             rewards = f"{min(low):.3g} to {max(low):.3g}"
             progress.news(f"{len(low)} episodes are left out, with rewards of {rewards}; see --min-reward")

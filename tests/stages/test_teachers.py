@@ -447,6 +447,21 @@ def test_a_teacher_that_never_answers_right_aborts_episodes_and_the_run_goes_on(
     assert report["figures"]["aborted"] == 5 - made
 
 
+def test_a_teacher_without_a_usable_answer_ends_the_command(
+    server: Server, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["gen-task", *teacher(server)]) == 0
+    assert main(["filter-task"]) == 0
+    server.answer = lambda body: "I do not know"
+    command = ["gen-trajectory", "--env", ENV, *teacher(server), "--negatives", "0"]
+    capsys.readouterr()
+    assert main(command) == 2
+    assert re.search(r"all \d+ episodes were aborted: .*I do not know", capsys.readouterr().err)
+    asked = len(server.requests)
+    assert main(command) == 2, "it does not count as finished"
+    assert len(server.requests) == asked
+
+
 def test_a_wrong_move_of_the_teacher_is_no_row_for_those_who_act(server: Server, place: Path) -> None:
     """Asked to mend a mistake, it makes another one first: that is marked, and only the move that mends both
     is learnt.
