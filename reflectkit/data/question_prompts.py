@@ -53,7 +53,7 @@ class Context:
 
 
 def context_of(root: str, path: str, excerpts: Mapping[str, str]) -> Context:
-    """The context of file `path` of repository `root`. excerpts: by path, of all files that are asked about."""
+    """The context of file `path` of repository `root`. excerpts: by path, of all files that can be read."""
     readme = next((excerpts[one] for one in sorted(excerpts) if README.fullmatch(one) and one != path), "")
     persona = generator(0, "persona", root, path).choice(PERSONAS)
     return Context(persona, shorten("\n".join(sorted(excerpts)), TREE_TOKENS), shorten(readme, README_TOKENS))

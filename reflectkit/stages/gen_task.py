@@ -33,7 +33,7 @@ from reflectkit.envs.base import BaseEnv, Explorer
 from reflectkit.envs.problems import ProblemGenerator
 from reflectkit.stages.shared.chat import ORACLE, TeacherConfig, call_figures, free_estimate, stop_if_spent
 from reflectkit.stages.shared.environments import EnvConfig, explorer
-from reflectkit.stages.shared.questioning import File, ask_teacher, estimate_questions
+from reflectkit.stages.shared.questioning import Excerpts, File, ask_teacher, estimate_questions
 
 EXAMPLES = (
     "reflectkit gen-task --teacher oracle",
@@ -141,16 +141,18 @@ def run(config: Config, progress: Progress) -> Report:
     if config.dry_run and config.teacher == ORACLE:
         return Report("gen-task", config.env_folder, *free_estimate())
     if config.dry_run:
-        files = [file for name in names for file in _files(repos / name, config, {}, progress)]
-        figures, table = estimate_questions(config, files, settings.per_file, settings.check, journal)
+        excerpts: Excerpts = {name: {} for name in names}
+        files = [file for name in names for file in _files(repos / name, config, {}, excerpts[name], progress)]
+        figures, table = estimate_questions(config, files, excerpts, settings.per_file, settings.check, journal)
         return Report("gen-task", config.env_folder, figures, (), (table,))
     write_permission(target)
     with open_run("gen-task", config, [repos / name for name in names]) as current:
         if current.done:
             return current.done
         passed: dict[str, int] = {}
-        files_of = {name: _files(repos / name, config, passed, progress) for name in names}
-        questions_of, figures = _ask(config, files_of, journal, target, progress)
+        around: Excerpts = {name: {} for name in names}
+        files_of = {name: _files(repos / name, config, passed, around[name], progress) for name in names}
+        questions_of, figures = _ask(config, files_of, around, journal, target, progress)
         outputs, rows, found = [], [], {}
         for name, questions in questions_of.items():
             path = target / f"{name}.json"
@@ -199,9 +201,11 @@ def run(config: Config, progress: Progress) -> Report:
         return current.finish(figures, outputs)
 
 
-def _files(folder: Path, config: Config, passed: dict[str, int], progress: Progress) -> list[File]:
-    """The files of a repository that are asked about; `passed` counts the others by reason. An unreadable one
-    has none.
+def _files(
+    folder: Path, config: Config, passed: dict[str, int], excerpts: dict[str, str], progress: Progress
+) -> list[File]:
+    """The files of a repository that are asked about; `passed` counts the others by reason, and `excerpts` gets what
+    all that can be read begin and end with. An unreadable repository has none.
     """
     env, settings = explorer("gen-task", config.env), config.settings
     try:
@@ -212,6 +216,8 @@ def _files(folder: Path, config: Config, passed: dict[str, int], progress: Progr
     kept = []
     for path in sorted(repository.sizes):
         text = repository.view(path, WHOLE_TOKENS) if kind_of(path) else None
+        if text is not None:
+            excerpts[path] = shorten(text, settings.max_tokens)
         if path.count("/") > settings.max_level:
             reason = f"over {settings.max_level} folders deep"
         elif text is None:
@@ -221,14 +227,14 @@ def _files(folder: Path, config: Config, passed: dict[str, int], progress: Progr
         elif not env.reaches(repository, path):
             reason = "in a folder with too many entries to offer"
         else:
-            kept.append(File(folder.name, path, text, shorten(text, settings.max_tokens)))
+            kept.append(File(folder.name, path, text, excerpts[path]))
             continue
         passed[reason] = passed.get(reason, 0) + 1
     return kept
 
 
 def _ask(
-    config: Config, files_of: dict[str, list[File]], journal: Path, target: Path, progress: Progress
+    config: Config, files_of: dict[str, list[File]], around: Excerpts, journal: Path, target: Path, progress: Progress
 ) -> tuple[dict[str, list[Question]], dict[str, Any]]:
     """Questions by repository, and the figures of the calls; the caller calls their `stop` after writing all files."""
     files = [file for these in files_of.values() for file in these]
@@ -243,7 +249,7 @@ def _ask(
                 bar.advance(len(these))
         return questions_of, {"stop": None}
     with config.client(journal) as client:
-        asked = ask_teacher(client, files, settings.per_file, settings.check, str(config.endpoint), progress)
+        asked = ask_teacher(client, files, around, settings.per_file, settings.check, str(config.endpoint), progress)
         questions_of = {name: [] for name in files_of}
         for file, pairs in asked.questions.items():
             depth = file.path.count("/")

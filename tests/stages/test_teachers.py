@@ -351,6 +351,15 @@ def test_a_teacher_is_someone_who_sees_the_project(server: Server, place: Path) 
     assert "ANALYSIS: ..." in asked["app/fees.py"]
 
 
+def test_a_teacher_sees_the_files_too_that_are_not_asked_about(server: Server, place: Path) -> None:
+    (place / "repos_filtered" / "library" / "README.md").write_text("# The library\n\nIt lends books.")
+    assert main(["gen-task", *teacher(server), "--no-check", "--max-level", "1"]) == 0
+    contents = [body["messages"][-1]["content"] for body in server.requests]
+    assert not any("The file README.md, each" in content or "The file app/rules" in content for content in contents)
+    assert all("| README.md\n" in content and "| app/rules/fees.py\n" in content for content in contents)
+    assert all("beginning of its README:\n\n| # The library" in content for content in contents)
+
+
 def test_an_analysis_is_no_part_of_an_answer() -> None:
     text = "ANALYSIS: It is about fees.\nQUESTION: a?\nANSWER: 1\nAnalysis: More.\nQUESTION: b?\nANSWER: 2"
     assert parse_questions(text, "app/late.py", 3) == [("a?", "1"), ("b?", "2")]
@@ -373,13 +382,13 @@ def test_questions_that_have_not_one_answer_are_dropped(
     assert main(["gen-task", *teacher(server), "--per-file", "4"]) == 0
     records = read_json(place / "tasks" / "library.json")
     kept = {path: [record["answer"] for record in records if record["filename"] == path] for path in PATHS}
-    # hours.csv and guide.md are a folder; each other file is alone in its folder
+    # hours.csv and guide.md are a folder; a file too short to ask about is beside README.md; the others are alone
     assert kept == {
-        "README.md": ["0", "3"], "app/fees.py": ["0", "3"], "app/rules/fees.py": ["0", "3"], "docs/guide.md": ["0"],
+        "README.md": ["0"], "app/fees.py": ["0", "3"], "app/rules/fees.py": ["0", "3"], "docs/guide.md": ["0"],
         "docs/hours.csv": ["3"],
     }  # fmt: skip
     shown = capsys.readouterr().out
-    for reason, number in (("by no file", 8), ("by several files", 2), ("by another file", 2)):
+    for reason, number in (("by no file", 7), ("by several files", 3), ("by another file", 3)):
         assert re.search(rf"answered {reason}\s+│\s+{number}\b", shown)
 
 

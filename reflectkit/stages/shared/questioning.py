@@ -24,6 +24,7 @@ MOST_A_VERDICT = 30
 NONE, SEVERAL, ANOTHER = "answered by no file", "answered by several files", "answered by another file"
 
 Pairs = list[tuple[str, str]]
+Excerpts = Mapping[str, dict[str, str]]  # by repository and path
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,17 @@ class Asked:
 
 
 def ask_teacher(
-    client: ChatClient, files: Sequence[File], per_file: int, check: bool, name: str, progress: Progress
+    client: ChatClient,
+    files: Sequence[File],
+    excerpts: Excerpts,
+    per_file: int,
+    check: bool,
+    name: str,
+    progress: Progress,
 ) -> Asked:
     """Questions about each of `files` from the teacher called `name`; with `check`, those that it says are answered by
-    their file alone. Raises ApiError.
+    their file alone. excerpts: of all files of their repositories. Raises ApiError.
     """
-    excerpts = _excerpts(files)
     written = _ask_all(
         client,
         [_request(file, excerpts[file.root], per_file) for file in files],
@@ -86,10 +92,9 @@ def ask_teacher(
 
 
 def estimate_questions(
-    config: TeacherConfig, files: Sequence[File], per_file: int, check: bool, journal: Path
+    config: TeacherConfig, files: Sequence[File], excerpts: Excerpts, per_file: int, check: bool, journal: Path
 ) -> tuple[dict[str, Any], Table]:
     """The expected and maximum cost of `ask_teacher`; questions that are not yet written count with their longest."""
-    excerpts = _excerpts(files)
     requests = [_request(file, excerpts[file.root], per_file) for file in files]
     usual = dict.fromkeys(requests, TOKENS_A_QUESTION * per_file)
     if check:
@@ -122,14 +127,6 @@ def _request(file: File, excerpts: Mapping[str, str], count: int) -> Request:
     kind, context = kind_of(file.path) or "text", context_of(file.root, file.path, excerpts)
     messages = question_messages(file.path, kind, file.excerpt, count, context)
     return Request(f"{file.root}/{file.path}", messages, 120 * count + 100 + ANALYSIS_TOKENS)
-
-
-def _excerpts(files: Sequence[File]) -> dict[str, dict[str, str]]:
-    """By repository and path."""
-    excerpts: dict[str, dict[str, str]] = {}
-    for file in files:
-        excerpts.setdefault(file.root, {})[file.path] = file.excerpt
-    return excerpts
 
 
 def _ask_all(
