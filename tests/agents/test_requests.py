@@ -283,7 +283,8 @@ def test_gen_trajectory_with_a_teacher_who_acts_tells_them_too(env: str, server:
     if env == "support":
         assert main(command) == 2
         return
-    assert main(command) == 0
+    unreadable = env == "memory"  # this server's answers are no calls of tools, so every episode is aborted
+    assert main(command) == (2 if unreadable else 0)
     for body in server.requests:
         the_rules_are_in(env, body)
     if env == "memory":
@@ -461,7 +462,7 @@ def test_a_teacher_that_gives_the_action_away_is_asked_again(tmp_path: Path, mon
     assert {step["cmd"] for step in steps} == {"right"}
     assert set(asked.values()) == {2}
     with serve(lambda body: "Go right.") as server:
-        assert main([*command, "--base-url", server.url, "--seed", "1", "--data-dir", "other"]) == 0
+        assert main([*command, "--base-url", server.url, "--seed", "1", "--data-dir", "other"]) == 2
     rejected = [row for _, row in read_jsonl(Path("other/corridor/rejected.jsonl"))]
     assert len(rejected) == 6
     assert all("names the right action: 'right'" in row["reason"] for row in rejected)
