@@ -24,7 +24,7 @@ from reflectkit.core.eventloop import wait_for
 from reflectkit.core.protocols import Env
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.seeding import derive
-from reflectkit.core.types import Task, Trajectory
+from reflectkit.core.types import Sample, Task, Trajectory
 from reflectkit.models.load import Player
 from reflectkit.models.local import LocalSampler
 from reflectkit.rl import batch
@@ -79,7 +79,7 @@ class Ours:
 
     reflector: None without comments. memo: of its comments: "cold" is empty in every round, "warm" has those of the
     round that warms up, and "kept" is empty after it and has those of all rounds since. comment_tokens: the most that
-    a comment has.
+    a comment has. width: episodes played at once; 0: all. max_tokens: of a micro-batch.
     """
 
     policy: Player
@@ -87,9 +87,12 @@ class Ours:
     make: Callable[[], Env]
     memo: str = "cold"
     comment_tokens: int = 100
+    width: int = 0
+    max_tokens: int = 16384
 
     def __post_init__(self) -> None:
-        self.learner = Learner(self.policy, Settings(learning_rate=0.0, entropy=0.0, clip=0.2, max_grad_norm=0.3))
+        settings = Settings(0.0, entropy=0.0, clip=0.2, max_grad_norm=0.3, max_tokens=self.max_tokens)
+        self.learner = Learner(self.policy, settings)
         self.sampler = LocalSampler(self.policy)
         self.agent = TwoPlayerAgent(self.sampler, self.new_reflector())
         self.version = 0
@@ -105,15 +108,16 @@ class Ours:
         """Play `episodes` with weights that have just changed."""
         self.version += 1
         wait_for(self.sampler.publish(self.policy, self.version))
-        return rollout(episodes, self.make, self.agent, width=len(episodes))
+        return rollout(episodes, self.make, self.agent, width=self.width or len(episodes))
 
-    def learn(self, played: Sequence[Trajectory]) -> None:
-        """One update by REINFORCE with the mean return as its baseline."""
+    def learn(self, played: Sequence[Trajectory]) -> list[Sample]:
+        """One update by REINFORCE with the mean return as its baseline. Returns its rows."""
         estimates = objective("reinforce", normalize=False).estimate(played)
         offered = {turn.observation.choices for trajectory in played for turn in trajectory.turns}
         labels = {choices: self.agent.labels(choices) for choices in offered}
         samples = batch.rows(played, estimates.advantages, estimates.returns, labels)
         self.learner.update(samples, random.Random(0))
+        return samples
 
     def round(self, episodes: Sequence[Episode], rounds: Rounds) -> list[Trajectory]:
         """Play and learn, timed."""

@@ -16,7 +16,6 @@ import argparse
 import json
 import logging
 import random
-import resource
 import subprocess
 import sys
 import threading
@@ -26,21 +25,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
-from reflectkit.agents.two_player import TwoPlayerAgent
+from benchmarks.common import Ours
 from reflectkit.core.eventloop import result_of
 from reflectkit.core.protocols import StepResult
-from reflectkit.core.rollout import Episode, rollout
+from reflectkit.core.rollout import Episode
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Observation
 from reflectkit.envs import env_class, make
 from reflectkit.envs.wrappers import Wrapper
-from reflectkit.models.local import LocalSampler
 from reflectkit.models.silence import silence_libraries
-from reflectkit.rl import batch
-from reflectkit.rl.algorithms import objective
-from reflectkit.rl.learner import Learner, Settings
 from reflectkit.stages.benchmarks.rl import player
 
 EPISODES = (64, 256, 1024, 4096)
@@ -87,22 +83,15 @@ def measured(episodes: int, words: int) -> dict[str, float]:
         return Filled(env, words) if words else env
 
     policy = player("tiny", tasks, new, seed=0)
-    sampler = LocalSampler(policy)
-    agent = TwoPlayerAgent(sampler)
-    learner = Learner(policy, Settings(learning_rate=0.0, entropy=0.0, max_tokens=MAX_TOKENS, minibatch=512))
+    ours = Ours(policy, None, new, width=WIDTH, max_tokens=MAX_TOKENS)
 
     def update(count: int, version: int) -> dict[str, float]:
         started = time.process_time()
-        result_of(sampler.publish(policy, version))
         chosen = [tasks[(7 * number) % len(tasks)] for number in range(count)]
         plays = [Episode(task, derive(0, version, number), str(number)) for number, task in enumerate(chosen)]
-        played = rollout(plays, new, agent, width=WIDTH)
+        played = ours.play(plays)
         between = time.process_time()
-        estimates = objective("reinforce", normalize=False).estimate(played)
-        offered = {turn.observation.choices for one in played for turn in one.turns}
-        labels = {choices: agent.labels(choices) for choices in offered}
-        samples = batch.rows(played, estimates.advantages, estimates.returns, labels)
-        learner.update(samples, random.Random(0))
+        samples = ours.learn(played)
         tokens = sum(len(sample.tokens) for sample in samples)
         return {
             "episodes": count,
@@ -123,7 +112,7 @@ def measured(episodes: int, words: int) -> dict[str, float]:
 
 def resident() -> int:
     """Bytes of this process in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return int(psutil.Process().memory_info().rss)
 
 
 class Watch:
