@@ -64,8 +64,7 @@ class ChatTeacher:
     def lesson(self, observation: Observation, context: Context) -> Lesson:
         """The request about `observation`."""
         if self.actor is None:
-            mistaken = _mistaken(context) and not observation.tools  # what calls did wrong is in the state
-            request = teaching_request(observation, context, mistaken, self.history_tokens)
+            request = teaching_request(observation, context, _corrects(observation, context), self.history_tokens)
             return Lesson(request, observation)
         right: Action = require_oracle(context.env).oracle()
         words = action_words(observation, right)
@@ -84,8 +83,7 @@ class ChatTeacher:
         if action is None:
             assert self.actor is not None
             return replace(await self.actor.decide(observation, context), reflection=comment, answer=comment)
-        corrects = _mistaken(context) and not observation.tools
-        note = "correction" if corrects else "positive"
+        note = "correction" if _corrects(observation, context) else "positive"
         return Decision(action, comment, note=note, answer=answer_text(comment, action))
 
 
@@ -200,6 +198,11 @@ def _played(text: str, observation: Observation) -> tuple[str | None, int | Tool
     if observation.tools:
         return None, parse(text, observation.tools, PLAIN, replies=observation.replies)
     return parse_reply(text, observation.choices)
+
+
+def _corrects(observation: Observation, context: Context) -> bool:
+    """Whether a teacher that acts corrects the last action here. What calls did wrong is in the state."""
+    return _mistaken(context) and not observation.tools
 
 
 def _mistaken(context: Context) -> bool:

@@ -14,7 +14,7 @@ from reflectkit.stages.shared.sampling import LOCAL
 
 if TYPE_CHECKING:
     from reflectkit.models.load import Player
-    from reflectkit.rl.learner import Learner
+    from reflectkit.rl.learner import Learner, Settings
     from reflectkit.rl.loop import Level, Trainer
     from reflectkit.rl.processes import Processes
     from reflectkit.stages.rlft import Config
@@ -116,31 +116,40 @@ def _refuse_quantised(player: Player, whose: str, fix: str) -> None:
         raise ConfigError(f"{whose} are quantised to {player.quantize} and cannot be trained{fix}")
 
 
+def _settings(config: Config, learning_rate: float) -> Settings:
+    """What both players' learners have in common."""
+    from reflectkit.rl.learner import Settings
+
+    return Settings(
+        learning_rate=learning_rate,
+        optimizer=config.optimizer,
+        weight_decay=config.weight_decay,
+        clip=config.clip,
+        max_grad_norm=config.max_grad_norm,
+        minibatch=config.minibatch,
+        max_tokens=config.max_tokens_per_batch,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )
+
+
 def _policy_learner(config: Config, policy: Player, device: str, processes: Processes, progress: Progress) -> Learner:
     """What trains the policy, with a critic and the starting policy where they are needed."""
     from reflectkit.models.load import starting_player
     from reflectkit.rl.critic import Critic
-    from reflectkit.rl.learner import Learner, Settings
+    from reflectkit.rl.learner import Learner
 
     own = config.critic_settings
-    settings = Settings(
-        learning_rate=config.learning_rate,
-        optimizer=config.optimizer,
-        weight_decay=config.weight_decay,
+    settings = replace(
+        _settings(config, config.learning_rate),
         loss=config.objective.loss,
-        clip=config.clip,
         entropy=config.entropy,
         kl=config.kl,
-        max_grad_norm=config.max_grad_norm,
         epochs=config.epochs,
-        minibatch=config.minibatch,
         target_kl=config.target_kl,
         critic_rate=own.critic_rate if own else 0.0,
         value_clip=own.value_clip if own else 0.0,
         mean=config.loss_mean,
         temperature=config.temperature,
-        max_tokens=config.max_tokens_per_batch,
-        gradient_checkpointing=config.gradient_checkpointing,
         is_cap=config.is_cap if config.max_staleness else 0.0,
         mismatch=config.remote,
         share_prefixes=config.share_prefixes,
@@ -153,21 +162,14 @@ def _policy_learner(config: Config, policy: Player, device: str, processes: Proc
 def _second_player(config: Config, reflector: Player, device: str, progress: Progress) -> SecondPlayer:
     """What trains the reflector: one pass over a turn's comments, with PPO's loss."""
     from reflectkit.models.load import starting_player
-    from reflectkit.rl.learner import Learner, Settings
+    from reflectkit.rl.learner import Learner
 
     assert config.reflect_load_dir is not None
-    settings = Settings(
-        learning_rate=config.reflector_rate,
-        optimizer=config.optimizer,
-        weight_decay=config.weight_decay,
-        clip=config.clip,
+    settings = replace(
+        _settings(config, config.reflector_rate),
         entropy=0.0,
         kl=config.reflector_kl,
-        max_grad_norm=config.max_grad_norm,
-        minibatch=config.minibatch,
         temperature=config.reflector_temperature,
-        max_tokens=config.max_tokens_per_batch,
-        gradient_checkpointing=config.gradient_checkpointing,
     )
     reference = None
     if config.reflector_kl:
