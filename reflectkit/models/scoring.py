@@ -169,7 +169,7 @@ def can_share(model: Any) -> bool:
     bare = unwrapped(model)
     recomputes = torch.is_grad_enabled() and bare.is_activation_checkpointing
     positioned = "position_ids" in inspect.signature(bare.forward).parameters
-    return positioned and not recomputes and _of_keys_and_values(DynamicCache(config=bare.config))
+    return positioned and not recomputes and only_keys_and_values(DynamicCache(config=bare.config))
 
 
 def forward_arguments(model: Any, attention_mask_BT: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -199,7 +199,7 @@ def read_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
     device = next(model.parameters()).device
     prefix = torch.tensor([rows[0][:length]], device=device)
     cache = trunk_of(model)(input_ids=prefix, use_cache=True).past_key_values
-    return (cache, length) if _of_keys_and_values(cache) else (None, 0)
+    return (cache, length) if only_keys_and_values(cache) else (None, 0)
 
 
 def _at_nodes(
@@ -272,7 +272,7 @@ def _cached_hidden(
     bare, learns = unwrapped(model), torch.is_grad_enabled()
     recomputes = learns and bare.is_activation_checkpointing  # which does without a cache
     positioned = "position_ids" in inspect.signature(bare.forward).parameters
-    if recomputes or not positioned or not _plain(model) or not _of_keys_and_values(DynamicCache(config=bare.config)):
+    if recomputes or not positioned or not _plain(model) or not only_keys_and_values(DynamicCache(config=bare.config)):
         return None
     cache, length = (None, 0) if learns else behind_prefix(model, prompts)
     hidden_BD, cache = _read(model, prompts, cache, length, pad_id)
@@ -324,7 +324,7 @@ def _behind(
     return states
 
 
-def _of_keys_and_values(cache: Any) -> bool:
+def only_keys_and_values(cache: Any) -> bool:
     """Whether the cache holds the keys and values of all positions, and nothing else."""
     return isinstance(cache, DynamicCache) and all(type(layer) is DynamicLayer for layer in cache.layers)
 

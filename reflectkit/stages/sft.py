@@ -13,13 +13,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from reflectkit.core.checksums import CHECKSUMS, seal, verify
 from reflectkit.core.config import DTYPES, PASSAGE, QUANTIZE, TINY, above, fraction, one_of, option, within
-from reflectkit.core.console import Bar, Progress
+from reflectkit.core.console import Bar, Progress, Quiet
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError
 from reflectkit.core.identity import plain_settings
 from reflectkit.core.jsonl import disk_full, read_json, write_jsonl
@@ -99,6 +100,10 @@ class Config(EnvConfig, TrainingConfig):
     max_length: int = option(256, help="Maximum tokens per row; also the context length of a tiny model.")
     prompt_loss: bool = option(False, help="Train on the prompts too, for a model that starts from scratch.")
     group_by_length: bool = option(False, help="Batch rows of similar lengths, for less padding.")
+    share_prefixes: bool = option(
+        False,
+        help="Train on rows that begin alike together, and read what they share once; --batch-size counts such groups.",
+    )
     vocabulary: int = option(640, help="Vocabulary size of a tiny model's tokenizer, including 256 bytes.")
     copy_steps: int = option(0, help="Steps in which a tiny model first learns to copy passages.")
     init_range: float = option(0.04, help="Standard deviation of a tiny model's initial weights.")
@@ -174,7 +179,6 @@ def run(config: Config, progress: Progress) -> Report:
     with open_run("sft", config, _inputs(config, source)) as current:
         if current.done:
             return current.done
-        config = _with_steps(config, len(rows))
         progress.news(f"sft ({config.role}): {len(rows)} rows of {source} → {current.folder}")
         if config.model not in TINY:
             hub_options(config.model)  # whether it can be fetched is known before torch is imported
@@ -189,6 +193,9 @@ def run(config: Config, progress: Progress) -> Report:
             if config.gradient_checkpointing:
                 checkpoint_gradients(player.model)
             encoded = _encode(config, source, rows, player)
+            longest = max(len(row["input_ids"]) for row in encoded)
+            encoded = _packed(config, player, encoded, progress)
+            config = _with_steps(config, len(encoded))
             log = _train(config, current.folder / "trainer", resume, player, encoded, progress)
 
         target = current.folder / f"checkpoint-{config.max_steps}"
@@ -198,15 +205,32 @@ def run(config: Config, progress: Progress) -> Report:
         figures = {
             "rows": len(rows),
             "parameters": sum(weight.numel() for weight in player.model.parameters()),
-            "longest_row": max(len(row["input_ids"]) for row in encoded),
+            "longest_row": longest,
             "loss": log[-1]["loss"] if log else None,
         }
         current.tables.append(figures_table(f"SFT ({config.role}) in {target}", "value", figures))
         return current.finish(figures, [target])
 
 
+def _packed(
+    config: Config, player: Player, encoded: list[dict[str, list[int]]], progress: Progress
+) -> list[dict[str, list[int]]]:
+    """The rows, or with --share-prefixes packs of them. Raises ConfigError if the model cannot read packs."""
+    if not config.share_prefixes:
+        return encoded
+    from reflectkit.models.packing import can_pack, pack
+
+    if not can_pack(player.model):
+        checkpointing = " with --gradient-checkpointing" if config.gradient_checkpointing else ""
+        raise ConfigError(f"--share-prefixes: {config.model} cannot read several rows at once{checkpointing}; leave it out")
+    packs = pack(encoded, min(config.max_length, player.context), player.model.config.get_text_config().hidden_size)
+    before, now = (sum(len(row["input_ids"]) for row in rows) for rows in (encoded, packs))
+    progress.news(f"{len(encoded)} rows of {before} tokens are {len(packs)} groups of {now}")
+    return packs
+
+
 def _with_steps(config: Config, rows: int) -> Config:
-    """`config` with --epochs as a number of steps. rows: how many there are."""
+    """`config` with --epochs as a number of steps. rows: how many there are, or groups of them."""
     return replace(config, max_steps=config.epochs * -(-rows // config.batch_size)) if config.epochs else config
 
 
@@ -218,11 +242,11 @@ def _plan(config: Config, source: Path, rows: Sequence[Row], progress: Progress)
         hub_options(config.model)
     from reflectkit.models.load import checkpoint_gradients
 
-    config = _with_steps(config, len(rows))
     player = _player(config, source, rows)
     if config.gradient_checkpointing:
         checkpoint_gradients(player.model)
-    encoded = _encode(config, source, rows, player)
+    encoded = _packed(config, player, _encode(config, source, rows, player), progress)
+    config = _with_steps(config, len(encoded))
     lengths = [len(row["input_ids"]) for row in encoded]
     longest = max(encoded, key=lambda row: len(row["input_ids"]))
     part = config.batch_size // config.gradient_accumulation
@@ -254,7 +278,8 @@ def open_training(config: Config, folder: Path, bar: Bar) -> Any:
     source = config.rows_file
     rows = read_rows(source)
     player = _player(config, source, rows)
-    trainer = _trainer(config, folder, player, _encode(config, source, rows, player))
+    encoded = _packed(config, player, _encode(config, source, rows, player), Quiet())
+    trainer = _trainer(config, folder, player, encoded)
     trainer.args.save_strategy = "no"
     trainer.add_callback(
         _callback(bar, math.log(len(player.tokenizer)), lambda figures, step: None, config.keep_checkpoints)
@@ -514,6 +539,7 @@ def _trainer(config: Config, folder: Path, player: Player, encoded: list[dict[st
     from trl import SFTConfig
 
     from reflectkit.models.completions import CompletionTrainer
+    from reflectkit.models.packing import PackTrainer, collate
 
     on_cpu = next(player.model.parameters()).device.type == "cpu"
     if player.tokenizer.pad_token_id is None:
@@ -541,11 +567,17 @@ def _trainer(config: Config, folder: Path, player: Player, encoded: list[dict[st
         report_to="none",
         disable_tqdm=True,
         dataset_num_proc=None,
+        remove_unused_columns=not config.share_prefixes,
+        dataset_kwargs={"skip_prepare_dataset": True} if config.share_prefixes else None,
     )
-    trainer = CompletionTrainer(
+    kind, collator = CompletionTrainer, None
+    if config.share_prefixes:
+        kind, collator = PackTrainer, partial(collate, pad_id=player.tokenizer.pad_token_id)
+    trainer = kind(
         model=player.model,
         args=arguments,
         train_dataset=Dataset.from_list(encoded),
+        data_collator=collator,
         processing_class=player.tokenizer,
         optimizer_cls_and_kwargs=_optimizer(config),
     )

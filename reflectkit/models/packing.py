@@ -1,0 +1,242 @@
+"""Rows that begin alike, packed into one that is read in one pass: what they share is read, and learnt from, once.
+
+A pack holds the tokens of a trie in the order in which the sorted rows add them. A token attends to its own ancestors
+alone and has their number as its position, so that hidden states, loss and gradients are those of the rows one by one,
+up to the rounding of sums. Unlike `models.prefixes`, which reads chunks behind cached keys and values, this is one
+plain pass with a mask, so that it works with adapters, recomputed activations and TRL's trainer, and also for the short
+convolutions of LFM2, which here run along the ancestors.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import DynamicCache
+from trl import SFTTrainer
+
+from reflectkit.models.scoring import only_keys_and_values, trunk_of, unwrapped
+
+Encoded = Mapping[str, Sequence[int]]
+NOT_TRAINED = -100
+PAIRS_PER_TOKEN = 6
+"""Times a model's width: the pairs of tokens whose attention costs as much as reading a token does besides. A layer
+has 12 D² weights, and a pair takes 2 D of such products."""
+
+
+@dataclass
+class _Pack:
+    """A pack under construction. Tokens are numbered in reading order."""
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)  # of each token, -1 for a first one
+    sources: list[int] = field(default_factory=list)  # of each trained token, row by row: its parent
+    targets: list[int] = field(default_factory=list)  # and what it is
+
+    def add(self, row: Encoded, path: list[int], shared: int) -> list[int]:
+        """Add a row that begins with the first `shared` tokens of `path`. Returns its own path."""
+        path = path[:shared]
+        for token in row["input_ids"][shared:]:
+            self.parents.append(path[-1] if path else -1)
+            path.append(len(self.tokens))
+            self.tokens.append(token)
+        for parent, label in zip(path, row["labels"][1:], strict=False):
+            if label != NOT_TRAINED:
+                self.sources.append(parent)
+                self.targets.append(label)
+        return path
+
+    @property
+    def columns(self) -> dict[str, list[int]]:
+        return {
+            "input_ids": self.tokens, "parents": self.parents, "sources": self.sources, "targets": self.targets,
+        }  # fmt: skip
+
+
+def pack(rows: Sequence[Encoded], limit: int, width: int) -> list[dict[str, list[int]]]:
+    """Packs of all `rows`, each of at most `limit` tokens unless one row alone has more.
+
+    A row joins the pack of the row before it in sorted order where the tokens that it shares with it cost more to read
+    than the attention between what it adds and the rest of the pack.
+
+    Parameters
+    ----------
+    rows: input_ids and labels of each, not empty; labels are -100 where nothing is trained. width: of the model's
+    hidden states.
+
+    Returns
+    -------
+    For each pack: input_ids of its T tokens; parents, the number of the token before each, or -1; sources and targets,
+    for every trained token of every row the number of the token before it, and the token. A token that two rows train
+    on is there twice.
+    """
+    packs: list[_Pack] = []
+    before: Sequence[int] = ()
+    path: list[int] = []
+    for row in sorted(rows, key=lambda one: list(one["input_ids"])):
+        tokens = row["input_ids"]
+        shared = _shared(before, tokens)
+        added = len(tokens) - shared
+        size = len(packs[-1].tokens) if packs else 0
+        if not packs or size + added > limit or PAIRS_PER_TOKEN * width * shared < 2 * size * added:
+            packs.append(_Pack())
+            shared, path = 0, []
+        path = packs[-1].add(row, path, shared)
+        before = tokens
+    return [one.columns for one in packs]
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    return next(
+        (place for place, (this, that) in enumerate(zip(one, other, strict=False)) if this != that),
+        min(len(one), len(other)),
+    )
+
+
+def can_pack(model: Any) -> bool:
+    """Whether packs are read exactly by the model: it takes positions and a mask of pairs, and each layer attends to
+    all tokens before or is a short convolution of LFM2 whose activations are not recomputed.
+    """
+    bare = unwrapped(model)
+    config = bare.config.get_text_config()
+    if "position_ids" not in inspect.signature(bare.forward).parameters:
+        return False
+    if config._attn_implementation not in ("sdpa", "eager"):
+        return False
+    if config.model_type == "lfm2":
+        return not bare.is_activation_checkpointing
+    return only_keys_and_values(DynamicCache(config=config))
+
+
+def collate(packs: Sequence[Encoded], pad_id: int) -> dict[str, torch.Tensor]:
+    """B packs as tensors, padded on the right to T tokens.
+
+    Returns
+    -------
+    input_ids, attention_mask (1 for a token of a pack), position_ids and parents, each (B, T); sources, the numbers
+    among the B x T tokens of the N tokens before a trained one, and shift_labels, the trained ones, both (1, N), which
+    are also the labels, for the trainer to count.
+    """
+    width = max(len(one["input_ids"]) for one in packs)
+    ids_BT = torch.full((len(packs), width), pad_id)
+    mask_BT = torch.zeros((len(packs), width), dtype=torch.long)
+    parents_BT = torch.full((len(packs), width), -1)
+    places_BT = torch.zeros((len(packs), width), dtype=torch.long)
+    sources: list[int] = []
+    targets: list[int] = []
+    for row, one in enumerate(packs):
+        size = len(one["input_ids"])
+        places: list[int] = []
+        for parent in one["parents"]:
+            places.append(places[parent] + 1 if parent >= 0 else 0)
+        ids_BT[row, :size] = torch.tensor(one["input_ids"])
+        mask_BT[row, :size] = 1
+        parents_BT[row, :size] = torch.tensor(one["parents"])
+        places_BT[row, :size] = torch.tensor(places)
+        sources += [row * width + source for source in one["sources"]]
+        targets += one["targets"]
+    return {
+        "input_ids": ids_BT,
+        "attention_mask": mask_BT,
+        "position_ids": places_BT,
+        "parents": parents_BT,
+        "sources": torch.tensor([sources]),
+        "shift_labels": torch.tensor([targets]),
+        "labels": torch.tensor([targets]),
+    }
+
+
+class PackTrainer(SFTTrainer):
+    """SFTTrainer on packs, which `collate` makes batches of. The loss is the mean over the trained tokens of the rows
+    in a batch.
+    """
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The loss of a batch. inputs: from `collate`."""
+        kept = {name: value for name, value in inputs.items() if name not in ("parents", "sources", "labels")}
+        with reading(self.model, inputs["parents"], inputs["sources"][0]):
+            return super().compute_loss(model, kept, return_outputs, num_items_in_batch)
+
+
+@contextmanager
+def reading(model: Any, parents_BT: torch.Tensor, sources_N: torch.Tensor) -> Iterator[None]:
+    """While it is open, the model reads packs, and its trunk returns the hidden states (1, N, D) at N of the B x T
+    tokens.
+
+    model: one that `can_pack`; its positions are up to the caller. parents_BT: of each token, -1 for a first one.
+    """
+    trunk = trunk_of(model)
+    mask = _mask(parents_BT, trunk)
+
+    def masked(_: nn.Module, arguments: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return arguments, named | {"attention_mask": mask}
+
+    def select(_: nn.Module, __: Any, output: Any) -> Any:
+        output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[sources_N][None]
+        return output
+
+    hooks = [trunk.register_forward_pre_hook(masked, with_kwargs=True), trunk.register_forward_hook(select)]
+    layers = [module for module in trunk.modules() if type(module).__name__ == "Lfm2ShortConv"]
+    try:
+        for layer in layers:
+            layer.forward = _Convolution(layer, parents_BT)
+        yield
+    finally:
+        for layer in layers:
+            vars(layer).pop("forward", None)
+        for hook in hooks:
+            hook.remove()
+
+
+def _mask(parents_BT: torch.Tensor, trunk: Any) -> torch.Tensor:
+    """Which tokens each one attends to (B, 1, T, T): itself and its ancestors; padding attends to itself."""
+    size = parents_BT.shape[1]
+    seen = torch.eye(size, dtype=torch.bool).repeat(len(parents_BT), 1, 1)
+    for row, parents in enumerate(parents_BT.tolist()):
+        start = 0
+        while start < size:  # tokens in one line at a time
+            end = start + 1
+            while end < size and parents[end] == end - 1:
+                end += 1
+            if parents[start] >= 0:
+                seen[row, start:end] |= seen[row, parents[start]]
+            seen[row, start:end, start:end] |= torch.ones(end - start, end - start, dtype=torch.bool).tril()
+            start = end
+    mask = seen[:, None].to(parents_BT.device)
+    if trunk.config._attn_implementation == "sdpa":
+        return mask
+    dtype = next(weight.dtype for weight in trunk.parameters() if weight.is_floating_point())
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+
+
+class _Convolution:
+    """The forward of LFM2's short convolution `layer`, along each token's ancestors instead of its left neighbours."""
+
+    def __init__(self, layer: Any, parents_BT: torch.Tensor) -> None:
+        self.layer = layer
+        self.parents_BT = parents_BT
+
+    def __call__(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
+        layer = self.layer
+        gate_BTD, out_BTD, value_BTD = layer.in_proj(hidden_states).chunk(3, dim=-1)
+        gated_BTD = gate_BTD * value_BTD
+        weight_DK = layer.conv.weight.squeeze(1)
+        mixed_BTD = gated_BTD * weight_DK[:, -1]
+        padded = torch.cat([gated_BTD, torch.zeros_like(gated_BTD[:, :1])], dim=1)  # -1 is nobody
+        parents = torch.cat([self.parents_BT, torch.full_like(self.parents_BT[:, :1], -1)], dim=1)
+        ancestors = self.parents_BT
+        for back in range(2, weight_DK.shape[1] + 1):
+            index = (ancestors % padded.shape[1])[..., None].expand(-1, -1, padded.shape[-1])
+            mixed_BTD = mixed_BTD + padded.gather(1, index) * weight_DK[:, -back]
+            ancestors = parents.gather(1, ancestors % padded.shape[1])
+        if layer.conv.bias is not None:
+            mixed_BTD = mixed_BTD + layer.conv.bias
+        mixed: torch.Tensor = layer.out_proj(out_BTD * mixed_BTD)
+        return mixed
