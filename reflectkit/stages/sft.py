@@ -222,10 +222,13 @@ def _packed(
 
     if not can_pack(player.model):
         checkpointing = " with --gradient-checkpointing" if config.gradient_checkpointing else ""
-        raise ConfigError(f"--share-prefixes: {config.model} cannot read several rows at once{checkpointing}; leave it out")
+        raise ConfigError(
+            f"--share-prefixes: {config.model} cannot read several rows at once{checkpointing}; leave it out"
+        )
     packs = pack(encoded, min(config.max_length, player.context), player.model.config.get_text_config().hidden_size)
     before, now = (sum(len(row["input_ids"]) for row in rows) for rows in (encoded, packs))
-    progress.news(f"{len(encoded)} rows of {before} tokens are {len(packs)} groups of {now}")
+    groups = "1 group" if len(packs) == 1 else f"{len(packs)} groups"
+    progress.news(f"--share-prefixes: {before} tokens in {len(encoded)} rows, {now} in {groups}")
     return packs
 
 
