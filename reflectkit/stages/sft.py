@@ -11,35 +11,35 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from reflectkit.core.checksums import CHECKSUMS, seal, verify
+from reflectkit.core.checksums import CHECKSUMS, seal
 from reflectkit.core.config import DTYPES, PASSAGE, QUANTIZE, TINY, above, fraction, one_of, option, within
 from reflectkit.core.console import Bar, Progress, Quiet
-from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError
+from reflectkit.core.errors import ConfigError, DivergedError
 from reflectkit.core.identity import plain_settings
-from reflectkit.core.jsonl import disk_full, read_json, write_jsonl
+from reflectkit.core.jsonl import disk_full, write_jsonl
 from reflectkit.core.memory import memory_explained
-from reflectkit.core.prompts import ACTION_MARKER, CALLS_MARKER, LABELS, listed_answers
+from reflectkit.core.prompts import LABELS
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.runs import has_finished, open_run
 from reflectkit.core.seeding import generator
 from reflectkit.core.threads import use_threads
-from reflectkit.core.types import AGENT_MARKER
 from reflectkit.data.sft import FILE_OF_ROLE, Row, form_of, read_rows
 from reflectkit.models.hub import hub_options
+from reflectkit.stages.shared.encoding import encode, tokenised
 from reflectkit.stages.shared.environments import EnvConfig, model_source
 from reflectkit.stages.shared.plan import Estimate, Stopwatch, plan_report, sizes
 from reflectkit.stages.shared.trackers import Log, require_trackers, tracking
+from reflectkit.stages.shared.trainer_checkpoints import ARGUMENTS, checkpoints, last_whole
 from reflectkit.stages.shared.training import TrainingConfig
 
 if TYPE_CHECKING:
-    from reflectkit.models.chat import Dialogue
     from reflectkit.models.load import Player
 
 EXAMPLES = (
@@ -50,12 +50,6 @@ EXAMPLES = (
     "reflectkit sft --env taxi --role policy --model gpt2-xl --lora-r 16 --learning-rate 2e-4 --dtype bfloat16",
 )
 EXPLODED = 10  # times the loss of guessing; no working training comes near it
-PICKLED = (".pt", ".pth", ".bin")
-WHOLE = "whole"  # marks a complete trainer checkpoint of an earlier version, which has no checksums
-NEEDED = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
-ARGUMENTS = (
-    "training_args.bin"  # the one pickle of a trainer checkpoint with more than tensors; it is not needed to resume
-)
 LIMITS = {
     "max_steps": (1, 10**9),
     "epochs": (0, 10**6),
@@ -184,7 +178,7 @@ def run(config: Config, progress: Progress) -> Report:
             hub_options(config.model)  # whether it can be fetched is known before torch is imported
         from reflectkit.models.load import checkpoint_gradients, save_player
 
-        resume = _last_whole(current.folder / "trainer", progress)
+        resume = last_whole(current.folder / "trainer", progress)
         smaller = "--max-length" if config.model in TINY else "use --lora-r, --quantize or a smaller model"
         with memory_explained(f"lower --batch-size, which is {config.batch_size}, or {smaller}"):
             player = replace(_player(config, source, rows), answer=form)
@@ -192,9 +186,7 @@ def run(config: Config, progress: Progress) -> Report:
                 _teach_copying(config, player, progress)
             if config.gradient_checkpointing:
                 checkpoint_gradients(player.model)
-            encoded = _encode(config, source, rows, player)
-            longest = max(len(row["input_ids"]) for row in encoded)
-            encoded = _packed(config, player, encoded, progress)
+            encoded = _encoded(config, source, rows, player, progress)
             config = _with_steps(config, len(encoded))
             log = _train(config, current.folder / "trainer", resume, player, encoded, progress)
 
@@ -205,26 +197,30 @@ def run(config: Config, progress: Progress) -> Report:
         figures = {
             "rows": len(rows),
             "parameters": sum(weight.numel() for weight in player.model.parameters()),
-            "longest_row": longest,
+            "longest_row": max(len(row["input_ids"]) for row in encoded),
             "loss": log[-1]["loss"] if log else None,
         }
         current.tables.append(figures_table(f"SFT ({config.role}) in {target}", "value", figures))
         return current.finish(figures, [target])
 
 
-def _packed(
-    config: Config, player: Player, encoded: list[dict[str, list[int]]], progress: Progress
+def _encoded(
+    config: Config, source: Path, rows: Sequence[Row], player: Player, progress: Progress
 ) -> list[dict[str, list[int]]]:
-    """The rows, or with --share-prefixes packs of them. Raises ConfigError if the model cannot read packs."""
+    """What to train on: the rows, or with --share-prefixes packs of them.
+
+    Raises DataError, and ConfigError if the model cannot read packs.
+    """
+    encoded = encode(
+        source, rows, player, role=config.role, prompt_loss=config.prompt_loss, max_length=config.max_length
+    )
     if not config.share_prefixes:
         return encoded
     from reflectkit.models.packing import can_pack, pack
 
     if not can_pack(player.model):
-        checkpointing = " with --gradient-checkpointing" if config.gradient_checkpointing else ""
-        raise ConfigError(
-            f"--share-prefixes: {config.model} cannot read several rows at once{checkpointing}; leave it out"
-        )
+        how = " with --gradient-checkpointing" if config.gradient_checkpointing else ""
+        raise ConfigError(f"--share-prefixes: {config.model} cannot read several rows at once{how}; leave it out")
     packs = pack(encoded, min(config.max_length, player.context), player.model.config.get_text_config().hidden_size)
     before, now = (sum(len(row["input_ids"]) for row in rows) for rows in (encoded, packs))
     groups = "1 group" if len(packs) == 1 else f"{len(packs)} groups"
@@ -248,7 +244,7 @@ def _plan(config: Config, source: Path, rows: Sequence[Row], progress: Progress)
     player = _player(config, source, rows)
     if config.gradient_checkpointing:
         checkpoint_gradients(player.model)
-    encoded = _packed(config, player, _encode(config, source, rows, player), progress)
+    encoded = _encoded(config, source, rows, player, progress)
     config = _with_steps(config, len(encoded))
     lengths = [len(row["input_ids"]) for row in encoded]
     longest = max(encoded, key=lambda row: len(row["input_ids"]))
@@ -281,7 +277,7 @@ def open_training(config: Config, folder: Path, bar: Bar) -> Any:
     source = config.rows_file
     rows = read_rows(source)
     player = _player(config, source, rows)
-    encoded = _packed(config, player, _encode(config, source, rows, player), Quiet())
+    encoded = _encoded(config, source, rows, player, Quiet())
     trainer = _trainer(config, folder, player, encoded)
     trainer.args.save_strategy = "no"
     trainer.add_callback(
@@ -389,7 +385,8 @@ def longest_row(config: Config, tokenizer: Any) -> tuple[int, int, Path]:
     """(tokens, line, file) of the longest of the rows. Raises DataError for an answer that cannot be trained."""
     source = config.rows_file
     rows = read_rows(source)
-    lengths = ((len(input_ids), -row.line) for row, input_ids, _ in _tokenised(config, source, rows, tokenizer))
+    encoded = tokenised(source, rows, tokenizer, role=config.role, prompt_loss=config.prompt_loss)
+    lengths = ((len(input_ids), -row.line) for row, input_ids, _ in encoded)
     tokens, line = max(lengths)
     return tokens, -line, source
 
@@ -423,81 +420,6 @@ def _inputs(config: Config, source: Path) -> list[Path]:
     return [source, Path(config.model)] if Path(config.model).is_dir() else [source]
 
 
-def _in_words(prompt: str) -> bool:
-    """Whether a policy answers `prompt` with calls or in words, since it lists no actions."""
-    return prompt.endswith((CALLS_MARKER, AGENT_MARKER)) or (
-        prompt.endswith(ACTION_MARKER) and "\nActions:\n" not in prompt
-    )
-
-
-def _as_read(dialogue: Dialogue, prompt: str) -> str:
-    """The row's prompt as the agent reads it."""
-    if prompt.endswith(AGENT_MARKER):
-        return dialogue.conversation(prompt)
-    return dialogue.harmless(prompt) if prompt.endswith(CALLS_MARKER) else prompt
-
-
-def _encode(config: Config, source: Path, rows: Sequence[Row], player: Player) -> list[dict[str, list[int]]]:
-    """input_ids and labels of each row; the prompt's labels are -100 unless it is trained on too. Text ends with the
-    end token, the answer for a choice only where another one goes on from it.
-    """
-    limit = min(config.max_length, player.context)
-    encoded = []
-    for row, input_ids, labels in _tokenised(config, source, rows, player.tokenizer):
-        if len(input_ids) > limit:
-            raise DataError(
-                source,
-                f"the row has {len(input_ids)} tokens and {limit} fit; raise --max-length"
-                f"{' and use a model with a longer context' if limit == player.context else ''}",
-                line=row.line,
-            )
-        encoded.append({"input_ids": input_ids, "labels": labels})
-    return encoded
-
-
-def _tokenised(
-    config: Config, source: Path, rows: Sequence[Row], tokenizer: Any
-) -> Iterator[tuple[Row, list[int], list[int]]]:
-    """(row, input_ids, labels) of each row. Raises DataError for an answer of several tokens that is not listed."""
-    from reflectkit.models.chat import Dialogue
-    from reflectkit.models.tokens import completion_ids, prompt_ids
-
-    dialogue = Dialogue(tokenizer, plain=True)
-    for row in rows:
-        input_ids: list[int] = []
-        labels: list[int] = []
-        for prompt, completion in row.parts:
-            text = _as_read(dialogue, prompt)
-            before = completion_ids(tokenizer, text) if input_ids else prompt_ids(tokenizer, text)
-            if config.role == "reflection" or _in_words(prompt):
-                after = [*completion_ids(tokenizer, completion), tokenizer.eos_token_id]
-            else:
-                after = _choice_ids(source, row, prompt, completion, tokenizer)
-            input_ids += before + after
-            labels += (before if config.prompt_loss else [-100] * len(before)) + after
-        yield row, input_ids, labels
-
-
-def _choice_ids(source: Path, row: Row, prompt: str, completion: str, tokenizer: Any) -> list[int]:
-    """The tokens of an answer among those that `prompt` lists: its path in their trie. A prompt that lists none, as of
-    other programs, has answers of one token. Raises DataError.
-    """
-    from reflectkit.models.tokens import answer_ids, completion_ids
-
-    legal = listed_answers(prompt, row.form)
-    if completion in legal:
-        return list(answer_ids(tokenizer, legal)[legal.index(completion)])
-    tokens = completion_ids(tokenizer, completion)
-    if len(tokens) != 1:
-        raise DataError(
-            source,
-            f"the answer {completion!r} is {len(tokens)} tokens of this tokenizer, and the prompt does not list it",
-            line=row.line,
-            field="completion",
-        )
-    return tokens
-
-
 def _train(
     config: Config,
     folder: Path,
@@ -520,9 +442,9 @@ def _train(
                 trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         except BaseException as error:
             full = disk_full(folder)
-            for unfinished in [path for path in _checkpoints(folder) if not (path / CHECKSUMS).is_file()]:
+            for unfinished in [path for path in checkpoints(folder) if not (path / CHECKSUMS).is_file()]:
                 shutil.rmtree(unfinished, ignore_errors=True)  # or a full disk would stay full
-            if isinstance(error, DivergedError) and (good := _checkpoints(folder)):
+            if isinstance(error, DivergedError) and (good := checkpoints(folder)):
                 raise DivergedError(f"{error}; its last checkpoint is {good[-1]}") from None
             if full and isinstance(error, RuntimeError):  # torch does not say why it failed to write
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
@@ -629,7 +551,7 @@ def _callback(bar: Bar, guessing: float, log: Log, keep: int) -> Any:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             (checkpoint / ARGUMENTS).unlink(missing_ok=True)
             seal(checkpoint)
-            for old in _checkpoints(Path(args.output_dir))[:-keep]:  # only now can this one be resumed from
+            for old in checkpoints(Path(args.output_dir))[:-keep]:  # only now can this one be resumed from
                 shutil.rmtree(old, ignore_errors=True)
 
     return Show()
@@ -646,67 +568,3 @@ def _diverged(what: str, args: Any, state: Any) -> DivergedError:
         f"training diverged at step {state.global_step} ({what}); lower --learning-rate, which is"
         f" {args.learning_rate:g}"
     )
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """The trainer checkpoints in `folder`, by step."""
-    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
-    return sorted(checkpoints, key=lambda path: int(path.name.removeprefix("checkpoint-")))
-
-
-def _last_whole(folder: Path, progress: Progress) -> Path | None:
-    """The latest undamaged trainer checkpoint; damaged ones after it are removed."""
-    for checkpoint in reversed(_checkpoints(folder)):
-        earlier = (checkpoint / WHOLE).is_file() and not (checkpoint / CHECKSUMS).exists()
-        try:
-            if earlier:
-                _seal_earlier(checkpoint, progress)
-            verify(checkpoint)
-            _open_pickles(checkpoint)
-            return checkpoint
-        except CheckpointError as error:
-            if earlier or (checkpoint / CHECKSUMS).exists():
-                progress.news(f"{error}; resuming from an earlier state")
-            shutil.rmtree(checkpoint)
-    return None
-
-
-def _seal_earlier(checkpoint: Path, progress: Progress) -> None:
-    """Add checksums to a trainer checkpoint of an earlier version. Raises CheckpointError if a file is missing or cut
-    off.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    for name in NEEDED:
-        if not (checkpoint / name).is_file():
-            raise CheckpointError(f"{checkpoint / name} is missing")
-    (checkpoint / ARGUMENTS).unlink(missing_ok=True)
-    _open_pickles(checkpoint)
-    try:
-        for path in sorted(checkpoint.rglob("*.safetensors")):
-            with safe_open(path, "pt"):
-                pass
-        for path in sorted(checkpoint.rglob("*.json")):
-            read_json(path)
-    except (SafetensorError, OSError, DataError) as error:
-        raise CheckpointError(f"{checkpoint} is damaged ({error})") from None
-    (checkpoint / WHOLE).unlink()
-    seal(checkpoint)
-    progress.news(f"{checkpoint} is from an earlier version and has no checksums; resuming from it as it is")
-
-
-def _open_pickles(checkpoint: Path) -> None:
-    """Raises CheckpointError if a pickle contains anything but tensors and plain values, since it might run code.
-
-    The trainer reads them with weights_only too; this makes sure of it before training starts.
-    """
-    import torch
-    from transformers.trainer_pt_utils import safe_globals
-
-    for path in sorted(checkpoint.rglob("*")):
-        if path.suffix in PICKLED:
-            try:
-                with safe_globals():
-                    torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            except Exception as error:  # damaged pickles raise many types
-                raise CheckpointError(f"{path} cannot be read safely ({str(error).splitlines()[0][:200]})") from None

@@ -27,7 +27,7 @@ from reflectkit.models.local import LocalSampler
 from reflectkit.models.sampler import Ask, Sampled
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.rl import batch
-from reflectkit.stages import sft
+from reflectkit.stages.shared.encoding import encode
 from tests.models.test_chat import QWEN, byte_by_byte, make_tokenizer
 
 TASKS = [
@@ -117,8 +117,7 @@ def test_rows_of_demonstrations_have_the_tokens_of_play(tmp_path: Path) -> None:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         tokenizer = build_tokenizer([row.text for row in read_rows(path)], [], 900)
         player = Player(build_model(tokenizer, 4096, 0), tokenizer, "policy")
-        config = sft.Config(env="support", role="policy", max_length=4096)
-        encoded = sft._encode(config, path, read_rows(path), player)
+        encoded = encode(path, read_rows(path), player, role="policy", prompt_loss=False, max_length=4096)
         dialogue = Dialogue(tokenizer, plain=True)
         for row, trajectory in zip(encoded, played, strict=True):
             shown = [s for s in lessons([trajectory]) if s.note != "mistake"]

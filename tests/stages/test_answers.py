@@ -21,6 +21,7 @@ from reflectkit.models.load import Player, load_player, save_player
 from reflectkit.models.tiny import build_model
 from reflectkit.models.tokens import prompt_ids, text_ids
 from reflectkit.stages import gen_sft, sft
+from reflectkit.stages.shared.encoding import tokenised
 from tests.commands import error_of
 from tests.families import mistral
 
@@ -162,8 +163,7 @@ def test_what_is_trained_is_the_path_that_is_scored(tmp_path: Path) -> None:
         write_jsonl(tmp_path / f"{name}.jsonl", part)
     for name, paths in (("words", text_ids(tokenizer, CHOICES)), ("labels", None)):
         path = tmp_path / f"{name}.jsonl"
-        config = sft.Config(env="taxi", role="plain", task_file=path, results_dir=tmp_path)
-        encoded = list(sft._tokenised(config, path, read_rows(path), tokenizer))
+        encoded = list(tokenised(path, read_rows(path), tokenizer, role="plain", prompt_loss=False))
         trained = [tuple(token for token in labels if token != -100) for _, _, labels in encoded]
         if paths is not None:
             assert tuple(trained) == paths
