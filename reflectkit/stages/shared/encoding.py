@@ -42,7 +42,9 @@ def encode(
 def tokenised(
     source: Path, rows: Sequence[Row], tokenizer: Any, *, role: str, prompt_loss: bool
 ) -> Iterator[tuple[Row, list[int], list[int]]]:
-    """(row, input_ids, labels) of each row, as in `encode`. Raises DataError for an answer of several tokens that is not listed."""
+    """(row, input_ids, labels) of each row, as in `encode`. Raises DataError for an answer of several tokens that is
+    not listed.
+    """
     from reflectkit.models.chat import Dialogue
     from reflectkit.models.tokens import completion_ids, prompt_ids
 
