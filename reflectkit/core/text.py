@@ -1,4 +1,5 @@
-"""Text processing without a tokenizer: approximate token counts, shortening to a token budget, and keywords.
+"""Text processing without a tokenizer: approximate token counts, shortening to a token budget, numbers with nouns, and
+keywords.
 
 A token here is up to six letters of a word, up to three digits, a symbol, or a run of newlines. On English prose and
 code this is within about a fifth of the count of byte-level BPE tokenizers with large vocabularies. On other text it
@@ -38,6 +39,15 @@ def count_tokens(text: str) -> int:
     7
     """
     return len(PIECE.findall(text)) + (0 if text.isascii() else sum(character > "\x7f" for character in text))
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`number` with `noun` in the form that it takes; the plural is the noun with an s unless given.
+
+    >>> counted(1, "episode"), counted(2000, "row"), counted(0, "repository", "repositories")
+    ('1 episode', '2,000 rows', '0 repositories')
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 @lru_cache(maxsize=100_000)

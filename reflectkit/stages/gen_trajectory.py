@@ -12,6 +12,7 @@ states that it visited.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
@@ -23,7 +24,7 @@ from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS, fullest
 from reflectkit.agents.scripted import Baseline, Demonstrator, require_oracle
 from reflectkit.core.config import fraction, one_of, option, within
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
+from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError
 from reflectkit.core.folders import write_permission
 from reflectkit.core.jsonl import write_json
 from reflectkit.core.protocols import Agent
@@ -31,6 +32,7 @@ from reflectkit.core.reports import Report, Table, figures_table
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
+from reflectkit.core.text import counted
 from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.stages.shared.chat import ORACLE, TeacherConfig, call_figures, estimate, free_estimate, stop_if_spent
@@ -151,8 +153,8 @@ class Config(TeacherConfig, PlayConfig):
 
 
 def run(config: Config, progress: Progress) -> Report:
-    """Write `data_reflection_negative.json`. Raises ConfigError, DataError, ApiError, BudgetSpentError, and
-    EnvironmentFailure if every episode was aborted.
+    """Write `data_reflection_negative.json`. Raises ConfigError, also if no episode becomes a demonstration, DataError,
+    ApiError, BudgetSpentError, and EnvironmentFailure if every episode was aborted.
     """
     if config.states_of is not None:
         return _comment_on_visited(config, config.states_of, progress)
@@ -185,17 +187,21 @@ def run(config: Config, progress: Progress) -> Report:
         demonstrations = {record.task.id: list(record.trajectories) for record in source_records if record.trajectories}
         given = sum(map(len, demonstrations.values()))
         add_demonstrations(config, level, planned, played, demonstrations)
+        made = sum(map(len, demonstrations.values())) - given
         records = [Record(task, tuple(demonstrations.get(task.id, ()))) for task in tasks]
-        write_json(path, [record_to_json(record) for record in records])
+        if made:
+            write_json(path, [record_to_json(record) for record in records])
         if usage:
-            stop_if_spent(config, client, f"{sum(map(len, demonstrations.values()))} demonstrations are in {path}")
-        if played and all(trajectory.status is Status.ABORTED for trajectory in played):
-            raise EnvironmentFailure(f"all {len(played)} episodes were aborted: {played[0].reason}")
-        if low := low_rewards(config, played):
-            rewards = f"{min(low):.3g} to {max(low):.3g}"
-            progress.news(f"{len(low)} episodes are left out, with rewards of {rewards}; see --min-reward")
+            done = counted(given + made, "demonstration")
+            stop_if_spent(config, client, f"{done} in {path}" if made else "no episode has become a demonstration")
+        low = low_rewards(config, played)
+        if not made:
+            raise _nothing_kept(config, played, low)
+        if low:
+            rewards = f"{min(low):.3g} to {max(low):.3g}" if len(low) > 1 else f"{low[0]:.3g}"
+            progress.news(f"{counted(len(low), 'episode')} left out for a reward of {rewards}; see --min-reward")
         if given:
-            progress.news(f"{given} demonstrations of {source} are kept along with the new ones")
+            progress.news(f"{counted(given, 'demonstration')} of {source} kept along with the new ones")
         figures = figures_of(planned, played, demonstrations, len(tasks)) | usage
         if config.min_reward is not None:
             figures["below_min_reward"] = len(low)
@@ -242,6 +248,22 @@ def _comment_on_visited(config: Config, states_of: Path, progress: Progress) -> 
         }
         current.tables.append(figures_table(f"Visited states in {path}", "count", figures))
         return current.finish(figures, [path])
+
+
+def _nothing_kept(config: Config, played: Sequence[Trajectory], low: Sequence[float]) -> ReflectkitError:
+    """Why no episode became a demonstration, and what to do."""
+    ended = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
+    if not ended:
+        return EnvironmentFailure(f"all {len(played)} episodes were aborted: {played[0].reason}")
+    if len(low) == len(ended):
+        return ConfigError(
+            f"no episode reaches --min-reward {config.min_reward:g}; the highest reward is {max(low):.4g}. Lower it, or"
+            " use another teacher"
+        )
+    return ConfigError(
+        f"none of {counted(len(ended), 'episode')} by {config.teacher} is a demonstration in env '{config.env}'; use"
+        " another teacher, or more problems"
+    )
 
 
 def _oracle(config: Config) -> Demonstrator:

@@ -86,14 +86,31 @@ def test_what_cannot_be_done_is_told_and_no_row(server: Server, here: Path) -> N
     assert "positive" in {step["note"] for step in steps[1:]}
 
 
-def test_a_low_reward_is_left_out(server: Server, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert generate(server, "--min-reward", "3") == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "2 episodes are left out, with rewards of" in shown
-    assert not any(record["trajectories"] for record in read_json(here / "data_reflection_negative.json"))
-    assert generate(server, "--min-reward", "-1") == 0
-    assert all(record["trajectories"] for record in read_json(here / "data_reflection_negative.json"))
-    assert len(server.requests) == len(chunks(here)), "the second run asks nothing"
+def test_low_rewards_are_left_out(server: Server, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With none left, the error names the highest reward, and neither earlier demonstrations nor answers are lost."""
+    path = here / "data_reflection_negative.json"
+    assert generate(server, "--min-reward", "3") == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert "no episode reaches --min-reward 3; the highest reward is " in error
+    assert not path.exists()
+    highest = float(re.search(r"highest reward is ([\d.]+)\. Lower", error).group(1))
+    assert generate(server, "--min-reward", str(highest - 0.001)) == 0
+    kept = read_json(path)
+    assert any(record["trajectories"] for record in kept)
+    assert generate(server, "--min-reward", str(highest + 0.001)) == 2
+    assert read_json(path) == kept
+    assert len(server.requests) == len(chunks(here)), "only the first run asks"
+
+
+def test_one_episode_is_left_out(server: Server, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first conversation is forgotten, so that only the other has a high reward."""
+    first = read_json(here / "data.json")[0]["data"]["chunks"][0]
+    server.answer = lambda body: (
+        "Analysis: Small talk.\nnone" if first[:60] in body["messages"][-1]["content"] else keeps(body)
+    )
+    assert generate(server, "--min-reward", "1.5") == 0
+    assert "1 episode left out for a reward of" in " ".join(capsys.readouterr().out.split())
+    assert [len(record["trajectories"]) for record in read_json(here / "data_reflection_negative.json")] == [0, 1]
 
 
 def test_a_dry_run_says_the_most_that_it_can_cost(
