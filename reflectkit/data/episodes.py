@@ -22,6 +22,7 @@ from typing import Any
 
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import dumps, lines, read_jsonl, write_text
+from reflectkit.core.text import counted
 from reflectkit.core.types import LARGEST, Trajectory, Turn
 from reflectkit.data.conversations import PlayedCall, PlayedMessage, calls_of, heard, played_calls, played_messages
 from reflectkit.data.fields import Fields, parse
@@ -254,7 +255,10 @@ def _played(row: Fields) -> Played:
 def _played_turn(row: Fields) -> PlayedTurn:
     choices, shares = row.all("choices", str), row.all("probabilities", float)
     if choices and shares and len(shares) != len(choices):
-        raise row.error("probabilities", f"{len(shares)} probabilities for {len(choices)} choices")
+        raise row.error(
+            "probabilities",
+            f"{counted(len(shares), 'probability', 'probabilities')} for {counted(len(choices), 'choice')}",
+        )
     return PlayedTurn(
         seen=row.text("seen"),
         reflection=row.text("reflection"),

@@ -94,7 +94,7 @@ def parse_questions(text: str, path: str, count: int) -> list[tuple[str, str]]:
         if fits and question and not leaks(question, path) and question not in dict(questions):
             questions.append((question, answer))
     if not questions:
-        raise ValueError(f"all {len(pairs)} questions quote the file's name or are too long")
+        raise ValueError("every question quotes the file's name or is too long")
     return questions[:count]
 
 

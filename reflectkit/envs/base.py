@@ -269,7 +269,7 @@ class BaseEnv:
 
     @classmethod
     def fault(cls, trajectory: Trajectory) -> str:
-        """Why a demonstration gives no SFT rows, as text after "3 demonstrations"; "" if it gives some."""
+        """Why a demonstration gives no SFT rows, as text after "3 demonstrations: "; "" if it gives some."""
         return ""
 
 

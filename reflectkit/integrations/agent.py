@@ -27,6 +27,7 @@ from reflectkit.core.eventloop import LoopThread
 from reflectkit.core.identity import read_record
 from reflectkit.core.protocols import Agent, Context
 from reflectkit.core.seeding import derive
+from reflectkit.core.text import counted
 from reflectkit.core.types import Decision, Observation
 from reflectkit.envs import env_class
 from reflectkit.envs.base import MOST_TOKENS, BaseEnv
@@ -172,7 +173,10 @@ class LoadedAgent:
         shared = not choices or all(isinstance(choice, str) for choice in choices)
         each: Sequence[Any] = [choices] * len(seen) if shared else choices
         if len(each) != len(seen):
-            raise ConfigError(f"there are {len(seen)} observations and {len(each)} lists of choices; give one for each")
+            raise ConfigError(
+                f"got {counted(len(seen), 'observation')} and {counted(len(each), 'list')} of choices; give one for"
+                " each"
+            )
         return self._running().result(self._act_all([self._request(*one) for one in zip(seen, each, strict=True)]))
 
     async def decide(self, observation: Observation, context: Context) -> Decision:

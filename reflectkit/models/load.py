@@ -20,6 +20,7 @@ from reflectkit.core.config import ANSWERS, DTYPES, QUANTIZE
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError
 from reflectkit.core.identity import read_record
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, write_json
+from reflectkit.core.text import counted
 from reflectkit.models.checks import all_finite
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.silence import silence_libraries
@@ -363,7 +364,9 @@ def _written_keys(folder: Path) -> set[str]:
 
 def _refuse_missing(name: str, missing: Collection[str]) -> None:
     if missing:
-        raise CheckpointError(f"{name}: the weights lack {len(missing)} tensors, e.g. {min(missing)}; make it again")
+        raise CheckpointError(
+            f"{name}: the weights lack {counted(len(missing), 'tensor')}, e.g. {min(missing)}; make it again"
+        )
 
 
 def checkpoint_gradients(model: Any) -> None:

@@ -17,6 +17,7 @@ from reflectkit.core.config import above, check_own_settings, fraction, one_of, 
 from reflectkit.core.errors import ConfigError, ReflectkitError, user_code_line
 from reflectkit.core.memory import out_of_memory
 from reflectkit.core.registry import resolve
+from reflectkit.core.text import counted
 from reflectkit.core.types import Status, Trajectory
 from reflectkit.rl.advantages import (
     BASELINES,
@@ -158,8 +159,8 @@ def _one_each(numbers: Numbers, name: str, played: Sequence[Trajectory]) -> Numb
     needed, returned = [len(trajectory.turns) for trajectory in played], [len(row) for row in rows]
     if needed != returned:
         raise ReflectkitError(
-            f"the algorithm's {name} must be one number per decision: {sum(needed)} in {len(needed)} episodes, not"
-            f" {sum(returned)} in {len(returned)}"
+            f"the algorithm's {name} must be one number per decision: {sum(needed)} in"
+            f" {counted(len(needed), 'episode')}, not {sum(returned)} in {len(returned)}"
         )
     return rows
 

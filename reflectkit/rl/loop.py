@@ -123,7 +123,7 @@ class Trainer:
         fresh, old = batch.trainable(played), list(self.replay)
         if played and all(trajectory.status is Status.ABORTED for trajectory in played):
             raise EnvironmentFailure(
-                f"all {len(played)} episodes of update {self.step + 1} were aborted: {played[0].reason}"
+                f"every episode of update {self.step + 1} was aborted ({len(played)}): {played[0].reason}"
             )
         samples, estimates = self._rows(fresh, old)
         self.latest = list(zip(fresh, estimates.advantages, strict=False))

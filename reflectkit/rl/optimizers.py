@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 from typing_extensions import override
 
 from reflectkit.core.errors import ReflectkitError
+from reflectkit.core.text import counted
 from reflectkit.models.scoring import Scorer
 from reflectkit.models.training import decays, new_optimizer
 from reflectkit.rl.processes import Processes
@@ -223,8 +224,8 @@ class Zero(Replicated):
         ]
         if len(ranks) != self.processes.count or len(same) != len(self.parts()) or not all(same):
             raise ReflectkitError(
-                f"the checkpoint was made by {len(ranks)} processes under ZeRO and resumes only with as many and the"
-                " same configuration; --load-dir starts a new run from its weights"
+                f"the checkpoint was made under ZeRO by {counted(len(ranks), 'process', 'processes')} and resumes"
+                " only with as many and the same configuration; --load-dir starts a new run from its weights"
             )
         for number, part in enumerate(self.parts()):
             values = {name: value.to(part.device) for name, value in saved[number].items()}

@@ -48,6 +48,7 @@ from reflectkit.core.reports import Report, Table, figures_table
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
+from reflectkit.core.text import counted
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import ENVS
@@ -241,7 +242,9 @@ def _training(config: Config, progress: Progress) -> Report:
             training = config.training(model_source(model, config.data_dir, progress), rows)
             with progress.bar(f"sft: {model}", training.max_steps) as bar:
                 measured[model] = bench_sft.figures(bench_sft.measure(training, config.rounds, bar))
-        current.tables.append(bench_sft.table(f"SFT, batches of {config.batch_size} rows, CPU time", measured))
+        current.tables.append(
+            bench_sft.table(f"SFT, batches of {counted(config.batch_size, 'row')}, CPU time", measured)
+        )
         return current.finish(
             {f"{model}_{name}": value for model, values in measured.items() for name, value in values.items()}
         )
@@ -276,7 +279,7 @@ def _environment(config: Config, progress: Progress) -> Report:
             for name, value in figures.items()
         )
         current.tables.append(
-            Table(f"{config.env_name}: {config.taken} random steps, CPU time", ("what", "value"), rows)
+            Table(f"{config.env_name}: {counted(config.taken, 'random step')}, CPU time", ("what", "value"), rows)
         )
         return current.finish(figures)
 

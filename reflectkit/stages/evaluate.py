@@ -27,6 +27,7 @@ from reflectkit.core.reports import Report
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Run, finished, open_run
 from reflectkit.core.seeding import derive, generator
+from reflectkit.core.text import counted
 from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.episodes import episode_line, episode_to_json, read_compared, write_episodes
 from reflectkit.data.sft import FILE_OF_ROLE
@@ -214,7 +215,7 @@ def run(config: Config, progress: Progress) -> Report:
         if current.done:
             return current.done
         count = sum(len(match.tasks) for match in matches) * config.eval_reps
-        progress.news(f"evaluate: {count} episodes of {len(entrants)} players → {current.folder}")
+        progress.news(f"evaluate: {counted(count, 'episode')} of {counted(len(entrants), 'player')} → {current.folder}")
         episodes_folder = current.folder / "episodes"
         rows: list[dict[str, Any]] = []
         episodes: list[dict[str, Any]] = []
@@ -372,7 +373,9 @@ def play_match(
                 players.stop_if_spent(match.name)
     played = [done[episode.task.id, episode.seed] for episode in episodes]
     if played and all(line["status"] == "aborted" for line in played):
-        raise EnvironmentFailure(f"all {len(played)} episodes of {match.name} were aborted: {played[0].get('reason')}")
+        raise EnvironmentFailure(
+            f"every episode of {match.name} was aborted ({len(played)}): {played[0].get('reason')}"
+        )
     for episode, line in zip(episodes, played, strict=True):
         if line["status"] != "aborted":
             already[*same, episode.task.id, episode.seed] = episode.task, line

@@ -25,6 +25,7 @@ from reflectkit.core.prompts import one_line, policy_prompt
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
+from reflectkit.core.text import counted
 from reflectkit.data.own_comments import (
     FIELDS,
     Judged,
@@ -145,16 +146,15 @@ def run(config: Config, progress: Progress) -> Report:
         ]
         if not rows:
             raise ConfigError(
-                f"none of the comments on {len(states)} states gains --margin {config.margin:g} nats; lower it, raise"
-                " --samples, or let another model write them"
+                f"none of the comments on {counted(len(states), 'state')} gains --margin {config.margin:g} nats; lower"
+                " it, raise --samples, or let another model write them"
             )
         path = target / FILE_OF_ROLE["reflection"]
         figures["rows"] = write_jsonl(path, rows)
         parts = {"sampled, on training states": figures, "greedy, on validation states": figures.get("validation")}
         cells = tuple((name, *_cells(one)) for name, one in parts.items() if one)
-        title = (
-            f"Comments and the policy's log-probability of the demonstrated action, in nats; {len(rows)} rows in {path}"
-        )
+        made = f"{counted(len(rows), 'row')} in {path}"
+        title = f"Comments and the policy's log-probability of the demonstrated action, in nats; {made}"
         current.tables.append(Table(title, ("comments", *(column for column, _, _ in COLUMNS)), cells))
         return current.finish(figures, [path])
 
@@ -171,7 +171,7 @@ def _states(config: Config, source: Path, records: Sequence[Any], count: int, pr
     """
     steps, faults = replayed_lessons(config, source, records, progress, answer=config.answer)
     for fault, number in faults.items():
-        progress.news(f"{number} demonstrations {fault}")
+        progress.news(f"{counted(number, 'demonstration')}: {fault}")
     right = list({step.observation.text: step for step in steps if step.note != "mistake"}.values())
     if not right:
         raise DataError(source, "no record has a demonstration; generate some with `reflectkit gen-trajectory`")

@@ -17,6 +17,7 @@ from reflectkit.core.memory import memory_explained
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
+from reflectkit.core.text import counted
 from reflectkit.data.sft import FILES, Lesson, joined, mismatched, plain_row, policy_row, reflection_row
 from reflectkit.stages.shared.environments import WorldConfig
 from reflectkit.stages.shared.replaying import drawn_records, replayed_lessons
@@ -92,7 +93,7 @@ def run(config: Config, progress: Progress) -> Report:
         if not steps:
             raise DataError(source, "no record has a demonstration; generate some with `reflectkit gen-trajectory`")
         for fault, number in faults.items():
-            progress.news(f"{number} demonstrations {fault}")
+            progress.news(f"{counted(number, 'demonstration')}: {fault}")
         right = [step for step in steps if step.note != "mistake"]
         positive = [step for step in steps if step.note == "positive"]
         own = _reflector_comments(config, right, progress)

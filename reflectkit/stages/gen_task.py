@@ -23,7 +23,7 @@ from reflectkit.core.jsonl import write_json
 from reflectkit.core.registry import resolve
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
-from reflectkit.core.text import count_tokens, shorten
+from reflectkit.core.text import count_tokens, counted, shorten
 from reflectkit.data.oracle import ask
 from reflectkit.data.overlap import found_by_words
 from reflectkit.data.questions import Question, to_json
@@ -219,11 +219,11 @@ def _files(
         if text is not None:
             excerpts[path] = shorten(text, settings.max_tokens)
         if path.count("/") > settings.max_level:
-            reason = f"over {settings.max_level} folders deep"
+            reason = f"over {counted(settings.max_level, 'folder')} deep"
         elif text is None:
             reason = "unreadable, or of an unsupported type"
         elif count_tokens(text) < settings.min_tokens:
-            reason = f"under {settings.min_tokens} tokens"
+            reason = f"under {counted(settings.min_tokens, 'token')}"
         elif not env.reaches(repository, path):
             reason = "in a folder with too many entries to offer"
         else:
@@ -260,7 +260,7 @@ def _ask(
         figures = call_figures(config, client, asked.rejected, target / "rejected.jsonl", progress)
 
         def stop() -> None:
-            done = f"{len(asked.questions)} of {len(files)} files have questions, which are in {target}"
+            done = f"{len(asked.questions)} of {counted(len(files), 'file')} asked about; the questions are in {target}"
             stop_if_spent(config, client, done)
 
         return questions_of, figures | {"dropped": dict(asked.dropped), "stop": stop}

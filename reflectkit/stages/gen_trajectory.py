@@ -254,7 +254,7 @@ def _nothing_kept(config: Config, played: Sequence[Trajectory], low: Sequence[fl
     """Why no episode became a demonstration, and what to do."""
     ended = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
     if not ended:
-        return EnvironmentFailure(f"all {len(played)} episodes were aborted: {played[0].reason}")
+        return EnvironmentFailure(f"every episode was aborted ({len(played)}): {played[0].reason}")
     if len(low) == len(ended):
         return ConfigError(
             f"no episode reaches --min-reward {config.min_reward:g}; the highest reward is {max(low):.4g}. Lower it, or"
@@ -293,7 +293,9 @@ def _count(config: Config, level: str, problems: int) -> int:
     usual = problems if config.from_file else min(DEMONSTRATIONS, problems)
     count = usual if config.demonstrations is None else config.demonstrations
     if count > problems:
-        raise ConfigError(f"--demonstrations is {count}, but level '{level}' has {problems} problems; lower it")
+        raise ConfigError(
+            f"--demonstrations is {count}, but level '{level}' has {counted(problems, 'problem')}; lower it"
+        )
     return count
 
 

@@ -23,6 +23,7 @@ from reflectkit.core.jsonl import read_json, salvage, write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.reports import Report, figures_table
+from reflectkit.core.text import counted
 from reflectkit.core.types import Task, to_json
 from reflectkit.data.episodes import episode_to_json, write_episodes
 from reflectkit.data.trajectories import read_records
@@ -217,7 +218,7 @@ def run(config: Config, progress: Progress) -> Report:
     tasks = [record.task for record in read_records(source, config.env_name)]
     if config.model not in PACKAGED:
         hub_options(config.start)  # whether it can be fetched is known before torch is imported
-    progress.news(f"rlft ({config.algo}): loading torch for {len(tasks)} problems of {source}")
+    progress.news(f"rlft ({config.algo}): loading torch for {counted(len(tasks), 'problem')} of {source}")
     levels = _levels(config, tasks, source)
     processes = start_processes(config.device, config.threads)
     if processes.sharded and config.share_base:
@@ -249,7 +250,7 @@ def run(config: Config, progress: Progress) -> Report:
             return current.done
         settings = plain_settings(config) | {"problems": digest(source)}
         trainer = _resumed(config, levels, current.folder, settings, processes, progress)
-        progress.news(f"rlft ({config.algo}): {len(tasks)} problems of {source} → {current.folder}")
+        progress.news(f"rlft ({config.algo}): {counted(len(tasks), 'problem')} of {source} → {current.folder}")
         try:
             target = _loop(config, trainer, _validation(config, source), current.folder, settings, progress)
         except ReflectkitError as error:
@@ -299,7 +300,7 @@ def _plan(config: Config, levels: list[Level], processes: Processes, progress: P
     known, share = sizes(models, config.optimizer), config.episodes / episodes
     rows = int(str(figures["rows"]))
     wider = _widest(config, trainer, rows * share) / max(1.0, _widest(config, trainer, rows))
-    said = f"three updates of {episodes} of the {config.episodes} episodes, the last with {rows} rows"
+    said = f"three updates of {episodes} of the {config.episodes} episodes, the last with {counted(rows, 'row')}"
     plan = Estimate(
         **known,
         activations=int(max(0, watch.memory.peak - known["gradients"]) * max(1.0, wider)),
@@ -392,7 +393,9 @@ def _resumed(
         trainer = trainer_of(config, levels, config.resume_from, processes, progress)
         checkpoint.restore(config.resume_from, trainer, state, defaults)
         if trainer.step >= config.max_steps:
-            raise ConfigError(f"{config.resume_from} is after {trainer.step} updates; raise --max-steps above that")
+            raise ConfigError(
+                f"{config.resume_from} is after {counted(trainer.step, 'update')}; raise --max-steps above that"
+            )
         return trainer
     return trainer_of(config, levels, None, processes, progress)
 

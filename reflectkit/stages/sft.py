@@ -29,6 +29,7 @@ from reflectkit.core.prompts import LABELS
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.runs import has_finished, open_run
 from reflectkit.core.seeding import generator
+from reflectkit.core.text import counted
 from reflectkit.core.threads import use_threads
 from reflectkit.data.sft import FILE_OF_ROLE, Row, form_of, read_rows
 from reflectkit.models.hub import hub_options
@@ -173,7 +174,7 @@ def run(config: Config, progress: Progress) -> Report:
     with open_run("sft", config, _inputs(config, source)) as current:
         if current.done:
             return current.done
-        progress.news(f"sft ({config.role}): {len(rows)} rows of {source} → {current.folder}")
+        progress.news(f"sft ({config.role}): {counted(len(rows), 'row')} of {source} → {current.folder}")
         if config.model not in TINY:
             hub_options(config.model)  # whether it can be fetched is known before torch is imported
         from reflectkit.models.load import checkpoint_gradients, save_player
@@ -236,7 +237,7 @@ def _with_steps(config: Config, rows: int) -> Config:
 def _plan(config: Config, source: Path, rows: Sequence[Row], progress: Progress) -> Report:
     """What training would take: three steps on batches of the longest row are the calibration."""
     use_threads(config.threads)
-    progress.news(f"sft --plan: {len(rows)} rows of {source}; loading torch")
+    progress.news(f"sft --plan: {counted(len(rows), 'row')} of {source}; loading torch")
     if config.model not in TINY:
         hub_options(config.model)
     from reflectkit.models.load import checkpoint_gradients
@@ -264,7 +265,7 @@ def _plan(config: Config, source: Path, rows: Sequence[Row], progress: Progress)
         tokens=tokens,
         seconds=watch.seconds * tokens / (part * max(lengths)),
         steps=config.max_steps,
-        calibration=f"three steps of {part} rows of {max(lengths)} tokens, the longest",
+        calibration=f"three steps of {counted(part, 'row')} of {max(lengths):,} tokens, the longest",
     )
     return plan_report("sft", config.results_dir, plan, processes=False)
 

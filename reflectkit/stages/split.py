@@ -23,6 +23,7 @@ from reflectkit.core.jsonl import write_json
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import generator
+from reflectkit.core.text import counted
 from reflectkit.data.splits import NAMES, split_groups, split_weighted
 from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.stages.shared.environments import RECORDS, EnvConfig
@@ -123,7 +124,8 @@ def run(config: Config, progress: Progress) -> Report:
                 (name, str(len({group_of[record.task.id] for record in part})), str(len(part)), str(demonstrated))
             )
             if not part:
-                too_few = f"{len(name_of_group)} groups{kinds} are too few for {config.ratio}"
+                groups = counted(len(name_of_group), "group")
+                too_few = f"{config.ratio} needs more than {groups}{kinds}"
                 progress.news(f"{path} would have no tasks: {too_few if free else 'none comes with this split'}")
         current.tables.append(
             Table(f"Split of {source}", ("split", "groups", "tasks", "with demonstration"), tuple(rows))
@@ -147,7 +149,8 @@ def _unseen_rooms(rooms: AbstractSet[str], config: Config, source: Path) -> froz
         unseen |= set(chance.sample(of_kind, max(1, round(config.unseen_rooms * len(of_kind)))))
     if unseen == rooms:
         raise DataError(
-            source, f"--unseen-rooms {config.unseen_rooms:g} holds out all {len(rooms)} rooms; use a smaller share"
+            source,
+            f"--unseen-rooms {config.unseen_rooms:g} holds out every room, {len(rooms)} in all; use a smaller share",
         )
     return frozenset(unseen)
 
@@ -166,6 +169,7 @@ def _say_if_unbalanced(
     asked, got = (":".join(f"{100 * part:.0f}" for part in parts) for parts in (wanted, actual.values()))
     progress.news(
         f"whole repositories cannot be split {asked}, this is {got}: {largest} alone has"
-        f" {100 * sizes[largest] / total:.0f} % of the questions of {len(sizes)} repositories; add some, or use --by"
-        " question"
+        f" {100 * sizes[largest] / total:.0f} % of the questions of"
+        f" {counted(len(sizes), 'repository', 'repositories')};"
+        " add some, or use --by question"
     )

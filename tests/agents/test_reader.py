@@ -120,7 +120,7 @@ def test_an_evaluation_that_is_all_aborted_is_none(
     down = ["--reader", "local:m", "--reader-url", "http://127.0.0.1:9"]
     common = ["evaluate", "--env", "memory", "--level", "short", "--task-file", "tasks.json", "--policy", "rag"]
     assert main([*common, *down]) == 2
-    assert "all 2 episodes of rag were aborted" in capsys.readouterr().err
+    assert "every episode of rag was aborted (2)" in capsys.readouterr().err
     with serve(lambda body: "unknown") as server:  # the same command goes on
         assert main([*common, "--reader", "local:m", "--reader-url", server.url]) == 0
     (run,) = [path.parent for path in (tmp_path / "results").glob("*_evaluate/eval.json")]

@@ -533,7 +533,7 @@ def test_types_are_balanced_in_every_split(tmp_path: Path) -> None:
 
 def test_a_split_without_a_task_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert split_of(tmp_path, games=24)["test"] == []  # of four of a type, three are for training and one to validate
-    assert "test.json would have no tasks: 24 groups of 6 kinds are too few for 7:2:1" in capsys.readouterr().out
+    assert "test.json would have no tasks: 7:2:1 needs more than 24 groups of 6 kinds" in capsys.readouterr().out
 
 
 def test_unseen_rooms_are_seen_nowhere_else(tmp_path: Path) -> None:
@@ -549,7 +549,8 @@ def test_unseen_rooms_are_seen_nowhere_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"), [(["--unseen-rooms", "1"], "holds out all 10"), (["--unseen-rooms", "2"], "between 0")]
+    ("flags", "told"),
+    [(["--unseen-rooms", "1"], "holds out every room, 10 in all"), (["--unseen-rooms", "2"], "between 0")],
 )
 def test_a_share_of_rooms_leaves_some(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], told: str

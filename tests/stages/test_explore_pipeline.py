@@ -267,7 +267,7 @@ def test_the_originals_files_go_through(old: Path, capsys: pytest.CaptureFixture
     assert len(rows) == 4 + 1  # the right demonstration, and the last step of the negative one
     assert "Reflection: I think cd rules helps." in rows[4]
     assert "Commands: cd app; cat fees.py" in rows[4]
-    assert "1 demonstrations name a wrong file" in capsys.readouterr().out
+    assert "1 demonstration: a wrong file is named" in capsys.readouterr().out
     arguments = ["gen-sft", "--env", "auto_explore", "--accept-teacher-answers", "--out-dir", "accepted"]
     assert main(arguments) == 0
     assert len(list(read_jsonl(old / "accepted" / "sft_policy.jsonl"))) == 4 + 1 + 2

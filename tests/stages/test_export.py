@@ -108,7 +108,7 @@ def test_nothing_of_a_persons_is_overwritten(
     tensors = load_file(other / "adapter_model.safetensors")
     save_file(dict(list(tensors.items())[1:]), other / "adapter_model.safetensors")
     assert main(["export", "--load-dir", str(other), "--out-dir", "out3"]) == 2
-    assert "the weights lack 1 tensors" in capsys.readouterr().err
+    assert "the weights lack 1 tensor," in capsys.readouterr().err
     (other / "adapter_config.json").write_text("[]")
     assert main(["export", "--load-dir", str(other), "--out-dir", "out3"]) == 2
     assert "adapter_config.json is damaged" in capsys.readouterr().err

@@ -181,7 +181,7 @@ def test_a_damaged_journal_is_said(server: Server, place: Path, capsys: pytest.C
     path = place / "journal.jsonl"
     path.write_text(path.read_text().replace("What is kept", "What is hidden", 1))
     assert main(["gen-task", *teacher(server), "--force"]) == 0
-    assert "ignored 1 damaged lines" in capsys.readouterr().out
+    assert "ignored 1 damaged line;" in capsys.readouterr().out
     assert len(server.requests) == 11
     assert "hidden" not in (place / "tasks" / "library.json").read_text()
 
@@ -212,7 +212,7 @@ def test_every_fault_is_lived_through_and_the_useless_is_set_aside(
     (rejected,) = [row for _, row in read_jsonl(place / "tasks" / "rejected.jsonl")]
     assert rejected["item"].startswith("library/")
     assert rejected["reason"] == "empty"
-    assert "1 items had no usable answer" in shown
+    assert "1 item had no usable answer" in shown
     assert len(read_json(place / "tasks" / "library.json")) == 4
 
 
@@ -465,7 +465,7 @@ def test_a_teacher_without_a_usable_answer_ends_the_command(
     command = ["gen-trajectory", "--env", ENV, *teacher(server), "--negatives", "0"]
     capsys.readouterr()
     assert main(command) == 2
-    assert re.search(r"all \d+ episodes were aborted: .*I do not know", capsys.readouterr().err)
+    assert re.search(r"every episode was aborted \(\d+\): .*I do not know", capsys.readouterr().err)
     asked = len(server.requests)
     assert main(command) == 2, "it does not count as finished"
     assert len(server.requests) == asked

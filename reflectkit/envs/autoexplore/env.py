@@ -231,7 +231,9 @@ class AutoExplore(BaseEnv):
     def fault(cls, trajectory: Trajectory) -> str:
         """An episode that names a wrong file."""
         wrong = trajectory.turns[-1].info.get("answer") and not trajectory.success
-        return "name a wrong file and give no rows; use --accept-teacher-answers to include them" if wrong else ""
+        return (
+            "a wrong file is named, which gives no rows; use --accept-teacher-answers to include them" if wrong else ""
+        )
 
     @classmethod
     def benchmark(cls, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:

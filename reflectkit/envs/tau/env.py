@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 
 from reflectkit.core.config import option
 from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.text import counted
 from reflectkit.core.tools import use_of
 from reflectkit.core.types import Message, Task, ToolCall, ToolSpec, ToolUse
 from reflectkit.core.users import User, UserTurn
@@ -217,7 +218,9 @@ def _problem(task: Task) -> tuple[tuple[str, str, int], Problem]:
     index = task_int(task, "index", 0, MOST_PROBLEMS)
     problems = package.problems(name, split)
     if index >= len(problems):
-        raise DataError(task.id, f"tau_bench has {len(problems)} tasks in {name} {split}, from 0", field="data.index")
+        raise DataError(
+            task.id, f"tau_bench has {counted(len(problems), 'task')} in {name} {split}, from 0", field="data.index"
+        )
     if problems[index].digest != task.data.get("digest"):
         raise DataError(
             task.id,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from reflectkit.cli import screen
 from reflectkit.core.errors import ReflectkitError
+from reflectkit.core.text import counted
 from reflectkit.integrations.slime.prompts import write_prompts
 
 
@@ -28,7 +29,7 @@ def main() -> None:
     except (ReflectkitError, OSError) as error:
         sys.exit(screen.print_error(str(error), 2))
     for path, count in written.items():
-        screen.say(f"{path}: {count} tasks")
+        screen.say(f"{path}: {counted(count, 'task')}")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.reports import Table
+from reflectkit.core.text import counted
 
 ORACLE = "oracle"
 
@@ -168,7 +169,7 @@ def estimate(
     names = ("calls", "prompt tokens", "completion tokens")
     rows = [(name, str(usual), str(bound)) for name, usual, bound in zip(names, expected, at_most, strict=True)]
     dollars = ["unknown" if value is None else f"{value:.4f}" for value in (figures["usd"], figures["most_usd"])]
-    title = f"Estimate for {endpoint}; {figures['already_answered']} calls are already answered"
+    title = f"Estimate for {endpoint}; already answered: {counted(figures['already_answered'], 'call')}"
     if not config.prices.known:
         title += "; for the price give --price-in and --price-out"
     return figures, Table(title, ("what", "expected", "at most"), (*rows, ("US dollars", *dollars)))
@@ -177,7 +178,8 @@ def estimate(
 def report_damage(client: ChatClient, progress: Progress) -> None:
     """Report unusable lines of the journal."""
     if client.journal.damaged:
-        progress.news(f"{client.journal.path}: ignored {client.journal.damaged} damaged lines and repeated their calls")
+        lines = counted(client.journal.damaged, "damaged line")
+        progress.news(f"{client.journal.path}: ignored {lines}; what they answered was asked again")
 
 
 def call_figures(
@@ -188,7 +190,7 @@ def call_figures(
         write_jsonl(path, [{"item": item.name, "reason": item.reason, "text": item.text} for item in rejected])
     report_damage(client, progress)
     if rejected:
-        progress.news(f"{len(rejected)} items had no usable answer after retries; they are listed in {path}")
+        progress.news(f"{counted(len(rejected), 'item')} had no usable answer after retries; see {path}")
     return {
         "calls": client.calls,
         "replayed": client.replayed,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.core.reports import Report, Table
+from reflectkit.core.text import counted
 
 PROCESSES = (1, 2, 4, 8)
 PLAN_HELP = "Only estimate memory and time, from a few steps that change nothing on disk."
@@ -61,7 +62,7 @@ def plan_report(stage: str, results: Path, plan: Estimate, *, processes: bool) -
         "together": shown_bytes(plan.memory),
         "tokens an update": f"{plan.tokens:,.0f}",
         "time of an update": shown_seconds(plan.seconds),
-        f"time of {plan.steps:,} updates": shown_seconds(plan.seconds * plan.steps),
+        f"time of {counted(plan.steps, 'update')}": shown_seconds(plan.seconds * plan.steps),
         "calibrated on": plan.calibration,
     }
     tables = [Table(f"Plan of {stage}, estimated", ("what", "value"), tuple(rows.items()))]
