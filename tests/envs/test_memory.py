@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from reflectkit.envs.memory.rewards import calls_done, compression, content
 from reflectkit.envs.memory.scoring import Question, as_question, score
 from reflectkit.envs.memory.store import CORE, CORE_TOKENS, EPISODIC, SEMANTIC, Store
 from reflectkit.envs.memory.tools import DELETE, INSERT, UPDATE, Outcome, apply
+from tests.commands import error_of
 
 
 def insert(text: str, kind: str = SEMANTIC) -> ToolCall:
@@ -439,6 +441,15 @@ def test_retrieval_by_meaning_is_by_the_angle_of_the_vectors() -> None:
     assert nearest(embed, texts, "cat", 3) == [2, 3, 1]
     assert nearest(embed, texts, "dog", 9) == [0, 1, 2, 3]
     assert nearest(embed, [], "cat", 3) == nearest(embed, texts, " ", 3) == nearest(embed, texts, "cat", 0) == []
+
+
+def test_a_missing_package_is_told_before_anything_is_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    command = ["evaluate", "--env", "memory", "--policy", "rag", "--retrieval", "embedding:all-MiniLM-L6-v2"]
+    error = error_of([*command, "--task-file", "missing.json"], capsys)
+    assert "--retrieval embedding:all-MiniLM-L6-v2 needs sentence-transformers: pip install" in error
 
 
 @pytest.mark.parametrize("name", ["bm26", "embedding", "embedding:", "embedding: "])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -14,6 +15,7 @@ from reflectkit.envs.memory.language import words
 
 BM25 = "bm25"
 EMBEDDING = "embedding:"
+PACKAGE = "sentence_transformers"
 OPEN_EMBEDDER = "reflectkit.models.embedding:open_embedder"
 
 Related = Callable[[Sequence[str], str, int], list[int]]
@@ -21,12 +23,14 @@ Related = Callable[[Sequence[str], str, int], list[int]]
 
 
 def check_retrieval(name: str) -> None:
-    """Raises ConfigError for what is no way to retrieve."""
+    """Raises ConfigError for what is no way to retrieve, and where the package of embeddings is missing."""
     kind, _, model = name.partition(":")
     if name != BM25 and (f"{kind}:" != EMBEDDING or not model.strip()):
         raise ConfigError(
             f"--retrieval is {BM25} or {EMBEDDING}MODEL, with a sentence-transformers model, got {name!r}"
         )
+    if name != BM25 and importlib.util.find_spec(PACKAGE) is None:
+        raise ConfigError(f"--retrieval {name} needs sentence-transformers: pip install 'reflectkit[memory]'")
 
 
 def retriever(name: str) -> Related:
