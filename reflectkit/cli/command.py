@@ -30,9 +30,11 @@ def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
     module = importlib.import_module(STAGES[name])
     text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
     summary = re.sub(r"(?<!\n)\n(?!\n)", " ", text[:1].upper() + text[1:])
-    examples = "\n\n".join(f"  $ {example}" for example in module.EXAMPLES)
+    examples = [f"  $ {example}" for example in module.EXAMPLES]
+    told = module.Config.help_lines(_choices(module.Config, arguments))
+    lines = [*(re.sub(r"(?=\[)", r"\\", line) for line in told), "Examples:", *examples]  # "[" begins rich's markup
     single = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
-    single.command(name, help=summary, epilog=f"Examples:\n\n{examples}")(_function(name, module, arguments))
+    single.command(name, help=summary, epilog="\n\n".join(lines))(_function(name, module, arguments))
     return typer.main.get_command(single)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -108,6 +108,11 @@ class StageConfig:
     def choosers(cls) -> tuple[str, ...]:
         """The settings, including inherited ones, whose values add further settings."""
         return tuple(name for kind in cls.__mro__ for name in kind.__dict__.get("CHOOSERS", ()))
+
+    @classmethod
+    def help_lines(cls, values: Mapping[str, Any]) -> Sequence[str]:
+        """What the help shows above its examples with these values of the choosers."""
+        return ()
 
     @classmethod
     def elsewhere(cls) -> Mapping[str, Elsewhere]:

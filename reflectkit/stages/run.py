@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
@@ -135,6 +135,19 @@ class Config(StageConfig):
         marks = {"OWN_FOLDERS": (own[0], str(recipe.resolved[own[0]].default)) if own else ("", "")}
         fields = settings_class(name, recipe.resolved)
         return with_own_settings(cls, fields, f"Recipe {name}", f"recipe '{name}'", RECIPE=name, **marks)
+
+    @classmethod
+    @override
+    def help_lines(cls, values: Mapping[str, Any]) -> Sequence[str]:
+        """The ablations of the recipe, for --ablate."""
+        name = values.get("recipe")
+        recipe = load_recipe(name) if isinstance(name, str) else None
+        if recipe is None or not recipe.ablations:
+            return ()
+        lines = [
+            f"  {key}: {one.description}" if one.description else f"  {key}" for key, one in recipe.ablations.items()
+        ]
+        return (f"Ablations of {name}, for --ablate:", *lines)
 
     @classmethod
     @override
