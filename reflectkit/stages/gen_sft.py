@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from reflectkit.core.seeding import derive, generator
 from reflectkit.core.text import counted
 from reflectkit.data.sft import FILES, Lesson, joined, mismatched, plain_row, policy_row, reflection_row
 from reflectkit.stages.shared.environments import WorldConfig
+from reflectkit.stages.shared.players import model_folders, place_of
 from reflectkit.stages.shared.replaying import drawn_records, replayed_lessons
 
 EXAMPLES = (
@@ -45,7 +46,9 @@ class Config(WorldConfig):
     comments: str = option(
         "teacher", help="Whose comments the policy's rows show: teacher, reflector, or both (one row each)."
     )
-    reflect_load_dir: Path | None = option(None, help="The reflector's checkpoint, for --comments reflector or both.")
+    reflect_load_dir: Path | None = option(
+        None, help="The reflector's checkpoint, or a run in which both learned, for --comments reflector or both."
+    )
     answer: str = option(
         ANSWERS[0],
         help="What the policy answers where it chooses: label (the choice's number) or text (its own words).",
@@ -80,7 +83,8 @@ def run(config: Config, progress: Progress) -> Report:
     source = config.task_file or config.folder / "train.json"
     target = config.out_dir or config.folder
     write_permission(target)
-    reflector = [config.reflect_load_dir] if config.reflect_load_dir else []
+    config = replace(config, reflect_load_dir=place_of(config.reflect_load_dir, config, progress, reflects=True))
+    reflector = model_folders([config.reflect_load_dir])
     records = drawn_records(config, source, config.demonstrations)
     with open_run(
         "gen-sft", config, [source, *reflector, *config.input_files(record.task for record in records)]

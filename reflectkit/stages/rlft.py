@@ -34,6 +34,7 @@ from reflectkit.stages.shared.distributed import shared_run, start_processes
 from reflectkit.stages.shared.environments import at_level, check_level, model_source
 from reflectkit.stages.shared.launching import check_launch, launched
 from reflectkit.stages.shared.plan import Estimate, Stopwatch, plan_report, sizes
+from reflectkit.stages.shared.players import model_folders, place_of
 from reflectkit.stages.shared.sampling import LOCAL
 from reflectkit.stages.shared.second_player import SecondPlayerConfig
 from reflectkit.stages.shared.trackers import require_trackers, tracking
@@ -92,7 +93,8 @@ class Config(SecondPlayerConfig, AlgorithmConfig, TrainingConfig):
         "", help="Instead of --load-dir, a model without SFT: smollm2-135m, a folder or a Hugging Face id."
     )
     reflect_load_dir: Path | None = option(
-        None, help="Checkpoint of the reflector; without one it is the SFT + RL arm."
+        None,
+        help="Checkpoint of the reflector, or a run in which both players learned; without one it is the SFT + RL arm.",
     )
     share_base: bool = option(
         False, help="Load the base once for a policy and a reflector that are LoRA adapters on it."
@@ -235,8 +237,10 @@ def run(config: Config, progress: Progress) -> Report:
         raise ConfigError(f"--optimizer {config.optimizer} needs the whole policy in each process; use adamw")
     progress = progress if processes.first else Quiet()
     with processes.first_then_rest():
-        config = replace(config, model=model_source(config.model, config.data_dir, progress))
-    models = [path for path in (config.load_dir, config.reflect_load_dir, config.resume_from) if path]
+        reflector = place_of(config.reflect_load_dir, config, progress, reflects=True)
+        model = model_source(config.model, config.data_dir, progress)
+        config = replace(config, model=model, reflect_load_dir=reflector)
+    models = [path for path in (config.load_dir, *model_folders([reflector]), config.resume_from) if path]
     if Path(config.model).is_dir() and config.model:
         models.append(Path(config.model))
     _check_prompts(config, levels)

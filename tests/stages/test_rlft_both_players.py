@@ -64,10 +64,10 @@ def test_two_adapters_on_one_base_learn_as_two_models_do(corridor_folder: Path, 
     checkpoint.check_files(shared)
 
 
-def test_evaluate_reads_the_reflector_of_the_run(
+def test_a_run_in_a_reflectors_place_stands_for_its_reflector(
     corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run, or its checkpoint, behind the + stands for the reflector that was trained there."""
+    """So does its checkpoint; in evaluate behind the +, and in rlft and gen-sft."""
     monkeypatch.chdir(tmp_path)
     made = train(corridor_folder, Path("results"), name="both", reflect_load_dir=corridor_folder / "reflection",
         train_reflector=1, reflector_states=1, reflector_comments=2, max_steps=1, episodes=2)  # fmt: skip
@@ -77,6 +77,17 @@ def test_evaluate_reads_the_reflector_of_the_run(
     assert main(["evaluate", "--env", "corridor", "--name", "evaluation", *policies, *tasks]) == 0
     record = read_json(Path("results/evaluation/config.json"))
     assert {str(made), f"{made}/reflector"} <= set(record["inputs"])
+    again = command(corridor_folder, "--name", "again", "--max-steps", "1", "--episodes", "2")
+    again[again.index(str(corridor_folder / "reflection"))] = "results/both"
+    assert main(again) == 0
+    assert f"{made}/reflector" in read_json(Path("results/again/config.json"))["inputs"]
+    assert read_json(Path("results/again/checkpoint-1/reflectkit.json"))["reflector"] == f"{made}/reflector"
+    assert main(["gen-trajectory", "--env", "corridor", "--demonstrations", "2"]) == 0
+    rows = ["--comments", "reflector", "--reflect-load-dir", str(made), "--name", "rows"]
+    assert (
+        main(["gen-sft", "--env", "corridor", "--task-file", "data/corridor/data_reflection_negative.json", *rows]) == 0
+    )
+    assert f"{made}/reflector" in read_json(Path("results/rows/config.json"))["inputs"]
 
 
 @pytest.mark.parametrize(
