@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from reflectkit.core.config import StageConfig
 from reflectkit.core.errors import DataError
 from reflectkit.core.folders import find_run, named_runs, new_folder, remove_if_empty, runs_of
-from reflectkit.core.identity import Identity, digest, plain_settings, read_record
+from reflectkit.core.identity import Identity, as_recorded, digest, plain_settings, read_record
 from reflectkit.core.jsonl import read_json, sweep, write_json
 from reflectkit.core.locks import locked
 from reflectkit.core.reports import Report, Table
@@ -118,6 +118,25 @@ def finished(results_dir: Path, stage: str, settings: Mapping[str, Any], content
     """
     folders = [folder for folder in runs_of(results_dir, stage) if _made_of(folder, settings, content)]
     return [report for folder in folders if (report := _finished(stage, folder))]
+
+
+def runs_but_for(stage: str, config: StageConfig, inputs: Sequence[Path], names: Collection[str]) -> list[Path]:
+    """The runs of `stage`, finished or not, with these inputs and settings, except that some of `names` differ.
+
+    Raises DataError: an input is missing.
+    """
+    settings, digests, found = plain_settings(config), None, []
+    for folder in runs_of(config.results_dir, stage):
+        record = read_record(folder)
+        if not isinstance(record.get("settings"), dict):
+            continue
+        recorded = as_recorded(config, record["settings"])
+        if recorded == settings or recorded | {name: settings[name] for name in names} != settings:
+            continue
+        digests = digests or {str(path): digest(path) for path in inputs}
+        if record.get("inputs") == digests:
+            found.append(folder)
+    return found
 
 
 def _made_of(folder: Path, settings: Mapping[str, Any], content: str) -> bool:

@@ -8,7 +8,7 @@ round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +23,7 @@ from reflectkit.core.jsonl import dumps, salvage, write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.prompts import one_line, policy_prompt
 from reflectkit.core.reports import Report, Table
-from reflectkit.core.runs import open_run
+from reflectkit.core.runs import open_run, runs_but_for
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.text import counted
 from reflectkit.data.own_comments import (
@@ -49,6 +49,9 @@ EXAMPLES = (
 BASELINES = ("none", "empty", "others")
 OTHERS = 4  # comments on other states that make up the baseline "others"
 AT_ONCE = 64  # states that are judged together and saved together
+JUDGED, VALIDATION = "judged.jsonl", "validation.jsonl"
+SELECTING = ("margin", "most", "out_dir")
+"""Settings that only select among judged comments, or say where to."""
 COLUMNS = (
     ("states", "states", "d"),
     ("kept", "kept_share", ".1%"),
@@ -113,7 +116,8 @@ class Config(WorldConfig):
 def run(config: Config, progress: Progress) -> Report:
     """Write sft_reflection.jsonl, and what each comment gained into the run's folder.
 
-    Judged states are kept and are not sampled again by a restarted run. Raises CheckpointError, ConfigError, DataError.
+    Judged states are kept and are not sampled again by a restarted run, nor by one that only selects otherwise. Raises
+    CheckpointError, ConfigError, DataError.
     """
     source = config.task_file or config.folder / "train.json"
     held_out = config.validate_file or config.folder / "validate.json"
@@ -125,19 +129,21 @@ def run(config: Config, progress: Progress) -> Report:
     records = drawn_records(config, source, config.demonstrations)
     others = drawn_records(config, held_out, 0) if measured else []
     files = config.input_files(record.task for record in (*records, *others))
-    with open_run(
-        "gen-comments", config, [source, *([held_out] if measured else []), *model_folders(places), *files]
-    ) as current:
+    inputs = [source, *([held_out] if measured else []), *model_folders(places), *files]
+    earlier = _earlier(config, inputs)
+    with open_run("gen-comments", config, inputs) as current:
         if current.done:
             return current.done
+        if any(map(len, earlier.values())):
+            progress.news("Comments of an earlier run with another --margin or --most are selected from again.")
         states = _states(config, source, records, config.states, progress)
         tests = _states(config, held_out, others, config.validate_states, progress) if measured else []
         judge = _Judge(config, *places)
         figures: dict[str, Any] = {}
         if tests:
-            judged = judge.all(tests, current.folder / "validation.jsonl", "The model's own comments", progress, 0)
+            judged = judge.all(tests, current.folder / VALIDATION, earlier, "The model's own comments", progress, 0)
             figures["validation"] = round_figures(judged)
-        judged = judge.all(states, current.folder / "judged.jsonl", "Sampling comments", progress, config.samples)
+        judged = judge.all(states, current.folder / JUDGED, earlier, "Sampling comments", progress, config.samples)
         figures |= round_figures(judged)
         rows = [
             reflection_row(replace(states[one.state], reflection=one.comments[index]))
@@ -195,16 +201,28 @@ class _Judge:
         self.policy = LocalSampler(load_player(str(policy), "policy"))
         self.writer = LocalSampler(load_player(str(writer)), frozen=True)  # a policy may comment, too
 
-    def all(self, lessons: Sequence[Lesson], path: Path, title: str, progress: Progress, samples: int) -> list[Judged]:
+    def all(
+        self,
+        lessons: Sequence[Lesson],
+        path: Path,
+        earlier: Mapping[str, Sequence[Judged]],
+        title: str,
+        progress: Progress,
+        samples: int,
+    ) -> list[Judged]:
         """Each state with its comments; 0 samples: one greedy comment, which is kept. Those in `path` are not judged
-        again; the others are added to it.
+        again; the others are added to it. earlier: by file name, the first states as another selection left them.
         """
-        judged = _kept(path)
+        judged, scored = _intact(path), earlier[path.name]
+        if len(judged) < len(lessons):  # a killed run's last group may lack states
+            judged = judged[: len(judged) - len(judged) % AT_ONCE]
         path.parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(path, map(judged_to_json, judged))
         with path.open("a", encoding="utf-8") as file, progress.bar(title, len(lessons), len(judged)) as bar:
             for start in range(len(judged), len(lessons), AT_ONCE):
-                part = self._some(start, lessons[start : start + AT_ONCE], samples)
+                group, again = lessons[start : start + AT_ONCE], scored[start : start + AT_ONCE]
+                complete = len(again) == len(group)
+                part = self._selected(group, again, samples) if complete else self._some(start, group, samples)
                 file.writelines(dumps(judged_to_json(one)) + "\n" for one in part)
                 file.flush()
                 judged += part
@@ -213,7 +231,6 @@ class _Judge:
 
     def _some(self, first: int, lessons: Sequence[Lesson], samples: int) -> list[Judged]:
         """The states from number `first` on."""
-        config = self.config
         comments = self._comments(first, lessons, samples)
         bases = self._bases(comments)
         texts = [[*base, *own] for base, own in zip(bases, comments, strict=True)]
@@ -224,9 +241,23 @@ class _Judge:
             before, after = ([next(answers) for _ in some] for some in (base, own))
             without = fmean(logprob for logprob, _ in before)
             logprobs = tuple(logprob for logprob, _ in after)
-            kept = chosen(without, logprobs, config.margin, config.most) if samples else tuple(range(len(own)))
             likeliest = (before[0][1], *(right for _, right in after))
-            judged.append(Judged(number, without, tuple(own), logprobs, likeliest, kept))
+            judged.append(Judged(number, without, tuple(own), logprobs, likeliest, ()))
+        return self._selected(lessons, judged, samples)
+
+    def _selected(self, lessons: Sequence[Lesson], judged: Sequence[Judged], samples: int) -> list[Judged]:
+        """The states with the comments to keep, and what these gain elsewhere."""
+        config = self.config
+        judged = [
+            replace(
+                one,
+                kept=chosen(one.without, one.logprobs, config.margin, config.most)
+                if samples
+                else tuple(range(len(one.comments))),
+                swapped=None,
+            )
+            for one in judged
+        ]
         swapped = elsewhere([one.comments[one.kept[0]] if one.kept else None for one in judged])
         places = [place for place, text in enumerate(swapped) if text is not None]
         for place, (logprob, _) in zip(
@@ -290,9 +321,15 @@ class _Judge:
         return judged
 
 
-def _kept(path: Path) -> list[Judged]:
-    """The states that a killed run had judged: as many whole groups as are intact."""
+def _earlier(config: Config, inputs: Sequence[Path]) -> dict[str, list[Judged]]:
+    """By file name, the states that another run judged with the same settings, but for the selection."""
+    runs = runs_but_for("gen-comments", config, inputs, SELECTING)
+    return {name: max((_intact(run / name) for run in runs), key=len, default=[]) for name in (JUDGED, VALIDATION)}
+
+
+def _intact(path: Path) -> list[Judged]:
+    """The states in `path` up to the first damaged line."""
     rows, _ = salvage(path, FIELDS)
     judged = [judged_from_json(row) for row in rows]
     intact = next((place for place, one in enumerate(judged) if one is None or one.state != place), len(judged))
-    return [one for one in judged[: intact - intact % AT_ONCE] if one is not None]
+    return [one for one in judged[:intact] if one is not None]

@@ -158,8 +158,9 @@ def estimate(
         sum(times * written_limit(endpoint, request) for request, times in bounds),
     )
     usd = [config.prices.cost(*tokens) if config.prices.known else None for _, *tokens in (expected, at_most)]
+    answered_count = len(requests) - len(new)
     figures = {
-        "already_answered": len(requests) - len(new),
+        "already_answered": answered_count,
         "calls": expected[0],
         "prompt_tokens": expected[1],
         "completion_tokens": expected[2],
@@ -169,7 +170,7 @@ def estimate(
     names = ("calls", "prompt tokens", "completion tokens")
     rows = [(name, str(usual), str(bound)) for name, usual, bound in zip(names, expected, at_most, strict=True)]
     dollars = ["unknown" if value is None else f"{value:.4f}" for value in (figures["usd"], figures["most_usd"])]
-    title = f"Estimate for {endpoint}; already answered: {counted(figures['already_answered'], 'call')}"
+    title = f"Estimate for {endpoint}; already answered: {counted(answered_count, 'call')}"
     if not config.prices.known:
         title += "; for the price give --price-in and --price-out"
     return figures, Table(title, ("what", "expected", "at most"), (*rows, ("US dollars", *dollars)))
