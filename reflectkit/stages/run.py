@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Self
 from typing_extensions import override
 
 from reflectkit.core.config import (
+    PACKAGED,
     Elsewhere,
     StageConfig,
     as_lists,
@@ -69,6 +70,7 @@ from reflectkit.stages.recipes.schedule import Job, check_script, perform
 from reflectkit.stages.recipes.workers import CHECKS
 from reflectkit.stages.shared import eval_tables
 from reflectkit.stages.shared.breakdowns import aspect_tables, passes_table
+from reflectkit.stages.shared.environments import share_models
 from reflectkit.stages.shared.seeds import seed_differences, seed_differences_table
 
 EXAMPLES = (
@@ -281,6 +283,8 @@ def run(config: Config, progress: Progress) -> Report:
             f" {config.results_dir / config.folder}"
         )
     flags = {target: flag(name) for name, one in recipe.parameters.items() for target in one.sets}
+    if any(str(value) in PACKAGED for job in jobs for value in job.values.values()):
+        share_models(config.data_dir, dict.fromkeys(job.values["data_dir"] for job in jobs))
     jobs = with_checks(jobs, flags)
     with open_run("run", dataclasses.replace(config, name=f"{config.folder}/{RECORD}", keep=True)) as current:
         reports = {name: one for name, one in perform(jobs, config.jobs, progress).items() if one.stage != CHECKS}

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from reflectkit.cli.main import main
+from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ConfigError
 from reflectkit.stages.run import Config, load_recipe, planned
+from reflectkit.stages.shared.environments import model_source
 from tests.commands import error_of
 
 RECIPE = """
@@ -162,3 +164,28 @@ def test_the_packaged_recipes_name_what_they_set() -> None:
 def test_an_unknown_parameter_is_refused_in_python() -> None:
     with pytest.raises((ConfigError, TypeError)):
         Config(recipe="r.yaml", nowhere=1)
+
+
+MODEL = """
+description: d
+steps: [{name: plain, stage: sft, env: corridor, role: plain, model: smollm2-135m, task_file: missing.jsonl}]
+"""
+
+
+def test_a_converted_model_is_shared_by_fast_runs_and_seeds(
+    tmp_path: Path, quiet: Quiet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that has rows would train; what an earlier version converted there stays in use."""
+    Path("model.yaml").write_text(MODEL)
+    own = Path("data/fast/seed1/models/smollm2-135m")
+    for folder in (Path("data/models/smollm2-135m"), own):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    for more in ([], ["--seeds", "2"], ["--fast"], ["--fast", "--seeds", "2"]):
+        assert "missing.jsonl" in error_of(["run", "model.yaml", *more], capsys)
+    for data in ("data", "data/fast", "data/seed0", "data/seed1", "data/fast/seed0"):
+        found = Path(model_source("smollm2-135m", Path(data), quiet))
+        assert found.parent.parent == Path(data)
+        assert found.samefile("data/models/smollm2-135m")
+    assert not own.is_symlink()
+    assert not own.parent.is_symlink()

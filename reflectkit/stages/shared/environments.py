@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +27,7 @@ from reflectkit.core.config import (
 )
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
+from reflectkit.core.locks import locked
 from reflectkit.core.protocols import Env
 from reflectkit.core.registry import resolve
 from reflectkit.core.types import Task
@@ -36,6 +39,9 @@ from reflectkit.stages.shared.chat import ChatConfig
 
 RECORDS = "data_reflection_negative.json"
 DEFAULT_HORIZON = 15
+MODELS = "models"
+"""Folder in the data folder, of packaged models that were converted."""
+CONVERTING_S = 600.0  # to wait for another process that converts
 
 
 @dataclass(frozen=True)
@@ -242,19 +248,35 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 
 
 def model_source(name: str, data_dir: Path, progress: Progress) -> str:
-    """`name`, or the folder of the packaged model of that name, which is converted into `data_dir` first. Raises
-    CheckpointError.
+    """`name`, or the folder of the packaged model of that name, which is converted into `data_dir` first; one process
+    at a time converts, and others wait. Raises CheckpointError.
     """
     if name not in PACKAGED:
         return name
-    folder = data_dir / "models" / name
+    folder = data_dir / MODELS / name
     if not (folder / "config.json").is_file():
         from reflectkit.models.packaged import convert
 
-        with progress.bar(f"{name}: converting into {folder}, once", 1) as bar:
-            convert(name, folder)
+        folder.parent.resolve().mkdir(parents=True, exist_ok=True)
+        with locked(folder.parent, CONVERTING_S), progress.bar(f"{name}: converting into {folder}, once", 1) as bar:
+            if not (folder / "config.json").is_file():
+                convert(name, folder)
             bar.advance()
     return str(folder)
+
+
+def share_models(data_dir: Path, folders: Iterable[Path]) -> None:
+    """Let the data folders `folders` inside `data_dir` use its converted models; those with models of their own keep
+    them.
+    """
+    for folder in folders:
+        link = folder / MODELS
+        if folder == data_dir or link.exists() or link.is_symlink():
+            continue
+        with contextlib.suppress(OSError):  # without links, each folder has a conversion of its own
+            (data_dir / MODELS).mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(data_dir / MODELS, folder), target_is_directory=True)
 
 
 def check_level(env: str, level: str) -> None:
