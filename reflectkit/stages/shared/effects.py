@@ -58,13 +58,15 @@ class Effect:
 
     @property
     def word(self) -> str:
-        """helps, harms, equivalent or unclear. With several seeds, a sign counts only if both intervals agree on it."""
-        several = self.seeds > 1
-        if self.low > 0 and (not several or self.seed_low > 0):
-            return "helps" if self.high > EQUIVALENT else "helps, by less than 3 points"
-        if self.high < 0 and (not several or self.seed_high < 0):
-            return "harms" if self.low < -EQUIVALENT else "harms, by less than 3 points"
-        return "equivalent" if self.low >= -EQUIVALENT and self.high <= EQUIVALENT else "unclear"
+        """helps, harms, equivalent or unclear. With several seeds, both intervals must agree on it."""
+        low, high = self.low, self.high
+        if self.seeds > 1:
+            low, high = min(low, self.seed_low), max(high, self.seed_high)
+        if low > 0:
+            return "helps" if high > EQUIVALENT else "helps, by less than 3 points"
+        if high < 0:
+            return "harms" if low < -EQUIVALENT else "harms, by less than 3 points"
+        return "equivalent" if low >= -EQUIVALENT and high <= EQUIVALENT else "unclear"
 
 
 def effects(pack: Pack) -> list[Effect]:
