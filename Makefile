@@ -67,7 +67,7 @@ demo-memory: $(INSTALLED) ## Run the whole pipeline on generated conversations; 
 
 test: $(TEST_INSTALLED) ## Run the tests; ALFWorld's need a C++ compiler and are skipped without one
 	$(MAKE) --no-print-directory alfworld || echo "ALFWorld's engine is not installed; skipping its tests"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: lint type test ## Run everything that must pass: lint, types, tests
 

@@ -24,6 +24,22 @@ torch.set_num_threads(1)
 _frozen_at = 0  # modules that were imported when the memory was frozen
 
 
+LONGEST = ("test_run.py", "test_rlft_killed.py", "test_bench_gpu.py", "test_rlft_processes.py",
+    "test_memory_pipeline.py", "test_explore_pipeline.py", "test_tutorial.py")  # fmt: skip
+"""Files of half a minute and more, the longest first."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Among several workers, long files go first, so that none is left alone with one at the end.
+
+    `--dist loadfile` keeps this order with `--no-loadscope-reorder`; otherwise the files with the fewest tests come
+    last, and these are the long ones.
+    """
+    if hasattr(config, "workerinput"):
+        places = {name: place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: (places.get(item.path.name, len(places)), item.path.parent.name != "stages"))
+
+
 def pytest_runtest_setup() -> None:
     """Freeze what imports have left: a training collects garbage at its end, which takes 0.3 s of going through it, and
     forks would copy it.

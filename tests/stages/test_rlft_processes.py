@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 from multiprocessing import active_children
@@ -16,6 +19,7 @@ from safetensors.torch import load_file
 from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, read_jsonl
 from tests.commands import error_of
+from tests.rl import sharded
 from tests.rlft_runs import command, same, weights
 
 TWO = ["--algo", "ppo", "--replay-size", "5", "--max-steps", "4", "--episodes", "24", "--learning-rate", "1e-3",
@@ -118,10 +122,14 @@ def test_a_killed_process_and_ctrl_c_end_all_with_one_line(
     line: str,
 ) -> None:
     (tmp_path / "faulty.py").write_text(FAULTY)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("STOPPED", str(os.getpid()))
     arguments = command(corridor_folder, "--processes", "2", "--results-dir", str(tmp_path), "--env", f"faulty:{env}")
-    assert main(arguments) == code
+    try:
+        assert main(arguments) == code
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert capfd.readouterr().err == f"reflectkit: {line}\n"
     assert active_children() == []
 
@@ -136,26 +144,61 @@ def test_a_launcher_and_processes_exclude_each_other(
     assert "leave out torchrun" in error_of(command(corridor_folder, "--processes", "2"), capsys)
 
 
+@pytest.fixture(scope="module")
+def whole(corridor_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `tests/rl/sharded.py` makes with the whole policy in one process."""
+    folder = tmp_path_factory.mktemp("whole")
+    shutil.copytree(corridor_folder / "policy", folder / "policy")
+    sharded.main("whole", folder)
+    return folder / "whole"
+
+
+def forked_ranks(kind: str, folder: Path) -> None:
+    """`tests/rl/sharded.py` in two forks of this process, which has imported torch, as torchrun would start them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    context = multiprocessing.get_context("fork")
+    ranks = [
+        context.Process(target=in_rank, args=(address | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, kind, folder))
+        for rank in range(2)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(300)
+        process.kill()
+    assert [process.exitcode for process in ranks] == [0, 0]
+
+
+def in_rank(variables: dict[str, str], kind: str, folder: Path) -> None:
+    os.environ |= variables
+    sharded.main(kind, folder)
+
+
 @pytest.mark.parametrize("how", ["sharded", "zero2", "zero3"])
-def test_a_sharded_policy_learns_what_a_whole_one_does(corridor_folder: Path, tmp_path: Path, how: str) -> None:
+def test_a_sharded_policy_learns_what_a_whole_one_does(
+    corridor_folder: Path, whole: Path, tmp_path: Path, how: str
+) -> None:
     """FSDP2 and ZeRO over two gloo processes, saved and taken up again half way (`tests/rl/sharded.py`)."""
     if how != "sharded":
         pytest.importorskip("deepspeed", reason="ZeRO needs pip install 'reflectkit[zero]'")
     shutil.copytree(corridor_folder / "policy", tmp_path / "policy")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    for kind, launcher in (("whole", []), (how, torchrun)):
+    if how == "sharded":
+        forked_ranks(how, tmp_path)
+    else:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         done = subprocess.run(
-            [sys.executable, *launcher, "-m", "tests.rl.sharded", kind, str(tmp_path)],
+            [sys.executable, *torchrun, "-m", "tests.rl.sharded", how, str(tmp_path)],
             cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300,
             env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-    whole, sharded = tmp_path / "whole", tmp_path / how
     compared = ("model.safetensors", "training_state.safetensors")[
         : 1 if how != "sharded" else 2
     ]  # ZeRO's lies in parts
     for name in compared:
-        first, second = (load_file(folder / "checkpoint-4" / name) for folder in (whole, sharded))
+        first, second = (load_file(folder / "checkpoint-4" / name) for folder in (whole, tmp_path / how))
         assert first.keys() == second.keys()
         assert max(float((first[key].float() - second[key].float()).abs().max()) for key in first) < 5e-4
     begun, ended = weights(corridor_folder / "policy"), weights(whole / "checkpoint-4")

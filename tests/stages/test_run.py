@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shutil
 import signal
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, read_jsonl
 from tests.commands import DATA_FILES
 from tests.kill import hashes, run_killed_at
@@ -42,14 +45,13 @@ steps:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy recipe, run once without interruption, by the command line."""
+    """The toy recipe, run once without interruption; in this process, whose server of steps may have torch already."""
     folder = tmp_path_factory.mktemp("straight")
     (folder / "toy.yaml").write_text(RECIPE)
-    done = subprocess.run(
-        [sys.executable, "-m", "reflectkit", "run", "toy.yaml"], cwd=folder, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Reflect-RL" in done.stdout
+    output = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(output):
+        assert main(["run", "toy.yaml"]) == 0
+    assert "Reflect-RL" in output.getvalue()
     return folder
 
 
@@ -141,9 +143,12 @@ def test_killed_at_any_point_and_started_again_it_ends_the_same(straight: Path, 
     ]
 
 
-def test_a_workers_end_follows_its_parents(tmp_path: Path) -> None:
-    """After kill -9 of `run`, no worker goes on writing."""
-    (tmp_path / "toy.yaml").write_text(RECIPE)
+def test_a_workers_end_follows_its_parents(straight: Path, tmp_path: Path) -> None:
+    """After kill -9 of `run`, no worker goes on writing. The data are there already, and all else is made again."""
+    shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
+    for made in (tmp_path / "results" / "toy").iterdir():
+        if made.name not in ("demonstrations", "split", "rows"):
+            shutil.rmtree(made)
     process = subprocess.Popen(
         [sys.executable, "-m", "reflectkit", "run", "toy.yaml"],
         cwd=tmp_path,
