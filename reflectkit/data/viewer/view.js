@@ -252,7 +252,7 @@ function sorted(found) {
 
 function arrange() {
   state.order = sorted(filtered());
-  byId("count").textContent = `${state.order.length.toLocaleString("en")} of ${columns.run.length.toLocaleString("en")} episodes`;
+  byId("count").textContent = `${state.order.length.toLocaleString("en")} of ${columns.run.length.toLocaleString("en")} ${columns.run.length === 1 ? "episode" : "episodes"}`;
   drawRows();
 }
 
