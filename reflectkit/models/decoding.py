@@ -22,6 +22,7 @@ from reflectkit.core.seeding import uniform
 from reflectkit.models.drafts import Guide
 from reflectkit.models.lean import ROOM, NextTokens, Roomy
 from reflectkit.models.padding import left_pad
+from reflectkit.models.prefix_cache import PrefixCache, cache_of, pays, read_prompts
 from reflectkit.models.scoring import forward_arguments, read_prefix, unwrapped
 
 CLEAR_AT = 4  # finished rows are dropped once they are one in 4, since dropping copies the cache and reads new prompts
@@ -63,6 +64,7 @@ def decode(
     stop_strings: Sequence[str] = (),
     tokenizer: Any = None,
     guides: Sequence[Guide] = (),
+    kept: PrefixCache | None = None,
 ) -> list[Written]:
     """The text written after each prompt; it does not depend on the other prompts, nor on the guides.
 
@@ -73,14 +75,15 @@ def decode(
     wait. stop_strings: a row ends with the token that completes one of these in its text, special tokens included;
     they require the tokenizer. guides: of greedy rows, one each, to guess the next tokens. Guesses are read at once,
     and those that the model would have written itself are kept: speculative decoding (Leviathan et al. 2023, arXiv
-    2211.17192), exact up to the rounding of the log-probabilities.
+    2211.17192), exact up to the rounding of the log-probabilities. kept: what was read with the same weights, where
+    long prompts begin, is not read again; the prompts are kept in it.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     written = [Written() for _ in prompts]
     pen = _Pen(written, limits, stop_ids, _StopStrings(stop_strings, tokenizer), temperature, seeds)
     pen.guides = list(guides)
     waiting = deque(index for index, limit in enumerate(limits) if limit > 0)
-    reader = _Reader(model, [prompts[index] for index in waiting], pad_id)
+    reader = _Reader(model, [prompts[index] for index in waiting], pad_id, kept)
     rows: _Rows | None = None
     while rows is not None or waiting:
         if rows is not None and rows.movable and CLEAR_AT * (len(rows.places) - len(rows.open)) >= len(rows.places):
@@ -171,8 +174,11 @@ class _Rows:
 class _Reader:
     """Runs the model: over new prompts (their common prefix once), and over one more token of each row."""
 
-    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> None:
+    def __init__(
+        self, model: Any, prompts: Sequence[Sequence[int]], pad_id: int, kept: PrefixCache | None = None
+    ) -> None:
         self.model, self.pad_id = model, pad_id
+        self.kept = kept if kept is not None and pays(model, prompts) else None
         self.device = next(model.parameters()).device
         one = torch.ones(1, 1, dtype=torch.long, device=self.device)
         self.takes_positions = "position_ids" in forward_arguments(model, one)
@@ -180,11 +186,15 @@ class _Reader:
         self.context = getattr(unwrapped(model).config.get_text_config(), "max_position_embeddings", None) or 2**20
         self.cache: Any = None
         self.prefix = 0
-        if prompts and self.takes_positions:
+        if prompts and self.takes_positions and self.kept is None:
             self.cache, self.prefix = read_prefix(model, prompts)
 
     def read(self, places: list[int], prompts: Sequence[Sequence[int]]) -> tuple[_Rows, torch.Tensor]:
         """(rows without a new token yet, logits_BV of their first)."""
+        if self.kept is not None:
+            reads, logits_BV = read_prompts(self.model, prompts, self.pad_id, self.kept)
+            input_ids, mask_BT = left_pad(prompts, self.pad_id, self.device)
+            return self._rows(places, cache_of(self.model, reads), input_ids, mask_BT), logits_BV
         input_ids, own_mask_BT = left_pad([prompt[self.prefix :] for prompt in prompts], self.pad_id, self.device)
         mask_BT = torch.cat([own_mask_BT.new_ones(len(prompts), self.prefix), own_mask_BT], dim=1)
         arguments = forward_arguments(self.model, mask_BT)
@@ -194,15 +204,18 @@ class _Reader:
         if cache is not None:
             cache.batch_repeat_interleave(len(prompts))
         output = self.model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments)
+        return self._rows(places, output.past_key_values, input_ids, mask_BT), output.logits[:, -1]
+
+    def _rows(self, places: list[int], cache: Any, input_ids: torch.Tensor, mask_BT: torch.Tensor) -> _Rows:
+        """Rows whose prompts were read."""
         positions_B1 = mask_BT.sum(dim=1, keepdim=True) - 1
-        written = output.past_key_values
-        movable = self.takes_positions and _is_movable(written)
+        movable = self.takes_positions and _is_movable(cache)
         if movable:
-            written.layers = [Roomy.of(one) if type(one) is DynamicLayer else one for one in written.layers]
-        rows = _Rows(
+            cache.layers = [Roomy.of(one) if type(one) is DynamicLayer else one for one in cache.layers]
+        return _Rows(
             places=places,
             open=list(range(len(places))),
-            cache=written,
+            cache=cache,
             last_B1=input_ids[:, -1:],
             positions_B1=positions_B1,
             mask_BT=mask_BT,
@@ -210,7 +223,6 @@ class _Reader:
             movable=movable,
             is_open_B1=torch.ones_like(positions_B1),
         )
-        return rows, output.logits[:, -1]
 
     def step(self, rows: _Rows) -> torch.Tensor:
         """logits_BV after each row's last token, which is added to the cache."""

@@ -19,6 +19,7 @@ from reflectkit.models.drafts import Drafts
 from reflectkit.models.labels import Path, trie
 from reflectkit.models.lean import in_place_gelu
 from reflectkit.models.load import Player
+from reflectkit.models.prefix_cache import PrefixCache
 from reflectkit.models.sampler import Ask, Sampled, draw
 from reflectkit.models.scoring import choice_logprobs
 
@@ -74,6 +75,7 @@ class LocalSampler:
             player.model.requires_grad_(False)
         in_place_gelu(player.model)
         self._drafts = Drafts() if frozen or guesses else None
+        self._kept = PrefixCache()
         self._scores: dict[Key, tuple[float, ...]] = {}
         self._has_read = False
         self._batcher: Batcher[Ask, Sampled] = Batcher(self._answer, rank)
@@ -89,8 +91,9 @@ class LocalSampler:
         return await self._batcher.ask(ask)
 
     async def publish(self, weights: Any, version: int) -> None:
-        """Forget what was scored: the model's weights, which are trained in place, have changed."""
+        """Forget what was read: the model's weights, which are trained in place, have changed."""
         self.version = version
+        self._kept.clear()
         self._scores.clear()
 
     def _answer(self, asks: list[Ask]) -> list[Sampled]:
@@ -177,6 +180,7 @@ class LocalSampler:
                 seeds=[ask.seed for ask in part],
                 width=self.batch,
                 guides=[remembered.guide(prompt) for prompt in prompts] if remembered else (),
+                kept=self._kept,
             )
             self.tokens += sum(map(len, prompts)) + sum(len(row.token_ids) for row in rows)
             for ask, row in zip(part, rows, strict=True):

@@ -45,6 +45,13 @@ class Tree:
         return 1 + max((path[-1] for path in self.paths), default=-1)
 
 
+def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
 def tree_of(rows: Sequence[Sequence[int]]) -> Tree:
     """The tree of `rows`, none of which is empty. Longer rows come first, so that others branch off them."""
     owner: list[int] = [-1]  # of each node of the trie: the row that reads it; the root is nobody's

@@ -60,9 +60,9 @@ class Scorer(nn.Module):
         """(hidden_ND, logits) at place_N of rows row_N; logits of the labels (N, K), or of the whole
         vocabulary (N, V).
         """
-        if _plain(self.model):  # no mask: a position never sees what is right of it
+        if has_plain_head(self.model):  # no mask: a position never sees what is right of it
             hidden_ND = trunk_of(self.model)(input_ids=input_ids_BT, use_cache=False).last_hidden_state[row_N, place_N]
-            return hidden_ND, _head_logits(self.model, hidden_ND, label_ids_NK)
+            return hidden_ND, head_logits(self.model, hidden_ND, label_ids_NK)
         places_U, index_N = torch.unique(place_N, return_inverse=True)
         output = unwrapped(self.model)(
             input_ids=input_ids_BT, use_cache=False, logits_to_keep=places_U, output_hidden_states=True
@@ -133,7 +133,7 @@ def token_logprobs(
     bare = model.model if type(model) is Scorer else model
     if share and can_share(bare):
         hidden_ND = hidden_at(trunk_of(bare), rows, [(row, place - 1) for row, place in marked], pad_id)
-        logits_NV = _head_logits(bare, hidden_ND, None)
+        logits_NV = head_logits(bare, hidden_ND, None)
     else:
         scorer = model if is_scorer(model) else Scorer(model)
         row_N = torch.tensor([row for row, _ in marked], device=device)
@@ -164,7 +164,7 @@ def can_share(model: Any) -> bool:
     """Whether `models.prefixes` is exact for the model: its layers attend to all positions before and cache nothing but
     keys and values, it is told positions, and it does not recompute activations, which does without a cache.
     """
-    if is_scorer(model) or not _plain(model):  # wrapped: sharded over processes
+    if is_scorer(model) or not has_plain_head(model):  # wrapped: sharded over processes
         return False
     bare = unwrapped(model)
     recomputes = torch.is_grad_enabled() and bare.is_activation_checkpointing
@@ -193,8 +193,10 @@ def behind_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
 
 def read_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
     """As `behind_prefix`, with one copy for all rows."""
-    length = _common_prefix(rows)
-    if length < SHORTEST_PREFIX or len(rows) < 2 or not _plain(model):
+    length = common_prefix(rows)
+    if length < SHORTEST_PREFIX or len(rows) < 2 or not has_plain_head(model):
+        return None, 0
+    if not only_keys_and_values(DynamicCache(config=unwrapped(model).config)):
         return None, 0
     device = next(model.parameters()).device
     prefix = torch.tensor([rows[0][:length]], device=device)
@@ -221,7 +223,7 @@ def _at_nodes(
     elif not torch.is_grad_enabled() and not is_scorer(model):
         hidden_ND = _last_hidden(model, prompts, pad_id)
     if hidden_ND is not None:
-        return hidden_ND, _head_logits(bare, hidden_ND, children_NC)
+        return hidden_ND, head_logits(bare, hidden_ND, children_NC)
     device = children_NC.device
     rows, nodes = _rows_and_nodes(prompts, tries)
     row_N, place_N = (torch.tensor(column, device=device) for column in zip(*nodes, strict=True))
@@ -272,7 +274,12 @@ def _cached_hidden(
     bare, learns = unwrapped(model), torch.is_grad_enabled()
     recomputes = learns and bare.is_activation_checkpointing  # which does without a cache
     positioned = "position_ids" in inspect.signature(bare.forward).parameters
-    if recomputes or not positioned or not _plain(model) or not only_keys_and_values(DynamicCache(config=bare.config)):
+    if (
+        recomputes
+        or not positioned
+        or not has_plain_head(model)
+        or not only_keys_and_values(DynamicCache(config=bare.config))
+    ):
         return None
     cache, length = (None, 0) if learns else behind_prefix(model, prompts)
     hidden_BD, cache = _read(model, prompts, cache, length, pad_id)
@@ -347,7 +354,7 @@ def _read(
     return hidden_BTD[torch.arange(len(rest), device=hidden_BTD.device), places], output.past_key_values
 
 
-def _common_prefix(rows: Sequence[Sequence[int]]) -> int:
+def common_prefix(rows: Sequence[Sequence[int]]) -> int:
     """The length of the common prefix of `rows`, at most one less than the shortest."""
     keys = [tuple(row) for row in rows]
     first, last = min(keys), max(keys)  # what these two share, all share
@@ -357,13 +364,13 @@ def _common_prefix(rows: Sequence[Sequence[int]]) -> int:
     return min(shared, min(map(len, rows)) - 1)
 
 
-def _plain(model: Any) -> bool:
+def has_plain_head(model: Any) -> bool:
     """Whether the logits are those of the head, unchanged."""
     config = unwrapped(model).config.get_text_config()
     return not any(getattr(config, name, None) not in (None, 1, 1.0) for name in PLAIN_HEAD_BLOCKERS)
 
 
-def _head_logits(model: Any, hidden_ND: torch.Tensor, label_ids_NK: torch.Tensor | None) -> torch.Tensor:
+def head_logits(model: Any, hidden_ND: torch.Tensor, label_ids_NK: torch.Tensor | None) -> torch.Tensor:
     """Logits of the labels (N, K), or of the whole vocabulary (N, V)."""
     head = unwrapped(model).get_output_embeddings()
     if label_ids_NK is not None and type(head) is nn.Linear and head.weight.shape[-1] == hidden_ND.shape[-1]:

@@ -14,7 +14,7 @@ import torch
 
 from reflectkit.core.types import Sample
 from reflectkit.models.labels import Path, trie
-from reflectkit.models.prefixes import tree_of
+from reflectkit.models.prefixes import shared_length, tree_of
 from reflectkit.models.scoring import choice_logprobs, token_logprobs
 from reflectkit.rl.losses import entropy
 
@@ -104,7 +104,7 @@ def packed_as_trees(parts: Sequence[Unit], max_tokens: int) -> list[list[Unit]]:
     for unit in sorted(parts, key=lambda unit: (bool(unit.choices), unit.tokens)):
         last = batches[-1] if batches else []
         alike = last and bool(last[0].choices) == bool(unit.choices)
-        new = unit.size - (_shared(last[-1].tokens, unit.tokens) if alike else 0)
+        new = unit.size - (shared_length(last[-1].tokens, unit.tokens) if alike else 0)
         widest = max(widest, unit.size)
         if alike and 2 * (read + new) + (len(last) + 1) * widest // 8 <= max_tokens:
             last.append(unit)
@@ -119,13 +119,6 @@ def tokens_read(micro: Sequence[Unit]) -> int:
     """How many tokens of prompts and texts are read if what they begin with is read once."""
     tokens = [unit.tokens for unit in micro]
     return tree_of(tokens).read
-
-
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    return next(
-        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
 
 
 def score(

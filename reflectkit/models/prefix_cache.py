@@ -1,0 +1,229 @@
+"""What a model has read is kept, and read no more in prompts that begin with it.
+
+In a conversation each prompt goes on from the one before, so that most of it was read in the last turn. Kept are keys
+and values, and of short convolutions (LFM2) their inputs, token by token: a new prompt may leave a kept one anywhere.
+This is exact up to the rounding of sums.
+"""
+
+from __future__ import annotations
+
+import bisect
+import inspect
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
+
+from reflectkit.models.padding import right_pad
+from reflectkit.models.prefixes import NARROW, shared_length
+from reflectkit.models.scoring import SHORTEST_PREFIX, common_prefix, has_plain_head, head_logits, trunk_of, unwrapped
+
+LONG = 128  # tokens; shorter prompts are read again sooner than kept
+CAPACITY = 2**29  # bytes of what is kept
+REST = 16  # tokens; of a kept prompt that another one begins with up to its last few, nothing is lost if it goes
+
+Layer = tuple[torch.Tensor, ...]
+"""What one layer caches of T tokens: keys and values (heads, T, size), or the inputs of a convolution (channels, T)."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """A prompt that was read, with what each layer caches of its T tokens."""
+
+    tokens: tuple[int, ...]
+    layers: tuple[Layer, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+        return sum(part.nbytes for layer in self.layers for part in layer)
+
+
+NOTHING = Read(())
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The first `length` tokens of `read`, with which another prompt begins; 0 of NOTHING if there is none."""
+
+    read: Read = NOTHING
+    length: int = 0
+
+
+class PrefixCache:
+    """Keeps what was read with the present weights. capacity: bytes; what was used least recently goes first."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self.capacity = capacity
+        self.size = 0
+        """Bytes that are kept."""
+        self._reads: OrderedDict[tuple[int, ...], Read] = OrderedDict()
+        self._sorted: list[tuple[int, ...]] = []
+
+    def longest(self, prompt: Sequence[int]) -> Prefix:
+        """The longest kept prefix of `prompt`, which leaves at least one token to read."""
+        tokens, best = tuple(prompt), Prefix()
+        place = bisect.bisect_left(self._sorted, tokens)
+        for near in self._sorted[max(0, place - 1) : place + 1]:  # no other begins with as many of its tokens
+            length = min(shared_length(tokens, near), len(tokens) - 1)
+            if length > best.length and length >= SHORTEST_PREFIX:
+                best = Prefix(self._reads[near], length)
+        if best.length:
+            self._reads.move_to_end(best.read.tokens)
+        return best
+
+    def keep(self, read: Read, prefix: Prefix) -> None:
+        """Keep a prompt that was read behind `prefix`; it stands for that one where it goes on from its end."""
+        if len(read.tokens) < LONG or read.tokens in self._reads:
+            return
+        if len(prefix.read.tokens) - prefix.length <= REST:
+            self._drop(prefix.read.tokens)
+        self._reads[read.tokens] = read
+        bisect.insort(self._sorted, read.tokens)
+        self.size += read.size
+        while self.size > self.capacity:
+            self._drop(next(iter(self._reads)))
+
+    def clear(self) -> None:
+        """Forget everything: the weights have changed."""
+        self._reads.clear()
+        self._sorted.clear()
+        self.size = 0
+
+    def _drop(self, tokens: tuple[int, ...]) -> None:
+        if tokens in self._reads:
+            self.size -= self._reads.pop(tokens).size
+            del self._sorted[bisect.bisect_left(self._sorted, tokens)]
+
+
+def pays(model: Any, prompts: Sequence[Sequence[int]]) -> bool:
+    """Whether `read_prompts` is worth it for these prompts, and right for the model."""
+    return max(map(len, prompts), default=0) >= LONG and serves(model)
+
+
+def serves(model: Any) -> bool:
+    """Whether reading behind a kept prefix is exact for the model: its layers attend to all positions before or are
+    short convolutions, and it is told positions.
+    """
+    bare = unwrapped(model)
+    config = bare.config.get_text_config()
+    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
+    convolutions = LinearAttentionLayer in kinds and hasattr(config, "conv_L_cache")  # others have a recurrent state
+    known = {DynamicLayer, LinearAttentionLayer} if convolutions else {DynamicLayer}
+    return kinds <= known and has_plain_head(model) and "position_ids" in inspect.signature(bare.forward).parameters
+
+
+def read_prompts(
+    model: Any, prompts: Sequence[Sequence[int]], pad_id: int, kept: PrefixCache
+) -> tuple[list[Read], torch.Tensor]:
+    """(what was read of each prompt, logits_BV behind it). Only the tokens behind kept prefixes are read, and the
+    common prefix of all prompts once; long prompts are kept.
+    """
+    prefixes = [kept.longest(prompt) for prompt in prompts]
+    shared = common_prefix(prompts)
+    if len(prompts) > 1 and shared >= SHORTEST_PREFIX and any(prefix.length < shared for prefix in prefixes):
+        ((first,), _) = _read_behind(model, [prompts[0][:shared]], [kept.longest(prompts[0][:shared])], pad_id)
+        kept.keep(first, Prefix())
+        prefixes = [max(prefix, Prefix(first, shared), key=lambda one: one.length) for prefix in prefixes]
+    reads: list[Read] = [NOTHING] * len(prompts)
+    logits_V: list[torch.Tensor] = [torch.empty(0)] * len(prompts)
+    for rows in _alike([len(prompt) - prefix.length for prompt, prefix in zip(prompts, prefixes, strict=True)]):
+        part = [prefixes[row] for row in rows]
+        new, logits_MV = _read_behind(model, [prompts[row] for row in rows], part, pad_id)
+        for row, read, line_V in zip(rows, new, logits_MV, strict=True):
+            reads[row], logits_V[row] = read, line_V
+            kept.keep(read, prefixes[row])
+    return reads, torch.stack(logits_V)
+
+
+def cache_of(model: Any, reads: Sequence[Read]) -> Any:
+    """A cache of the prompts that were read, padded on the left, to decode behind."""
+    return _cache(model, [Prefix(read, len(read.tokens)) for read in reads], recording=False)
+
+
+def _alike(lengths: Sequence[int]) -> list[list[int]]:
+    """Rows in groups whose lengths differ by a factor of two at most, or are all short."""
+    groups: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda one: -lengths[one]):
+        widest = lengths[groups[-1][0]] if groups else 0
+        if groups and (2 * lengths[row] >= widest or widest <= NARROW):
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
+@torch.no_grad()
+def _read_behind(
+    model: Any, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], pad_id: int
+) -> tuple[list[Read], torch.Tensor]:
+    """As `read_prompts`, in one pass. The new tokens are padded on the right, where convolutions do not see it."""
+    device = next(model.parameters()).device
+    new = [prompt[prefix.length :] for prompt, prefix in zip(prompts, prefixes, strict=True)]
+    past, width = max(prefix.length for prefix in prefixes), max(map(len, new))
+    pairs = list(zip(prefixes, new, strict=True))
+    seen_BT = [
+        [0] * (past - prefix.length) + [1] * (prefix.length + len(own)) + [0] * (width - len(own))
+        for prefix, own in pairs
+    ]
+    steps_BW = [[prefix.length + min(step, len(own) - 1) for step in range(width)] for prefix, own in pairs]
+    output = trunk_of(model)(
+        input_ids=right_pad(new, pad_id, device),
+        past_key_values=_cache(model, prefixes, recording=True),
+        attention_mask=torch.tensor(seen_BT, device=device),
+        position_ids=torch.tensor(steps_BW, device=device),
+        use_cache=True,
+    )
+    columns = [_columns(layer) for layer in output.past_key_values.layers]
+    reads = []
+    for row, (prompt, (prefix, own)) in enumerate(zip(prompts, pairs, strict=True)):
+        layers = []
+        for number, layer in enumerate(columns):
+            ends = [part.shape[2] - width + len(own) for part in layer]
+            fresh = [part[row, :, end - len(own) : end] for part, end in zip(layer, ends, strict=True)]
+            if prefix.length:
+                old = prefix.read.layers[number]
+                fresh = [torch.cat([a[:, : prefix.length], b], dim=1) for a, b in zip(old, fresh, strict=True)]
+            layers.append(tuple(part if prefix.length else part.clone() for part in fresh))
+        reads.append(Read(tuple(prompt), tuple(layers)))
+    rows_B = torch.arange(len(new), device=device)
+    ends_B = torch.tensor([len(own) - 1 for own in new], device=device)
+    return reads, head_logits(model, output.last_hidden_state[rows_B, ends_B], None)
+
+
+def _columns(layer: Any) -> Layer:
+    """What a layer of a cache holds of its tokens."""
+    return (layer.conv_states[0],) if isinstance(layer, LinearAttentionLayer) else (layer.keys, layer.values)
+
+
+def _cache(model: Any, prefixes: Sequence[Prefix], *, recording: bool) -> Any:
+    """A cache of B prefixes, padded on the left. recording: its convolutions keep the inputs of all tokens to come."""
+    config = unwrapped(model).config.get_text_config()
+    cache = DynamicCache(config=config)
+    longest = max(prefix.length for prefix in prefixes)
+    some = max(prefixes, key=lambda prefix: prefix.length).read
+    for number, layer in enumerate(cache.layers):
+        if isinstance(layer, LinearAttentionLayer):
+            layer.record_past = recording
+        if not longest:
+            continue
+        width = min(longest, config.conv_L_cache) if isinstance(layer, LinearAttentionLayer) else longest
+        parts = []
+        for place, like in enumerate(some.layers[number]):
+            padded = like.new_zeros(len(prefixes), like.shape[0], width, *like.shape[2:])
+            for row, prefix in enumerate(prefixes):
+                held = min(prefix.length, width)
+                if held:
+                    padded[row, :, width - held :] = prefix.read.layers[number][place][
+                        :, prefix.length - held : prefix.length
+                    ]
+            parts.append(padded)
+        if isinstance(layer, LinearAttentionLayer):
+            layer.update_conv_state(parts[0], conv_kernel_size=config.conv_L_cache)
+        else:
+            layer.update(*parts)
+    return cache
