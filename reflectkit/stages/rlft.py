@@ -174,6 +174,10 @@ class Config(SecondPlayerConfig, AlgorithmConfig, TrainingConfig):
                 "--share-base needs --load-dir and --reflect-load-dir, two LoRA adapters on the same base, and no"
                 " --lora-r"
             )
+        if self.share_prefixes and self.gradient_checkpointing:
+            raise ConfigError(
+                "--share-prefixes needs the keys and values that --gradient-checkpointing drops; leave out one of them"
+            )
         critic = self.critic_settings
         if (
             critic is not None

@@ -14,6 +14,7 @@ from reflectkit.models.padding import right_pad
 from reflectkit.models.prefixes import DEPTH, hidden_at, tree_of
 from reflectkit.models.scoring import can_share, trunk_of
 from reflectkit.models.tiny import build_model
+from reflectkit.rl.learner import Learner, Settings
 from reflectkit.rl.logprobs import packed_as_trees, units
 from tests.rl.training import gradients_after, play, rows_of
 
@@ -100,6 +101,29 @@ def test_an_update_has_the_same_gradients(policy: Player) -> None:
         for name, gradient in shared.items():
             torch.testing.assert_close(gradient, plain[name], atol=1e-5, rtol=0.0)
     assert len(packed_as_trees(units(samples), 400)) > len(packed_as_trees(units(samples), 16384)) == 1
+
+
+def test_an_adapter_has_the_same_gradients(policy: Player) -> None:
+    """LoRA on attention, where keys and values are shared, and on the layers behind it."""
+    from peft import LoraConfig, get_peft_model
+
+    layers = LoraConfig(r=4, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True, task_type="CAUSAL_LM")
+    adapted = Player(get_peft_model(policy.model, layers), policy.tokenizer, "policy")
+    with torch.no_grad():
+        for name, weight in adapted.model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.5, generator=torch.Generator().manual_seed(0))
+    samples = rows_of(adapted, play(adapted, count=6))
+    learner = Learner(adapted, Settings(learning_rate=0.0, max_grad_norm=1e9, share_prefixes=True))
+    figures = learner.update(samples, random.Random(0))
+    assert learner.shares
+    assert figures["read_per_token"] < 0.8
+    plain, shared = (gradients_after(adapted, samples, share_prefixes=share) for share in (False, True))
+    assert plain.keys() == shared.keys()
+    assert all("lora" in name for name in plain)
+    assert max(float(gradient.abs().max()) for gradient in plain.values()) > 1e-3
+    for name, gradient in shared.items():
+        torch.testing.assert_close(gradient, plain[name], atol=1e-5, rtol=0.0)
 
 
 def test_what_cannot_share_is_read_row_by_row(policy: Player) -> None:

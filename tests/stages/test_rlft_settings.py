@@ -42,6 +42,7 @@ LIMITS = rlft.LIMITS | ALGORITHM_LIMITS | CriticSettings.LIMITS | GrpoSettings.L
         ),
         ("--share-base", "--share-base needs"),
         ("--algo ppo --critic-trunk separate --lora-r 4", "use detached"),
+        ("--share-prefixes --gradient-checkpointing", "leave out one of them"),
         ("--model gpt2", "not both"),
         ("--kl -1", "--kl must lie between 0 and 1,000,000, got -1.0"),
         ("--clip 0", "--clip must be greater than 0"),
