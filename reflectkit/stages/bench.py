@@ -90,9 +90,11 @@ class Config(PlayConfig):
         " per round; default: 8, or 1 if the model is pretrained.",
     )
     size: tuple[str, ...] = option(
-        SIZES, help="rl: models to measure: tiny, gpt2-small (124 M parameters; repeat the flag)."
+        (),
+        help="rl: models to measure: tiny, gpt2-small (124 M parameters; repeat the flag); default: both, or tiny alone"
+        " where episodes are long.",
     )
-    episodes: int = option(128, help="rl: episodes per round.")
+    episodes: int | None = option(None, help="rl: episodes per round; default: about half a minute's, 8 to 128.")
     rounds: int = option(5, help="rl, sft: number of rounds, summarised by the median; gpt2-small runs half of them.")
     model: tuple[str, ...] = option(
         (),
@@ -119,7 +121,8 @@ class Config(PlayConfig):
         one_of("what", self.what, WHAT)
         within("steps", self.taken, 1 if self.what == "sft" else ROUNDS, 10_000_000)
         within("files", self.files, 1, 100_000)
-        within("episodes", self.episodes, 1, 100_000)
+        if self.episodes is not None:
+            within("episodes", self.episodes, 1, 100_000)
         within("rounds", self.rounds, 1, 1000)
         within("simulations", self.simulations, 1, MOST_SIMULATIONS)
         within("lora_r", self.lora_r, 0, 2**16)
@@ -211,15 +214,18 @@ def _on_a_gpu(config: Config, progress: Progress) -> Report:
 def _learning(config: Config, progress: Progress) -> Report:
     """Rollouts and updates of models with random weights."""
     from reflectkit.models.silence import silence_libraries
-    from reflectkit.stages.benchmarks.rl import measure
+    from reflectkit.stages.benchmarks.rl import FEWEST, PARTS, fitting, measure, tokens_of_an_episode
 
     silence_libraries()
     with open_run("bench", config, again=True) as current, _problems(config, progress) as (configured, tasks):
         make = configured.maker(tasks[0].level)
         figures: dict[str, Any] = {}
-        for size in config.size:
-            rounds, episodes = (config.rounds, config.episodes) if size == "tiny" else (-(-config.rounds // 2), 32)
-            with progress.bar(f"{config.env_name}: {size}", rounds + 1) as bar:
+        tokens = tokens_of_an_episode(tasks, make, config.seed)
+        fit = {size: fitting(size, tokens) for size in SIZES}
+        for size in config.size or (SIZES[0], *(size for size in SIZES[1:] if fit[size] >= FEWEST)):
+            episodes = config.episodes or max(FEWEST, fit[size])
+            rounds = config.rounds if size == SIZES[0] else -(-config.rounds // 2)
+            with progress.bar(f"{config.env_name}: {size}, {episodes} episodes", (rounds + 1) * PARTS) as bar:
                 measured = measure(size, tasks, make, episodes, rounds, config.seed, bar, config.device)
             figures |= {f"{size}_{name}": value for name, value in measured.items()}
             current.tables.append(figures_table(f"RL in {config.env_name}, {size}, batches of 32", "value", measured))

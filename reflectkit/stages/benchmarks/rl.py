@@ -40,7 +40,17 @@ BATCH = 32
 COUNTED = ("rollout", "bare_forward", "reflecting_rollout", "bare_reflecting", "update", "bare_backward")
 """What tokens are counted of: three pairs of ours and the floor."""
 COMMENT_TOKENS = 16  # an untrained reflector never stops by itself
-SIZES = ("tiny", "gpt2-small")
+TOKENS = {"tiny": 40_000, "gpt2-small": 6_000}
+"""The sizes, with the tokens of prompts that a round has if the number of its episodes is not given: half a minute on a
+core.
+"""
+FEWEST, MOST = 8, 128
+"""Episodes of a round if their number is not given."""
+PROBES = 4
+"""Episodes that are played to know how long they are."""
+PARTS = 6
+"""How often a round moves the bar."""
+SIZES = tuple(TOKENS)
 
 
 @dataclass
@@ -70,6 +80,18 @@ def _now() -> float:
     return time.perf_counter()
 
 
+def tokens_of_an_episode(tasks: Sequence[Task], make: Callable[[], Env], seed: int) -> float:
+    """Tokens of the prompts of an episode, on average, that the smallest model with random weights plays."""
+    episodes = [Episode(tasks[index % len(tasks)], derive(seed, "probe", index)) for index in range(PROBES)]
+    played = rollout(episodes, make, TwoPlayerAgent(LocalSampler(player(SIZES[0], tasks, make, seed))), width=PROBES)
+    return sum(len(turn.decision.prompt_ids) for one in played for turn in one.turns) / PROBES
+
+
+def fitting(size: str, tokens: float) -> int:
+    """How many episodes of so many tokens a round of `size` has at most."""
+    return min(MOST, int(TOKENS[size] / max(1.0, tokens)))
+
+
 def measure(
     size: str,
     tasks: Sequence[Task],
@@ -80,7 +102,9 @@ def measure(
     bar: Bar,
     device: str = "cpu",
 ) -> dict[str, float]:
-    """The figures for a model of `size` (one of SIZES) with random weights: rates, and ratios to the bare passes."""
+    """The figures for a model of `size` (one of SIZES) with random weights: rates, and ratios to the bare passes. The
+    bar moves PARTS times in each round and in the first one, which warms up.
+    """
     policy = player(size, tasks, make, seed, device)
     reflector = player(size, tasks, make, seed + 1, device)
     clock, tokens, played = Clock(), dict.fromkeys(COUNTED, 0), 0
@@ -88,13 +112,12 @@ def measure(
     for number in range(rounds + 1):  # the first one warms up
         chosen = [tasks[(number * episodes + index) % len(tasks)] for index in range(episodes)]
         plays = [Episode(task, derive(seed, "bench", number, index)) for index, task in enumerate(chosen)]
-        counts = _round(policy, reflector, learner, plays, make, clock)
+        counts = _round(policy, reflector, learner, plays, make, clock, bar)
         if number == 0:
             clock.seconds.clear()
         else:
             played += episodes
             tokens = {name: tokens[name] + counts[name] for name in COUNTED}
-        bar.advance()
     total = {name: sum(values) for name, values in clock.seconds.items()}
     figures = {
         "rollout_episodes_per_second": played / total["rollout"],
@@ -187,7 +210,13 @@ def player(size: str, tasks: Sequence[Task], make: Callable[[], Env], seed: int,
 
 
 def _round(
-    policy: Player, reflector: Player, learner: Learner, plays: list[Episode], make: Callable[[], Env], clock: Clock
+    policy: Player,
+    reflector: Player,
+    learner: Learner,
+    plays: list[Episode],
+    make: Callable[[], Env],
+    clock: Clock,
+    bar: Bar,
 ) -> dict[str, int]:
     """One round of every measurement; returns the tokens of each of COUNTED."""
     agent = TwoPlayerAgent(LocalSampler(policy, batch=BATCH))
@@ -195,14 +224,17 @@ def _round(
         played = rollout(plays, make, agent, width=BATCH)
     with clock.measure("bare_forward"):
         bare_tokens = _bare_play(policy, played)
+    bar.advance()
     with _model_time(policy.model) as inside, clock.measure("watched_rollout"):
         rollout(plays, make, TwoPlayerAgent(LocalSampler(policy, batch=BATCH)), width=BATCH)
     clock.seconds.setdefault("rollout_model", []).append(sum(inside))
+    bar.advance()
 
     commenting = Reflector(LocalSampler(reflector, frozen=True, rank=0, batch=BATCH), max_new_tokens=COMMENT_TOKENS)
     reflecting = TwoPlayerAgent(LocalSampler(policy, batch=BATCH), commenting)
     with clock.measure("reflecting_rollout"):
         commented = rollout(plays, make, reflecting, width=BATCH)
+    bar.advance()
     turns = [turn for trajectory in commented for turn in trajectory.turns]
     asked = list(dict.fromkeys(reflection_prompt(turn.observation) for turn in turns))
     asked_ids = [tuple(prompt_ids(reflector.tokenizer, text)) for text in asked]
@@ -211,12 +243,14 @@ def _round(
         reflecting_tokens = _bare_play(policy, commented)
         lines = [[reflector.pad_id] * COMMENT_TOKENS] * len(asked_ids)
         reflecting_tokens += decoding_floor(reflector, asked_ids, lines)
+    bar.advance()
 
     texts = _texts(played)
     if texts:
         _decoding_pair(policy, [prompt for prompt, _ in texts], [len(line) for _, line in texts], BATCH, clock)
     elif asked_ids:
         _decoding_pair(reflector, asked_ids[: 2 * BATCH], [COMMENT_TOKENS] * len(asked_ids[: 2 * BATCH]), BATCH, clock)
+    bar.advance()
 
     offered = {turn.observation.choices for trajectory in played for turn in trajectory.turns} - {()}
     trained = batch.trainable(played)
@@ -229,6 +263,7 @@ def _round(
             learner.update(samples, random.Random(0))
         with clock.measure("bare_backward"):
             _bare_backward(learner, samples)
+    bar.advance()
 
     observations = [turn.observation for turn in turns if turn.observation.choices][:BATCH]
     if observations:
