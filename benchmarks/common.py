@@ -178,13 +178,18 @@ def prepared_players(folder: Path) -> dict[str, Path]:
 
 
 def row(name: str, rounds: Rounds) -> str:
-    """A line of the table: median (lowest to highest) of each ratio."""
-    cells = []
-    for parts in (("rollout",), ("update",), PARTS):
-        ratios = sorted(rounds.ratios(*parts))
-        cells.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
-    seconds = [statistics.median(map(sum, zip(*side.values(), strict=True))) for side in rounds.sides]
-    return f"| {name} | {' | '.join(cells)} | {seconds[0]:.2f} / {seconds[1]:.2f} |"
+    """A line of the table: median (lowest to highest) of each ratio; empty for a part that was not measured."""
+    parts = [part for part in PARTS if rounds.ours[part]]
+    cells = {part: _cell(rounds.ratios(part)) for part in parts}
+    both = _cell(rounds.ratios(*PARTS)) if len(parts) == len(PARTS) else ""
+    seconds = [statistics.median(map(sum, zip(*(side[part] for part in parts), strict=True))) for side in rounds.sides]
+    shown = " | ".join([*(cells.get(part, "") for part in PARTS), both])
+    return f"| {name} | {shown} | {seconds[0]:.2f} / {seconds[1]:.2f} |"
+
+
+def _cell(ratios: Sequence[float]) -> str:
+    """The median of some ratios, and the lowest and highest."""
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 HEAD = "| theirs / ours | rollout | update | both | CPU seconds a round |\n|---|---|---|---|---|"

@@ -16,7 +16,8 @@ from reflectkit.models.load import load_player
 
 pytest.importorskip("trl", reason="compares with TRL, which is not installed")
 
-from benchmarks.common import Ours, Rounds
+from benchmarks import decoding, shares
+from benchmarks.common import Ours, Rounds, row
 from benchmarks.trl_peer import Theirs, measure
 
 
@@ -55,6 +56,34 @@ def test_both_sides_play_and_learn_the_same_episodes(sides: Callable[[], tuple[O
         theirs.policy.model.transformer.wte.weight[5:50] *= -3.0
     with pytest.raises(SystemExit, match="not played alike"):
         measure(ours, theirs, [episodes] * 2, rows, micro=rows)
+
+
+def test_both_sides_write_the_same_texts(checkpoints: dict[str, Path]) -> None:
+    theirs, ours = (load_player(checkpoints["reflection"], "reflection", device="cpu") for _ in range(2))
+    prompts = [[5, 6, 7, 8, number] for number in range(9, 13)]
+    rounds = decoding.measure(theirs, ours, prompts, 6, 2)
+    assert [len(side["rollout"]) for side in rounds.sides] == [2, 2]
+    name, rollout, update, both, seconds = row("texts", rounds).strip("| ").split(" | ")
+    assert (name, update, both) == ("texts", "", "")
+    assert rollout.startswith(f"{sum(rounds.ratios('rollout')) / 2:.2f} (")
+    assert "/" in seconds
+    with torch.no_grad():
+        theirs.model.transformer.wte.weight[5:50] *= -3.0
+    with pytest.raises(SystemExit, match="not written alike"):
+        decoding.measure(theirs, ours, prompts, 6, 1)
+
+
+def test_the_shares_of_an_update_add_up(sides: Callable[[], tuple[Ours, Theirs]]) -> None:
+    ours, _ = sides()
+    ours.agent.reflector = None
+    played = ours.play([Episode(task, 7 + number) for number, task in enumerate(Taxi.tasks("full")[:300:100])])
+    step = ours.learner.optimizer.step
+    parts, seconds = shares.shares(ours, played)
+    assert list(parts) == list(shares.SHARES)
+    assert sum(parts.values()) == pytest.approx(1)
+    assert all(share > 0 for share in parts.values())
+    assert seconds > 0
+    assert ours.learner.optimizer.step == step
 
 
 def test_the_ratio_is_of_their_time_to_ours() -> None:
