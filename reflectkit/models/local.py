@@ -75,7 +75,8 @@ class LocalSampler:
             player.model.requires_grad_(False)
         in_place_gelu(player.model)
         self._drafts = Drafts() if frozen or guesses else None
-        self._kept = PrefixCache()
+        self.kept = PrefixCache()
+        """What was read of the prompts behind which texts were written."""
         self._scores: dict[Key, tuple[float, ...]] = {}
         self._has_read = False
         self._batcher: Batcher[Ask, Sampled] = Batcher(self._answer, rank)
@@ -93,7 +94,7 @@ class LocalSampler:
     async def publish(self, weights: Any, version: int) -> None:
         """Forget what was read: the model's weights, which are trained in place, have changed."""
         self.version = version
-        self._kept.clear()
+        self.kept.clear()
         self._scores.clear()
 
     def _answer(self, asks: list[Ask]) -> list[Sampled]:
@@ -180,7 +181,7 @@ class LocalSampler:
                 seeds=[ask.seed for ask in part],
                 width=self.batch,
                 guides=[remembered.guide(prompt) for prompt in prompts] if remembered else (),
-                kept=self._kept,
+                kept=self.kept,
             )
             self.tokens += sum(map(len, prompts)) + sum(len(row.token_ids) for row in rows)
             for ask, row in zip(part, rows, strict=True):

@@ -18,6 +18,7 @@ from reflectkit.core.protocols import Env
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Sample, Status, Task, Trajectory
+from reflectkit.models.local import LocalSampler
 from reflectkit.rl import batch
 from reflectkit.rl.advantages import Estimates
 from reflectkit.rl.ahead import Ahead, Bounds, Group
@@ -292,6 +293,9 @@ class Trainer:
         sharded = self.processes.sharded  # then all play all episodes in lockstep and share the scoring
         share = episodes if sharded else self.processes.share(episodes)
         mine = rollout(share, level.make, agent, width=self.plan.width, timeout_s=self.plan.timeout_s)
+        for sampler in (agent.policy, agent.reflector and agent.reflector.sampler):
+            if isinstance(sampler, LocalSampler):  # memory for the update, and a resumed run has nothing kept either
+                sampler.kept.clear()
         if valued:
             mine = self.learner.valued(mine)
         return mine if sharded else self.processes.gather_shares(mine)

@@ -13,9 +13,10 @@ from reflectkit.core.protocols import StepResult
 from reflectkit.core.types import Observation, Task
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
+from reflectkit.models.prefix_cache import PrefixCache
 from reflectkit.rl.algorithms import objective
 from reflectkit.rl.loop import Level
-from tests.rl.training import corridor_player, trainer_of
+from tests.rl.training import Spelling, agent_of, corridor_player, trainer_of
 
 
 def test_groups_without_spread_are_dropped_and_counted() -> None:
@@ -77,3 +78,24 @@ def test_all_aborted_is_an_error_and_some_are_a_share() -> None:
     none = trainer_of(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: True))])
     with pytest.raises(EnvironmentFailure, match=r"every episode of update 1 was aborted \(12\): the engine is down"):
         none.advance()
+
+
+def test_what_was_read_is_dropped_before_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of both players, though only the policy's weights change."""
+    monkeypatch.setattr("reflectkit.models.prefix_cache.LONG", 4)
+    level = Level("all", [Task(word, "spelling", "all", word, {"word": word}) for word in ("abba", "bab")], Spelling)
+    trainer = trainer_of(corridor_player(0), objective("reinforce"), 1, [level], episodes=4)
+    trainer.agent = agent_of(trainer.learner.player, corridor_player(1), max_new_tokens=3)
+    assert trainer.agent.reflector is not None
+    kept = [trainer.agent.policy.kept, trainer.agent.reflector.sampler.kept]  # type: ignore[attr-defined]
+    sizes: list[list[int]] = [[], []]
+
+    def watch(one: PrefixCache, seen: list[int]) -> None:
+        keep = one.keep
+        monkeypatch.setattr(one, "keep", lambda *read: (keep(*read), seen.append(one.size)))
+
+    for one, seen in zip(kept, sizes, strict=True):
+        watch(one, seen)
+    trainer.advance()
+    assert all(max(seen) > 0 for seen in sizes)
+    assert [one.size for one in kept] == [0, 0]
