@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import inspect
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +56,9 @@ class Prefix:
 
 
 class PrefixCache:
-    """Keeps what was read with the present weights. capacity: bytes; what was used least recently goes first."""
+    """Keeps what was read with the present weights, for all threads. capacity: bytes; what was used least recently goes
+    first.
+    """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.capacity = capacity
@@ -63,36 +66,42 @@ class PrefixCache:
         """Bytes that are kept."""
         self._reads: OrderedDict[tuple[int, ...], Read] = OrderedDict()
         self._sorted: list[tuple[int, ...]] = []
+        self._lock = threading.Lock()
 
     def longest(self, prompt: Sequence[int]) -> Prefix:
         """The longest kept prefix of `prompt`, which leaves at least one token to read."""
         tokens, best = tuple(prompt), Prefix()
-        place = bisect.bisect_left(self._sorted, tokens)
-        for near in self._sorted[max(0, place - 1) : place + 1]:  # no other begins with as many of its tokens
-            length = min(shared_length(tokens, near), len(tokens) - 1)
-            if length > best.length and length >= SHORTEST_PREFIX:
-                best = Prefix(self._reads[near], length)
-        if best.length:
-            self._reads.move_to_end(best.read.tokens)
+        with self._lock:
+            place = bisect.bisect_left(self._sorted, tokens)
+            for near in self._sorted[max(0, place - 1) : place + 1]:  # no other begins with as many of its tokens
+                length = min(shared_length(tokens, near), len(tokens) - 1)
+                if length > best.length and length >= SHORTEST_PREFIX:
+                    best = Prefix(self._reads[near], length)
+            if best.length:
+                self._reads.move_to_end(best.read.tokens)
         return best
 
     def keep(self, read: Read, prefix: Prefix) -> None:
         """Keep a prompt that was read behind `prefix`; it stands for that one where it goes on from its end."""
-        if len(read.tokens) < LONG or read.tokens in self._reads:
+        if len(read.tokens) < LONG:
             return
-        if len(prefix.read.tokens) - prefix.length <= REST:
-            self._drop(prefix.read.tokens)
-        self._reads[read.tokens] = read
-        bisect.insort(self._sorted, read.tokens)
-        self.size += read.size
-        while self.size > self.capacity:
-            self._drop(next(iter(self._reads)))
+        with self._lock:
+            if read.tokens in self._reads:
+                return
+            if len(prefix.read.tokens) - prefix.length <= REST:
+                self._drop(prefix.read.tokens)
+            self._reads[read.tokens] = read
+            bisect.insort(self._sorted, read.tokens)
+            self.size += read.size
+            while self.size > self.capacity:
+                self._drop(next(iter(self._reads)))
 
     def clear(self) -> None:
         """Forget everything: the weights have changed."""
-        self._reads.clear()
-        self._sorted.clear()
-        self.size = 0
+        with self._lock:
+            self._reads.clear()
+            self._sorted.clear()
+            self.size = 0
 
     def _drop(self, tokens: tuple[int, ...]) -> None:
         if tokens in self._reads:
