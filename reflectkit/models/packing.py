@@ -20,6 +20,7 @@ from torch import nn
 from transformers import DynamicCache
 from trl import SFTTrainer
 
+from reflectkit.models.prefixes import shared_length
 from reflectkit.models.scoring import only_keys_and_values, trunk_of, unwrapped
 
 Encoded = Mapping[str, Sequence[int]]
@@ -80,7 +81,7 @@ def pack(rows: Sequence[Encoded], limit: int, width: int) -> list[dict[str, list
     path: list[int] = []
     for row in sorted(rows, key=lambda one: list(one["input_ids"])):
         tokens = row["input_ids"]
-        shared = _shared(before, tokens)
+        shared = shared_length(before, tokens)
         added = len(tokens) - shared
         size = len(packs[-1].tokens) if packs else 0
         if not packs or size + added > limit or PAIRS_PER_TOKEN * width * shared < 2 * size * added:
@@ -89,13 +90,6 @@ def pack(rows: Sequence[Encoded], limit: int, width: int) -> list[dict[str, list
         path = packs[-1].add(row, path, shared)
         before = tokens
     return [one.columns for one in packs]
-
-
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    return next(
-        (place for place, (this, that) in enumerate(zip(one, other, strict=False)) if this != that),
-        min(len(one), len(other)),
-    )
 
 
 def can_pack(model: Any) -> bool:

@@ -224,8 +224,8 @@ def _encoded(
         raise ConfigError(f"--share-prefixes: {config.model} cannot read several rows at once{how}; leave it out")
     packs = pack(encoded, min(config.max_length, player.context), player.model.config.get_text_config().hidden_size)
     before, now = (sum(len(row["input_ids"]) for row in rows) for rows in (encoded, packs))
-    groups = "1 group" if len(packs) == 1 else f"{len(packs)} groups"
-    progress.news(f"--share-prefixes: {before} tokens in {len(encoded)} rows, {now} in {groups}")
+    read = f"{counted(before, 'token')} in {counted(len(encoded), 'row')}"
+    progress.news(f"--share-prefixes: {read}, {now:,} in {counted(len(packs), 'group')}")
     return packs
 
 
