@@ -1,4 +1,4 @@
-"""Where the CPU time of an update goes: the shares of matrix products, attention and the rest, by torch's profiler.
+"""Where the time of an update goes: the shares of matrix products, attention and the rest, by torch's profiler.
 
     make bench-peers ARGS=--profile
 
@@ -53,7 +53,7 @@ def kind_of(event: Any, width: int) -> str:
 
 
 def shares(ours: Ours, played: Sequence[Trajectory]) -> tuple[dict[str, float], float]:
-    """(each share of the CPU time of one update from `played`, the CPU seconds of one without the profiler)."""
+    """(each share of the time of one update from `played`, the CPU seconds of one without the profiler)."""
     ours.learn(played)
     started = time.process_time()
     ours.learn(played)
@@ -67,9 +67,9 @@ def shares(ours: Ours, played: Sequence[Trajectory]) -> tuple[dict[str, float], 
     ours.learner.optimizer.step = recorded  # type: ignore[method-assign]
     try:
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
-            started = time.process_time()
+            started = time.perf_counter()
             ours.learn(played)
-            whole = time.process_time() - started
+            whole = time.perf_counter() - started
     finally:
         ours.learner.optimizer.step = step  # type: ignore[method-assign]
     width = 4 * ours.policy.model.config.n_embd
