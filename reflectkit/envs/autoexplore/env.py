@@ -281,11 +281,11 @@ class AutoExplore(BaseEnv):
         return "good" if self._last == self._way(here, shown)[0] else "mistake"
 
     def reflection(self, generator: random.Random) -> str:
-        """What the question asks, what the last output says about it, and where to look."""
+        """What the question asks, what the last output says about it as far as it is shown, and where to look."""
         read = self._walk.shown[-1] if self._last is not None and self._last.startswith("cat ") else None
         following = self._choices[self.oracle()]
         return write_reflection(
-            self.question, read, self._output.text, self._walk.folder, following, self.note() == "mistake", generator
+            self.question, read, self._shown, self._walk.folder, following, self.note() == "mistake", generator
         )
 
     def _way(self, here: str, shown: int | None = None) -> list[str]:
@@ -338,6 +338,7 @@ class AutoExplore(BaseEnv):
         listing, used = _listing(folder, max(room // 2 // ROUNDING * ROUNDING, FEWEST_NAMES))
         room -= used
         output, used = self._shown_output(room)
+        self._shown = output
         room -= used
         history = _recent(self._history, room)
         return f"{start}Files: {listing}\nCommands: {history}\nOutput:{output}"

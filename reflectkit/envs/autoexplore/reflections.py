@@ -1,20 +1,24 @@
 """A perfect teacher's comments: what the question asks, what the last output says about it, and where to look next.
 
-The words of the question are gone through one by one, so that the verdict follows from what stands before it: a small
-model that writes such a comment token by token has less to see at once than one that must judge a file in a single
-step.
+The words of the question are gone through one by one, each with the place where the output has it, so that the verdict
+follows from what stands before it: a small model that writes such a comment token by token copies what it finds, and has
+less to see at once than one that must judge a file in a single step.
 """
 
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-from reflectkit.core.text import WORD, keywords, stem
+from reflectkit.core.text import WORD, keywords, stem, words
 from reflectkit.envs.autoexplore.commands import UP
 from reflectkit.envs.autoexplore.repo import Folder
 
 NAMED = 4  # number of the question's words that a comment checks
+NAME = re.compile(r"\w+")
+LONGEST_PLACE = 40  # characters of a quotation
 ASKED = ("The question asks about {words}.", "It is about {words}.")
 FOUND = ("{file} answers it.", "{file} is the answer.")
 NOT_HERE = ("{file} does not answer it.", "{file} is not the answer.")
@@ -48,10 +52,8 @@ def write_reflection(
         parts.append(generator.choice(ASKED).format(words=", ".join(asked_about) or "something"))
     else:
         file = PurePosixPath(read).name
-        output_stems = set(keywords(output))
-        parts.append(
-            ", ".join(f"{word} {'yes' if stem(word.lower()) in output_stems else 'no'}" for word in asked_about) + "."
-        )
+        places = places_of_words(output)
+        parts.append(", ".join(_checked(word, places) for word in asked_about) + ".")
         if following == f"id {file}":
             return " ".join([*parts, generator.choice(FOUND).format(file=file)])
         parts.append(generator.choice(NOT_HERE).format(file=file))
@@ -62,6 +64,29 @@ def write_reflection(
     else:
         parts.append(generator.choice(TO_FOLDER if name in folder.folders else TO_FILE).format(name=name))
     return " ".join(parts)
+
+
+def places_of_words(output: str) -> dict[str, str]:
+    """For each stem of a word in `output`, where it first stands: the name or word that has it, up to the end of the
+    next one on its line.
+
+    >>> places_of_words("id,late_fee,days\\nLate again")
+    {'id': 'id,late_fee', 'late': 'late_fee,days', 'fee': 'late_fee,days', 'day': 'days', 'again': 'again'}
+    """
+    places: dict[str, str] = {}
+    for line in output.splitlines():
+        for name in NAME.finditer(line):
+            following = NAME.search(line, name.end())
+            for word in words(name[0]):
+                end = following.end() if following and following.end() - name.start() <= LONGEST_PLACE else name.end()
+                places.setdefault(stem(word), line[name.start() : end])
+    return places
+
+
+def _checked(word: str, places: Mapping[str, str]) -> str:
+    """A word of the question, and what the output has of it."""
+    place = places.get(stem(word.lower()))
+    return f"{word} no" if place is None else f'{word} in "{place}"'
 
 
 def question_words(question: str) -> list[str]:
