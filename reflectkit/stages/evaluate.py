@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from reflectkit.agents.endpoints import key_of
-from reflectkit.agents.requests import (
-    HISTORY_HELP,
-    HISTORY_TOKENS,
-)
+from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS
+from reflectkit.agents.scripted import require_oracle
 from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
@@ -47,6 +45,7 @@ from reflectkit.stages.shared.eval_tables import (
     row,
     table,
 )
+from reflectkit.stages.shared.oracle_scores import advised, oracle_scores
 from reflectkit.stages.shared.players import (
     Players,
     chat_parts,
@@ -103,6 +102,11 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
     max_new_tokens: int = option(
         128, help="Maximum length of an answer in tokens, in environments without enumerated actions."
     )
+    score_oracle: bool = option(
+        False,
+        help="Also compare each choice with the oracle's: agreement, and choice_nll, the mean negative log-probability"
+        " of the oracle's choice in nats.",
+    )
     device: str = option("auto", help="auto, cpu, cuda, …")
     history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP)
 
@@ -115,11 +119,14 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
         within("temperature", self.temperature, 0, 100)
         within("history_tokens", self.history_tokens, 0, MOST_TOKENS)
         if self.episodes:
-            if self.policy or self.task_file or self.level or self.problems or self.dry_run:
+            if self.policy or self.task_file or self.level or self.problems or self.dry_run or self.score_oracle:
                 raise ConfigError(
-                    "--episodes plays nothing: omit --policy, --task-file, --level, --problems and --dry-run"
+                    "--episodes plays nothing: omit --policy, --task-file, --level, --problems, --score-oracle and"
+                    " --dry-run"
                 )
             return
+        if self.score_oracle:
+            require_oracle(self.kind)
         if not self.policy:
             raise ConfigError("evaluate needs at least one --policy NAME=CHECKPOINT")
         names = [parse_policy(text, self.baselines, self.kind.methods)[0] for text in self.policy]
@@ -362,6 +369,8 @@ def play_match(
                     line = episode_to_json(match.name, trajectory, cluster=cluster) | {"level": match.level}
                     if aspects := config.kind.aspects(trajectory.task):
                         line["aspects"] = dict(aspects)
+                    if config.score_oracle:
+                        line["figures"] = {**line.get("figures", {}), **oracle_scores(trajectory)}
                     done[trajectory.task.id, trajectory.seed] = line
                     if trajectory.status is not Status.ABORTED:  # the same command plays aborted ones again
                         file.write(episode_line(line))
@@ -369,7 +378,8 @@ def play_match(
                     bar.advance()
 
                 agent = players.agent(match.name, match.policy, match.reflector)
-                rollout(remaining, config.maker(match.level), agent, width=config.width, on_end=on_end)
+                make = advised(config.maker(match.level)) if config.score_oracle else config.maker(match.level)
+                rollout(remaining, make, agent, width=config.width, on_end=on_end)
                 players.stop_if_spent(match.name)
     played = [done[episode.task.id, episode.seed] for episode in episodes]
     if played and all(line["status"] == "aborted" for line in played):

@@ -5,6 +5,8 @@ named.
 from __future__ import annotations
 
 import os
+import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -346,6 +348,36 @@ def test_oracle_takes_the_shortest_way_from_anywhere(repos: Path) -> None:
         assert env.note() == "good"
     assert done == ["cd ..", "cd app", "cd rules", "cat fees.py", "id fees.py"]
     assert last.info["success"]
+
+
+def test_a_comment_quotes_the_words_it_found_and_names_the_missing_ones(repos: Path) -> None:
+    env = start(repos)
+    take(env, "cd app")
+    take(env, "cat fees.py")
+    wrong = env.reflection(random.Random(0))
+    assert wrong.startswith('late no, fee in "Fees that". fees.py ')
+    assert " not " in wrong
+    take(env, "cd rules")
+    take(env, "cat fees.py")
+    right = env.reflection(random.Random(0))
+    assert right.startswith('late in "late fee", fee in "fee: ten". fees.py ')
+    assert " not " not in right
+
+
+@pytest.mark.parametrize("prompt_tokens", [140, 1000])
+def test_a_comment_quotes_only_what_the_prompt_shows(repos: Path, prompt_tokens: int) -> None:
+    """The middle of the file is cut out where the prompt has no room for it."""
+    (repos / "library" / "long.txt").write_text(
+        "one two three\n" * 20 + "the late fee\n" + "four five\n" * 20, encoding="utf-8"
+    )
+    env = Watched(repos, result_tokens=200, prompt_tokens=prompt_tokens)
+    env.reset(explore_task("long.txt", question="Where is the late fee that two guests pay worked out?"), 0)
+    shown = take(env, "cat long.txt").observation.text
+    comment = env.reflection(random.Random(0))
+    quoted = re.findall(r'(\w+) in "([^"]*)"', comment)
+    assert all(place in shown for _, place in quoted)
+    assert ("late" in dict(quoted)) == (" the late fee" in shown.partition("Output:")[2])
+    assert (prompt_tokens == 140) == (comment.startswith("late no"))
 
 
 def test_slips_are_other_files_where_the_target_lies_and_only_once(repos: Path) -> None:

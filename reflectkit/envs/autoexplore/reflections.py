@@ -1,8 +1,8 @@
 """A perfect teacher's comments: what the question asks, what the last output says about it, and where to look next.
 
-The words of the question are gone through one by one, each with the place where the output has it, so that the verdict
-follows from what stands before it: a small model that writes such a comment token by token copies what it finds, and has
-less to see at once than one that must judge a file in a single step.
+The words of the question are gone through one by one, each with what the output says where it has that word, so that
+the verdict follows from what stands before it: a small model that writes such a comment token by token copies what it
+finds, and has less to see at once than one that must judge a file in a single step.
 """
 
 from __future__ import annotations
