@@ -159,6 +159,9 @@ def test_the_packaged_recipes_name_what_they_set() -> None:
     resolved = load_recipe("auto-explore-tiny").resolved
     assert resolved["max_length"].default == 512
     assert resolved["levels"].default == ["1", "2", "all"]
+    dtype = load_recipe("auto-explore-smollm2").resolved["dtype"]
+    assert dtype.default == "float32"
+    assert dtype.targets == [("sft", "dtype")]
 
 
 def test_an_unknown_parameter_is_refused_in_python() -> None:
