@@ -7,6 +7,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from reflectkit.core.jsonl import read_json, write_json, write_jsonl
 from reflectkit.core.seeding import generator
 from reflectkit.data.episodes import read_compared
 from reflectkit.data.packs import MOST_STEPS, Curve, Pack, Seed, merged, read_pack, write_pack
-from reflectkit.stages.shared.effects import Effect, curves, effects, same_seeds, success_rows
+from reflectkit.stages.shared.effects import Effect, curves, effects, forest_groups, same_seeds, success_rows
 from reflectkit.stages.shared.eval_tables import differences, pooled
 from reflectkit.stages.shared.figures import LONGEST_NAME, _shown
 from reflectkit.stages.shared.seeds import curve_figures, seed_differences
@@ -287,6 +288,14 @@ def test_a_long_name_is_cut_in_figures() -> None:
     assert _shown("$a\nb$") == "$a b$"
 
 
+def test_levels_are_named_where_there_are_several() -> None:
+    some = Effect("one", "a", "b", "success", "full", 1.0, 0.0, 2.0, 1, 9)
+    several = [replace(some, experiment="two", level=level) for level in ("short", "long")]
+    groups = forest_groups([some, replace(some, measure="area", level=""), *several])
+    assert [row.label for row in groups["one"]] == ["a − b", "a − b, area"]
+    assert [row.label for row in groups["two"]] == ["a − b, short", "a − b, long"]
+
+
 def test_refused(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     new = ["pack", runs[0], "--out", "new"]
     titled = [*new, "--title", "T"]
@@ -316,13 +325,20 @@ def test_what_is_published_says_what_the_pages_say() -> None:
     }
     results = (ROOT / "docs/results.md").read_text("utf-8")
     for name, line in (
-        ("SFT", "| SFT | {} | 3.3 |"),
-        ("Base", "| base model, untrained | {} | 1.8 |"),
-        ("SFT with reflection", "| SFT with reflection, its own reflector | {} | 8.0 |"),
-        ("Reflect-RL", "| Reflect-RL | {} | 2.0 |"),
+        ("SFT", "| SFT | {} | 5.1 |"),
+        ("Base", "| base model, untrained | {} | 3.2 |"),
+        ("SFT with reflection", "| **SFT with reflection, its own reflector** | {} | 3.9 |"),
+        ("Reflect-RL", "| Reflect-RL | {} | 2.1 |"),
     ):
         assert line.format(shown[name]) in results
-    assert shown["SFT with teacher"] == "52.2 % | 41 to 63 %"
+    assert shown["SFT with teacher"] == "85.0 % | 74 to 92 %"
+    tools = {(row["name"], row["level"]): row for row in success_rows(read_pack(PUBLISHED / "tools"))}
+    for name in ("SFT", "SFT with reflection", "SFT with teacher", "SFT with nothing", "SFT with shuffled"):
+        cells = [tools[name, level] for level in ("one", "several", "refuse")]
+        line = " | ".join(
+            f"{100 * row['success']:.1f} % ({100 * row['low']:.0f} to {100 * row['high']:.0f})" for row in cells
+        )
+        assert f"| {line} |" in results, line
     page = (ROOT / "docs/what-we-found.md").read_text("utf-8")
     for folder in sorted(path for path in PUBLISHED.iterdir() if path.is_dir()):
         for one in effects(read_pack(folder)):

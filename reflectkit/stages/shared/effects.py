@@ -161,10 +161,16 @@ def success_groups(packs: Sequence[Pack]) -> dict[str, list[Interval]]:
 
 
 def forest_groups(found: Sequence[Effect]) -> dict[str, list[Interval]]:
-    """The effects as rows of a figure, by experiment. An unknown interval is a point; one beyond ±100 points is cut."""
+    """The effects as rows of a figure, by experiment. An unknown interval is a point; one beyond ±100 points is cut. A
+    level is named where an experiment has several.
+    """
     groups: dict[str, list[Interval]] = {}
+    levels: dict[str, set[str]] = {}
     for one in found:
-        label = f"{one.first} − {one.second}" + (", area" if one.measure == AREA else "")
+        levels.setdefault(one.experiment, set()).update({one.level} - {""})
+    for one in found:
+        of = AREA if one.measure == AREA else one.level if len(levels[one.experiment]) > 1 else ""
+        label = f"{one.first} − {one.second}" + (f", {of}" if of else "")
         bounded = math.isfinite(one.low + one.high)
         ends = (max(one.low, -100.0), min(one.high, 100.0)) if bounded else (one.difference, one.difference)
         row = Interval(label, one.difference, *ends, one.seeds == 1, one.measure == AREA)
