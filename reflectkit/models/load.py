@@ -29,6 +29,7 @@ ROLE_FILE = "reflectkit.json"
 BASE_FOLDER = "base_folder"
 """Key in it of where the base of an adapter lies."""
 ALL_LINEAR = "all-linear"  # peft's own word
+REPACKS = "support_avx512bf16_for_cpu"  # bitsandbytes' own name
 POLICY_ADAPTER = "default"  # peft's own name for the first adapter of a model
 SIZES = {
     "num_hidden_layers": 10_000,
@@ -136,6 +137,9 @@ def load_player(
         raise _unusable(name, "cannot load the model", error) from None
     if quantize == "none":
         model.to(place)
+    for module in model.modules():  # bitsandbytes repacks 4-bit weights on some CPUs, which not every shape allows
+        if hasattr(module, REPACKS):
+            setattr(module, REPACKS, False)
     return Player(model, tokenizer, facts.get("role"), dtype, quantize, answer=facts.get("answer", ""))
 
 

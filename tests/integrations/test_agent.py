@@ -244,7 +244,7 @@ def test_what_does_not_fit_and_a_closed_agent_are_errors_of_their_own(
         agent.act("x", [str(number) for number in range(253)])
     with pytest.raises(ConfigError, match="for one, call act"):
         agent.act_batch("x")
-    with pytest.raises(ConfigError, match="2 observations and 1 lists"):
+    with pytest.raises(ConfigError, match="2 observations and 1 list of choices"):
         agent.act_batch(["x", "y"], [["a"]])
     agent.close()
     agent.close()

@@ -12,7 +12,7 @@ from reflectkit.core.console import Quiet
 from reflectkit.core.jsonl import read_json, write_json, write_jsonl
 from reflectkit.core.prompts import label, policy_prompt
 from reflectkit.core.types import Observation
-from reflectkit.models.load import load_player
+from reflectkit.models.load import REPACKS, load_player
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.models.tokens import label_ids, prompt_ids
 from reflectkit.stages import sft
@@ -46,6 +46,7 @@ def test_an_adapter_on_quantised_weights(
     player = load_player(folder, "policy")
     kinds = {type(module).__name__ for module in player.model.modules()}
     assert {"8bit": "Linear8bitLt", "4bit": "Linear4bit"}[quantize] in kinds
+    assert not any(getattr(module, REPACKS, False) for module in player.model.modules()), "needs widths divisible by 32"
     trained = [name for name, weight in player.model.named_parameters() if weight.requires_grad]
     assert trained
     assert all("lora" in name for name in trained)
