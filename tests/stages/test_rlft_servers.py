@@ -70,7 +70,7 @@ def test_it_learns_as_in_this_process(
 def test_killing_the_server_in_an_update_loses_no_episode_and_no_update(
     corridor_folder: Path, server: Inference, local: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    server.faults = [None] * 9 + ["kill"] + [None] * 12 + [500, "drop", 429]
+    server.faults = [None] * 9 + ["kill"] + [None] * 3 + [500, "drop", 429]  # how often a dead server is asked varies
     rows = trained(corridor_folder, tmp_path, f"vllm:{server.url}")
     assert server.kills == 1
     assert server.faults == []

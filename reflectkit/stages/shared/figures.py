@@ -14,6 +14,7 @@ from reflectkit.core.text import visible
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for the colour-blind
 STYLES = ("-", "--", "-.", ":")
 HATCHES = ("", "//", "..", "xx")
+TALLEST = 1400  # pixels of a figure of many intervals, above which it is drawn smaller
 LONGEST_NAME = 200  # characters
 SHARES = ("success_rate", "accuracy", "tool_success", "content", "success")  # from 0 to 1
 
@@ -105,7 +106,8 @@ def draw_intervals(
     """
     pyplot = _pyplot()
     rows = sum(1 + len(some) for some in groups.values())
-    picture, panel = pyplot.subplots(figsize=(8, 1.2 + 0.3 * rows), dpi=150)
+    height = 1.2 + 0.3 * rows
+    picture, panel = pyplot.subplots(figsize=(8, height), dpi=min(150, TALLEST / height))
     places: list[float] = []
     labels: list[str] = []
     place = 0.0
