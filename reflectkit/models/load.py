@@ -137,9 +137,10 @@ def load_player(
         raise _unusable(name, "cannot load the model", error) from None
     if quantize == "none":
         model.to(place)
-    for module in model.modules():  # bitsandbytes repacks 4-bit weights on some CPUs, which not every shape allows
-        if hasattr(module, REPACKS):
-            setattr(module, REPACKS, False)
+    if quantize == "4bit":
+        for module in model.modules():  # bitsandbytes repacks weights on some CPUs, which not every shape allows
+            if hasattr(module, REPACKS):
+                setattr(module, REPACKS, False)
     return Player(model, tokenizer, facts.get("role"), dtype, quantize, answer=facts.get("answer", ""))
 
 

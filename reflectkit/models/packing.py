@@ -9,7 +9,6 @@ convolutions of LFM2, which here run along the ancestors.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from transformers import DynamicCache
 from trl import SFTTrainer
 
 from reflectkit.models.prefixes import shared_length
-from reflectkit.models.scoring import only_keys_and_values, trunk_of, unwrapped
+from reflectkit.models.scoring import only_keys_and_values, takes_positions, trunk_of, unwrapped
 
 Encoded = Mapping[str, Sequence[int]]
 NOT_TRAINED = -100
@@ -98,7 +97,7 @@ def can_pack(model: Any) -> bool:
     """
     bare = unwrapped(model)
     config = bare.config.get_text_config()
-    if "position_ids" not in inspect.signature(bare.forward).parameters:
+    if not takes_positions(model):
         return False
     if config._attn_implementation not in ("sdpa", "eager"):
         return False

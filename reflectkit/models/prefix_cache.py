@@ -8,7 +8,6 @@ This is exact up to the rounding of sums.
 from __future__ import annotations
 
 import bisect
-import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -21,7 +20,15 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from reflectkit.models.padding import right_pad
 from reflectkit.models.prefixes import NARROW, shared_length
-from reflectkit.models.scoring import SHORTEST_PREFIX, common_prefix, has_plain_head, head_logits, trunk_of, unwrapped
+from reflectkit.models.scoring import (
+    SHORTEST_PREFIX,
+    common_prefix,
+    has_plain_head,
+    head_logits,
+    takes_positions,
+    trunk_of,
+    unwrapped,
+)
 
 LONG = 128  # tokens; shorter prompts are read again sooner than kept
 CAPACITY = 2**29  # bytes of what is kept
@@ -118,12 +125,11 @@ def serves(model: Any) -> bool:
     """Whether reading behind a kept prefix is exact for the model: its layers attend to all positions before or are
     short convolutions, and it is told positions.
     """
-    bare = unwrapped(model)
-    config = bare.config.get_text_config()
+    config = unwrapped(model).config.get_text_config()
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
     convolutions = LinearAttentionLayer in kinds and hasattr(config, "conv_L_cache")  # others have a recurrent state
     known = {DynamicLayer, LinearAttentionLayer} if convolutions else {DynamicLayer}
-    return kinds <= known and has_plain_head(model) and "position_ids" in inspect.signature(bare.forward).parameters
+    return kinds <= known and has_plain_head(model) and takes_positions(model)
 
 
 def read_prompts(

@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicLayer
 
 from reflectkit.models.labels import Path, Trie, trie
 from reflectkit.models.padding import position_ids, right_pad
-from reflectkit.models.prefixes import hidden_at
+from reflectkit.models.prefixes import hidden_at, shared_length
 
 PLAIN_HEAD_BLOCKERS = (
     "final_logit_softcapping",
@@ -154,6 +154,11 @@ def unwrapped(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def takes_positions(model: Any) -> bool:
+    """Whether the model can be told where a token stands."""
+    return "position_ids" in inspect.signature(unwrapped(model).forward).parameters
+
+
 def trunk_of(model: Any) -> Any:
     """The model below its LM head."""
     bare = unwrapped(model)
@@ -168,14 +173,13 @@ def can_share(model: Any) -> bool:
         return False
     bare = unwrapped(model)
     recomputes = torch.is_grad_enabled() and bare.is_activation_checkpointing
-    positioned = "position_ids" in inspect.signature(bare.forward).parameters
-    return positioned and not recomputes and only_keys_and_values(DynamicCache(config=bare.config))
+    return takes_positions(model) and not recomputes and only_keys_and_values(DynamicCache(config=bare.config))
 
 
 def forward_arguments(model: Any, attention_mask_BT: torch.Tensor) -> dict[str, torch.Tensor]:
     """The arguments that make left padding harmless: the mask, and positions if the model takes them."""
     arguments = {"attention_mask": attention_mask_BT}
-    if "position_ids" in inspect.signature(unwrapped(model).forward).parameters:
+    if takes_positions(model):
         arguments["position_ids"] = position_ids(attention_mask_BT)
     return arguments
 
@@ -273,10 +277,9 @@ def _cached_hidden(
     """
     bare, learns = unwrapped(model), torch.is_grad_enabled()
     recomputes = learns and bare.is_activation_checkpointing  # which does without a cache
-    positioned = "position_ids" in inspect.signature(bare.forward).parameters
     if (
         recomputes
-        or not positioned
+        or not takes_positions(model)
         or not has_plain_head(model)
         or not only_keys_and_values(DynamicCache(config=bare.config))
     ):
@@ -357,10 +360,7 @@ def _read(
 def common_prefix(rows: Sequence[Sequence[int]]) -> int:
     """The length of the common prefix of `rows`, at most one less than the shortest."""
     keys = [tuple(row) for row in rows]
-    first, last = min(keys), max(keys)  # what these two share, all share
-    shared = next(
-        (place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first)
-    )
+    shared = shared_length(min(keys), max(keys))  # what these two share, all share
     return min(shared, min(map(len, rows)) - 1)
 
 
