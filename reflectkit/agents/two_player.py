@@ -12,6 +12,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from reflectkit.agents.commentators import Commentator, Swapped
 from reflectkit.core.config import ANSWERS, THINKING
@@ -159,7 +160,10 @@ class TwoPlayerAgent:
             self.reflect_prob >= 1 or uniform(context.seed, "reflect") < self.reflect_prob
         ):
             comment = await self.commentator.remark(observation, context)
-        return await self.act_on(observation, comment, context)
+        decision = await self.act_on(observation, comment, context)
+        if comment is None:
+            return decision
+        return replace(decision, comment_tokens=len(completion_ids(self.policy.tokenizer, f" {comment}".rstrip())))
 
     async def act_on(self, observation: Observation, comment: str | None, context: Context) -> Decision:
         """The policy's decision after `comment`; None: without one."""

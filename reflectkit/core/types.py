@@ -151,6 +151,8 @@ class Decision:
     """The chat model's answer, in the requested format."""
     version: int | None = None
     """Version of the weights that sampled it: their number of updates."""
+    comment_tokens: int | None = None
+    """Length of the reflection in the policy's tokens; None where that is unknown or there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from reflectkit.core.errors import DataError
@@ -49,7 +50,7 @@ def episode_to_json(
         "success": trajectory.success,
         "return": trajectory.total_return,
         "reason": trajectory.reason,
-        "figures": trajectory.figures,
+        "figures": _comment_length(trajectory) | trajectory.figures,
         "data": trajectory.task.data,
         "unfit": bool(illegal or unreadable) or "",
         "illegal": illegal or "",
@@ -59,6 +60,12 @@ def episode_to_json(
         "ending": _ending(trajectory) or "",
     }
     return {key: value for key, value in row.items() if value not in ("", {})}
+
+
+def _comment_length(trajectory: Trajectory) -> dict[str, float]:
+    """The mean length of the comments that the policy read, in its tokens, as the figure `comment_tokens`."""
+    lengths = [turn.decision.comment_tokens for turn in trajectory.turns if turn.decision.comment_tokens is not None]
+    return {"comment_tokens": fmean(lengths)} if lengths else {}
 
 
 def episode_line(row: Mapping[str, Any]) -> str:

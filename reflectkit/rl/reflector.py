@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from reflectkit.core.types import Comment, Sample, Trajectory
@@ -42,6 +42,8 @@ class Turns:
     """Of their sampling."""
     normalize: bool = True
     """Whether advantages are divided by their standard deviation."""
+    length_cost: float = 0.0
+    """What each token of a comment takes off its reward."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +62,26 @@ class SecondPlayer:
 
         rate: the schedule's factor for the learning rate, 0 … 1. Raises DivergedError, see `Learner.update`.
         """
+        earned = [comment.reward for comments in compared for comment in comments]
+        lengths = [len(comment.token_ids) for comments in compared for comment in comments]
+        compared = [[charged(comment, self.turns.length_cost) for comment in comments] for comments in compared]
         rewards = [[comment.reward for comment in comments] for comments in compared]
         samples = rows(compared, advantages(rewards, self.turns.normalize))
         figures = self.learner.update(samples, chance, rate) if self.learner.settings.learning_rate else {}
-        flat = [value for row in rewards for value in row]
         alike = sum(max(row) - min(row) <= SPREAD for row in rewards)
         return {f"reflector_{name}": figures[name] for name in FIGURES if name in figures} | {
             "reflector_states": len(rewards),
             "reflector_rows": len(samples),
-            "reflector_reward": sum(flat) / max(1, len(flat)),
+            "reflector_reward": sum(earned) / max(1, len(earned)),
+            "reflector_tokens": sum(lengths) / max(1, len(lengths)),
             "states_without_spread": alike / max(1, len(rewards)),
             "reflector_turn_tokens": sum(len(sample.tokens) for sample in samples) if figures else 0,
         }
+
+
+def charged(comment: Comment, cost: float) -> Comment:
+    """`comment` with `cost` for each of its tokens taken off its reward."""
+    return replace(comment, reward=comment.reward - cost * len(comment.token_ids)) if cost else comment
 
 
 def advantages(rewards: Sequence[Sequence[float]], normalize: bool) -> list[list[float]]:

@@ -30,7 +30,7 @@ EXAMPLES = (
     " --out-dir data/taxi/both",
     "reflectkit gen-sft --env auto_explore --answer text",
 )
-COMMENTS = ("teacher", "reflector", "both")
+COMMENTS = ("teacher", "reflector", "both", "nothing")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class Config(WorldConfig):
     out_dir: Path | None = option(None, help="Folder for the five files; default: the env's data folder.")
     demonstrations: int = option(0, help="Use the demonstrations of only this many problems, drawn by --seed; 0: all.")
     comments: str = option(
-        "teacher", help="Whose comments the policy's rows show: teacher, reflector, or both (one row each)."
+        "teacher",
+        help="Whose comments the policy's rows show: teacher, reflector, both (one row each), or nothing (empty ones).",
     )
     reflect_load_dir: Path | None = option(
         None, help="The reflector's checkpoint, or a run in which both learned, for --comments reflector or both."
@@ -67,7 +68,7 @@ class Config(WorldConfig):
         fraction("mismatch", self.mismatch)
         within("repeats", self.repeats, 1, 1000)
         within("demonstrations", self.demonstrations, 0, 10_000_000)
-        if (self.comments == "teacher") != (self.reflect_load_dir is None):
+        if (self.comments in ("teacher", "nothing")) != (self.reflect_load_dir is None):
             raise ConfigError(
                 f"--comments {self.comments} "
                 + ("takes no" if self.reflect_load_dir else "needs")
@@ -144,10 +145,11 @@ def _policy_rows(config: Config, steps: list[Lesson], own: dict[str, str]) -> li
     sources: dict[str, Callable[[Lesson], str]] = {
         "teacher": lambda step: step.reflection,
         "reflector": lambda step: own.get(step.observation.text, ""),
+        "nothing": lambda step: "",
     }
     rows: list[dict[str, Any]] = []
-    for name in ("teacher", "reflector"):
-        if config.comments in (name, "both") and steps:
+    for name in ("teacher", "reflector") if config.comments == "both" else (config.comments,):
+        if steps:
             chance = generator(derive(config.seed, "mismatch"), name)
             comment_on = sources[name]
             shown = mismatched([comment_on(step) for step in steps], config.mismatch, chance)

@@ -18,6 +18,7 @@ REFLECTOR_LIMITS = {
     "reflector_temperature": (0.001, 1000),
     "reflector_rate": (0, 1000),
     "reflector_kl": (0, 10**6),
+    "reflector_length_cost": (0, 10**6),
 }
 """The range of each of these settings."""
 
@@ -42,6 +43,7 @@ class SecondPlayerConfig(AsynchronousConfig):
     reflector_kl: float = option(
         0.05, help="Weight of the KL divergence from the reflector that training started from."
     )
+    reflector_length_cost: float = option(0.0, help="What each token of a comment takes off its reward.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

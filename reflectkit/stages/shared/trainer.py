@@ -182,5 +182,6 @@ def _second_player(config: Config, reflector: Player, device: str, progress: Pro
         config.reflector_reward,
         config.reflector_temperature,
         config.normalize,
+        config.reflector_length_cost,
     )
     return SecondPlayer(learner, turns)
