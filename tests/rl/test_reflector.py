@@ -118,6 +118,32 @@ def test_a_rate_of_0_measures_the_comments_alone(observations: Any) -> None:
     assert all(torch.equal(before[name], weight) for name, weight in weights(still.player).items())
 
 
+class Recording:
+    """A learner that keeps its rows and learns nothing."""
+
+    settings = Settings(learning_rate=1.0)
+
+    def update(self, samples: Any, *_: Any) -> dict[str, float]:
+        self.samples = samples
+        return {}
+
+
+def test_each_token_of_a_comment_costs_something() -> None:
+    """Equal rewards of 1, but 2, 2 and 5 tokens: at 0.1 a token they are 0.8, 0.8 and 0.5, each less the mean of the
+    others 0.15, 0.15 and -0.3. What is reported is before the cost.
+    """
+    compared = [[comment(1.0), comment(1.0), comment(1.0, (5, 6, 7, 8, 9))]]
+    learner = Recording()
+    second = SecondPlayer(learner, Turns(1, 1, 3, normalize=False, length_cost=0.1))  # type: ignore[arg-type]
+    figures = second.learn(compared, random.Random(0), 1.0)
+    assert [sample.advantages[-1] for sample in learner.samples] == pytest.approx([0.15, 0.15, -0.3])
+    assert (figures["reflector_reward"], figures["reflector_tokens"]) == (1.0, 3.0)
+    assert figures["states_without_spread"] == 0
+    free = SecondPlayer(learner, Turns(1, 1, 3, normalize=False)).learn(compared, random.Random(0), 1.0)  # type: ignore[arg-type]
+    assert learner.samples == []
+    assert free["states_without_spread"] == 1
+
+
 def test_a_turn_comes_after_every_so_many_updates() -> None:
     second = SecondPlayer(None, Turns(3, 1, 2))  # type: ignore[arg-type]
     assert [step for step in range(1, 10) if second.is_due(step)] == [3, 6, 9]

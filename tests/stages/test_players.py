@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.core.jsonl import read_json
+from reflectkit.core.jsonl import read_json, read_jsonl
+from reflectkit.models.load import load_player
 from reflectkit.stages.shared.players import newest_checkpoint
 from tests.commands import error_of
 
@@ -79,7 +80,12 @@ def test_the_teacher_comments_in_a_reflectors_place(runs: Path, capsys: pytest.C
     folder = next(Path("results").glob("*_evaluate"))
     assert set(read_json(folder / "config.json")["inputs"]) == {"results/ours/checkpoint-10"}
     played = read_json(folder / "eval.json")["rows"][0]
-    assert main(["evaluate", "--env", "corridor", "--policy", "ours=results/ours+nothing"]) == 0
+    assert main(["evaluate", "--env", "corridor", "--policy", "ours=results/ours+nothing", "--name", "empty"]) == 0
+    assert read_json(Path("results/empty/eval.json"))["rows"][0]["figures"]["comment_tokens"]["mean"] == 0
+    tokenizer = load_player(Path("results/ours/checkpoint-10"), device="cpu").tokenizer
+    for _, line in read_jsonl(folder / "episodes.jsonl"):
+        lengths = [len(tokenizer(" " + turn["reflection"])["input_ids"]) for turn in line["turns"]]
+        assert line["figures"]["comment_tokens"] == pytest.approx(sum(lengths) / len(lengths))
     swapped = ["--swap-comments", "0.5", "--name", "swapped"]
     assert "data/corridor/sft_reflection.jsonl" in error_of(["evaluate", *arguments, *swapped], capsys)
     Path("data/corridor").mkdir(parents=True)
