@@ -13,8 +13,9 @@ from reflectkit.cli.command import stage_command
 from reflectkit.core.config import from_mapping
 from reflectkit.data.sft import FILES
 from reflectkit.stages import STAGES
+from reflectkit.stages.recipes.recipe import load_recipe
 from reflectkit.stages.recipes.schedule import Job, resolved
-from reflectkit.stages.run import Config, load_recipe, planned
+from reflectkit.stages.run import Config, planned
 from reflectkit.stages.shared.environments import RECORDS
 
 EVALUATED = ("eval.json", "eval.md", "eval.csv", "episodes.jsonl")

@@ -16,7 +16,7 @@ import pytest
 from reflectkit.envs import ENVS
 from reflectkit.envs.memory.recall import READER_TOKENS
 from reflectkit.stages import STAGES
-from reflectkit.stages.run import recipe_names
+from reflectkit.stages.recipes.recipe import recipe_names
 from tests.examples import examples
 from tests.made import made_by_command, made_by_run
 

@@ -102,7 +102,7 @@ def _list(
     from reflectkit.cli.display import Screen
     from reflectkit.core.config import flag
     from reflectkit.envs import env_class, env_names
-    from reflectkit.stages.run import load_recipe, recipe_names
+    from reflectkit.stages.recipes.recipe import load_recipe, recipe_names
 
     console = Screen()
     console.say("environments: reflectkit play --env NAME")

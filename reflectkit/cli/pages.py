@@ -14,7 +14,7 @@ from reflectkit.core.config import NoSettings, StageConfig, flag
 from reflectkit.core.jsonl import write_text
 from reflectkit.envs import ENVS, env_class
 from reflectkit.stages import STAGES
-from reflectkit.stages.run import recipe_names
+from reflectkit.stages.recipes.recipe import recipe_names
 
 
 def page(name: str) -> str:

@@ -16,9 +16,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from importlib import resources
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -40,11 +38,11 @@ from reflectkit.core.config import (
     without_foreign,
 )
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError, DataError, unknown_name
+from reflectkit.core.errors import ConfigError, unknown_name
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.reports import Report
 from reflectkit.core.runs import open_run
-from reflectkit.stages import STAGES, config_class, plot
+from reflectkit.stages import config_class, plot
 from reflectkit.stages.recipes.ablations import (
     MARK,
     Ablation,
@@ -59,13 +57,11 @@ from reflectkit.stages.recipes.checks import check_settings, with_checks
 from reflectkit.stages.recipes.ending import closing
 from reflectkit.stages.recipes.parameters import (
     DEFAULTS,
-    Parameter,
-    Resolved,
     folder_label,
     overrides,
-    resolve_parameters,
     settings_class,
 )
+from reflectkit.stages.recipes.recipe import RECORD, Recipe, chosen, fields_of, load_recipe, recipe_names, settings_of
 from reflectkit.stages.recipes.schedule import Job, check_script, perform
 from reflectkit.stages.recipes.workers import CHECKS
 from reflectkit.stages.shared import eval_tables
@@ -81,11 +77,8 @@ EXAMPLES = (
     "reflectkit run auto-explore-tiny --repo-dir ~/projects",
     "reflectkit run my_recipe.yaml --fast",
 )
-NAME = re.compile(r"[a-z0-9_-]+")
 WHOLE_RUN = frozenset({"data_dir", "results_dir", "name", "seed", "threads", "force", "keep"})
 TAKEN = ("recipe", "config", "help", "context", "traceback")  # names of arguments of `run` that are no settings
-RECORD = "run"  # the folder, next to those of the steps, with the overall results
-RESERVED = ("data", "results", DEFAULTS, RECORD, CHECKS)
 
 
 @dataclass(frozen=True)
@@ -155,7 +148,7 @@ class Config(StageConfig):
     @override
     def elsewhere(cls) -> Mapping[str, Elsewhere]:
         """The parameters of the other packaged recipes."""
-        field_names = _fields(cls)
+        field_names = fields_of(cls)
         return settings_elsewhere(
             (name, recipe, () if isinstance(one.default, list | tuple) else None)
             for recipe in recipe_names()
@@ -215,59 +208,6 @@ class Config(StageConfig):
             for one in value if isinstance(value, tuple) else [value]:
                 arguments += [flag(item.name), str(one)]
         return arguments
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A pipeline. description: one line. defaults: settings for every stage that has them. steps: `name`, `stage` and
-    the stage's settings; `{name}` in a value means that step's checkpoint or run. fast: settings by step for `--fast`.
-    fast_shows: what that variant is and shows, in a sentence; empty if it only checks that every step runs. full_shows:
-    what the full recipe takes and shows, as "takes … and shows …". ablations: by name, for `--ablate`.
-    parameters: by name, flags of `run`.
-    """
-
-    description: str
-    steps: tuple[dict[str, Any], ...]
-    defaults: dict[str, Any] = field(default_factory=dict)
-    fast: dict[str, dict[str, Any]] = field(default_factory=dict)
-    fast_shows: str = ""
-    full_shows: str = ""
-    ablations: dict[str, Ablation] = field(default_factory=dict)
-    parameters: dict[str, Parameter] = field(default_factory=dict)
-
-    @cached_property
-    def resolved(self) -> dict[str, Resolved]:
-        """The parameters with what they set."""
-        return _resolved(self, Path("recipe"))
-
-
-def recipe_names() -> list[str]:
-    """The packaged recipes."""
-    return sorted(entry.name[: -len(".yaml")] for entry in _packaged().iterdir() if entry.name.endswith(".yaml"))
-
-
-def load_recipe(name: str) -> Recipe:
-    """The packaged recipe called `name`, or the recipe in YAML file `name`.
-
-    Raises
-    ------
-    UnknownNameError: no such recipe. DataError: it is malformed; names the line or field.
-    """
-    if name in recipe_names():
-        path, text = Path(name), (_packaged() / f"{name}.yaml").read_text(encoding="utf-8")
-    elif name.endswith((".yaml", ".yml")) or "/" in name:
-        path = Path(name)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise DataError(path, "no such recipe file") from None
-        except UnicodeDecodeError:
-            raise DataError(path, "not UTF-8; save it as UTF-8") from None
-        except IsADirectoryError:
-            raise DataError(path, "is a folder, expected a YAML file") from None
-    else:
-        raise unknown_name("recipe", name, recipe_names(), "(or give a .yaml file)")
-    return _checked(parse_yaml(text, path), path)
 
 
 def run(config: Config, progress: Progress) -> Report:
@@ -351,89 +291,6 @@ def _episodes(evaluation: Report) -> list[Mapping[str, Any]]:
     return [episode for _, episode in read_jsonl(evaluation.folder / "episodes.jsonl")]
 
 
-def _packaged() -> Any:
-    return resources.files("reflectkit") / "recipes"
-
-
-def _checked(value: Any, path: Path) -> Recipe:
-    from pydantic import TypeAdapter, ValidationError
-
-    if not isinstance(value, dict):
-        raise DataError(path, "expected a mapping with description and steps")
-    if unknown := [key for key in value if key not in {item.name for item in dataclasses.fields(Recipe)}]:
-        raise unknown_name(
-            f"part of recipe {path}", str(unknown[0]), [item.name for item in dataclasses.fields(Recipe)]
-        )
-    try:
-        recipe = TypeAdapter(Recipe).validate_python(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise DataError(path, first["msg"], field=".".join(map(str, first["loc"]))) from None
-    stages: dict[str, str] = {}
-    for index, step in enumerate(recipe.steps):
-        for key in ("name", "stage"):
-            if not isinstance(step.get(key), str):
-                raise DataError(path, "expected text", field=f"steps.{index}.{key}")
-        if step["stage"] not in STAGES or step["stage"] == "run":
-            raise unknown_name(f"stage in recipe {path}", step["stage"], [name for name in STAGES if name != "run"])
-        if not NAME.fullmatch(step["name"]) or step["name"] in RESERVED:
-            raise DataError(
-                path,
-                f"{step['name']!r} can't name a step; use lower-case letters, and none of {', '.join(RESERVED)}",
-                field=f"steps.{index}.name",
-            )
-        if step["name"] in stages:
-            raise DataError(path, f"the name {step['name']!r} is given twice", field=f"steps.{index}.name")
-        for reference in sorted(references(step)):
-            if reference not in stages:
-                raise unknown_name(f"earlier step in recipe {path}", reference, stages)
-        stages[step["name"]] = step["stage"]
-    possible = _settings(recipe)
-    for key in recipe.defaults:
-        if key not in possible:
-            raise unknown_name(f"setting in the defaults of recipe {path}", key, possible)
-    for name in [*recipe.fast, *(step for ablation in recipe.ablations.values() for step in ablation.steps)]:
-        if name not in stages:
-            raise unknown_name(f"step of recipe {path}", name, stages)
-    for name, ablation in recipe.ablations.items():
-        if not NAME.fullmatch(name):
-            raise DataError(path, f"{name!r} can't name an ablation; use lower-case letters", field="ablations")
-        for changed in ablation.steps:
-            if not config_class(stages[changed]).MAKES_ARM:
-                makers = [stage for stage in STAGES if config_class(stage).MAKES_ARM]
-                raise DataError(
-                    path,
-                    f"an ablation changes steps of {', '.join(makers)}, not '{changed}'",
-                    field=f"ablations.{name}.steps",
-                )
-    _resolved(recipe, path)
-    return recipe
-
-
-def _resolved(recipe: Recipe, path: Path) -> dict[str, Resolved]:
-    """The parameters of `recipe`, checked."""
-    steps = []
-    for step in recipe.steps if recipe.parameters else ():
-        values = recipe.defaults | {key: value for key, value in step.items() if key not in ("name", "stage")}
-        steps.append((step["name"], step["stage"], _chosen(step["stage"], values), values))
-    return resolve_parameters(recipe.parameters, steps, path)
-
-
-def _settings(recipe: Recipe) -> set[str]:
-    """The settings of the stages of `recipe`."""
-    return {name for step in recipe.steps for name in _fields(_chosen(step["stage"], recipe.defaults | step))}
-
-
-def _fields(kind: type[StageConfig]) -> set[str]:
-    return {item.name for item in dataclasses.fields(kind)}
-
-
-def _chosen(stage: str, values: Mapping[str, Any]) -> type[StageConfig]:
-    """The settings' class of `stage`, with what those of `values` bring along that are its own."""
-    kind = config_class(stage)
-    return kind.chosen({key: value for key, value in values.items() if key in kind.choosers()})
-
-
 def _chosen_ablations(config: Config, recipe: Recipe) -> dict[str, Ablation]:
     """The ablations in --ablate, by name. Raises ConfigError."""
     if config.ablate and not config.ablated:
@@ -471,7 +328,7 @@ def _overrides(config: Config, recipe: Recipe, ablations: Mapping[str, Ablation]
             raise ConfigError(f"--set {text!r}: write STEP.SETTING=VALUE")
         if name not in targets | {DEFAULTS}:
             raise unknown_name(f"step of recipe '{config.recipe}'", name, targets)
-        if name == DEFAULTS and key.replace("-", "_") not in (possible := _settings(recipe)):
+        if name == DEFAULTS and key.replace("-", "_") not in (possible := settings_of(recipe)):
             raise unknown_name(f"setting of recipe '{config.recipe}'", key, possible)
         changes.append((name, key.replace("-", "_"), parse_yaml(raw, f"--set {target}")))
     return sorted(changes, key=lambda entry: MARK in entry[0])
@@ -488,8 +345,8 @@ def _jobs(
         base, _, ablation = step["name"].partition(MARK)
         values: dict[str, Any] = {key: value for key, value in step.items() if key not in ("name", "stage")}
         values |= {key: value for name, key, value in changes if name in (step["name"], base, step["stage"])}
-        kind = _chosen(step["stage"], defaults | values)
-        values = {key: value for key, value in defaults.items() if key in _fields(kind)} | values
+        kind = chosen(step["stage"], defaults | values)
+        values = {key: value for key, value in defaults.items() if key in fields_of(kind)} | values
         values = as_lists(kind, values)
         if shared := sorted(WHOLE_RUN & values.keys()):
             raise ConfigError(

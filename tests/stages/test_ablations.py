@@ -10,8 +10,9 @@ from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, write_jsonl
 from reflectkit.core.reports import Report
 from reflectkit.stages.recipes.ablations import Ablation, compared
+from reflectkit.stages.recipes.recipe import load_recipe, recipe_names
 from reflectkit.stages.recipes.schedule import Job
-from reflectkit.stages.run import Config, load_recipe, planned, recipe_names
+from reflectkit.stages.run import Config, planned
 
 RECIPE = """
 description: the toy env, for tests

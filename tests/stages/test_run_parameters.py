@@ -10,7 +10,8 @@ import pytest
 from reflectkit.cli.main import main
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ConfigError
-from reflectkit.stages.run import Config, load_recipe, planned
+from reflectkit.stages.recipes.recipe import load_recipe
+from reflectkit.stages.run import Config, planned
 from reflectkit.stages.shared.environments import model_source
 from tests.commands import error_of
 

@@ -456,7 +456,7 @@ def pipeline(bench: Bench) -> Measured:
     """A whole recipe, from repositories to evaluation: SmolLM2's if the package and the recipe are there, otherwise
     that of the tiny models with its short steps.
     """
-    from reflectkit.stages.run import recipe_names
+    from reflectkit.stages.recipes.recipe import recipe_names
 
     full = is_installed(SMOLLM2) and RECIPE in recipe_names()
     arguments = [_tiny_recipe(bench)] if bench.fast else [RECIPE] if full else ["auto-explore-tiny", "--fast"]

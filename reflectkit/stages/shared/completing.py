@@ -62,7 +62,7 @@ def values(begun: Begun, setting: str) -> list[tuple[str, str]]:
 
 def _of_parameter(begun: Begun, name: str) -> list[tuple[str, str]]:
     """The values of the setting that a recipe's parameter sets; of a list, behind those that are there already."""
-    from reflectkit.stages.run import load_recipe
+    from reflectkit.stages.recipes.recipe import load_recipe
 
     if begun.stage != "run" or not begun.settings.get("recipe"):
         return []
@@ -103,7 +103,7 @@ def _levels(begun: Begun) -> Iterator[tuple[str, str]]:
 
 
 def _recipes(begun: Begun) -> Iterator[tuple[str, str]]:
-    from reflectkit.stages.run import recipe_names
+    from reflectkit.stages.recipes.recipe import recipe_names
 
     for name in recipe_names():
         yield name, ""
@@ -111,7 +111,7 @@ def _recipes(begun: Begun) -> Iterator[tuple[str, str]]:
 
 def _ablations(begun: Begun) -> Iterator[tuple[str, str]]:
     """Those of the recipe, behind the ones that are named already."""
-    from reflectkit.stages.run import load_recipe
+    from reflectkit.stages.recipes.recipe import load_recipe
 
     before, comma, _ = begun.word.rpartition(",")
     if recipe := begun.settings.get("recipe"):
