@@ -15,7 +15,7 @@ from reflectkit.core.tools import PLAIN, parse
 from reflectkit.core.types import Message, Task, ToolCall, ToolUse
 from reflectkit.core.users import UserTurn
 from reflectkit.envs.support.database import Ledger, euros
-from reflectkit.envs.support.desk import DO, REPORT
+from reflectkit.envs.support.desk import ANSWER, DO, REPORT
 from reflectkit.envs.support.desk import REFUSE as REFUSAL
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.support.generate import CUSTOMERS, PENDING, RETURN_DAYS, shop
@@ -23,7 +23,7 @@ from reflectkit.envs.support.hearing import heard
 from reflectkit.envs.support.judge import truth, untold
 from reflectkit.envs.support.persona import MOODS, TERSE, WAVERING
 from reflectkit.envs.support.problems import prove
-from reflectkit.envs.support.requests import CANCEL, CHANGES, Request, from_json, to_json
+from reflectkit.envs.support.requests import CANCEL, CHANGES, STOCK, Request, from_json, to_json
 from reflectkit.envs.support.rules import PAYMENT, RULES
 from reflectkit.envs.support.tasks import ALL, ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.envs.support.tools import ESCALATE, READING, TOOLS, execute
@@ -292,6 +292,59 @@ def test_a_refusal_without_a_look_or_with_all_reasons_at_once_fails() -> None:
 )
 def test_what_counts_as_told(fact: str, reply: str, *, tells: bool) -> None:
     assert (untold([Request(CANCEL, "Cancel it.", told=((fact,),))], [[heard(reply)]]) == []) == tells
+
+
+def stock_answers(tasks: list[Task], reply: ToolUse, *, looks: bool) -> int:
+    """In how many of the tasks an agent succeeds that acts as the oracle does, but answers this about the stock."""
+    successes = 0
+    for task in tasks:
+        env, over = begun(task), False
+        while not over:
+            step, subject = env.desk.need
+            guesses = subject == "product" if not looks else step == ANSWER
+            guesses = guesses and env.persona.current.kind == STOCK
+            result = result_of(env.step(reply if guesses else env.oracle()))
+            over = result.terminated
+        successes += result.info["success"]
+    return successes
+
+
+def test_a_guess_at_the_stock_does_not_pay() -> None:
+    tasks = [task for number in range(150) if "stock" in (task := task_of(SEVERAL, number)).data["kind"].split("+")]
+    assert len(tasks) > 10
+    every = ToolUse("It is sold out, or 1, 2, 3 or 4 are left. Anything else?")
+    assert stock_answers(tasks, every, looks=False) == 0
+    assert stock_answers(tasks, every, looks=True) == 0
+    assert stock_answers(tasks, ToolUse("It is sold out. Anything else?"), looks=False) == 0
+
+
+@pytest.mark.parametrize(
+    ("stock", "reply", "tells"),
+    [
+        ("3", "We have 3 toasters in two slots at 45.50 euros.", True),
+        ("2", "The toaster in two slots is there.", False),
+        ("2", "The toaster in two slots: two left.", True),
+        ("sold out", "It is sold out. The one in four slots costs 45.50 euros.", True),
+        ("3", "It is sold out, or 1, 2 or 3 are left.", False),
+        ("sold out", "It is sold out, or 1, 2 or 3 are left.", False),
+    ],
+)
+def test_what_counts_as_told_about_the_stock(stock: str, reply: str, *, tells: bool) -> None:
+    request = Request(STOCK, "How many?", {"item": "toaster", "option": "two slots"}, told=((stock,),))
+    assert (untold([request], [[heard(reply)]]) == []) == tells
+
+
+def test_what_is_sold_out_stays_so_until_it_is_refused() -> None:
+    """Seed 2 would have an exchange of the last grey blanket before the wish for a grey one."""
+    database = shop(2)
+    (request, *others) = make_task(2, 1313, SEVERAL, database, source_of(2, CUSTOMERS)).data["requests"]
+    back = {
+        database.tables["items"][call["arguments"]["item"]]["name"]
+        for one in (request, *others)
+        for call in one["actions"]
+        if "new_item" in call["arguments"]
+    }
+    assert not any(f"{one['product']}, {one['facts'].get('option')}" in back for one in others if one["rule"])
 
 
 def test_a_policy_breach_that_the_tools_allow_fails() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from reflectkit.core.types import ToolCall
 from reflectkit.envs.support.database import Database
-from reflectkit.envs.support.requests import Request
+from reflectkit.envs.support.requests import QUESTIONS, Request
 from reflectkit.envs.support.rules import RULES
 from reflectkit.envs.support.tools import ESCALATE, READING
 
@@ -52,8 +52,11 @@ class Conduct:
         return False
 
     def has_looked_up(self, request: Request) -> bool:
-        """Whether the agent has read what a refusal of `request` depends on; True where nothing is to be refused."""
-        if not request.rule or not RULES[request.rule].needs_look_up:
+        """Whether the agent has read what a refusal of `request`, or the answer to it, depends on; True where neither is
+        due.
+        """
+        refused = bool(request.rule) and RULES[request.rule].needs_look_up
+        if not refused and request.kind not in QUESTIONS:
             return True
         if request.product:
             return not self.products.isdisjoint(self._names_of(request.product))

@@ -57,8 +57,10 @@ def _swap_for_sold_out(shopper: Shopper) -> Request:
     options = shopper.options(item, stocked=False)
     if not options:
         raise UnfitError
-    product = split(shopper.item(item))[0]
-    facts = {"order": order, "item": product, "option": split(shopper.item(shopper.chance.choice(options)))[1]}
+    wanted = shopper.chance.choice(options)
+    shopper.asked.add(wanted)
+    product, option = split(shopper.item(wanted))
+    facts = {"order": order, "item": product, "option": option}
     return replace(_refusal(shopper, SWAP, facts, STOCK_RULE), product=product)
 
 

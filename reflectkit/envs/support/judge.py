@@ -10,12 +10,15 @@ from reflectkit.core.errors import DataError
 from reflectkit.envs.support.conduct import Conduct
 from reflectkit.envs.support.database import Database, Ledger
 from reflectkit.envs.support.hearing import names, numbers, statements
-from reflectkit.envs.support.requests import Request
+from reflectkit.envs.support.requests import STOCK, Request
 from reflectkit.envs.support.rules import RULES, refuses, rules_named
+from reflectkit.envs.support.rules import STOCK as STOCK_RULE
 from reflectkit.envs.support.tools import execute
 
 MOST_NUMBERS = 4
 """Amounts and counts in a reply; one with more of them tells none, as a list of all numbers would."""
+MOST_COUNTS = 3
+"""Likewise of a reply about the stock, where "sold out" is a number as well, as it can only be one of ten."""
 MOST_RULES = 2
 """Rules that the refusals of a request may name, for the same reason."""
 
@@ -39,7 +42,7 @@ class Verdict:
     unconfirmed: bool
     """A record was changed without the user's yes."""
     not_looked_up: bool
-    """A wish was refused without a look at the order or the product that it depends on."""
+    """A wish was refused, or a question answered, without a look at the order or the product that it depends on."""
 
     @property
     def success(self) -> bool:
@@ -94,18 +97,27 @@ def untold(requests: Sequence[Request], replies: Sequence[Sequence[str]]) -> lis
 
 
 def _untold(request: Request, replies: Sequence[str]) -> list[str]:
-    missing = [fact[0] for fact in request.told if not any(_tells(statements(reply), fact) for reply in replies)]
+    stated = [statements(reply) for reply in replies]
+    tells = _tells_stock if request.kind == STOCK else _tells
+    missing = [fact[0] for fact in request.told if not any(tells(request, reply, fact) for reply in stated)]
     words = RULES[request.rule].words if request.rule else ()
     return [*missing, request.refused] if words and not _gives(request.rule, replies) else missing
 
 
-def _tells(reply: str, alternatives: Sequence[str]) -> bool:
+def _tells(request: Request, stated: str, alternatives: Sequence[str]) -> bool:
     """Whether a reply tells a fact in one of its wordings, of which a number may be written in any way."""
-    amounts = numbers(reply)
+    amounts = numbers(stated)
     return any(
-        float(fact) in amounts and len(amounts) <= MOST_NUMBERS if _is_number(fact) else names(reply, fact)
+        float(fact) in amounts and len(amounts) <= MOST_NUMBERS if _is_number(fact) else names(stated, fact)
         for fact in alternatives
     )
+
+
+def _tells_stock(request: Request, stated: str, alternatives: Sequence[str]) -> bool:
+    """Likewise of the stock; the name of the option, such as "two slots", is no number."""
+    stated = stated.replace(request.facts.get("option", "").lower(), " ")
+    amounts = numbers(stated) | {0.0 for words in RULES[STOCK_RULE].words if names(stated, words)}
+    return len(amounts) <= MOST_COUNTS and _tells(request, stated, alternatives)
 
 
 def _gives(rule: str, replies: Sequence[str]) -> bool:

@@ -23,7 +23,7 @@ class Shopper:
         self.moved: set[str] = set()
         """Items whose stock a request changes."""
         self.asked: set[str] = set()
-        """Items whose stock a request asks for."""
+        """Items whose stock a request depends on."""
 
     def order(self, status: str, fits: Callable[[Record], bool] = lambda order: True) -> tuple[str, Record]:
         """One of the customer's orders that is not used yet. Raises UnfitError."""

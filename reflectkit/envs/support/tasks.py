@@ -89,7 +89,7 @@ def _requests(level: str, shopper: Shopper, wishes: Sequence[_Wish], mood: str) 
     chance = shopper.chance
     requests = [wish(shopper) for wish in wishes]
     if shopper.moved & shopper.asked:
-        raise UnfitError  # the number would depend on what was done before
+        raise UnfitError  # the stock would depend on what was done before
     able = [place for place, request in enumerate(requests) if request.revised]
     if mood == WAVERING and not able:
         raise UnfitError
