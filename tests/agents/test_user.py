@@ -56,6 +56,9 @@ def test_the_user_sees_its_own_words_as_its_own(tmp_path: Path) -> None:
         ("###STOP###", UserTurn("Goodbye.", over=True)),
         ("Thank you. ###STOP###", UserTurn("Thank you.", over=True)),
         ("No, stop.", UserTurn("No, stop.")),
+        ("<think>My order is W12. Then ###STOP###.</think>\n\nHello.", UserTurn("Hello.")),
+        ("I should say {goodbye} now.</think>###STOP###", UserTurn("Goodbye.", over=True)),
+        ("Hello. <think>What else?", UserTurn("Hello.")),
     ],
 )
 def test_the_stop_mark_ends_the_conversation_and_is_not_shown(tmp_path: Path, text: str, turn: UserTurn) -> None:
@@ -98,6 +101,18 @@ def test_a_server_that_fails_aborts_the_episode_which_is_counted(tmp_path: Path)
     user.close()
     assert played.status is Status.ABORTED
     assert "--user-url" in played.reason
+
+
+@pytest.mark.parametrize("text", ["", "<think>My order is W12.", "<think>Hm.</think> "])
+def test_a_user_who_says_nothing_is_a_failure_that_says_so(tmp_path: Path, text: str) -> None:
+    with serve(lambda body: text) as server:
+        user = ChatUser(Endpoint("local", "m", server.url), tmp_path / "user.jsonl", timeout_s=5)
+        (played,) = rollout([Episode(TASKS[0], 5)], lambda: Horizon(Support(user), 2), Greeter(), width=1)
+        user.close()
+    assert played.status is Status.ABORTED
+    assert played.reason.startswith("the user local:m gave no usable answer: ")
+    assert "empty" in played.reason
+    assert "W12" not in played.reason
 
 
 def test_the_failures_of_one_outage_count_once(tmp_path: Path) -> None:
