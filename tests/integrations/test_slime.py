@@ -193,6 +193,8 @@ def test_answers_are_read_as_sglang_writes_them() -> None:
         {"meta_info": GOOD | {"output_token_logprobs": []}},
         {"meta_info": GOOD | {"output_token_logprobs": [[None, 7, None]]}},
         {"meta_info": GOOD | {"output_token_logprobs": [[float("nan"), 7, None]]}},
+        {"meta_info": GOOD | {"output_token_logprobs": [[-0.5, float("inf"), None]]}},
+        {"meta_info": GOOD | {"output_token_logprobs": [[-0.5, -7, None]]}},
         {"meta_info": GOOD | {"finish_reason": {"type": "abort"}}},
         {"meta_info": GOOD | {"finish_reason": None}},
     ],
@@ -299,9 +301,17 @@ def test_a_group_begins_alike_and_is_played_differently() -> None:
     )
     assert first.start == second.start != other.start
     assert len({first.seed, second.seed, other.seed}) == 3
+
+
+def test_the_tries_of_an_evaluation_are_independent_and_the_same_in_each_evaluation() -> None:
+    """pass^k is over users who behave differently, as in `evaluate`."""
+    prompt = read_prompt(SimpleNamespace(), prompt_of(Support.example("one", 0)))
+    args = SimpleNamespace(rollout_seed=42)
     tries = [episode_of(args, FakeSample(index=index), prompt, True) for index in (0, 1)]
-    assert tries[0].start == tries[1].start != first.start
-    assert tries[0].seed != first.seed
+    assert len({one.start for one in tries} | {one.seed for one in tries}) == 4
+    assert {one.group for one in tries} == {prompt.task.id}
+    assert [episode_of(args, FakeSample(index=index), prompt, True) for index in (0, 1)] == tries
+    assert episode_of(args, FakeSample(index=0, group_index=0), prompt, False).start != tries[0].start
 
 
 class StubFailure(Exception):
@@ -402,9 +412,12 @@ def test_a_router_that_fails_and_a_rollout_that_has_ended_abort_the_episode(stub
     [row] = generated(stubbed)
     assert (row.status, row.loss_mask) == (STATUS.ABORTED, [0])
     assert row.metadata["episode"]["reason"] == "http://h:1/generate: 502 Bad Gateway"
+    stubbed.answers = [UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")]  # slime decodes bodies
+    [row] = generated(stubbed)
+    assert (row.status, row.loss_mask) == (STATUS.ABORTED, [0])
     stubbed.aborted = True
     [row] = generated(stubbed)
-    assert (row.status, len(stubbed.sent)) == (STATUS.ABORTED, 1)
+    assert (row.status, len(stubbed.sent)) == (STATUS.ABORTED, 2)
 
 
 def write_splits(folder: Path, sizes: dict[str, int]) -> None:

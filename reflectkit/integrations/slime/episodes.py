@@ -89,10 +89,13 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
 
 
 def episode_of(args: Any, sample: Any, prompt: Prompt, evaluation: bool) -> Episode:
-    """The episode with its seeds: the samples of a group, and all tries of an evaluation, begin alike."""
+    """The episode with its seeds: the samples of a group begin alike; the tries of an evaluation are independent."""
     root = derive(getattr(args, "rollout_seed", 0), "evaluation" if evaluation else "training")
-    begin = prompt.task.id if evaluation else sample.group_index
-    return Episode(prompt.task, derive(root, sample.index), str(begin), derive(root, "start", begin))
+    if evaluation:
+        start = derive(root, "start", prompt.task.id, sample.index)
+        return Episode(prompt.task, derive(root, sample.index), prompt.task.id, start)
+    start = derive(root, "start", sample.group_index)
+    return Episode(prompt.task, derive(root, sample.index), str(sample.group_index), start)
 
 
 async def _play(prompt: Prompt, episode: Episode, agent: TwoPlayerAgent) -> Trajectory:

@@ -82,7 +82,7 @@ class RouterSampler:
             raise EnvironmentFailure("slime has ended the rollout")
         try:
             output = await post(self.model.url, self._request(ask, room), headers=self.headers)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, ValueError) as error:  # a ValueError for a body that is not text
             raise EnvironmentFailure(f"{self.model.url}: {error or type(error).__name__}") from None
         answer = read_answer(ask, output)
         self.tokens += len(ask.prompt_ids) + len(answer.token_ids)
@@ -117,9 +117,9 @@ def read_answer(ask: Ask, output: Any) -> Answer:
         if meta["finish_reason"]["type"] == "abort":
             raise EnvironmentFailure("SGLang aborted the request")
         pairs = [(float(item[0]), int(item[1])) for item in meta["output_token_logprobs"]]
-    except (TypeError, KeyError, IndexError, ValueError):
+    except (TypeError, KeyError, IndexError, ValueError, OverflowError):
         raise EnvironmentFailure(f"SGLang's answer has no token log-probs: {output!r:.200}") from None
-    if not pairs or not all(math.isfinite(logprob) for logprob, _ in pairs):
+    if not pairs or not all(math.isfinite(logprob) and token >= 0 for logprob, token in pairs):
         raise EnvironmentFailure(f"SGLang's answer has no token, or one without a finite log-prob: {pairs!r:.200}")
     logprobs, token_ids = zip(*pairs, strict=True)
     return Answer(ask, token_ids, logprobs, meta)
