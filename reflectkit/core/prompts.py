@@ -9,6 +9,7 @@ answer, comments included.
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,13 @@ REFLECTION_MARKER = "Reflection:"
 ACTIONS_MARKER = "Actions:"
 ACTION_MARKER = "Action:"
 CALLS_MARKER = "Calls:"
+RESULT_MARKER = "Result of"
+"""Begins a tool's result where a chat template has no role for it."""
+UNSEEN = "\u200b"  # zero-width space
+IMITATION = re.compile(
+    rf"(?:^|(?<=[\r\v\f\x85\u2028\u2029]))[^\S\n]{{0,40}}(?:{REFLECTION_MARKER}|{RESULT_MARKER}\b)",
+    re.MULTILINE | re.IGNORECASE,
+)
 TURN_END = "\x1e"
 """Stands in prompts for the model's end token, after each of the agent's messages in a conversation."""
 
@@ -120,6 +128,13 @@ def with_comments(observation: Observation, comments: Sequence[str | None]) -> O
             messages.append(Message("system", f"{REFLECTION_MARKER} {one_line(comment)}"))
         messages.append(message)
     return replace(observation, messages=tuple(messages))
+
+
+def as_data(text: str) -> str:
+    """`text` with a zero-width space in what begins a line as a comment or a result does, so that what users and tools
+    say in several lines cannot imitate one.
+    """
+    return IMITATION.sub(lambda match: f"{match[0][:-1]}{UNSEEN}{match[0][-1]}", text)
 
 
 def action_completion(action: int | str | ToolUse) -> str:

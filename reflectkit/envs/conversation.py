@@ -33,7 +33,7 @@ ONE_CALL = "call one tool, or reply to the user; nothing was executed"
 
 OPENED, CLOSED = "<think>", "</think>"
 MARKS = re.compile(
-    r"<\|[^<>|\s]{1,40}\|>"  # <|im_end|>, <|python_tag|>
+    r"<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>"  # <|im_end|>, <|python_tag|>, and with full-width bars
     r"|</?(?:tool_call|tool_response|think|s|pad|bos|eos|unk|start_of_turn|end_of_turn)>"
     r"|\[/?(?:INST|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS)\]"
     r"|\x1e"

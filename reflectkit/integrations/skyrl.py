@@ -22,7 +22,7 @@ from reflectkit.core.config import from_mapping
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
 from reflectkit.core.eventloop import shared_result_of
 from reflectkit.core.jsonl import write_jsonl
-from reflectkit.core.prompts import label, one_line
+from reflectkit.core.prompts import RESULT_MARKER, UNSEEN, as_data, label, one_line
 from reflectkit.core.protocols import rules_of
 from reflectkit.core.seeding import derive
 from reflectkit.core.tools import (
@@ -37,6 +37,7 @@ from reflectkit.core.tools import (
 )
 from reflectkit.core.types import Message, Observation, Task, ToolUse, from_json, to_json
 from reflectkit.envs import env_class
+from reflectkit.envs.conversation import MARKS
 from reflectkit.integrations.problems import tasks_of
 from reflectkit.models.tokens import encodable
 from reflectkit.stages.shared.environments import PlayConfig
@@ -242,12 +243,12 @@ class _View:
         shown: list[dict[str, str]] = []
         for message in messages:
             role = "assistant" if message.role == "assistant" else "user"
-            result = f"Result of {message.name}: " if message.name else ""
-            content = encodable(result + message.content)
+            result = f"{RESULT_MARKER} {message.name}: " if message.name else ""
+            content = result + (message.content if role == "assistant" else harmless(message.content))
             if shown and shown[-1]["role"] == role:
-                shown[-1]["content"] += f"\n\n{content}"
+                shown[-1]["content"] += f"\n\n{encodable(content)}"
             else:
-                shown.append({"role": role, "content": content})
+                shown.append({"role": role, "content": encodable(content)})
         if choices and shown:
             listed = "\n".join(f"{label(index)} {encodable(choice)}" for index, choice in enumerate(choices))
             shown[-1]["content"] += f"\nActions:\n{listed}"
@@ -277,6 +278,11 @@ def read_choice(text: str, choices: Sequence[str]) -> int:
                 return index
     last = len(choices) - 1
     raise IllegalActionError(f"{words[-40:]!r} names no action; answer with a number from 0 to {last}")
+
+
+def harmless(text: str) -> str:
+    """What users and tools say, with a zero-width space in what chat templates and tokenizers read as a mark."""
+    return MARKS.sub(lambda mark: f"{mark[0][0]}{UNSEEN}{mark[0][1:]}", as_data(text))
 
 
 def _user(text: str) -> dict[str, str]:

@@ -15,7 +15,16 @@ from typing import Any, TypeVar
 
 from reflectkit.core.config import THINKING
 from reflectkit.core.errors import CheckpointError
-from reflectkit.core.prompts import REFLECTION_MARKER, TURN_END, action_completion, one_line, policy_prompt
+from reflectkit.core.prompts import (
+    REFLECTION_MARKER,
+    RESULT_MARKER,
+    TURN_END,
+    UNSEEN,
+    action_completion,
+    as_data,
+    one_line,
+    policy_prompt,
+)
 from reflectkit.core.tools import (
     CLOSED,
     HERMES,
@@ -34,7 +43,6 @@ from reflectkit.core.types import Message, Observation, ToolSpec, ToolUse
 from reflectkit.models.tokens import encodable, prompt_ids
 
 MEMO_LIMIT = 4096  # conversations; the oldest are dropped first
-UNSEEN = "\u200b"  # zero-width space
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
 THOUGHT = ("<think>", "</think>")
 SWITCH = "enable_thinking"  # the variable with which Qwen3's template and others turn thinking off
@@ -158,7 +166,8 @@ class Dialogue:
         """The message as templates expect it. An assistant's calls are part of its text, or are added to it."""
         if message.role != "assistant":
             named = {"name": message.name} if message.name else {}
-            return {"role": message.role, "content": _neutral(message.content, self._marks), **named}
+            content = message.content if message.role == "system" else as_data(message.content)
+            return {"role": message.role, "content": _neutral(content, self._marks), **named}
         content = message.content or (form_text(message.calls, self.form) if message.calls else "")
         if self.thinking == "hidden":
             content = after_thought(content).lstrip()
@@ -174,7 +183,7 @@ class Dialogue:
         for message in messages:
             role, content = message["role"], message["content"]
             if role == "tool":
-                role, content = "user", f"Result of {message.get('name', 'the call')}: {content}"
+                role, content = "user", f"{RESULT_MARKER} {message.get('name', 'the call')}: {content}"
             if role == "system" and not self._takes_system:
                 role = "user"
             if sided and sided[-1]["role"] == role:
