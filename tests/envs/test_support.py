@@ -427,6 +427,21 @@ def test_a_damaged_task_is_one_line(change: dict[str, Any], why: str) -> None:
         Support().reset(replace(task, data=task.data | change), 0)
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"facts": {}}, "a request of kind 'cancel' lacks the fact 'order'"),
+        ({"facts": {"order": "W1", "reason": "x", "colour": "red"}}, "'colour' is no fact of a request"),
+        ({"revised": {"address": "5 Elm Street, Ulm"}}, "a fact is revised that the request does not have"),
+    ],
+)
+def test_a_request_without_its_facts_is_one_line(change: dict[str, Any], why: str) -> None:
+    task = find(ONE, kind=CANCEL)
+    (request, *others) = task.data["requests"]
+    with pytest.raises(DataError, match=why):
+        Support().reset(replace(task, data=task.data | {"requests": [request | change, *others]}), 0)
+
+
 def test_true_calls_that_cannot_be_done_are_one_line() -> None:
     task = find(ONE, kind=CANCEL)
     request = task.data["requests"][0]

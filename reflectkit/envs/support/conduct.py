@@ -52,9 +52,7 @@ class Conduct:
         return False
 
     def has_looked_up(self, request: Request) -> bool:
-        """Whether the agent has read what a refusal of `request`, or the answer to it, depends on; True where neither is
-        due.
-        """
+        """Whether the agent has read what a refusal of `request`, or its answer, depends on; True if neither is due."""
         refused = bool(request.rule) and RULES[request.rule].needs_look_up
         if not refused and request.kind not in QUESTIONS:
             return True

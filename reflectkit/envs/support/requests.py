@@ -36,6 +36,20 @@ SAYS: Mapping[str, tuple[str, ...]] = {
     DANGER: ("Your {product} caught fire and hurt my hand.", "I cut my hand badly on your {product}."),
 }
 """How each request begins; the user's facts come when they are asked for."""
+FACTS: Mapping[str, tuple[str, ...]] = {
+    CANCEL: ("order", "reason"),
+    ADDRESS: ("order", "address"),
+    PAYMENT: ("order", "payment"),
+    SWAP: ("order", "item", "option"),
+    RETURN: ("order", "item"),
+    EXCHANGE: ("order", "item", "option"),
+    MOVE: ("address",),
+    CREDIT: ("order",),
+    PAID: ("order",),
+    STOCK: ("item", "option"),
+}
+"""The facts that a request must have, by kind; none if it is not listed."""
+KNOWN = frozenset(name for names in FACTS.values() for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +115,12 @@ def from_json(value: Any) -> Request:
         raise ValueError(f"a request lacks or has a wrong {error}") from None
     if request.kind not in SAYS:
         raise ValueError(f"{request.kind!r:.40} is no kind of request")
+    if missing := [name for name in FACTS.get(request.kind, ()) if name not in request.facts]:
+        raise ValueError(f"a request of kind {request.kind!r} lacks the fact {missing[0]!r}")
+    if unknown := [name for name in request.facts if name not in KNOWN]:
+        raise ValueError(f"{unknown[0]!r:.40} is no fact of a request; there are: {', '.join(sorted(KNOWN))}")
+    if not request.revised.keys() <= request.facts.keys():
+        raise ValueError("a fact is revised that the request does not have")
     if request.rule and request.rule not in RULES:
         raise ValueError(f"{request.rule!r:.40} is no rule")
     if not all(request.told):
