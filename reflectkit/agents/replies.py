@@ -78,12 +78,15 @@ def _checked_analysis(text: str) -> str:
 
 
 def plain_comment(text: str) -> str:
-    """A comment on one line, without the heading that some models add.
+    """A comment on one line, without reasoning, and without the heading that some models add.
 
     >>> plain_comment("**Comment:** The goal is\\nnear.")
     'The goal is near.'
+    >>> plain_comment("<think>South is right.</think>\\nThe goal is near.")
+    'The goal is near.'
     """
-    return COMMENT_HEAD.sub("", one_line(text)) or one_line(text)
+    line = one_line(after_thought(text))
+    return COMMENT_HEAD.sub("", line) or line
 
 
 def parse_comment(text: str, observation: Observation, right: Action) -> str:
