@@ -420,6 +420,21 @@ def test_a_router_that_fails_and_a_rollout_that_has_ended_abort_the_episode(stub
     assert (row.status, len(stubbed.sent)) == (STATUS.ABORTED, 2)
 
 
+def test_a_reflector_without_a_server_is_one_line_and_one_that_fails_aborts_the_episode(
+    stubbed: SimpleNamespace, tmp_path: Path
+) -> None:
+    stubbed.sglang_config = tmp_path / "sglang.yaml"
+    stubbed.sglang_config.write_text(f"sglang:\n{POLICY}{FROZEN.replace('their/reflector', str(tmp_path))}")
+    with pytest.raises(ConfigError, match="slime started no server for 'reflector'"):
+        generated(stubbed)
+    stubbed.sglang_model_routers = {"reflector": ("r", 2)}
+    stubbed.answers = [StubFailure("connection refused")]
+    [row] = generated(stubbed)
+    assert (row.status, row.loss_mask, row.remove_sample) == (STATUS.ABORTED, [0], True)
+    assert row.metadata["episode"]["reason"] == "http://r:2/generate: connection refused"
+    assert [url for url, _ in stubbed.sent] == ["http://r:2/generate"]
+
+
 def write_splits(folder: Path, sizes: dict[str, int]) -> None:
     folder.mkdir(parents=True)
     tasks = iter(Taxi.tasks("full"))
