@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -24,7 +25,8 @@ Value = TypeVar("Value")
 class EnvAsker:
     """Asks `endpoint`; a subclass says as what. The same question is asked once, as `journal` keeps the answers.
 
-    concurrency: calls at once, of all episodes together. budget_usd: the most that may be spent, in US dollars.
+    concurrency: calls at once, of all episodes together. budget_usd: the most that may be spent, in US dollars, by all
+    processes together; calls that several of them make at the same moment may exceed it.
     """
 
     role: ClassVar[str]
@@ -55,6 +57,7 @@ class EnvAsker:
         three of that came one after the other. BudgetSpentError: the budget does not allow the next call.
         """
         client, failures = self._opened(), self._failures
+        client.catch_up(self._journals_of_others(client.journal.path))
         try:
             outcomes = await client.ask_all(requests, lambda _, text: parse(text))
         except ApiError as error:
@@ -80,6 +83,12 @@ class EnvAsker:
         """End the connection and let the journal go."""
         self._stack.close()
         self._client = None
+
+    def _journals_of_others(self, own: Path) -> list[Path]:
+        """The journals of other processes that ask the same, or did so earlier."""
+        numbered = re.compile(rf"{re.escape(self.journal.stem)}(-\d+)?{re.escape(self.journal.suffix)}")
+        files = self.journal.parent.iterdir()
+        return sorted(path for path in files if path != own and numbered.fullmatch(path.name))
 
     def _opened(self) -> ChatClient:
         if self._client is None:

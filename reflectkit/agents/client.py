@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -192,6 +192,10 @@ class ChatClient:
                 except ValueError as error:
                     reason = str(error)
         return Outcome(rejected=Rejected(request.name, reason, redacted(text)))
+
+    def catch_up(self, others: Iterable[Path]) -> None:
+        """Use the answers in the journals of other processes, and count what they cost."""
+        self.budget.paid += sum(map(self._cost, self.journal.catch_up(others)))
 
     def close(self) -> None:
         """Close the connections."""

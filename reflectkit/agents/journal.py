@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +20,7 @@ from reflectkit.core.locks import take
 
 MOST_TOKENS = 10_000_000  # in a prompt or an answer; more is an error of the bill
 CHECKSUM = "sha256"
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Journal:
         self.path, self._file = path, file
         self.answers: dict[str, Answer] = dict(before)
         self.damaged = 0
+        self._read_to: dict[Path, int] = {}
 
     def add(self, key: str, model: str, answer: Answer) -> None:
         """Keep `answer`; it is in the system's hands when this returns."""
@@ -52,6 +54,22 @@ class Journal:
         self._file.write(line.encode())
         self._file.flush()
         self.answers[key] = answer
+
+    def catch_up(self, others: Iterable[Path]) -> list[Answer]:
+        """Take in what other processes have added to journals of theirs since the last time: all of these answers."""
+        new = []
+        for path in others:
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                file.seek(self._read_to.get(path, 0))
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break  # it is being written
+                    self._read_to[path] = self._read_to.get(path, 0) + len(line)
+                    with contextlib.suppress(*DAMAGE):
+                        key, _, answer = _read(json.loads(line))
+                        self.answers.setdefault(key, answer)
+                        new.append(answer)
+        return new
 
 
 class JournalHeldError(ConfigError):
@@ -102,7 +120,7 @@ def _load(journal: Journal, file: IO[bytes], model: str | None) -> int:
             key, answered_by, answer = _read(json.loads(line))
             if model in (None, answered_by):
                 journal.answers[key] = answer
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except DAMAGE:
             journal.damaged += 1
     return end
 

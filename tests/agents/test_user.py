@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from reflectkit.agents.budget import BudgetSpentError
 from reflectkit.agents.endpoints import Endpoint
 from reflectkit.agents.user import GREETING, ChatUser
 from reflectkit.cli.main import main
@@ -101,6 +102,37 @@ def test_a_server_that_fails_aborts_the_episode_which_is_counted(tmp_path: Path)
     user.close()
     assert played.status is Status.ABORTED
     assert "--user-url" in played.reason
+
+
+def test_processes_that_ask_at_the_same_time_share_answers_and_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    budget, spent = 0.001, 0
+    with serve(lambda body: "I want to cancel.") as server:
+        users = [
+            ChatUser(Endpoint("openai", "gpt-4o-mini", server.url), tmp_path / "user.jsonl", budget_usd=budget)
+            for _ in range(2)
+        ]
+        for user in users * 2:
+            wait_for(user.say("You are Anna.", [], 7))
+        assert len(server.requests) == 1
+        assert {path.name for path in tmp_path.glob("*")} == {"user.jsonl", "user-1.jsonl"}
+        for seed in range(100):
+            try:
+                wait_for(users[seed % 2].say("You are Anna.", [], 100 + seed))
+            except BudgetSpentError:
+                spent += 1
+        for user in users:
+            user.close()
+        cost = server.answered * (100 * 0.15 + 20 * 0.60) / 1e6  # as the server bills it, in dollars a million tokens
+        assert spent > 40
+        assert 0.5 * budget < cost <= budget
+        again = ChatUser(Endpoint("openai", "gpt-4o-mini", server.url), tmp_path / "user.jsonl", budget_usd=budget)
+        answered = server.answered
+        wait_for(again.say("You are Anna.", [], 101))  # from the second process
+        again.close()
+        assert server.answered == answered
 
 
 @pytest.mark.parametrize("text", ["", "<think>My order is W12.", "<think>Hm.</think> "])
