@@ -23,7 +23,7 @@ from reflectkit.models.drafts import Guide
 from reflectkit.models.lean import ROOM, NextTokens, Roomy
 from reflectkit.models.padding import left_pad
 from reflectkit.models.prefix_cache import PrefixCache, cache_of, pays, read_prompts
-from reflectkit.models.scoring import forward_arguments, read_prefix, takes_positions, unwrapped
+from reflectkit.models.scoring import attends_to_all, forward_arguments, read_prefix, takes_positions, unwrapped
 
 CLEAR_AT = 4  # finished rows are dropped once they are one in 4, since dropping copies the cache and reads new prompts
 AHEAD = 7  # guessed tokens that are read at once behind the last token
@@ -180,7 +180,7 @@ class _Reader:
         self.model, self.pad_id = model, pad_id
         self.kept = kept if kept is not None and pays(model, prompts) else None
         self.device = next(model.parameters()).device
-        self.takes_positions = takes_positions(model)
+        self.takes_positions, self.hides = takes_positions(model), attends_to_all(model)
         self.lean = NextTokens(model) if NextTokens.serves(model) else None
         self.context = getattr(unwrapped(model).config.get_text_config(), "max_position_embeddings", None) or 2**20
         self.cache: Any = None
@@ -240,7 +240,7 @@ class _Reader:
 
     def takes_guesses(self, rows: _Rows) -> bool:
         """Whether tokens that were read can be hidden again: not if a layer folds them into a state."""
-        return rows.movable and all(isinstance(layer, Roomy) for layer in rows.cache.layers)
+        return self.hides and rows.movable and all(isinstance(layer, Roomy) for layer in rows.cache.layers)
 
     def step_ahead(self, rows: _Rows, guesses: Sequence[Sequence[int]]) -> torch.Tensor:
         """logits_BSV after each row's last token and the S - 1 guesses behind it, all of which are added to the cache.

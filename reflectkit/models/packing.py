@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import DynamicCache
 from trl import SFTTrainer
 
 from reflectkit.models.prefixes import shared_length
-from reflectkit.models.scoring import only_keys_and_values, takes_positions, trunk_of, unwrapped
+from reflectkit.models.scoring import attends_to_all, takes_positions, trunk_of, unwrapped
 
 Encoded = Mapping[str, Sequence[int]]
 NOT_TRAINED = -100
@@ -97,13 +96,13 @@ def can_pack(model: Any) -> bool:
     """
     bare = unwrapped(model)
     config = bare.config.get_text_config()
-    if not takes_positions(model):
+    if not takes_positions(model) or getattr(config, "alibi", False):  # Falcon's, made of a mask of tokens
         return False
     if config._attn_implementation not in ("sdpa", "eager"):
         return False
     if config.model_type == "lfm2":
         return not bare.is_activation_checkpointing
-    return only_keys_and_values(DynamicCache(config=config))
+    return attends_to_all(model)
 
 
 def collate(packs: Sequence[Encoded], pad_id: int) -> dict[str, torch.Tensor]:

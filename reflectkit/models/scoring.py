@@ -173,7 +173,16 @@ def can_share(model: Any) -> bool:
         return False
     bare = unwrapped(model)
     recomputes = torch.is_grad_enabled() and bare.is_activation_checkpointing
-    return takes_positions(model) and not recomputes and only_keys_and_values(DynamicCache(config=bare.config))
+    return takes_positions(model) and not recomputes and attends_to_all(model)
+
+
+def attends_to_all(model: Any) -> bool:
+    """Whether each layer attends to all positions before, with whatever lies between them, and caches nothing but keys
+    and values.
+    """
+    config = unwrapped(model).config.get_text_config()
+    counts_columns = "local" in getattr(config, "attention_layers", ())  # GPT-Neo's window, which its cache ignores
+    return not counts_columns and only_keys_and_values(DynamicCache(config=config))
 
 
 def forward_arguments(model: Any, attention_mask_BT: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -200,7 +209,7 @@ def read_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
     length = common_prefix(rows)
     if length < SHORTEST_PREFIX or len(rows) < 2 or not has_plain_head(model):
         return None, 0
-    if not only_keys_and_values(DynamicCache(config=unwrapped(model).config)):
+    if not attends_to_all(model):
         return None, 0
     device = next(model.parameters()).device
     prefix = torch.tensor([rows[0][:length]], device=device)
@@ -275,14 +284,9 @@ def _cached_hidden(
     """hidden_ND of all nodes: a pass over the prompts, and one over the chains behind them. Gradients flow through the
     cache. None if the model caches other things than keys and values, or nothing.
     """
-    bare, learns = unwrapped(model), torch.is_grad_enabled()
-    recomputes = learns and bare.is_activation_checkpointing  # which does without a cache
-    if (
-        recomputes
-        or not takes_positions(model)
-        or not has_plain_head(model)
-        or not only_keys_and_values(DynamicCache(config=bare.config))
-    ):
+    learns = torch.is_grad_enabled()
+    recomputes = learns and unwrapped(model).is_activation_checkpointing  # which does without a cache
+    if recomputes or not takes_positions(model) or not has_plain_head(model) or not attends_to_all(model):
         return None
     cache, length = (None, 0) if learns else behind_prefix(model, prompts)
     hidden_BD, cache = _read(model, prompts, cache, length, pad_id)
