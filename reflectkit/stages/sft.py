@@ -183,12 +183,12 @@ def run(config: Config, progress: Progress) -> Report:
         smaller = "--max-length" if config.model in TINY else "use --lora-r, --quantize or a smaller model"
         with memory_explained(f"lower --batch-size, which is {config.batch_size}, or {smaller}"):
             player = replace(_player(config, source, rows), answer=form)
-            if config.copy_steps and not resume:
-                _teach_copying(config, player, progress)
             if config.gradient_checkpointing:
                 checkpoint_gradients(player.model)
-            encoded = _encoded(config, source, rows, player, progress)
+            encoded = _encoded(config, source, rows, player, progress)  # first, since some rows may not fit
             config = _with_steps(config, len(encoded))
+            if config.copy_steps and not resume:
+                _teach_copying(config, player, progress)
             log = _train(config, current.folder / "trainer", resume, player, encoded, progress)
 
         target = current.folder / f"checkpoint-{config.max_steps}"
