@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
 import weakref
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -52,6 +56,21 @@ def _counts(value: Any) -> bool:
 
 def _storage(value: torch.Tensor) -> Any:
     return value.untyped_storage()
+
+
+def free_memory(device: torch.device, limits: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that can still be taken on `device`; on a CPU also by the limit of a container, if any (cgroup 2).
+
+    limits: the folder of that limit.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = int(psutil.virtual_memory().available)
+    with contextlib.suppress(OSError, ValueError):  # no container, or "max"
+        limit, used = (int((limits / name).read_text()) for name in ("memory.max", "memory.current"))
+        cached = re.search(r"^inactive_file (\d+)$", (limits / "memory.stat").read_text(), re.MULTILINE)
+        free = min(free, limit - used + (int(cached[1]) if cached else 0))
+    return free
 
 
 def split_parameters(models: Iterable[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

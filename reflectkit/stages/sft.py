@@ -35,7 +35,7 @@ from reflectkit.data.sft import FILE_OF_ROLE, Row, form_of, read_rows
 from reflectkit.models.hub import hub_options
 from reflectkit.stages.shared.encoding import encode, tokenised
 from reflectkit.stages.shared.environments import EnvConfig, model_source
-from reflectkit.stages.shared.plan import Estimate, Stopwatch, plan_report, sizes
+from reflectkit.stages.shared.plan import Estimate, Stopwatch, plan_report, shown_bytes, sizes
 from reflectkit.stages.shared.trackers import Log, require_trackers, tracking
 from reflectkit.stages.shared.trainer_checkpoints import ARGUMENTS, checkpoints, last_whole
 from reflectkit.stages.shared.training import TrainingConfig
@@ -51,6 +51,7 @@ EXAMPLES = (
     "reflectkit sft --env taxi --role policy --model gpt2-xl --lora-r 16 --learning-rate 2e-4 --dtype bfloat16",
 )
 EXPLODED = 10  # times the loss of guessing; no working training comes near it
+SAFE = 0.8  # of the free memory, which a calibration may take
 LIMITS = {
     "max_steps": (1, 10**9),
     "epochs": (0, 10**6),
@@ -198,7 +199,7 @@ def run(config: Config, progress: Progress) -> Report:
         figures = {
             "rows": len(rows),
             "parameters": sum(weight.numel() for weight in player.model.parameters()),
-            "longest_row": max(len(row["input_ids"]) for row in encoded),
+            "longest_group" if config.share_prefixes else "longest_row": max(len(row["input_ids"]) for row in encoded),
             "loss": log[-1]["loss"] if log else None,
         }
         current.tables.append(figures_table(f"SFT ({config.role}) in {target}", "value", figures))
@@ -235,12 +236,15 @@ def _with_steps(config: Config, rows: int) -> Config:
 
 
 def _plan(config: Config, source: Path, rows: Sequence[Row], progress: Progress) -> Report:
-    """What training would take: three steps on batches of the longest row are the calibration."""
+    """What training would take: three steps on batches of the longest row are the calibration. Where a batch would not
+    fit into memory, which would end this process without a word, they have as many rows as do.
+    """
     use_threads(config.threads)
     progress.news(f"sft --plan: {counted(len(rows), 'row')} of {source}; loading torch")
     if config.model not in TINY:
         hub_options(config.model)
     from reflectkit.models.load import checkpoint_gradients
+    from reflectkit.models.measure import free_memory
 
     player = _player(config, source, rows)
     if config.gradient_checkpointing:
@@ -250,24 +254,42 @@ def _plan(config: Config, source: Path, rows: Sequence[Row], progress: Progress)
     lengths = [len(row["input_ids"]) for row in encoded]
     longest = max(encoded, key=lambda row: len(row["input_ids"]))
     part = config.batch_size // config.gradient_accumulation
-    short = replace(config, batch_size=part, gradient_accumulation=1, max_steps=3, group_by_length=False)
+    known = sizes([player.model], config.optimizer)
+    free = free_memory(next(player.model.parameters()).device)
+    measured, watch = 1, _calibrated(config, player, longest, 1, progress)
+    activations = each = max(0, watch.memory.peak - known["gradients"])
+    fitting = int(SAFE * (free - known["gradients"] - known["optimizer"]) / max(1, each))
+    if part > 1 and fitting > 1:
+        measured = min(part, fitting)
+        watch = _calibrated(config, player, longest, measured, progress)
+        activations = max(0, watch.memory.peak - known["gradients"])
+        each = max(0, activations - each) // (measured - 1)  # without what is there once
+    tokens = _padded(lengths, config)
+    what = counted(measured, "group" if config.share_prefixes else "row")
+    calibration = f"three steps of {what} of {max(lengths):,} tokens, the longest"
+    if measured < part:
+        calibration += f"; {part} would not fit into the {shown_bytes(free)} that were free"
+    plan = Estimate(
+        **known,
+        activations=activations + (part - measured) * each,
+        tokens=tokens,
+        seconds=watch.seconds * tokens / (measured * max(lengths)),
+        steps=config.max_steps,
+        calibration=calibration,
+    )
+    return plan_report("sft", config.results_dir, plan, processes=False)
+
+
+def _calibrated(config: Config, player: Player, row: dict[str, list[int]], count: int, progress: Progress) -> Stopwatch:
+    """The time and memory of a step on `count` times `row`. Raises ReflectkitError if a GPU has no memory for it."""
+    short = replace(config, batch_size=count, gradient_accumulation=1, max_steps=3, group_by_length=False)
     with tempfile.TemporaryDirectory() as scratch, progress.bar("Calibrating", 3) as bar:
-        trainer = _trainer(short, Path(scratch), player, [longest] * (3 * part))
+        trainer = _trainer(short, Path(scratch), player, [row] * (3 * count))
         trainer.args.save_strategy = "no"
         trainer.add_callback(_timer(watch := Stopwatch(), bar))
         with memory_explained(f"lower --batch-size, which is {config.batch_size}, or raise --gradient-accumulation"):
             trainer.train()
-    known = sizes([player.model], config.optimizer)
-    tokens = _padded(lengths, config)
-    plan = Estimate(
-        **known,
-        activations=max(0, watch.memory.peak - known["gradients"]),
-        tokens=tokens,
-        seconds=watch.seconds * tokens / (part * max(lengths)),
-        steps=config.max_steps,
-        calibration=f"three steps of {counted(part, 'row')} of {max(lengths):,} tokens, the longest",
-    )
-    return plan_report("sft", config.results_dir, plan, processes=False)
+    return watch
 
 
 def open_training(config: Config, folder: Path, bar: Bar) -> Any:

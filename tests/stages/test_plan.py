@@ -12,11 +12,13 @@ from reflectkit.cli.main import main
 from reflectkit.core.config import OPTIMIZERS
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ConfigError
+from reflectkit.models import measure
 from reflectkit.models.load import Player, with_adapter
 from reflectkit.models.measure import PeakMemory, count, optimizer_size, size, split_parameters
 from reflectkit.models.training import new_optimizer
 from reflectkit.rl.processes import Processes
 from reflectkit.stages import rlft, sft
+from reflectkit.stages.shared.plan import shown_bytes
 from tests.rlft_runs import arguments
 from tests.sft_runs import config, write_rows
 
@@ -88,6 +90,32 @@ def test_sft_plans_without_writing(rows: Path, tmp_path: Path, capsys: pytest.Ca
     shown = capsys.readouterr().out
     assert "Plan of sft, estimated" in shown
     assert "processes" not in shown
+
+
+def test_sft_plans_a_batch_that_does_not_fit(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With little free memory, fewer rows than a batch has are measured, and what they take is scaled up."""
+    given = config(rows, tmp_path / "results", plan=True, batch_size=16)
+    whole = sft.run(given, Quiet()).figures
+    assert "three steps of 16 rows of" in whole["calibration"]
+    assert "fit" not in whole["calibration"]
+    free = whole["gradients"] + whole["optimizer"] + whole["activations"] // 2
+    monkeypatch.setattr(measure, "free_memory", lambda device: free)
+    part = sft.run(given, Quiet()).figures
+    measured = int(part["calibration"].split()[3])
+    assert 1 < measured < 16
+    assert part["calibration"].endswith(f"; 16 would not fit into the {shown_bytes(free)} that were free")
+    assert part["activations"] == pytest.approx(whole["activations"], rel=0.3)
+
+
+def test_free_memory_ends_at_the_containers_limit(tmp_path: Path) -> None:
+    """A limit of 9 MB, of which 5 are used and 2 could be dropped; "max" is none."""
+    cpu = torch.device("cpu")
+    for name, text in (("max", "9000000\n"), ("current", "5000000\n"), ("stat", "anon 1\ninactive_file 2000000\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert measure.free_memory(cpu, tmp_path) == 6_000_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert measure.free_memory(cpu, tmp_path) > 6_000_000
+    assert measure.free_memory(cpu, tmp_path / "none") > 6_000_000
 
 
 def test_sft_plans_an_adapter_on_a_frozen_base(corridor_folder: Path, rows: Path, tmp_path: Path) -> None:
