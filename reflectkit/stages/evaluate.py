@@ -45,7 +45,7 @@ from reflectkit.stages.shared.eval_tables import (
     row,
     table,
 )
-from reflectkit.stages.shared.oracle_scores import advised, oracle_scores
+from reflectkit.stages.shared.oracle_scores import advised, known_scores, oracle_scores
 from reflectkit.stages.shared.players import (
     Players,
     chat_parts,
@@ -382,6 +382,7 @@ def play_match(
                 rollout(remaining, make, agent, width=config.width, on_end=on_end)
                 players.stop_if_spent(match.name)
     played = [done[episode.task.id, episode.seed] for episode in episodes]
+    played = known_scores(played) if config.score_oracle else played
     if played and all(line["status"] == "aborted" for line in played):
         raise EnvironmentFailure(
             f"every episode of {match.name} was aborted ({len(played)}): {played[0].get('reason')}"

@@ -17,6 +17,7 @@ from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi import Taxi
 from reflectkit.envs.wrappers import Horizon, Shuffled
 from reflectkit.stages.shared.oracle_scores import Advised, oracle_scores
+from tests.server import serve
 
 TASK = Corridor.tasks("short")[0]
 
@@ -76,6 +77,25 @@ def test_evaluate_reports_them(
             expected.append(-sum(map(math.log, shares)) / len(shares))
     assert len(expected) == 4
     assert sft["choice_nll"]["mean"] == pytest.approx(sum(expected) / 4, abs=1e-3)
+
+
+def test_a_chat_model_has_no_likelihood_even_if_its_first_answer_was_unreadable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its probabilities are unknown, so that ln 2 of one episode would be a mean over all of them."""
+    monkeypatch.chdir(tmp_path)
+    tasks = Corridor.tasks("long")
+    write_json(tmp_path / "some.json", [record_to_json(Record(task, ())) for task in tasks])
+    first = Corridor().reset(tasks[0], 0).text
+    with serve(lambda body: "?" if first in body["messages"][-1]["content"] else "Analysis: on.\nChoice: 1") as server:
+        command = ["evaluate", "--env", "corridor", "--task-file", "some.json", "--score-oracle"]
+        assert main([*command, "--policy", "local:walker", "--base-url", server.url]) == 0
+    lines = [line for _, line in read_jsonl(Path("results/1_evaluate/episodes.jsonl"))]
+    assert [] in [line["turns"] for line in lines]
+    (row,) = read_json(Path("results/1_evaluate/eval.json"))["rows"]
+    assert list(row["figures"]) == ["agreement"]
+    assert 0 < row["figures"]["agreement"]["mean"] < 1
+    assert all(set(line.get("figures", {})) == {"agreement"} for line in lines)
 
 
 def test_it_needs_an_oracle_and_enumerated_choices(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -52,7 +52,7 @@ def oracle_scores(trajectory: Trajectory) -> dict[str, float]:
 
     agreement: share of turns with the oracle's choice. choice_nll: negative log-probability of the oracle's choice, in
     nats, if the player's probabilities are known. An episode that ended before its first turn, since the prompt was too
-    long, has those of an even guess that was wrong.
+    long, has those of an even guess that was wrong; see `known_scores`.
     """
     turns = [turn for turn in trajectory.turns if KEY in turn.info]
     if not turns:
@@ -63,3 +63,16 @@ def oracle_scores(trajectory: Trajectory) -> dict[str, float]:
         shares = [turn.decision.probabilities[turn.info[KEY]] for turn in turns]
         scores["choice_nll"] = -fmean(math.log(max(share, sys.float_info.min)) for share in shares)
     return scores
+
+
+def known_scores(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A player's lines of episodes.jsonl, without any choice_nll if no turn tells the player's probabilities: then only
+    those of episodes without a turn have one.
+    """
+    if any("probabilities" in turn for line in lines for turn in line["turns"]):
+        return list(lines)
+    return [line | {"figures": _without_nll(line.get("figures", {}))} for line in lines]
+
+
+def _without_nll(figures: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in figures.items() if name != "choice_nll"}
