@@ -170,7 +170,7 @@ class _Judge(_Retold):
     async def _at(self, branch: Branch, observation: Observation, context: Context) -> Decision:
         if not observation.choices:
             raise ConfigError("--reflector-reward judgement compares enumerated actions; use --reflector-reward return")
-        better = require_oracle(context.env).oracle()
+        better = require_oracle(context.env, ["oracle"]).oracle()
         reflection = branch.trajectory.turns[branch.turn].decision.reflection
         comments = await asyncio.gather(
             *(self._sampled(observation, context, number) for number in range(self.trial.count))

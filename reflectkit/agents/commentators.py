@@ -27,7 +27,7 @@ class TeacherComments:
 
     async def remark(self, observation: Observation, context: Context) -> str:
         """The teacher's comment on the state of the turn's env. Raises ConfigError if it has no oracle teacher."""
-        return str(require_oracle(context.env).reflection(generator(context.seed, "comment")))
+        return str(require_oracle(context.env, ["reflection"]).reflection(generator(context.seed, "comment")))
 
 
 class Silence:

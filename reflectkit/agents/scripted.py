@@ -175,9 +175,15 @@ def _any_words(seen: Sequence[str], chance: random.Random) -> str:
     return " ".join(chance.choices(seen, k=chance.randint(1, 4)))
 
 
-def require_oracle(env: Any) -> Any:
-    """`env`, or an env's class, if it has an oracle. Raises ConfigError naming what it lacks."""
-    missing = [name for name in ("oracle", "mistakes", "note", "reflection") if not env.has(name)]
+TEACHER = ("oracle", "mistakes", "note", "reflection")
+"""What an oracle teacher needs of an env."""
+
+
+def require_oracle(env: Any, needed: Sequence[str] = TEACHER) -> Any:
+    """`env`, or an env's class, if it has an oracle, with what is `needed` of it. Raises ConfigError naming what it
+    lacks.
+    """
+    missing = [name for name in needed if not env.has(name)]
     if missing:
         raise ConfigError(f"env '{env.name}' has no oracle teacher: it lacks {', '.join(missing)}()")
     return env

@@ -55,7 +55,7 @@ from reflectkit.envs import ENVS
 from reflectkit.models.packaged import is_installed
 from reflectkit.stages import sft
 from reflectkit.stages.benchmarks import gpu
-from reflectkit.stages.shared.environments import PlayConfig, at_level, model_source
+from reflectkit.stages.shared.environments import NONE_LISTED, PlayConfig, at_level, model_source
 from reflectkit.stages.shared.eval_tables import csv_text
 
 EXAMPLES = (
@@ -119,7 +119,7 @@ class Config(PlayConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("what", self.what, WHAT)
-        within("steps", self.taken, 1 if self.what == "sft" else ROUNDS, 10_000_000)
+        within("steps", self.taken, *((1, 100_000) if self.what == "sft" else (ROUNDS, 10_000_000)))
         within("files", self.files, 1, 100_000)
         if self.episodes is not None:
             within("episodes", self.episodes, 1, 100_000)
@@ -360,4 +360,6 @@ def _problems(config: Config, progress: Progress) -> Iterator[tuple[Config, list
         return
     with tempfile.TemporaryDirectory(prefix="reflectkit-bench-") as folder:
         tasks, settings = config.kind.benchmark(Path(folder), config.files, config.seed, progress)
+        if not tasks:
+            raise ConfigError(NONE_LISTED.format(config.env_name, config.kind.levels[-1]))
         yield dataclasses.replace(config, **settings), tasks

@@ -33,7 +33,7 @@ from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of
 from reflectkit.stages.shared.breakdowns import aspect_tables, passes_table
 from reflectkit.stages.shared.chat import ChatConfig
-from reflectkit.stages.shared.environments import MOST_TOKENS, PlayConfig, at_level, check_level
+from reflectkit.stages.shared.environments import MOST_TOKENS, PlayConfig, at_level, check_level, listed
 from reflectkit.stages.shared.eval_estimate import estimate
 from reflectkit.stages.shared.eval_tables import (
     csv_text,
@@ -126,7 +126,7 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
                 )
             return
         if self.score_oracle:
-            require_oracle(self.kind)
+            require_oracle(self.kind, ["oracle"])
         if not self.policy:
             raise ConfigError("evaluate needs at least one --policy NAME=CHECKPOINT")
         names = [parse_policy(text, self.baselines, self.kind.methods)[0] for text in self.policy]
@@ -249,7 +249,7 @@ def _problems(config: Config, levels: Sequence[str]) -> tuple[Path | None, dict[
     """
     source = config.task_file or config.folder / HELD_OUT
     if config.task_file is None and not source.exists() and config.kind.has("tasks"):
-        return None, {level: _drawn(config, config.kind.tasks(level)) for level in levels}
+        return None, {level: _drawn(config, listed(config.kind, level)) for level in levels}
     tasks = [record.task for record in read_records(source, config.env_name)]
     return source, {level: _drawn(config, at_level(config.env, tasks, level, source)) for level in levels}
 

@@ -93,7 +93,7 @@ class Config(SamplerConfig, PlayConfig):
                 "a checkpoint reads its own reflector's comment: write --policy NAME=CHECKPOINT+REFLECTOR"
             )
         if self.teacher:
-            require_oracle(self.kind)
+            require_oracle(self.kind, ["reflection"])
         one_of("as_", self.as_, (AGENT, USER))
         if self.as_ == USER:
             self._check_user()
@@ -259,7 +259,7 @@ def _commentator(config: Config, players: Players, model: Path | None) -> _Comme
 
 
 async def _oracle_comment(observation: Observation, context: Context) -> str:
-    return str(require_oracle(context.env).reflection(generator(context.seed, "teacher")))
+    return str(require_oracle(context.env, ["reflection"]).reflection(generator(context.seed, "teacher")))
 
 
 class _Narrator:

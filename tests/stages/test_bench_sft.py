@@ -108,3 +108,5 @@ def test_bad_settings_are_refused_before_anything_runs() -> None:
         bench.Config(what="sft", batch_size=0)
     with pytest.raises(ConfigError, match="dtype"):
         bench.Config(what="sft", model=("my-model",), dtype="float31")
+    with pytest.raises(ConfigError, match="--steps"):  # and not of --max-steps, which bench does not have
+        bench.Config(what="sft", steps=10**7, rounds=1000)

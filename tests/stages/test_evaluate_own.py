@@ -8,9 +8,45 @@ import pytest
 
 from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, write_json
+from reflectkit.core.types import Task
 from reflectkit.data.trajectories import Record, record_to_json
+from reflectkit.envs.base import BaseEnv
+from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi import Taxi
 from reflectkit.stages.shared.players import mismatch
+from tests.commands import error_of
+
+
+class OracleAlone(Corridor):
+    """An env that knows the best action, and nothing else that a teacher needs."""
+
+    name = "oracle-alone"
+    mistakes, note, reflection = BaseEnv.mistakes, BaseEnv.note, BaseEnv.reflection
+
+
+class Empty(Corridor):
+    name = "empty"
+
+    @classmethod
+    def tasks(cls, level: str) -> list[Task]:
+        return []
+
+
+def test_scores_by_the_oracle_need_no_teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = "tests.stages.test_evaluate_own:OracleAlone"
+    assert main(["evaluate", "--env", env, "--policy", "random", "--score-oracle"]) == 0
+    (row,) = read_json(Path("results/1_evaluate/eval.json"))["rows"]
+    assert 0 < row["figures"]["agreement"]["mean"] < 1
+
+
+@pytest.mark.parametrize("command", [["evaluate", "--policy", "random"], ["bench", "env"], ["bench", "rl"]])
+def test_an_env_that_lists_no_problems_is_one_line(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = error_of([*command, "--env", "tests.stages.test_evaluate_own:Empty"], capsys)
+    assert "lists no problems at level 'long'" in said
 
 
 def test_an_env_that_lists_its_problems_needs_no_split(

@@ -286,6 +286,17 @@ def check_level(env: str, level: str) -> None:
         raise unknown_name(f"level of env '{env}'", level, levels)
 
 
+NONE_LISTED = "env '{}' lists no problems at level '{}'"
+
+
+def listed(kind: Any, level: str) -> Sequence[Task]:
+    """The problems that the env's class lists at `level`. Raises ConfigError if there are none."""
+    tasks: Sequence[Task] = kind.tasks(level)
+    if not tasks:
+        raise ConfigError(NONE_LISTED.format(kind.name, level))
+    return tasks
+
+
 def at_level(env: str, tasks: list[Task], level: str, path: Path) -> list[Task]:
     """`tasks` as problems of `level`, each once. Raises DataError if there are none."""
     moved = [env_class(env).at_level(task, level) for task in tasks]

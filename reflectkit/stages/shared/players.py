@@ -272,7 +272,7 @@ class Players:
         from reflectkit.agents.two_player import Reflector
 
         if checkpoint == TEACHER:
-            require_oracle(self.config.kind)
+            require_oracle(self.config.kind, ["reflection"])
             return TeacherComments()
         if checkpoint == SILENCE:
             return Silence()
