@@ -137,9 +137,9 @@ def collate(packs: Sequence[Encoded], pad_id: int) -> dict[str, torch.Tensor]:
         "attention_mask": mask_BT,
         "position_ids": places_BT,
         "parents": parents_BT,
-        "sources": torch.tensor([sources]),
-        "shift_labels": torch.tensor([targets]),
-        "labels": torch.tensor([targets]),
+        "sources": torch.tensor([sources], dtype=torch.long),
+        "shift_labels": torch.tensor([targets], dtype=torch.long),
+        "labels": torch.tensor([targets], dtype=torch.long),
     }
 
 

@@ -177,6 +177,18 @@ def test_a_model_that_cannot_is_refused_in_one_line(tmp_path: Path) -> None:
         train(rows, tmp_path, model="tiny-hybrid", share_prefixes=True, gradient_checkpointing=True)
 
 
+@pytest.mark.parametrize("kind", ["tiny", "tiny-hybrid"])
+def test_a_run_on_prompts_too_has_the_losses_of_the_rows(tmp_path: Path, kind: str) -> None:
+    """Whatever the model's class: transformers would count the first tokens of GPT-2's rows, which nothing predicts."""
+    losses = []
+    for share in (False, True):
+        folder = tmp_path / str(share)
+        given: dict[str, Any] = {"model": kind, "share_prefixes": share, "prompt_loss": True, "batch_size": 16}
+        checkpoint = train(write_rows(tmp_path), folder, max_steps=2, **given)
+        losses.append([record["loss"] for _, record in read_jsonl(checkpoint.parent / "metrics.jsonl")])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-4)
+
+
 def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     """With its news, and epochs that count groups: nine rows that begin alike are one group."""
     rows = write_rows(tmp_path)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def encode(
     source: Path, rows: Sequence[Row], player: Player, *, role: str, prompt_loss: bool, max_length: int
 ) -> list[dict[str, list[int]]]:
-    """input_ids and labels of each row; the prompt's labels are -100 unless it is trained on too.
+    """input_ids and labels of each row; the prompt's labels are -100 unless it is trained on too, and the first one is.
 
     Text ends with the end token, the answer for a choice only where another one goes on from it. source: the rows'
     file. role: whose rows they are. Raises DataError for a row of more than `max_length` tokens, or than the model
@@ -61,6 +61,7 @@ def tokenised(
                 after = _choice_ids(source, row, prompt, completion, tokenizer)
             input_ids += before + after
             labels += (before if prompt_loss else [-100] * len(before)) + after
+        labels[0] = -100  # nothing comes before it
         yield row, input_ids, labels
 
 
