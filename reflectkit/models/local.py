@@ -74,7 +74,8 @@ class LocalSampler:
         if frozen and player.adapter is None:  # a shared base has nothing to freeze, and the policy's adapter in it
             player.model.requires_grad_(False)
         in_place_gelu(player.model)
-        self._drafts = Drafts() if frozen or guesses else None
+        self._guesses = frozen or guesses
+        self._drafts = Drafts()
         self.kept = PrefixCache()
         """What was read of the prompts behind which texts were written."""
         self._scores: dict[Key, tuple[float, ...]] = {}
@@ -96,6 +97,11 @@ class LocalSampler:
         self.version = version
         self.kept.clear()
         self._scores.clear()
+
+    def forget(self) -> None:
+        """Forget what was read and written, which saves time and has a part in the rounding of what is written next."""
+        self.kept.clear()
+        self._drafts = Drafts()
 
     def _answer(self, asks: list[Ask]) -> list[Sampled]:
         fitting = [ask for ask in asks if self._fits(ask)]
@@ -170,7 +176,7 @@ class LocalSampler:
         for stop_ids, temperature in kinds:
             part = [ask for ask in dict.fromkeys(asks) if (ask.stop_ids, ask.temperature) == (stop_ids, temperature)]
             prompts = [ask.prompt_ids for ask in part]
-            remembered = self._drafts if temperature == 0 else None
+            remembered = self._drafts if self._guesses and temperature == 0 else None
             rows = decode(
                 self.player.model,
                 prompts,

@@ -206,6 +206,19 @@ class Trainer:
             return {"validation_aborted": 1.0}
         return {f"validation_{name}": value for name, value in (summary(played) | mean_figures(played)).items()}
 
+    def settle(self) -> None:
+        """Forget what a run that is resumed from here does not have either: then both write the same comments, even
+        where rounding decides between two words.
+        """
+        for sampler in self._local_samplers:
+            sampler.forget()
+
+    @property
+    def _local_samplers(self) -> list[LocalSampler]:
+        """The samplers whose models this process holds."""
+        both = (self.agent.policy, self.agent.reflector and self.agent.reflector.sampler)
+        return [sampler for sampler in both if isinstance(sampler, LocalSampler)]
+
     def close(self) -> None:
         """Stop playing ahead."""
         if self.ahead is not None:
@@ -293,9 +306,8 @@ class Trainer:
         sharded = self.processes.sharded  # then all play all episodes in lockstep and share the scoring
         share = episodes if sharded else self.processes.share(episodes)
         mine = rollout(share, level.make, agent, width=self.plan.width, timeout_s=self.plan.timeout_s)
-        for sampler in (agent.policy, agent.reflector and agent.reflector.sampler):
-            if isinstance(sampler, LocalSampler):  # memory for the update, and a resumed run has nothing kept either
-                sampler.kept.clear()
+        for sampler in self._local_samplers:  # memory for the update, and a resumed run has nothing kept either
+            sampler.kept.clear()
         if valued:
             mine = self.learner.valued(mine)
         return mine if sharded else self.processes.gather_shares(mine)

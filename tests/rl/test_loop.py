@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from reflectkit.core.errors import EnvironmentFailure
+from reflectkit.core.eventloop import wait_for
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.types import Observation, Task
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.models.prefix_cache import PrefixCache
+from reflectkit.models.sampler import Ask
+from reflectkit.rl import checkpoint
 from reflectkit.rl.algorithms import objective
 from reflectkit.rl.loop import Level
 from tests.rl.training import Spelling, agent_of, corridor_player, trainer_of
@@ -99,3 +103,25 @@ def test_what_was_read_is_dropped_before_the_update(monkeypatch: pytest.MonkeyPa
     trainer.advance()
     assert all(max(seen) > 0 for seen in sizes)
     assert [one.size for one in kept] == [0, 0]
+
+
+def test_behind_a_checkpoint_a_reflector_guesses_as_little_as_a_resumed_one(tmp_path: Path) -> None:
+    """A text that it wrote before takes fewer passes, which round otherwise; not behind a checkpoint."""
+    player = corridor_player(seed=0)
+    trainer = trainer_of(player, objective("reinforce"), 2)
+    trainer.agent = agent_of(player, corridor_player(seed=1))
+    assert trainer.agent.reflector is not None
+    sampler: Any = trainer.agent.reflector.sampler
+    passes: list[int] = []
+    sampler.player.model.transformer.register_forward_hook(lambda *_: passes.append(1))
+
+    def taken() -> int:
+        passes.clear()
+        prompt = tuple(sampler.tokenizer("You are in cell 3.")["input_ids"])
+        wait_for(sampler.sample(Ask(prompt, max_new_tokens=12, temperature=0.0)))
+        return len(passes)
+
+    first = taken()
+    assert taken() < first
+    checkpoint.save(tmp_path, trainer, {}, {})
+    assert taken() == first
