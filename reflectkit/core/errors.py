@@ -82,12 +82,16 @@ class EnvironmentFailure(ReflectkitError):
 
 def user_code_line(error: BaseException) -> str:
     """The file and line of the user's own code that raised `error`; empty if there is none."""
-    other_folders = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<")
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        file = frame.f_code.co_filename
-        if not file.startswith(other_folders) and not {"site-packages", "dist-packages"} & set(Path(file).parts):
-            return f"{file}, line {line}"
+        if is_user_code(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}, line {line}"
     return ""
+
+
+def is_user_code(file: str) -> bool:
+    """Whether Python's `file` belongs to neither reflectkit, nor Python, nor an installed package."""
+    other_folders = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<")
+    return not file.startswith(other_folders) and not {"site-packages", "dist-packages"} & set(Path(file).parts)
 
 
 def unknown_name(kind: str, name: str, names: Iterable[str], hint: str = "") -> UnknownNameError:

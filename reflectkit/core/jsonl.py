@@ -116,7 +116,7 @@ def read_json_list(path: Path) -> list[Any]:
     if not isinstance(value, list):
         raise DataError(path, f"expected a JSON list of records, found {type(value).__name__}")
     if not value:
-        raise DataError(path, "the list is empty; run the stage that writes the file again")
+        raise DataError(path, "the list is empty; run the stage that writes it on more problems, or split with another --ratio")
     return value
 
 

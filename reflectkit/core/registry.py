@@ -5,12 +5,15 @@ Other packages add names with entry points, which are read only if a name is not
 
 from __future__ import annotations
 
+import difflib
 import importlib
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from reflectkit.core.errors import UnknownNameError, unknown_name
+from reflectkit.core.errors import UnknownNameError, is_user_code, unknown_name, user_code_line
 
 
 def resolve(kind: str, name: str, table: Mapping[str, Any], group: str = "") -> Any:
@@ -19,25 +22,56 @@ def resolve(kind: str, name: str, table: Mapping[str, Any], group: str = "") -> 
 
     Raises
     ------
-    UnknownNameError: not found; the message suggests the nearest name.
+    UnknownNameError: not found; the message suggests the nearest name, or says why a module cannot be imported.
     """
     target = table.get(name, name if ":" in name else None)
     if target is None:
         offered = plugins(group)
         if name not in offered:
-            raise unknown_name(kind, name, [*table, *offered], hint="(your own: package.module:NAME)")
+            module_name, _, attribute = name.removesuffix(".py").rpartition(".")
+            own = f"{module_name}:{attribute}" if module_name and attribute.isidentifier() else "package.module:NAME"
+            raise unknown_name(kind, name, [*table, *offered], hint=f"(your own: {own})")
         return _loaded(kind, name, offered[name])
     if not isinstance(target, str):
         return target
     module_name, _, attribute = target.partition(":")
-    try:
+    if name in table:
         return getattr(importlib.import_module(module_name), attribute)
+    try:
+        module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may fail in any way while it is imported
-        if name in table:
-            raise
+        raise UnknownNameError(f"cannot import {kind} {name!r}: {_reason(error, module_name)}") from None
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        classes = [own for own in vars(module) if not own.startswith("_")]
+        closest = difflib.get_close_matches(attribute, classes, n=1, cutoff=0.5)
+        advice = f"did you mean '{module_name}:{closest[0]}'?" if closest else "write a name that it defines"
         raise UnknownNameError(
-            f"cannot import {kind} {name!r}: {error}; is its folder on the Python path (PYTHONPATH)?"
+            f"cannot import {kind} {name!r}: {module.__file__ or module_name} defines no '{attribute}'; {advice}"
         ) from None
+
+
+def _reason(error: Exception, module_name: str) -> str:
+    """Why the import of a user's module failed, and what to do."""
+    package = module_name.partition(".")[0]
+    if module_name.endswith(".py"):
+        return f"give the module without .py: {module_name.removesuffix('.py')}:NAME"
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
+        here = Path(f"{package}.py").is_file() or Path(package).is_dir()
+        if error.name == package and here:
+            return f"it is in this folder, which is not on the Python path; run `export PYTHONPATH=.` first"
+        return f"no module named '{error.name}'; add the folder that has it to the Python path: export PYTHONPATH=FOLDER"
+    place = user_code_line(error)
+    return " ".join(f"{f'{place}: ' if place else ''}{type(error).__name__}: {error}".split())
+
+
+def code_files(modules: Iterable[str]) -> list[Path]:
+    """The files of the user's own among the imported `modules`; those in the working directory are relative to it."""
+    files = {getattr(sys.modules.get(module), "__file__", None) or "" for module in modules}
+    paths = [Path(file) for file in sorted(files) if file and is_user_code(str(Path(file).absolute()))]
+    here = Path.cwd()
+    return [path.relative_to(here) if path.is_absolute() and path.is_relative_to(here) else path for path in paths]
 
 
 def plugins(group: str) -> dict[str, metadata.EntryPoint]:

@@ -132,7 +132,8 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
     episode is ABORTED, with the reason. If the observation is too long for the agent's model or no answer was legal
     (`Decision.overflow`), it is TRUNCATED, and the env's `forfeit` is added to the last turn's reward, so that ending
     early never costs less than playing on to the horizon. Other errors are raised; ConfigError if the env returns a
-    reward or info that is not valid JSON.
+    reward or info that is not valid JSON, an observation without texts, or a last step that does not say whether the
+    problem is solved.
     """
     turns: list[Turn] = []
     observation = None
@@ -141,6 +142,7 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
     try:
         async with deadline:
             observation = await _answer(env, env.reset, episode.task, start)
+            _check_seen(observation, env)
             while True:
                 context = Context(derive(episode.seed, "turn", len(turns)), env, tuple(turns))
                 decision = await agent.decide(observation, context)
@@ -203,8 +205,30 @@ def _forfeit(env: Env) -> float:
     return float(forfeit(0)) if forfeit else 0.0
 
 
+def _check_seen(observation: object, env: Env) -> None:
+    """Raises ConfigError for an observation that nobody can read."""
+    if not isinstance(observation, Observation):
+        raise ConfigError(
+            f"env '{env.name}' returned {observation!r:.40} as an observation; return an Observation"
+            " (reflectkit.core.types)"
+        )
+    texts = [message.content for message in observation.messages] + list(observation.choices)
+    wrong = [text for text in texts if not isinstance(text, str)]
+    if wrong:
+        raise ConfigError(
+            f"env '{env.name}' shows {wrong[0]!r:.40}, which is no text; return a str for each message and choice"
+        )
+
+
 def _check(result: StepResult, env: Env) -> None:
-    """Raises ConfigError for a reward or info that is not finite or not valid JSON."""
+    """Raises ConfigError for a reward or info that is not finite or not valid JSON, a last step that does not say
+    whether the problem is solved, and an observation that nobody can read.
+    """
+    if not isinstance(result, StepResult):
+        raise ConfigError(
+            f"step() of env '{env.name}' returned {result!r:.80}; return a StepResult (reflectkit.core.protocols)"
+        )
+    _check_seen(result.observation, env)
     try:
         json.dumps([result.reward, result.info], allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -219,3 +243,8 @@ def _check(result: StepResult, env: Env) -> None:
             raise ConfigError(
                 f"env '{env.name}' returned {value!r:.40} as '{name}'; return a number of at most {LARGEST:g} in size"
             )
+    if result.terminated and not isinstance(result.info.get("success"), bool):
+        raise ConfigError(
+            f"env '{env.name}' ended an episode without info['success']; say whether the problem is solved, true or"
+            " false"
+        )

@@ -5,6 +5,7 @@ A user's own env needs neither: pass its dotted path, `package.module:Class`.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ ENVS = {
 PLUGINS = "reflectkit.envs"
 """The group of entry points in which a package offers its envs: NAME = "package.module:Class"."""
 NEEDED = ("name", "levels", "reset", "step")
+NONE_LISTED = "env '{}' lists no problems at level '{}'"
 BY_NAME = ("state", "remote", "widest", "rules")
 """Traits that an env may also have as attributes of an instance."""
 
@@ -58,8 +60,30 @@ def _with_traits(kind: Any, name: str) -> Any:
         if "__getattr__" in attributes:
             namespace |= {trait: _Passed(kind, trait) for trait in _of_instances() if trait not in attributes}
         kind = type(kind)(kind.__name__, (kind, BaseEnv), namespace)
+    _check_texts(kind, name)
     check_own_settings(kind.Settings, f"env '{name}'")
+    setting_names = {item.name for item in fields(kind.Settings)}
+    if unknown := sorted(kind.chat_settings.keys() - setting_names):
+        raise ConfigError(f"{name}: chat_settings names '{unknown[0]}', which its Settings do not have; add it")
     return kind
+
+
+def _check_texts(kind: Any, name: str) -> None:
+    """Raises ConfigError unless the env's name is a text, and its levels and actions are texts."""
+    if not isinstance(kind.name, str | property) or not kind.name:
+        raise ConfigError(f"{name}: its name is {kind.name!r:.40}; give it a text, e.g. name = \"lift\"")
+    for trait, needed in (("levels", 1), ("choices", 0)):
+        values = getattr(kind, trait)
+        if isinstance(values, property):
+            continue
+        if (
+            not isinstance(values, tuple | list)
+            or len(values) < needed
+            or not all(isinstance(value, str) and value for value in values)
+        ):
+            raise ConfigError(f"{name}: its {trait} are {values!r:.60}; write a tuple of texts, e.g. (\"one\",)")
+        if len(set(values)) < len(values):
+            raise ConfigError(f"{name}: its {trait} are {values!r:.60}; each must differ from the others")
 
 
 class _Passed:
@@ -97,6 +121,33 @@ def make(name: str, horizon: int | None = None, *, shuffle: bool = False, **sett
     if shuffle:
         env = Shuffled(env)
     return env if horizon is None else Horizon(env, horizon)
+
+
+def listed(name: str, level: str) -> list[Task]:
+    """The problems of `level` that env `name` lists. Raises ConfigError if there are none, if they are no tasks of it,
+    or share an id.
+    """
+    kind = env_class(name)
+    tasks: Any = kind.tasks(level)
+    if not tasks:
+        raise ConfigError(NONE_LISTED.format(name, level))
+    seen: set[str] = set()
+    for task in tasks:
+        if not isinstance(task, Task):
+            raise ConfigError(f"env '{name}': tasks({level!r}) lists {task!r:.60}; return a list of Task")
+        if task.env != kind.name:
+            raise ConfigError(
+                f"env '{name}': tasks({level!r}) lists '{task.id}' as a task of env '{task.env}'; write '{kind.name}'"
+            )
+        if task.level not in kind.levels:
+            raise ConfigError(
+                f"env '{name}': tasks({level!r}) lists '{task.id}' at level '{task.level}'; its levels are"
+                f" {', '.join(kind.levels)}"
+            )
+        if task.id in seen:
+            raise ConfigError(f"env '{name}': tasks({level!r}) lists '{task.id}' twice; give each problem its own id")
+        seen.add(task.id)
+    return list(tasks)
 
 
 def cluster_of(name: str, task: Task) -> str:

@@ -319,9 +319,15 @@ class ChoiceEnv(BaseEnv):
         """Take choice `action`. Raises IllegalActionError: not one of the choices, or the episode is over."""
         if self._over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
-        reward, terminated, info = self._move(check_choice(action, self.choices, self.name))
-        self._over = terminated
-        return StepResult(self._observe(), reward, terminated, info=info)
+        moved: Any = self._move(check_choice(action, self.choices, self.name))
+        if not isinstance(moved, tuple) or len(moved) != 3 or not isinstance(moved[2], dict):
+            raise ConfigError(
+                f"_move() of env '{self.name}' returned {moved!r:.80}; return (reward, whether the episode is over,"
+                " info to keep)"
+            )
+        reward, terminated, info = moved
+        self._over = bool(terminated)
+        return StepResult(self._observe(), reward, self._over, info=info)
 
     @classmethod
     def at_level(cls, task: Task, level: str) -> Task | None:

@@ -9,7 +9,7 @@ marks.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -147,6 +147,10 @@ class Transcript:
         return shown
 
 
+CHAT_USER = {"user": "reflectkit.agents.user:ChatUser"}
+"""The `chat_settings` of an env whose user may be a chat model."""
+
+
 @dataclass(frozen=True)
 class UserSettings:
     """Settings of a chat model that plays the user; a subclass adds `user`, which names it."""
@@ -162,14 +166,15 @@ class UserSettings:
 class ConversationEnv(BaseEnv):
     """An env in which an agent serves a user with tools, with one call or one reply a turn.
 
-    A subclass writes `_begin`, `_tools`, `_user_turn`, `_execute` and `_verdict`.
+    A subclass writes `_begin`, `_tools`, `_user_turn`, `_execute` and `_verdict`. With `chat_settings = CHAT_USER` and
+    `Settings` that inherit from `UserSettings` and have a field `user`, a chat model or a person may be the user:
+    `_user_turn` then returns `self._asked(self.user, instructions)` wherever `self.user` is not None.
 
     user: who talks with the agent; None: whom the subclass has for it. horizon: that of the wrapper around the env, at
     which the verdict is given as well.
     """
 
     needs_horizon: ClassVar[bool] = True
-    chat_settings: ClassVar[Mapping[str, str]] = {"user": "reflectkit.agents.user:ChatUser"}
     noise: ClassVar[float] = 0.05
     offers_tools: ClassVar[bool] = True
     transcript: Transcript

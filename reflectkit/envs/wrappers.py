@@ -68,8 +68,8 @@ class Horizon(Wrapper):
 
     def _counted(self, result: StepResult) -> StepResult:
         self.taken += 1
-        if result.terminated or self.taken < self.steps:
-            return result
+        if not isinstance(result, StepResult) or result.terminated or self.taken < self.steps:
+            return result  # `core.rollout` refuses what is none
         info = {"success": False} | result.info
         return dataclasses.replace(result, truncated=True, info=info)
 

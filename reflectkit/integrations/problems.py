@@ -7,7 +7,7 @@ from pathlib import Path
 from reflectkit.core.errors import ConfigError, unknown_name
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs import env_class
+from reflectkit.envs import env_class, listed
 from reflectkit.stages.shared.environments import at_level
 
 
@@ -26,4 +26,4 @@ def tasks_of(env: str, level: str = "", task_file: Path | str | None = None) -> 
         return at_level(env, tasks, level, Path(task_file)) if level else tasks
     if not kind.has("tasks"):
         raise ConfigError(f"env '{env}' does not list its own problems; give task_file=, a file of them")
-    return kind.tasks(level or kind.levels[-1])
+    return listed(env, level or kind.levels[-1])

@@ -51,11 +51,11 @@ from reflectkit.core.seeding import derive, generator
 from reflectkit.core.text import counted
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs import ENVS
+from reflectkit.envs import ENVS, NONE_LISTED
 from reflectkit.models.packaged import is_installed
 from reflectkit.stages import sft
 from reflectkit.stages.benchmarks import gpu
-from reflectkit.stages.shared.environments import NONE_LISTED, PlayConfig, at_level, model_source
+from reflectkit.stages.shared.environments import PlayConfig, at_level, model_source
 from reflectkit.stages.shared.eval_tables import csv_text
 
 EXAMPLES = (

@@ -30,10 +30,10 @@ from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.episodes import episode_line, episode_to_json, read_compared, write_episodes
 from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs import cluster_of
+from reflectkit.envs import cluster_of, listed
 from reflectkit.stages.shared.breakdowns import aspect_tables, passes_table
 from reflectkit.stages.shared.chat import ChatConfig
-from reflectkit.stages.shared.environments import MOST_TOKENS, PlayConfig, at_level, check_level, listed
+from reflectkit.stages.shared.environments import MOST_TOKENS, PlayConfig, at_level, check_level
 from reflectkit.stages.shared.eval_estimate import estimate
 from reflectkit.stages.shared.eval_tables import (
     csv_text,
@@ -249,7 +249,7 @@ def _problems(config: Config, levels: Sequence[str]) -> tuple[Path | None, dict[
     """
     source = config.task_file or config.folder / HELD_OUT
     if config.task_file is None and not source.exists() and config.kind.has("tasks"):
-        return None, {level: _drawn(config, listed(config.kind, level)) for level in levels}
+        return None, {level: _drawn(config, listed(config.env, level)) for level in levels}
     tasks = [record.task for record in read_records(source, config.env_name)]
     return source, {level: _drawn(config, at_level(config.env, tasks, level, source)) for level in levels}
 

@@ -20,7 +20,7 @@ from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.folders import write_permission
 from reflectkit.core.jsonl import write_json
-from reflectkit.core.registry import resolve
+from reflectkit.core.registry import code_files, resolve
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.core.text import count_tokens, counted, shorten
@@ -274,7 +274,8 @@ def _generate(config: Config, generator: type[ProblemGenerator], progress: Progr
     inputs = maker.inputs()
     for folder in (*maker.outputs(), config.folder):
         write_permission(folder)
-    with open_run("gen-task", config, inputs) as current:
+    code = [*config.code_files, *code_files([type(maker).__module__])]
+    with open_run("gen-task", config, [*inputs, *code]) as current:
         if current.done:
             return current.done
         generated = maker.generate(progress)

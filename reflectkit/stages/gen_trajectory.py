@@ -35,6 +35,7 @@ from reflectkit.core.seeding import derive, generator
 from reflectkit.core.text import counted
 from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.trajectories import Record, read_records, record_to_json
+from reflectkit.envs import listed
 from reflectkit.stages.shared.chat import ORACLE, TeacherConfig, call_figures, estimate, free_estimate, stop_if_spent
 from reflectkit.stages.shared.demonstrations import Planned, add_demonstrations, figures_of, low_rewards, rejected
 from reflectkit.stages.shared.environments import MOST_TOKENS, RECORDS, PlayConfig, check_level
@@ -277,7 +278,7 @@ def _chat_teacher(config: Config, client: ChatClient) -> ChatTeacher:
 def _problems(config: Config, level: str, source: Path | None) -> list[Record]:
     """The problems, with the demonstrations that their file already has."""
     if source is None:
-        return [Record(task, ()) for task in config.kind.tasks(level)]
+        return [Record(task, ()) for task in listed(config.env, level)]
     records = read_records(source, config.env_name)
     kept = [record for record in records if _has_level(config, record.task, level)]
     if not kept:

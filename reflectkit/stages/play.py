@@ -28,7 +28,7 @@ from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import AGENT_MARKER, Decision, Message, Observation, Status, Task, ToolUse, Trajectory
 from reflectkit.data.episodes import episode_line, episode_to_json
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs import cluster_of
+from reflectkit.envs import cluster_of, listed
 from reflectkit.envs.wrappers import Wrapper
 from reflectkit.models.sampler import Ask
 from reflectkit.stages.shared.environments import MOST_TOKENS, PlayConfig, at_level, check_level
@@ -183,7 +183,7 @@ def _problems(config: Config) -> tuple[Path | None, list[Task]]:
     """(file of the problems, problems to draw from)."""
     kind, source = config.kind, config.task_file
     if source is None and kind.has("tasks"):
-        tasks = kind.tasks(config.level or kind.levels[-1])
+        tasks = listed(config.env, config.level or kind.levels[-1])
     else:
         existing = [config.folder / name for name in ("test.json", "data.json") if (config.folder / name).is_file()]
         source = source or next(iter(existing), None)

@@ -82,7 +82,7 @@ def run(config: Config, progress: Progress) -> Report:
     """
     source = config.task_file or config.folder / RECORDS
     write_permission(config.folder)
-    with open_run("split", config, [source]) as current:
+    with open_run("split", config, [source, *config.code_files]) as current:
         if current.done:
             return current.done
         records = read_records(source, config.env_name)
@@ -125,8 +125,8 @@ def run(config: Config, progress: Progress) -> Report:
             )
             if not part:
                 groups = counted(len(name_of_group), "group")
-                too_few = f"{config.ratio} needs more than {groups}{kinds}"
-                progress.news(f"{path} would have no tasks: {too_few if free else 'none comes with this split'}")
+                too_few = f"{config.ratio} needs more than {groups}{kinds}; use another --ratio, or smaller groups"
+                progress.news(f"{path} has no tasks: {too_few if free else 'none comes with this split'}")
         current.tables.append(
             Table(f"Split of {source}", ("split", "groups", "tasks", "with demonstration"), tuple(rows))
         )

@@ -18,7 +18,7 @@ from reflectkit.core.prompts import LABELS, label, one_line, policy_prompt, refl
 from reflectkit.core.protocols import Context, Env, StepResult
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.seeding import generator
-from reflectkit.core.types import Decision, Message, Observation, Status
+from reflectkit.core.types import Decision, Message, Observation, Status, Task
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.wrappers import Horizon, Shuffled
@@ -233,6 +233,58 @@ def test_what_an_env_counts_are_numbers_that_add_up(reward: float, info: dict[st
 
     with pytest.raises(ConfigError, match=message):
         rollout(EPISODES[:1], Odd, RandomAgent())
+
+
+class Silent(Corridor):
+    def _move(self, action: int) -> tuple[float, bool, dict[str, object]]:
+        return (*super()._move(action)[:2], {})
+
+
+class Wordless(Corridor):
+    def _text(self) -> str:
+        return None  # type: ignore[return-value]
+
+
+class Numbered(Corridor):
+    choices = (1, 2)  # type: ignore[assignment]
+
+
+class Unseen(Corridor):
+    def reset(self, task: Task, seed: int) -> Observation:
+        return "Begin."  # type: ignore[return-value]
+
+
+class Mute(Corridor):
+    def step(self, action) -> StepResult:
+        return None  # type: ignore[return-value]
+
+
+class Five(Corridor):
+    """As gymnasium's step does."""
+
+    def _move(self, action: int) -> tuple[float, bool, dict[str, object]]:
+        return 0.0, False, False, {}, 1  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Silent, r"env 'corridor' ended an episode without info\['success'\]; say whether"),
+        (Wordless, "env 'corridor' shows None, which is no text; return a str"),
+        (Numbered, "env 'corridor' shows 1, which is no text; return a str"),
+        (Unseen, "env 'corridor' returned 'Begin.' as an observation; return an Observation"),
+        (Mute, r"step\(\) of env 'corridor' returned None; return a StepResult"),
+        (Five, r"_move\(\) of env 'corridor' returned \(0.0, False, False, {}, 1\); return \(reward, whether"),
+    ],
+)
+def test_what_an_env_of_ones_own_forgets_is_said(kind: type[Corridor], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rollout(EPISODES[:1], lambda: Horizon(kind(), 10_000), RandomAgent())
+
+
+def test_an_episode_cut_off_needs_no_success() -> None:
+    played = rollout(EPISODES[:1], lambda: Horizon(Silent(), 1), RandomAgent())
+    assert [one.success for one in played] == [False]
 
 
 def test_other_errors_are_raised() -> None:

@@ -533,7 +533,7 @@ def test_types_are_balanced_in_every_split(tmp_path: Path) -> None:
 
 def test_a_split_without_a_task_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert split_of(tmp_path, games=24)["test"] == []  # of four of a type, three are for training and one to validate
-    assert "test.json would have no tasks: 7:2:1 needs more than 24 groups of 6 kinds" in capsys.readouterr().out
+    assert "test.json has no tasks: 7:2:1 needs more than 24 groups of 6 kinds" in capsys.readouterr().out
 
 
 def test_unseen_rooms_are_seen_nowhere_else(tmp_path: Path) -> None:

@@ -104,13 +104,63 @@ class Nothing:
     name = "nothing"
 
 number = 3
+
+class Untold(Lock):
+    name = 3
+
+class OneLevel(Lock):
+    levels = ("one-digit")
+
+class NoLevel(Lock):
+    levels = ()
+
+class Numbers(Lock):
+    choices = (1, 2, 3)
+
+class Same(Lock):
+    choices = ("up", "up", "open")
+
+class Asks(Lock):
+    chat_settings = {"user": "reflectkit.agents.user:ChatUser"}
+
+class Twice(Lock):
+    @classmethod
+    def tasks(cls, level):
+        return [Task("a", cls.name, level, "a", {"digit": 1, "wanted": 2})] * 2
+
+class Others(Twice):
+    name = "others"
+    @classmethod
+    def tasks(cls, level):
+        return [Task("a", "lock", level, "a", {"digit": 1, "wanted": 2})]
+
+class Elsewhere(Twice):
+    @classmethod
+    def tasks(cls, level):
+        return [Task("a", cls.name, "hard", "a", {"digit": 1, "wanted": 2})]
+
+class Words(Twice):
+    @classmethod
+    def tasks(cls, level):
+        return ["a"]
 """
 
 
 @pytest.mark.parametrize(
     ("name", "more", "message"),
     [
-        ("Lost", "", "cannot import env"),
+        ("Lost", "", "defines no 'Lost'; did you mean '"),
+        ("lock", "", ":Lock'?"),
+        ("Untold", "", "its name is 3; give it a text"),
+        ("OneLevel", "", "its levels are 'one-digit'; write a tuple of texts"),
+        ("NoLevel", "", "its levels are (); write a tuple of texts"),
+        ("Numbers", "", "its choices are (1, 2, 3); write a tuple of texts"),
+        ("Same", "", "its choices are ('up', 'up', 'open'); each must differ"),
+        ("Asks", "", "chat_settings names 'user', which its Settings do not have; add it"),
+        ("Twice", "", "lists 'a' twice; give each problem its own id"),
+        ("Others", "", "lists 'a' as a task of env 'lock'; write 'others'"),
+        ("Elsewhere", "", "lists 'a' at level 'hard'; its levels are one-digit"),
+        ("Words", "", "lists 'a'; return a list of Task"),
         ("number", "", "is no env: it lacks name, levels, reset, step"),
         ("Nothing", "", "is no env: it lacks levels, reset, step"),
         ("Plain", "", "its settings must be a dataclass, not <class 'dict'>"),
@@ -128,6 +178,49 @@ def test_mistakes_are_one_line(
     assert main(["evaluate", "--env", f"{module}:{name}", "--policy", "oracle", *more.split()]) == 2
     error = capsys.readouterr().err
     assert message in error
+    assert error.count("\n") == 1
+
+
+def test_an_edit_makes_a_new_run(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another environment of the same name has other demonstrations: what was made with the old code is not taken."""
+    made = [["gen-trajectory", "--noise", "0"], ["split"], ["gen-sft"], ["evaluate", "--policy", "oracle"]]
+    commands = [[*command, "--env", f"{module}:Lock"] for command in made]
+    assert [main(command) for command in commands] == [0] * 4
+    capsys.readouterr()
+    assert [main(command) for command in commands] == [0] * 4
+    assert capsys.readouterr().out.count("Already finished") == 4
+    assert read_json(Path("results/1_gen-trajectory/config.json"))["inputs"].keys() == {f"{module}.py"}
+
+    file = Path(f"{module}.py")
+    file.write_text(file.read_text("utf-8").replace("opens the lock", "is the digit"), encoding="utf-8")
+    assert [main(command) for command in commands] == [0] * 4
+    assert "Already finished" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "message"),
+    [
+        ("nothing = 1 +", "{module}:Lock", "{module}.py, line 1): SyntaxError|invalid syntax"),
+        ("import nothing_of_this_name", "{module}:Lock", "{module}.py, line 1: ModuleNotFoundError: No module named"),
+        ("nothing = unknown", "{module}:Lock", "{module}.py, line 1: NameError: name 'unknown'"),
+        ("", "{module}.py:Lock", "give the module without .py: {module}:NAME"),
+        ("", "{module}.Lock", "(your own: {module}:Lock)"),
+        ("", "no_such_module:Lock", "no module named 'no_such_module'; add the folder that has it"),
+        ("", "{module}_2:Lock", "it is in this folder, which is not on the Python path; run `export PYTHONPATH=.`"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_named_with_the_fix(
+    module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, code: str, name: str, message: str
+) -> None:
+    if code:
+        Path(f"{module}.py").write_text(code, encoding="utf-8")
+    if "_2" in name:
+        monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path or ".").resolve() != Path.cwd()])
+        Path(f"{module}_2.py").write_text("", encoding="utf-8")
+    assert main(["evaluate", "--env", name.format(module=module), "--policy", "oracle"]) == 2
+    error = capsys.readouterr().err
+    assert any(part in error for part in message.format(module=module).split("|"))
+    assert "PYTHONPATH" in error or "Python path" not in error
     assert error.count("\n") == 1
 
 

@@ -29,7 +29,7 @@ from reflectkit.core.seeding import generator
 from reflectkit.core.types import Task, ToolCall, ToolSpec, ToolUse
 from reflectkit.core.users import UserTurn
 from reflectkit.envs.base import check_task
-from reflectkit.envs.conversation import ConversationEnv, UserSettings
+from reflectkit.envs.conversation import CHAT_USER, ConversationEnv, UserSettings
 from reflectkit.envs.support.conduct import Conduct
 from reflectkit.envs.support.database import Database, Ledger
 from reflectkit.envs.support.desk import Desk
@@ -64,6 +64,7 @@ class Support(ConversationEnv):
     name: ClassVar[str] = NAME
     levels: ClassVar[tuple[str, ...]] = (ONE, SEVERAL, REFUSE, ALL)
     horizons: ClassVar[dict[str, int]] = {ONE: 20, SEVERAL: 40, REFUSE: 20, ALL: 40}
+    chat_settings: ClassVar[Mapping[str, str]] = CHAT_USER
     Settings: ClassVar[type[Any]] = SupportSettings
     settings: SupportSettings
     problem_generator: ClassVar[str] = "reflectkit.envs.support.problems:SupportTasks"

@@ -32,7 +32,7 @@ from reflectkit.core.tools import use_of
 from reflectkit.core.types import Message, Task, ToolCall, ToolSpec, ToolUse
 from reflectkit.core.users import User, UserTurn
 from reflectkit.envs.base import check_task, task_int
-from reflectkit.envs.conversation import ConversationEnv, Refusal, Reply, UserSettings
+from reflectkit.envs.conversation import CHAT_USER, ConversationEnv, Refusal, Reply, UserSettings
 from reflectkit.envs.tau import package
 from reflectkit.envs.tau.package import SPLITS, Problem
 from reflectkit.envs.tau.simulator import parse_simulator, simulator
@@ -85,6 +85,7 @@ class Tau(ConversationEnv):
     levels: ClassVar[tuple[str, ...]] = (*SPLITS, ALL)
     """The domains; "all" is any of them."""
     horizons: ClassVar[dict[str, int]] = dict.fromkeys(levels, HORIZON)
+    chat_settings: ClassVar[Mapping[str, str]] = CHAT_USER
     Settings: ClassVar[type[Any]] = TauSettings
     settings: TauSettings
     problem_generator: ClassVar[str] = "reflectkit.envs.tau.problems:Problems"

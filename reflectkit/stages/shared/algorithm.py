@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from typing_extensions import override
 
 from reflectkit.core.config import above, flag, fraction, one_of, option, with_settings, within
 from reflectkit.core.errors import ConfigError
+from reflectkit.core.registry import code_files
 from reflectkit.rl.algorithms import ALGORITHMS, Algorithm, CriticSettings, Objective, algorithm
 from reflectkit.stages.shared.environments import PlayConfig
 
@@ -93,6 +95,13 @@ class AlgorithmConfig(PlayConfig):
         """
         kind, name = super().chosen(values), values.get("algo")
         return kind if not isinstance(name, str) or name in (*ALGORITHMS, kind.ALGO) else _with_own(kind, name)
+
+    @property
+    @override
+    def code_files(self) -> list[Path]:
+        """Also that of an algorithm of the user's own."""
+        own = [] if self.algo in ALGORITHMS else [self.algo.partition(":")[0]]
+        return [*super().code_files, *code_files(own)]
 
     @property
     def objective(self) -> Objective[Any]:

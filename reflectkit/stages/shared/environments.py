@@ -29,7 +29,7 @@ from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.locks import locked
 from reflectkit.core.protocols import Env
-from reflectkit.core.registry import resolve
+from reflectkit.core.registry import code_files, resolve
 from reflectkit.core.types import Task
 from reflectkit.core.users import User
 from reflectkit.envs import ENVS, data_folder, env_class, make
@@ -83,6 +83,11 @@ class EnvConfig(StageConfig):
     def repos_folder(self) -> Path:
         """The default folder of filtered repositories."""
         return self.env_folder / self.kind.repositories_folder
+
+    @property
+    def code_files(self) -> list[Path]:
+        """The files of the env's class where it is the user's own: inputs of a run, so that an edit makes a new one."""
+        return code_files(base.__module__ for base in self.kind.__mro__)
 
     @classmethod
     def own_settings(cls, kind: type[BaseEnv]) -> type[Any] | None:
@@ -170,8 +175,10 @@ class WorldConfig(EnvConfig):
         return (self.timeout_s, self.concurrency) if isinstance(self, ChatConfig) else (120.0, 8)
 
     def input_files(self, tasks: Iterable[Task]) -> list[Path]:
-        """The files and folders that these tasks use, besides their records: inputs of a run."""
-        return self.kind.input_files(self.settings, self.env_folder, list(tasks))
+        """The files and folders that these tasks use, besides their records, and code of the user's own: inputs of a
+        run.
+        """
+        return [*self.code_files, *self.kind.input_files(self.settings, self.env_folder, list(tasks))]
 
     def refuse_uncounted(self, *, dry_run: bool, max_cost_usd: float | None) -> None:
         """Raises ConfigError where a budget or a forecast is wanted, and the env asks a chat model of its own, which
@@ -286,24 +293,16 @@ def check_level(env: str, level: str) -> None:
         raise unknown_name(f"level of env '{env}'", level, levels)
 
 
-NONE_LISTED = "env '{}' lists no problems at level '{}'"
-
-
-def listed(kind: Any, level: str) -> Sequence[Task]:
-    """The problems that the env's class lists at `level`. Raises ConfigError if there are none."""
-    tasks: Sequence[Task] = kind.tasks(level)
-    if not tasks:
-        raise ConfigError(NONE_LISTED.format(kind.name, level))
-    return tasks
-
-
 def at_level(env: str, tasks: list[Task], level: str, path: Path) -> list[Task]:
     """`tasks` as problems of `level`, each once. Raises DataError if there are none."""
     moved = [env_class(env).at_level(task, level) for task in tasks]
     tasks_by_id = {task.id: task for task in moved if task is not None}
     if not tasks_by_id:
         levels = ", ".join(sorted({task.level for task in tasks}))
-        raise DataError(path, f"has no task of level '{level}', only of {levels}; choose one of them, or generate some")
+        own = "" if env in ENVS else f"; at_level() of env '{env}' may return a problem of another level as one of it"
+        raise DataError(
+            path, f"has no task of level '{level}', only of {levels}; choose one of them, or generate some{own}"
+        )
     return list(tasks_by_id.values())
 
 
