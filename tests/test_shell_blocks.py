@@ -27,7 +27,7 @@ from tests.test_documents import commands, logical_lines
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), DOCS / "commands/index.md"]
-RUN = ("five-minutes", "data", "environments", "evaluation", "slime", "your-own-model")
+RUN = ("five-minutes", "data", "environments", "evaluation", "more-environments", "slime", "your-own-model")
 ELSEWHERE = ("your-own-environment",)
 FENCED = re.compile(r"^(?:<!-- needs: (?P<needs>[^\n]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 FOREIGN = {"git", "pip", "hf", ".", "alfworld-download", "HF_HUB_OFFLINE=1"}
@@ -109,7 +109,9 @@ def test_the_page_runs(
         for line in block.lines if not block.language and block.needs is None else ():
             words = shlex.split(line, comments=True)
             monkeypatch.setattr(sys, "stdin", io.StringIO("1\nh\n"))
-            if words[:2] == ["python", "-m"]:
+            if words == ["export", "PYTHONPATH=."]:
+                monkeypatch.syspath_prepend(str(tmp_path))
+            elif words[:2] == ["python", "-m"]:
                 monkeypatch.setattr(sys, "argv", words[2:])
                 runpy.run_module(words[2], run_name="__main__")
             elif words[0] == "python":
