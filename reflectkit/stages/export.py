@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from reflectkit.core.jsonl import read_json
 from reflectkit.core.prompts import ACTION_MARKER, REFLECTION_MARKER
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.runs import open_run
+from reflectkit.stages.shared.players import newest_checkpoint
 from reflectkit.version import VERSION
 
 EXAMPLES = (
@@ -40,7 +41,7 @@ ANSWERED = {"label": ("numbered actions", "a number"), "text": ("a list of actio
 class Config(StageConfig):
     """Settings of export."""
 
-    load_dir: Path = option(help="Checkpoint of sft or rlft.")
+    load_dir: Path = option(help="Checkpoint of sft or rlft, or a run, for its newest one.")
     out_dir: Path = option(help="Folder to write; it must not exist, unless it is an earlier export (with --force).")
     dtype: str = option("float32", help="float32, bfloat16 or float16.")
     license: str = option(
@@ -54,6 +55,7 @@ class Config(StageConfig):
 
 def run(config: Config, progress: Progress) -> Report:
     """Write the folder. Raises CheckpointError, and ConfigError if something else is in its place."""
+    config = replace(config, load_dir=newest_checkpoint(config.load_dir))
     with open_run("export", config, [config.load_dir]) as current:
         if current.done:
             return current.done

@@ -34,7 +34,7 @@ from reflectkit.stages.shared.distributed import shared_run, start_processes
 from reflectkit.stages.shared.environments import at_level, check_level, model_source
 from reflectkit.stages.shared.launching import check_launch, launched
 from reflectkit.stages.shared.plan import Estimate, Stopwatch, plan_report, sizes
-from reflectkit.stages.shared.players import model_folders, place_of
+from reflectkit.stages.shared.players import model_folders, newest_checkpoint, newest_name, place_of
 from reflectkit.stages.shared.sampling import LOCAL
 from reflectkit.stages.shared.second_player import SecondPlayerConfig
 from reflectkit.stages.shared.trackers import require_trackers, tracking
@@ -88,7 +88,9 @@ class Config(SecondPlayerConfig, AlgorithmConfig, TrainingConfig):
 
     TRAINS: ClassVar[bool] = True
     MAKES_ARM: ClassVar[bool] = True
-    load_dir: Path | None = option(None, help="Checkpoint of the policy to train; alternatively --model.")
+    load_dir: Path | None = option(
+        None, help="Checkpoint of the policy to train, or a run, for its newest one; alternatively --model."
+    )
     model: str = option(
         "", help="Instead of --load-dir, a model without SFT: smollm2-135m, a folder or a Hugging Face id."
     )
@@ -242,8 +244,9 @@ def run(config: Config, progress: Progress) -> Report:
     progress = progress if processes.first else Quiet()
     with processes.first_then_rest():
         reflector = place_of(config.reflect_load_dir, config, progress, reflects=True)
-        model = model_source(config.model, config.data_dir, progress)
-        config = replace(config, model=model, reflect_load_dir=reflector)
+        model = model_source(newest_name(config.model) if config.model else "", config.data_dir, progress)
+        policy = config.load_dir and newest_checkpoint(config.load_dir)
+        config = replace(config, model=model, load_dir=policy, reflect_load_dir=reflector)
     models = [path for path in (config.load_dir, *model_folders([reflector]), config.resume_from) if path]
     if Path(config.model).is_dir() and config.model:
         models.append(Path(config.model))

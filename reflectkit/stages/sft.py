@@ -36,6 +36,7 @@ from reflectkit.models.hub import hub_options
 from reflectkit.stages.shared.encoding import encode, tokenised
 from reflectkit.stages.shared.environments import EnvConfig, model_source
 from reflectkit.stages.shared.plan import Estimate, Stopwatch, plan_report, shown_bytes, sizes
+from reflectkit.stages.shared.players import newest_name
 from reflectkit.stages.shared.trackers import Log, require_trackers, tracking
 from reflectkit.stages.shared.trainer_checkpoints import ARGUMENTS, checkpoints, last_whole
 from reflectkit.stages.shared.training import TrainingConfig
@@ -169,7 +170,8 @@ def run(config: Config, progress: Progress) -> Report:
     source = config.rows_file
     rows = read_rows(source)
     form = "" if config.role == "reflection" else form_of(source, rows)
-    config = replace(config, model=model_source(config.model, config.data_dir, progress))
+    start = config.model if config.model in TINY else newest_name(config.model)
+    config = replace(config, model=model_source(start, config.data_dir, progress))
     if config.plan:
         return _plan(config, source, rows, progress)
     with open_run("sft", config, _inputs(config, source)) as current:

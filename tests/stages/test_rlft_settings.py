@@ -16,6 +16,7 @@ from reflectkit.models.tiny import build_tokenizer
 from reflectkit.rl.algorithms import CriticSettings, GrpoSettings
 from reflectkit.stages import rlft
 from reflectkit.stages.shared.algorithm import ALGORITHM_LIMITS
+from tests import sft_runs as sft
 from tests.rlft_runs import arguments, train
 
 LIMITS = rlft.LIMITS | ALGORITHM_LIMITS | CriticSettings.LIMITS | GrpoSettings.LIMITS
@@ -106,3 +107,20 @@ def test_few_data_are_the_first_of_each_level() -> None:
     assert [[task.id for task in level.tasks] for level in levels] == [
         [task.id for task in Taxi.tasks(name)[:3]] for name in ("pickup", "full")
     ]
+
+
+def test_a_run_stands_for_its_newest_checkpoint(
+    corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In rlft, sft and export, as in evaluate."""
+    monkeypatch.chdir(tmp_path)
+    for step in (2, 10):
+        shutil.copytree(corridor_folder / "policy", tmp_path / "run" / f"checkpoint-{step}")
+    train(corridor_folder, Path("results"), load_dir=Path("run"), max_steps=1, name="rl")
+    train(corridor_folder, Path("results"), load_dir=None, model="run", max_steps=1, name="rl-of-model")
+    sft.train(sft.write_rows(tmp_path), Path("results"), model="run", max_steps=1, name="sft")
+    assert main(["export", "--load-dir", "run", "--out-dir", "out", "--name", "out"]) == 0
+    settings = {name: read_json(Path("results", name, "config.json"))["settings"] for name in ("rl", "sft", "out")}
+    assert settings["rl"]["load_dir"] == settings["out"]["load_dir"] == "run/checkpoint-10"
+    assert settings["sft"]["model"] == "run/checkpoint-10"
+    assert read_json(Path("results/rl-of-model/config.json"))["settings"]["model"] == "run/checkpoint-10"

@@ -106,6 +106,12 @@ def newest_checkpoint(path: Path) -> Path:
     return path
 
 
+def newest_name(model: str) -> str:
+    """The newest checkpoint of `model` if that is a run of sft or rlft; otherwise `model`, which may be a hub id."""
+    newest = newest_checkpoint(Path(model))
+    return model if newest == Path(model) else str(newest)
+
+
 def place_of(model: Path | None, config: StageConfig, progress: Progress, *, reflects: bool = False) -> Path | None:
     """Where `model` lies: a run stands for its newest checkpoint, a packaged model is converted first, and a hub id
     stays as it is. reflects: a checkpoint in which both players learned stands for its reflector.
