@@ -31,7 +31,7 @@ from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of, listed
 from reflectkit.envs.wrappers import Wrapper
 from reflectkit.models.sampler import Ask
-from reflectkit.stages.shared.environments import MOST_TOKENS, PlayConfig, at_level, check_level
+from reflectkit.stages.shared.environments import MOST_TOKENS, HorizonConfig, at_level, check_level
 from reflectkit.stages.shared.players import Players, chat_parts, mismatch, model_folders, parse_policy, place_of
 from reflectkit.stages.shared.sampling import SamplerConfig
 from reflectkit.stages.shared.verdict import verdict_text
@@ -57,7 +57,7 @@ NEXT = "Enter: take it; h: the rules; q: leave > "
 
 
 @dataclass(frozen=True)
-class Config(SamplerConfig, PlayConfig):
+class Config(SamplerConfig, HorizonConfig):
     """Settings of play."""
 
     policy: str = option(

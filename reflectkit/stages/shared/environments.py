@@ -223,16 +223,14 @@ def _asker(
 
 
 @dataclass(frozen=True)
-class PlayConfig(WorldConfig):
-    """Settings of a stage that plays episodes."""
+class HorizonConfig(WorldConfig):
+    """Settings of a stage in which episodes have an end."""
 
     horizon: int = option(0, help="Maximum steps per episode; 0: the env's default for the level.")
-    width: int = option(128, help="Episodes played in parallel; affects speed and memory, not results.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         within("horizon", self.horizon, 0, 100_000)
-        within("width", self.width, 1, 4096)
 
     def horizon_at(self, level: str) -> int:
         """The horizon for `level`."""
@@ -242,6 +240,17 @@ class PlayConfig(WorldConfig):
         """Makes fresh envs with the horizon for `level`."""
         steps = self.horizon_at(level)
         return lambda: self.make(steps)
+
+
+@dataclass(frozen=True)
+class PlayConfig(HorizonConfig):
+    """Settings of a stage that plays many episodes."""
+
+    width: int = option(128, help="Episodes played in parallel; affects speed and memory, not results.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within("width", self.width, 1, 4096)
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
