@@ -119,8 +119,8 @@ def _list(
         if recipe.fast_shows:
             console.read(f"  {'':<{NAME_WIDTH}} --fast: {recipe.fast_shows}", indent=NAME_WIDTH + 3)
         if recipe.ablations:
-            ablations = ",".join(recipe.ablations)
-            console.read(f"  {'':<{NAME_WIDTH}} --ablate {ablations}", indent=NAME_WIDTH + 3)
+            ablations = ", ".join(recipe.ablations)
+            console.read(f"  {'':<{NAME_WIDTH}} --ablate: {ablations}", indent=NAME_WIDTH + 3)
         for parameter, one in recipe.parameters.items():
             console.read(f"  {'':<{NAME_WIDTH}} {flag(parameter)}: {one.help}", indent=NAME_WIDTH + 3)
 

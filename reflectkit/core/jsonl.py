@@ -116,7 +116,8 @@ def read_json_list(path: Path) -> list[Any]:
     if not isinstance(value, list):
         raise DataError(path, f"expected a JSON list of records, found {type(value).__name__}")
     if not value:
-        raise DataError(path, "the list is empty; run the stage that writes it on more problems, or split with another --ratio")
+        fix = "run the stage that writes it on more problems, or split with another --ratio"
+        raise DataError(path, f"the list is empty; {fix}")
     return value
 
 

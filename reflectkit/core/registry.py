@@ -60,8 +60,8 @@ def _reason(error: Exception, module_name: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
         here = Path(f"{package}.py").is_file() or Path(package).is_dir()
         if error.name == package and here:
-            return f"it is in this folder, which is not on the Python path; run `export PYTHONPATH=.` first"
-        return f"no module named '{error.name}'; add the folder that has it to the Python path: export PYTHONPATH=FOLDER"
+            return "it is in this folder, which is not on the Python path; run `export PYTHONPATH=.` first"
+        return f"no module named '{error.name}'; install it, or run `export PYTHONPATH=FOLDER` with its folder"
     place = user_code_line(error)
     return " ".join(f"{f'{place}: ' if place else ''}{type(error).__name__}: {error}".split())
 

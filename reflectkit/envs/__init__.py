@@ -71,7 +71,7 @@ def _with_traits(kind: Any, name: str) -> Any:
 def _check_texts(kind: Any, name: str) -> None:
     """Raises ConfigError unless the env's name is a text, and its levels and actions are texts."""
     if not isinstance(kind.name, str | property) or not kind.name:
-        raise ConfigError(f"{name}: its name is {kind.name!r:.40}; give it a text, e.g. name = \"lift\"")
+        raise ConfigError(f'{name}: its name is {kind.name!r:.40}; give it a text, e.g. name = "lift"')
     for trait, needed in (("levels", 1), ("choices", 0)):
         values = getattr(kind, trait)
         if isinstance(values, property):
@@ -81,7 +81,7 @@ def _check_texts(kind: Any, name: str) -> None:
             or len(values) < needed
             or not all(isinstance(value, str) and value for value in values)
         ):
-            raise ConfigError(f"{name}: its {trait} are {values!r:.60}; write a tuple of texts, e.g. (\"one\",)")
+            raise ConfigError(f'{name}: its {trait} are {values!r:.60}; write a tuple of texts, e.g. ("one",)')
         if len(set(values)) < len(values):
             raise ConfigError(f"{name}: its {trait} are {values!r:.60}; each must differ from the others")
 

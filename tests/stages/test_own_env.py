@@ -200,12 +200,12 @@ def test_an_edit_makes_a_new_run(module: str, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("code", "name", "message"),
     [
-        ("nothing = 1 +", "{module}:Lock", "{module}.py, line 1): SyntaxError|invalid syntax"),
+        ("nothing = 1 +", "{module}:Lock", "SyntaxError: invalid syntax ({module}.py, line 1)"),
         ("import nothing_of_this_name", "{module}:Lock", "{module}.py, line 1: ModuleNotFoundError: No module named"),
         ("nothing = unknown", "{module}:Lock", "{module}.py, line 1: NameError: name 'unknown'"),
         ("", "{module}.py:Lock", "give the module without .py: {module}:NAME"),
         ("", "{module}.Lock", "(your own: {module}:Lock)"),
-        ("", "no_such_module:Lock", "no module named 'no_such_module'; add the folder that has it"),
+        ("", "no_such_module:Lock", "no module named 'no_such_module'; install it, or run"),
         ("", "{module}_2:Lock", "it is in this folder, which is not on the Python path; run `export PYTHONPATH=.`"),
     ],
 )
@@ -219,7 +219,7 @@ def test_a_module_that_cannot_be_imported_is_named_with_the_fix(
         Path(f"{module}_2.py").write_text("", encoding="utf-8")
     assert main(["evaluate", "--env", name.format(module=module), "--policy", "oracle"]) == 2
     error = capsys.readouterr().err
-    assert any(part in error for part in message.format(module=module).split("|"))
+    assert message.format(module=module) in error
     assert "PYTHONPATH" in error or "Python path" not in error
     assert error.count("\n") == 1
 
