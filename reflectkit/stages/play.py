@@ -384,7 +384,8 @@ def decision_text(observation: Observation, decision: Decision, *, commented: bo
     if decision.value is not None:
         lines.append(f"Value: {decision.value:+.3g}")
     marker = AGENT_MARKER if observation.replies else ACTION_MARKER
-    return "\n".join([*lines, f"{marker} {action_text(observation, decision.action)}"])
+    written = action_text(observation, decision.action).lstrip(" ")  # models begin with a space, as their rows do
+    return "\n".join([*lines, f"{marker} {written}"])
 
 
 def _outcome(trajectory: Trajectory) -> str:

@@ -18,6 +18,7 @@ from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Decision, Observation, Status, ToolCall, ToolUse, Trajectory
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.wrappers import Horizon
+from reflectkit.stages.play import decision_text
 from reflectkit.stages.shared.verdict import verdict_text
 from tests.stages.test_play import Keys
 
@@ -53,6 +54,11 @@ def talked(keyboard: Typed, *actions: str | ToolUse) -> tuple[Trajectory, Person
     task = Support.example("refuse", 4)
     (trajectory,) = rollout([Episode(task, 0)], lambda: Horizon(Support(user, horizon=9), 9), Acting(actions), width=1)
     return trajectory, user
+
+
+def test_a_trained_agents_words_stand_one_space_behind_its_name() -> None:
+    seen = Observation((), replies=True)
+    assert decision_text(seen, Decision(ToolUse(" Who are you?")), commented=False) == "Agent: Who are you?"
 
 
 def test_the_person_reads_words_and_no_calls() -> None:

@@ -79,7 +79,7 @@ class Forgetful(BaseEnv):
 
     def step(self, action: int | str | ToolUse) -> StepResult:
         self.messages += [Message("assistant", str(action).upper()), Message("user", f"{len(self.messages)}")]
-        return StepResult(self._observe(), 0.0, len(self.messages) > 6)
+        return StepResult(self._observe(), 0.0, len(self.messages) > 6, info={"success": False})
 
     def _observe(self) -> Observation:
         return Observation(tuple(self.messages[-4:]), replies=True)
