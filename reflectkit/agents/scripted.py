@@ -141,7 +141,10 @@ def _any_choice(observation: Observation, env: Any, chance: random.Random) -> De
     if observation.choices:
         return Decision(chance.randrange(len(observation.choices)))
     if not env.has("legal"):
-        raise ConfigError(f"env '{env.name}' takes text, and has no legal(): nothing to draw at random")
+        raise ConfigError(
+            f"env '{env.name}' takes text, and has no legal(): nothing to draw at random; leave out the player random,"
+            " or define legal(), a list of texts"
+        )
     return Decision(chance.choice(env.legal()))
 
 

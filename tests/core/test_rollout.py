@@ -282,6 +282,14 @@ def test_what_an_env_of_ones_own_forgets_is_said(kind: type[Corridor], message: 
         rollout(EPISODES[:1], lambda: Horizon(kind(), 10_000), RandomAgent())
 
 
+def test_texts_to_draw_at_random_come_from_the_env() -> None:
+    class Texts(Corridor):
+        choices = ()
+
+    with pytest.raises(ConfigError, match=r"no legal\(\): nothing to draw at random; leave out the player random, or"):
+        rollout(EPISODES[:1], Texts, RandomAgent())
+
+
 def test_an_episode_cut_off_needs_no_success() -> None:
     played = rollout(EPISODES[:1], lambda: Horizon(Silent(), 1), RandomAgent())
     assert [one.success for one in played] == [False]
