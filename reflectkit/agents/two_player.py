@@ -25,7 +25,7 @@ from reflectkit.core.types import Comment, Decision, Observation, ToolUse
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.labels import Path
 from reflectkit.models.sampler import Ask, Sampled, Sampler
-from reflectkit.models.tokens import choice_ids, completion_ids, prompt_ids
+from reflectkit.models.tokens import choice_ids, completion_ids, length_behind, prompt_ids
 
 MEMO_LIMIT = 200_000  # comments; a full memo starts again
 PROMPTS_KEPT = 20_000
@@ -163,7 +163,7 @@ class TwoPlayerAgent:
         decision = await self.act_on(observation, comment, context)
         if comment is None:
             return decision
-        return replace(decision, comment_tokens=len(completion_ids(self.policy.tokenizer, f" {comment}".rstrip())))
+        return replace(decision, comment_tokens=length_behind(self.policy.tokenizer, comment))
 
     async def act_on(self, observation: Observation, comment: str | None, context: Context) -> Decision:
         """The policy's decision after `comment`; None: without one."""

@@ -27,6 +27,8 @@ FORMS: tuple[Form, ...] = (PLAIN, HERMES, LLAMA)
 
 OPENED, CLOSED = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
+THOUGHT = ("<think>", "</think>")
+"""What reasoning stands between."""
 NO_CALLS = "none"
 TURN_RULES = 'Write one call, as name {"argument": value}, or your reply to the user.'
 PLAIN_RULES = 'Write one call a line, as name {"argument": value}. Write none to call no tool.'
@@ -138,8 +140,8 @@ _Piece = tuple[str, object] | _Wrong
 
 def after_thought(text: str) -> str:
     """`text` after the reasoning at its start, whose opening tag may be part of the prompt."""
-    thought, end, rest = text.partition("</think>")
-    return rest if end and (thought.lstrip().startswith("<think>") or "{" not in thought) else text
+    thought, end, rest = text.partition(THOUGHT[1])
+    return rest if end and (thought.lstrip().startswith(THOUGHT[0]) or "{" not in thought) else text
 
 
 def _plain(text: str) -> Iterator[_Piece]:

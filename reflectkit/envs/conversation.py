@@ -18,7 +18,7 @@ from reflectkit.core.errors import IllegalActionError
 from reflectkit.core.eventloop import followed
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.seeding import derive
-from reflectkit.core.tools import PLAIN, parse
+from reflectkit.core.tools import PLAIN, THOUGHT, parse
 from reflectkit.core.types import Message, Observation, Task, ToolCall, ToolSpec, ToolUse, Trajectory
 from reflectkit.core.users import User, UserTurn
 from reflectkit.envs.base import BaseEnv
@@ -31,7 +31,7 @@ LONGEST_REPLY = 16_000
 """Likewise of the agent's reply, as the user reads it."""
 ONE_CALL = "call one tool, or reply to the user; nothing was executed"
 
-OPENED, CLOSED = "<think>", "</think>"
+OPENED, CLOSED = THOUGHT
 MARKS = re.compile(
     r"<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>"  # <|im_end|>, <|python_tag|>, and with full-width bars
     r"|</?(?:tool_call|tool_response|think|s|pad|bos|eos|unk|start_of_turn|end_of_turn)>"

@@ -33,6 +33,7 @@ from reflectkit.core.tools import (
     PLAIN,
     PLAIN_RULES,
     PYTHON_TAG,
+    THOUGHT,
     TURN_RULES,
     Form,
     after_thought,
@@ -44,7 +45,6 @@ from reflectkit.models.tokens import encodable, prompt_ids
 
 MEMO_LIMIT = 4096  # conversations; the oldest are dropped first
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
-THOUGHT = ("<think>", "</think>")
 SWITCH = "enable_thinking"  # the variable with which Qwen3's template and others turn thinking off
 LITERAL_MARK = re.compile(r"<[^<>\s'\"{}]{1,40}>|\[/?[A-Z_]{2,40}\]")
 PROBE = ToolSpec("probe_tool", "Probes.", {"type": "object", "properties": {}})

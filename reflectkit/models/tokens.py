@@ -33,6 +33,12 @@ def completion_ids(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
+@lru_cache(maxsize=2**14)
+def length_behind(tokenizer: Any, text: str) -> int:
+    """The number of tokens of `text` after a prompt. Kept, since a run's comments come again and again."""
+    return len(completion_ids(tokenizer, f" {text}".rstrip()))
+
+
 @lru_cache(maxsize=64)
 def label_ids(tokenizer: Any, count: int) -> tuple[Path, ...]:
     """The tokens of each of the first `count` labels. Raises CheckpointError; see `answer_ids`."""

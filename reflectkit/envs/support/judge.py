@@ -98,13 +98,12 @@ def untold(requests: Sequence[Request], replies: Sequence[Sequence[str]]) -> lis
 
 def _untold(request: Request, replies: Sequence[str]) -> list[str]:
     stated = [statements(reply) for reply in replies]
-    tells = _tells_stock if request.kind == STOCK else _tells
-    missing = [fact[0] for fact in request.told if not any(tells(request, reply, fact) for reply in stated)]
+    missing = [fact[0] for fact in request.told if not any(_tells_of(request, reply, fact) for reply in stated)]
     words = RULES[request.rule].words if request.rule else ()
     return [*missing, request.refused] if words and not _gives(request.rule, replies) else missing
 
 
-def _tells(request: Request, stated: str, alternatives: Sequence[str]) -> bool:
+def _tells(stated: str, alternatives: Sequence[str]) -> bool:
     """Whether a reply tells a fact in one of its wordings, of which a number may be written in any way."""
     amounts = numbers(stated)
     return any(
@@ -113,11 +112,13 @@ def _tells(request: Request, stated: str, alternatives: Sequence[str]) -> bool:
     )
 
 
-def _tells_stock(request: Request, stated: str, alternatives: Sequence[str]) -> bool:
-    """Likewise of the stock; the name of the option, such as "two slots", is no number."""
+def _tells_of(request: Request, stated: str, alternatives: Sequence[str]) -> bool:
+    """Likewise, for `request`. Of a question about the stock, the option's name, such as "two slots", is no number."""
+    if request.kind != STOCK:
+        return _tells(stated, alternatives)
     stated = stated.replace(request.facts.get("option", "").lower(), " ")
     amounts = numbers(stated) | {0.0 for words in RULES[STOCK_RULE].words if names(stated, words)}
-    return len(amounts) <= MOST_COUNTS and _tells(request, stated, alternatives)
+    return len(amounts) <= MOST_COUNTS and _tells(stated, alternatives)
 
 
 def _gives(rule: str, replies: Sequence[str]) -> bool:
