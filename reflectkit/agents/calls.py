@@ -1,7 +1,7 @@
 """One call to a chat model, repeated with backoff while the server is busy or loses the connection.
 
-429, 5xx and lost connections are retried, after as long as `Retry-After` says where it does. No key is left in any text
-that comes back.
+429, 5xx and lost connections are retried, after as long as `Retry-After` says where it does; an error in the body of a
+200 counts as its own status. No key is left in any text that comes back.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from reflectkit.agents.transport import (
     Transport,
     error_of,
     read_answer,
+    status_of,
     usage_of,
 )
 from reflectkit.core.eventloop import in_thread
@@ -86,6 +87,7 @@ class Caller:
                 reason = f"{self.endpoint} cannot be reached ({redacted(str(error))})"
             left_s = max(left_s - (clock() - started), 0.0)
             if response is not None:
+                response = replace(response, status=status_of(response))
                 if response.status < 300:
                     return self._read(response, limit, prompt_tokens)
                 message = redacted(error_of(response.body)["message"])

@@ -21,6 +21,7 @@ from reflectkit.core.text import count_tokens
 LONGEST_BODY = 16 * 2**20  # bytes
 CHARACTERS_A_TOKEN = 32  # at most, on average over an answer
 LONGEST_WAIT_S = 60.0  # that a server may ask for between two tries
+BROKEN = 500  # the status of a failure that names none
 MALFORMED = "malformed"
 FINISHED = ("stop", "length", "content_filter")
 SHOWN = 300  # characters of a body that cannot be read
@@ -120,10 +121,27 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     return None
 
 
+def status_of(response: Response) -> int:
+    """The status of `response`: that of HTTP, or where that is a success but the body an error instead of an answer,
+    the error's. Gateways answer so, which promise success before the model begins.
+
+    >>> status_of(Response(200, None, b'{"error": {"message": "busy", "code": 429}}'))
+    429
+    """
+    if not 200 <= response.status < 300:
+        return response.status
+    value = _json(response.body)[0]
+    error = _error_in(value) if isinstance(value, dict) else None
+    if not error:
+        return response.status
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and 400 <= code < 600 else BROKEN
+
+
 def error_of(body: bytes) -> Mapping[str, Any]:
     """The error object in the body of a response, with `message` as text in it whatever the body is."""
     value = _json(body)[0]
-    error = value.get("error", value) if isinstance(value, dict) else None
+    error = (_error_in(value) or value) if isinstance(value, dict) else None
     if isinstance(error, dict):
         return {**error, "message": str(error.get("message") or error)[:2000]}
     return {"message": error if isinstance(error, str) else body[:SHOWN].decode("utf-8", "replace")}
@@ -180,6 +198,14 @@ def _choice(value: Any) -> tuple[str, str, str]:
         if not isinstance(field, str | None):
             raise ValueError(f"the server's answer has a {name} that is not text")
     return text or "", refusal or "", finish if finish in FINISHED else "stop"
+
+
+def _error_in(value: Mapping[str, Any]) -> Any:
+    """The error in a body, in place of its choices or of the first one's answer; None where there is an answer."""
+    choices = value.get("choices")
+    if not isinstance(choices, list) or not choices:
+        return value.get("error")
+    return choices[0].get("error") if isinstance(choices[0], dict) else None
 
 
 def _json(body: bytes) -> tuple[Any, str]:

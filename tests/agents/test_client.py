@@ -64,6 +64,9 @@ def test_answers_come_back_in_order_and_concurrently(server: Server, tmp_path: P
     assert client.cost_usd == pytest.approx(20 * CALL_USD)
 
 
+QUICK = {"retry-after-ms": "1"}
+
+
 @pytest.mark.parametrize(
     "fault",
     [
@@ -73,8 +76,11 @@ def test_answers_come_back_in_order_and_concurrently(server: Server, tmp_path: P
         ("status", 408, {"retry-after-ms": "50"}, {"message": "timeout"}),
         ("cut", b'{"choices": ['),
         ("bytes", b"no HTTP at all\r\n\r\n"),
+        ("whole", 200, QUICK, {"error": {"message": "model is loading", "code": 503}}),
+        ("whole", 200, QUICK, {"error": "model is loading"}),
+        ("whole", 200, QUICK, {"choices": [{"message": {"content": "half an"}, "error": {"message": "lost"}}]}),
     ],
-    ids=["429", "500", "503", "408", "cut", "not HTTP"],
+    ids=["429", "500", "503", "408", "cut", "not HTTP", "error in a 200", "words in a 200", "error in a choice"],
 )
 def test_passing_faults_are_retried(server: Server, tmp_path: Path, fault: Any) -> None:
     server.faults = [fault]
@@ -129,7 +135,6 @@ def test_a_call_that_timed_out_is_made_again(server: Server, tmp_path: Path) -> 
     assert (len(server.requests), client.calls) == (2, 1)
 
 
-QUICK = {"retry-after-ms": "1"}
 DOWN = [("status", 500, QUICK, {"message": "oops"})] * 7
 
 
@@ -270,6 +275,15 @@ def test_whole_numbers_may_be_written_as_fractions(server: Server, tmp_path: Pat
     server.faults = [("json", {"choices": [CHOICE], "usage": {"prompt_tokens": 100.0, "completion_tokens": 20.0}})]
     _, client = ask(server, tmp_path, requests())
     assert client.cost_usd == pytest.approx(CALL_USD)
+
+
+@pytest.mark.parametrize(("code", "message"), [(402, "refuses every request: no credits"), (401, "does not accept the")])
+def test_an_error_in_a_200_is_told_and_not_kept(server: Server, tmp_path: Path, code: int, message: str) -> None:
+    server.faults = [("json", {"error": {"message": "no credits", "code": code}})]
+    with pytest.raises(ApiError, match=message):
+        ask(server, tmp_path, requests())
+    outcomes, _ = ask(server, tmp_path, requests())
+    assert outcomes[0].value == "echo item0"
 
 
 def test_an_error_with_a_bill_is_counted(server: Server, tmp_path: Path) -> None:
