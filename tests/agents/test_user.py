@@ -175,6 +175,8 @@ def test_evaluate_with_a_user_by_flag(written: Path) -> None:
         (["--user", "gpt-4o"], "scripted, openai:MODEL"),
         (["--user-url", "http://localhost:1"], "--user-url needs a --user"),
         (["--user-max-usd", "0"], "--user-max-usd"),
+        (["--user-max-usd", "1"], "--user-max-usd needs a --user"),
+        (["--user", "azure:my-deployment", "--user-max-usd", "1"], "azure:my-deployment, whose price is unknown"),
         (["--user", "local:m"], "--user-url"),
     ],
 )

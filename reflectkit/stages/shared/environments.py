@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 from typing_extensions import override
 
 from reflectkit.agents.endpoints import Endpoint, parse_endpoint
+from reflectkit.agents.prices import prices_of
 from reflectkit.core.config import (
     PACKAGED,
     Elsewhere,
@@ -141,7 +142,7 @@ class WorldConfig(EnvConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.kind.chat_settings:
-            self._endpoint(name)
+            self._check_budget(name, self._endpoint(name))
         self.settings  # noqa: B018  checked as they are made
 
     @classmethod
@@ -192,6 +193,18 @@ class WorldConfig(EnvConfig):
                     f"{'--dry-run' if dry_run else '--max-cost-usd'} does not count what {flag(name)} {endpoint} is"
                     f" asked; leave it out, or leave out {flag(name)}"
                 )
+
+    def _check_budget(self, name: str, endpoint: Endpoint | None) -> None:
+        """Raises ConfigError if there is a budget for the chat model in setting `name` that cannot be enforced."""
+        if getattr(self.settings, _budget_of(name), None) is None:
+            return
+        if endpoint is None:
+            raise ConfigError(f"{flag(_budget_of(name))} needs a {flag(name)}, e.g. openai:MODEL")
+        if not prices_of(endpoint.kind, endpoint.model, None, None).known:
+            raise ConfigError(
+                f"{flag(_budget_of(name))} cannot hold for {flag(name)} {endpoint}, whose price is unknown; leave it"
+                " out, or name a model with a known price"
+            )
 
     def _endpoint(self, name: str) -> Endpoint | None:
         """The chat model that the env's setting `name` names; None if it is not a chat model. Raises ConfigError."""
