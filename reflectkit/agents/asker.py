@@ -75,7 +75,7 @@ class EnvAsker:
                 f" exceed that; raise --{self.role}-max-usd and run the same command again"
             )
         if len(answers) < len(requests):
-            reason = next(outcome.rejected.reason for outcome in outcomes if outcome.rejected is not None)
+            reason = next(outcome.rejected.explained for outcome in outcomes if outcome.rejected is not None)
             raise EnvironmentFailure(f"the {self.role} {self.endpoint} gave no usable answer: {reason}")
         return answers
 

@@ -77,7 +77,7 @@ class ChatTeacher:
         """The decision from an answer: the model's own action, or the expert's with the model's comment."""
         if outcome.value is None:
             rejected = outcome.rejected
-            reason = f"{rejected.reason} (the answer was: {rejected.text!r})" if rejected else SPENT
+            reason = f"{rejected.explained} (the answer was: {rejected.text!r})" if rejected else SPENT
             return Decision(0, failure=reason)
         comment, action = outcome.value
         if action is None:
@@ -190,7 +190,7 @@ class Recovery:
 
 def _reason(client: ChatClient, outcome: Outcome[Any]) -> str:
     """Why the outcome has no value."""
-    return f"{client.endpoint}: {outcome.rejected.reason if outcome.rejected else SPENT}"
+    return f"{client.endpoint}: {outcome.rejected.explained if outcome.rejected else SPENT}"
 
 
 def _played(text: str, observation: Observation) -> tuple[str | None, int | ToolUse]:

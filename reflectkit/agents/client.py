@@ -58,11 +58,21 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A request without a usable answer. reason: why the last answer was unusable. text: its beginning."""
+    """A request without a usable answer. reason: why the last answer was unusable. text: its beginning. journal: where
+    its answers were kept already; None if the server was asked now.
+    """
 
     name: str
     reason: str
     text: str
+    journal: Path | None = field(default=None, compare=False)
+
+    @property
+    def explained(self) -> str:
+        """The reason, and how to ask again where it was kept."""
+        if self.journal is None:
+            return self.reason
+        return f"{self.reason} (kept in {self.journal}; delete that file to ask again)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +252,7 @@ class ChatClient:
     ) -> Outcome[Value]:
         """The outcome of one request. Raises what ended `asks`, if anything did."""
         answers: list[Answer] = []
-        reason, unparsed = "", 0
+        reason, unparsed, kept = "", 0, True
 
         def ended(value: Value | None = None, rejected: Rejected | None = None) -> Outcome[Value]:
             tokens = sum(answer.completion_tokens for answer in answers)
@@ -250,6 +260,7 @@ class ChatClient:
 
         for attempt in range(1 + ASKED_AGAIN):
             asks.check()
+            kept = kept and self.key(request, attempt) in self.journal.answers
             try:
                 answer = await self._answer(session, asks, request, attempt)
             except NoAnswerError as error:
@@ -268,7 +279,8 @@ class ChatClient:
                 except ValueError as error:
                     reason = str(error)
                     unparsed += 1
-        return ended(rejected=Rejected(request.name, reason, redacted(answers[-1].text if answers else "")))
+        text = redacted(answers[-1].text if answers else "")
+        return ended(rejected=Rejected(request.name, reason, text, self.journal.path if kept else None))
 
     async def _answer(self, session: _Session, asks: _Asks, request: Request, attempt: int) -> Answer | None:
         """An answer from the journal or the server; None if the budget does not allow a call."""
@@ -410,4 +422,4 @@ def _fault(answer: Answer, request: Request) -> str:
         return f"refused: {answer.refusal[:200]}"
     if answer.finish_reason == "length" and not request.cuts:
         return "cut off at its token limit"
-    return "" if answer.text.strip() else "empty"
+    return "" if answer.text.strip() else "an empty answer"

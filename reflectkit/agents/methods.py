@@ -38,7 +38,7 @@ class ChatMethod:
         outcome = await self.client.ask(request_of(self.name, context), partial(env.method_action, self.name))
         price = outcome.cost_usd if self.client.prices.known else None
         if outcome.value is None and outcome.answers <= ASKED_AGAIN:
-            reason = outcome.rejected.reason if outcome.rejected else SPENT
+            reason = outcome.rejected.explained if outcome.rejected else SPENT
             return Decision(0, failure=f"{self.client.endpoint}: {reason}", price_usd=price)
         action = use_of(()) if outcome.value is None else outcome.value
         unreadable = outcome.answers - (outcome.value is not None)

@@ -277,7 +277,9 @@ def test_whole_numbers_may_be_written_as_fractions(server: Server, tmp_path: Pat
     assert client.cost_usd == pytest.approx(CALL_USD)
 
 
-@pytest.mark.parametrize(("code", "message"), [(402, "refuses every request: no credits"), (401, "does not accept the")])
+@pytest.mark.parametrize(
+    ("code", "message"), [(402, "refuses every request: no credits"), (401, "does not accept the")]
+)
 def test_an_error_in_a_200_is_told_and_not_kept(server: Server, tmp_path: Path, code: int, message: str) -> None:
     server.faults = [("json", {"error": {"message": "no credits", "code": code}})]
     with pytest.raises(ApiError, match=message):
@@ -317,6 +319,10 @@ def test_a_rerun_costs_nothing_rejections_included(server: Server, tmp_path: Pat
     made = len(server.requests)
     second, client = ask(server, tmp_path, requests(5))
     assert second == first
+    assert first[0].rejected.explained == "an empty answer"
+    assert second[0].rejected.explained.endswith(
+        f"(kept in {tmp_path / 'journal.jsonl'}; delete that file to ask again)"
+    )
     assert len(server.requests) == made
     assert (client.calls, client.replayed) == (0, made)
 

@@ -211,7 +211,7 @@ def test_every_fault_is_lived_through_and_the_useless_is_set_aside(
     shown = capsys.readouterr().out
     (rejected,) = [row for _, row in read_jsonl(place / "tasks" / "rejected.jsonl")]
     assert rejected["item"].startswith("library/")
-    assert rejected["reason"] == "empty"
+    assert rejected["reason"] == "an empty answer"
     assert "1 item had no usable answer" in shown
     assert len(read_json(place / "tasks" / "library.json")) == 4
 
