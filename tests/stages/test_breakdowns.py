@@ -39,6 +39,14 @@ def test_tries_by_hand() -> None:
     assert [cell.split(" ")[0] for cell in table.rows[0][2:]] == ["75", "92", "58", "100", "50"]
 
 
+def test_an_aborted_try_costs_its_problem_only_the_k_that_it_lacks() -> None:
+    """Task x: 1 of 3 and an abort, task y: 4 of 4. pass@2 of x is 1 - (2 over 2) / (3 over 2) = 2/3, pass^2 is 0."""
+    played = [episode("x", number < 1) for number in range(3)] + [episode("y", True) for _ in range(4)]
+    figures = row("a", "", "one", [*played, episode("x", False, status="aborted")])
+    assert figures["pass_at"] == pytest.approx({"1": (1 / 3 + 1) / 2, "2": (2 / 3 + 1) / 2, "4": 1.0})
+    assert figures["pass_all"] == pytest.approx({"1": (1 / 3 + 1) / 2, "2": (0 + 1) / 2, "4": 1.0})
+
+
 def test_tries_of_two_seeds_are_not_one_models() -> None:
     """A task that one seed's model always solves and the other's never: pass@2 is 1/2, as is pass^2."""
     parts = [[episode("x", success) for _ in range(2)] + [episode("y", True)] * 2 for success in (True, False)]

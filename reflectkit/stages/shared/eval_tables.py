@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
@@ -72,7 +73,7 @@ def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, An
         "thoughts": sum(turn.get("thoughts", 0) for turn in turns) / count,
         "figures": figures_of(((episode["task"], episode.get("figures", {})) for episode in counted), cluster),
     }
-    return figures | _passes([counted], cluster)
+    return figures | _passes([played], cluster)
 
 
 def clusters_of(episodes: Iterable[Json]) -> dict[str, str]:
@@ -98,22 +99,25 @@ def _illegal(turn: Json) -> bool:
 
 def _passes(parts: Sequence[Sequence[Json]], cluster: Mapping[str, str]) -> dict[str, dict[str, float]]:
     """pass_at and pass_all by k, if every problem was tried several times by one model. parts: the episodes of each
-    model (seed); a problem's chance is its mean over them.
+    model (seed); a problem's chance is its mean over them. One counts at k if k of its tries were not aborted.
     """
+    tries: Counter[tuple[int, str]] = Counter()
     outcomes: dict[tuple[int, str], list[bool]] = {}
     for number, part in enumerate(parts):
         for episode in part:
-            outcomes.setdefault((number, episode["task"]), []).append(bool(episode["success"]))
-    tries = min(map(len, outcomes.values()), default=0)
-    if tries < 2:
+            tries[number, episode["task"]] += 1
+            if episode["status"] != "aborted":
+                outcomes.setdefault((number, episode["task"]), []).append(bool(episode["success"]))
+    fewest = min(tries.values(), default=0)
+    if fewest < 2:
         return {}
     passes: dict[str, dict[str, float]] = {}
     for kind, chance in (("pass_at", pass_at), ("pass_all", pass_all)):
         for k in LADDER:
-            if k <= tries:
-                chances = ((task, chance(k, sum(right), len(right))) for (_, task), right in outcomes.items())
-                rates = by_task(chances)
-                low, high = rate_interval(by_cluster(rates, cluster), sum(map(len, outcomes.values())))
+            enough = {key: right for key, right in outcomes.items() if len(right) >= k}
+            if k <= fewest and enough:
+                rates = by_task((task, chance(k, sum(right), len(right))) for (_, task), right in enough.items())
+                low, high = rate_interval(by_cluster(rates, cluster), sum(map(len, enough.values())))
                 for name, value in (
                     (kind, sum(rates.values()) / len(rates)),
                     (f"{kind}_low", low),
@@ -206,8 +210,7 @@ def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
         if len(parts) == 1:
             rows.append(all_of_it)
             continue
-        finished = [[episode for episode in episodes if episode["status"] != "aborted"] for episodes in by_part]
-        passes = _passes(finished, clusters_of(episode for episodes in finished for episode in episodes))
+        passes = _passes(by_part, clusters_of(episode for episodes in by_part for episode in episodes))
         without_passes = {k: value for k, value in all_of_it.items() if not k.startswith(("pass_at", "pass_all"))}
         by_seed = [row(name, env, level, episodes)["success"] for episodes in by_part]
         rows.append(without_passes | passes | {"by_seed": by_seed})
