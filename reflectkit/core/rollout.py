@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -19,9 +20,11 @@ from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.core.eventloop import in_thread, wait_for
 from reflectkit.core.protocols import Agent, BatchAgent, Context, Env, StepResult
 from reflectkit.core.seeding import derive
-from reflectkit.core.types import LARGEST, Decision, Observation, Status, Task, Trajectory, Turn
+from reflectkit.core.types import LARGEST, Decision, Observation, Status, Task, ToolSpec, Trajectory, Turn
 
 Value = TypeVar("Value")
+TOOL_NAME = re.compile(r"[\w.-]{1,80}")
+"""What a call can be read with; see `core.tools`."""
 LATE = "the episode took longer than"
 """Begins the reason of an episode that met its deadline."""
 
@@ -143,6 +146,7 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
         async with deadline:
             observation = await _answer(env, env.reset, episode.task, start)
             _check_seen(observation, env)
+            _check_tools(observation, env)
             while True:
                 context = Context(derive(episode.seed, "turn", len(turns)), env, tuple(turns))
                 decision = await agent.decide(observation, context)
@@ -218,6 +222,22 @@ def _check_seen(observation: object, env: Env) -> None:
         raise ConfigError(
             f"env '{env.name}' shows {wrong[0]!r:.40}, which is no text; return a str for each message and choice"
         )
+
+
+def _check_tools(observation: Observation, env: Env) -> None:
+    """Raises ConfigError for tools that cannot be called."""
+    names = [getattr(tool, "name", None) for tool in observation.tools]
+    for tool, name in zip(observation.tools, names, strict=True):
+        if not isinstance(tool, ToolSpec):
+            raise ConfigError(
+                f"env '{env.name}' offers {tool!r:.40} as a tool; make it a ToolSpec (reflectkit.core.types)"
+            )
+        if not isinstance(name, str) or TOOL_NAME.fullmatch(name) is None:
+            raise ConfigError(
+                f"env '{env.name}' offers a tool named {name!r:.40}; name it with letters, digits, '_', '-' and '.'"
+            )
+        if names.count(name) > 1:
+            raise ConfigError(f"env '{env.name}' offers two tools named '{name}'; give each its own name")
 
 
 def _check(result: StepResult, env: Env) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from reflectkit.core.config import above, option
-from reflectkit.core.errors import IllegalActionError
+from reflectkit.core.errors import ConfigError, IllegalActionError
 from reflectkit.core.eventloop import followed
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.seeding import derive
@@ -217,7 +217,10 @@ class ConversationEnv(BaseEnv):
             return followed(self._user_turn(meaning.text), self._answered)
         if isinstance(meaning, Refusal):
             return self._result({"refused": meaning.parts}, ended=False)
-        result, refused, ended = self._execute(meaning)
+        executed = self._execute(meaning)
+        fits = isinstance(executed, tuple) and len(executed) == 3 and isinstance(executed[0], str)
+        self._need("_execute", fits, executed, "(a text, whether it was refused, whether it ends the conversation)")
+        result, refused, ended = executed
         self.transcript.add_result(meaning.name, result)
         return self._result({"refused": 1} if refused else {}, ended=ended)
 
@@ -230,12 +233,23 @@ class ConversationEnv(BaseEnv):
         """Whether it succeeded."""
         return trajectory.success
 
+    def _need(self, method: str, fits: bool, returned: object, wanted: str) -> None:
+        """Raises ConfigError unless what the subclass's `method` returned `fits`."""
+        if not fits:
+            raise ConfigError(f"{method}() of env '{self.name}' returned {returned!r:.80}; return {wanted}")
+
+    def _need_turn(self, turn: UserTurn) -> None:
+        fits = isinstance(turn, UserTurn) and isinstance(turn.text, str)
+        self._need("_user_turn", fits, turn, "a UserTurn with a text (reflectkit.core.users)")
+
     def _opened(self, turn: UserTurn) -> Observation:
+        self._need_turn(turn)
         self._over = False
         self.transcript.add_user(turn.text)
         return self._observe()
 
     def _answered(self, turn: UserTurn) -> StepResult:
+        self._need_turn(turn)
         if turn.text or not turn.over:
             self.transcript.add_user(turn.text)
         return self._result({}, ended=turn.over)
@@ -245,8 +259,11 @@ class ConversationEnv(BaseEnv):
         self._after(ended)
         reward = 0.0
         if ended or self._steps == self.horizon:
-            reward, verdict = self._verdict(ended)
-            info |= verdict
+            verdict = self._verdict(ended)
+            fits = isinstance(verdict, tuple) and len(verdict) == 2 and isinstance(verdict[1], dict)
+            self._need("_verdict", fits, verdict, "(reward, info)")
+            reward = verdict[0]
+            info |= verdict[1]
         return StepResult(self._observe(), reward, ended, info=info)
 
     def _asked(self, user: User, instructions: str) -> UserTurn | Awaitable[UserTurn]:
