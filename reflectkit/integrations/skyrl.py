@@ -172,18 +172,24 @@ def _text_env() -> type[Any]:
                 return self._output([], 0.0, True, {"failure": self.failure})
             except IllegalActionError as error:
                 self.illegal += 1
-                forfeit = float(self.inner.forfeit(0)) if late and hasattr(self.inner, "forfeit") else 0.0
-                return self._output([_user(str(error))], forfeit, late, {"illegal": str(error)})
+                return self._output(
+                    [_user(str(error))], self._forfeit() if late else 0.0, late, {"illegal": str(error)}
+                )
             self.figures |= result.info.get("figures", {})
             if "success" in result.info:
                 self.figures["success"] = float(result.info["success"] is True)
-            done = result.terminated or result.truncated or late
-            return self._output(self.view.next(result.observation), result.reward, done, result.info)
+            over = result.terminated or result.truncated
+            reward = result.reward if over or not late else result.reward + self._forfeit()
+            return self._output(self.view.next(result.observation), reward, over or late, result.info)
 
         def get_metrics(self) -> dict[str, float]:
             """Success, return, turns, illegal answers, and the env's own figures, of an episode."""
             own = {"success": 0.0, "return": self.total, "turns": float(self.turns), "illegal": float(self.illegal)}
             return own | {"failed": float(bool(self.failure))} | self.figures
+
+        def _forfeit(self) -> float:
+            """The reward for the env's steps that illegal answers have taken from the episode."""
+            return float(self.inner.forfeit(0)) if hasattr(self.inner, "forfeit") else 0.0
 
         def _output(
             self, messages: list[dict[str, str]], reward: float, done: bool, metadata: dict[str, Any]

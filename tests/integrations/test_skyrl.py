@@ -132,6 +132,7 @@ def test_what_is_no_action_takes_a_turn_and_is_explained() -> None:
 
 
 def test_turns_are_limited_by_skyrl() -> None:
+    """A step costs a twentieth, and a turn without one costs as much."""
     skyrl.register("taxi")
     row = skyrl.rows("taxi")[0] | {"max_turns": 3}
     for answers in (["nothing"] * 3, ["south", "north", "south"], ["south", "nothing", "north"]):
@@ -139,6 +140,7 @@ def test_turns_are_limited_by_skyrl() -> None:
         one.init([])
         assert [one.step(answer)["done"] for answer in answers] == [False, False, True]
         assert one.max_turns == 3
+        assert one.get_metrics()["return"] == pytest.approx(-3 / 20)
 
 
 CHOICES = ("south", "north", "pick up")
