@@ -383,10 +383,14 @@ def play_match(
                 players.stop_if_spent(match.name)
     played = [done[episode.task.id, episode.seed] for episode in episodes]
     played = known_scores(played) if config.score_oracle else played
-    if played and all(line["status"] == "aborted" for line in played):
+    aborted = [line for line in played if line["status"] == "aborted"]
+    if aborted and len(aborted) == len(played):
         raise EnvironmentFailure(
             f"every episode of {match.name} was aborted ({len(played)}): {played[0].get('reason')}"
         )
+    if aborted:
+        count = counted(len(aborted), "episode")
+        progress.news(f"{match.name} ({match.level}): {count} aborted, the first for: {aborted[0].get('reason')}")
     for episode, line in zip(episodes, played, strict=True):
         if line["status"] != "aborted":
             already[*same, episode.task.id, episode.seed] = episode.task, line
