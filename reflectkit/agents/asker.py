@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from reflectkit.agents.budget import Budget, BudgetSpentError
 from reflectkit.agents.client import ChatClient, Request, open_client
-from reflectkit.agents.endpoints import ApiError, Endpoint
+from reflectkit.agents.endpoints import ApiError, Endpoint, NoAccessError
 from reflectkit.agents.journal import JournalHeldError
 from reflectkit.agents.prices import prices_of
 from reflectkit.core.errors import EnvironmentFailure
@@ -54,7 +54,8 @@ class EnvAsker:
         Raises
         ------
         EnvironmentFailure: the server cannot be used, after its bounded retries, or gives nothing usable. ApiError:
-        three of that came one after the other. BudgetSpentError: the budget does not allow the next call.
+        three of that came one after the other; NoAccessError: the key, the credit, the model or the address must be
+        put right first. BudgetSpentError: the budget does not allow the next call.
         """
         client, failures = self._opened(), self._failures
         client.catch_up(self._journals_of_others(client.journal.path))
@@ -64,6 +65,8 @@ class EnvAsker:
             self._failures = max(self._failures, failures + 1)
             flag = f"--{self.role}-url"
             reason = f"the {self.role} {self.endpoint} cannot be asked: {str(error).replace('--base-url', flag)}"
+            if isinstance(error, NoAccessError):
+                raise NoAccessError(reason) from None
             if self._failures >= HOPELESS:
                 raise ApiError(f"{reason} ({HOPELESS} times in a row)") from None
             raise EnvironmentFailure(reason) from None

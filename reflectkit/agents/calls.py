@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from reflectkit.agents.endpoints import KEYS, ApiError, Endpoint, secrets
+from reflectkit.agents.endpoints import KEYS, Endpoint, NoAccessError, secrets
 from reflectkit.agents.journal import Answer
 from reflectkit.agents.transport import (
     MALFORMED,
@@ -69,7 +69,7 @@ class Caller:
 
         Raises
         ------
-        NoAnswerError: this call got no answer. ApiError: no call will.
+        NoAnswerError: this call got no answer. NoAccessError: no call will.
         """
         transport = await self._connected()
         left_s, retries = self.timeout_s, 0
@@ -136,16 +136,20 @@ class Caller:
             on_bill(Answer("", MALFORMED, message, read or 0, written or 0))
 
     def _refusal(self, response: Response, message: str) -> Answer:
-        """The answer for a status that a retry cannot change. Raises NoAnswerError, ApiError."""
+        """The answer for a status that a retry cannot change. Raises NoAnswerError, NoAccessError."""
         error = error_of(response.body)
         if response.status == 400 and (error.get("code") == "content_filter" or "content_filter" in error["message"]):
             return Answer("", "content_filter", "", 0, 0)
         if response.status == 401:
-            raise ApiError(f"{self.endpoint} does not accept the key in {KEYS[self.endpoint.kind]}; set the right one")
+            raise NoAccessError(
+                f"{self.endpoint} does not accept the key in {KEYS[self.endpoint.kind]}; set the right one"
+            )
+        if response.status == 402:
+            raise NoAccessError(f"{self.endpoint} asks for payment: {message}; add credit, then {RESUMES}")
         if response.status == 403:
-            raise ApiError(f"{self.endpoint} is not allowed with this key: {message}")
+            raise NoAccessError(f"{self.endpoint} is not allowed with this key: {message}")
         if response.status == 404:
-            raise ApiError(f"{self.endpoint}: no such model or address: {message}")
+            raise NoAccessError(f"{self.endpoint}: no such model or address: {message}")
         if response.status < 400:
             message = "it redirects to another address; give that as --base-url"
         raise NoAnswerError(message, f"{self.endpoint} refuses every request: {message}", refused=True)

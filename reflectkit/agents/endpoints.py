@@ -33,6 +33,10 @@ class ApiError(ReflectkitError):
     """The server cannot be used: not reached, no key, no such model, or it keeps failing."""
 
 
+class NoAccessError(ApiError):
+    """No request will be answered before somebody does something: the key, the credit, the model or the address."""
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """Where to ask. kind: "openai", "azure" or "local". model: name, or Azure deployment. base_url: of a compatible

@@ -278,7 +278,7 @@ def test_whole_numbers_may_be_written_as_fractions(server: Server, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("code", "message"), [(402, "refuses every request: no credits"), (401, "does not accept the")]
+    ("code", "message"), [(402, "asks for payment: no credits; add credit"), (401, "does not accept the")]
 )
 def test_an_error_in_a_200_is_told_and_not_kept(server: Server, tmp_path: Path, code: int, message: str) -> None:
     server.faults = [("json", {"error": {"message": "no credits", "code": code}})]
@@ -286,6 +286,14 @@ def test_an_error_in_a_200_is_told_and_not_kept(server: Server, tmp_path: Path, 
         ask(server, tmp_path, requests())
     outcomes, _ = ask(server, tmp_path, requests())
     assert outcomes[0].value == "echo item0"
+
+
+def test_credits_that_run_out_end_the_run_although_others_were_answered(server: Server, tmp_path: Path) -> None:
+    """Otherwise the rest would be set aside one by one, as prompts are that a server refuses."""
+    server.faults = [("json", completion("first")), *[("status", 402, {}, {"message": "no credits"})] * 9]
+    with pytest.raises(ApiError, match="no credits"):
+        ask(server, tmp_path, requests(9), concurrency=1)
+    assert len(server.requests) == 2
 
 
 def test_an_error_with_a_bill_is_counted(server: Server, tmp_path: Path) -> None:
@@ -551,6 +559,7 @@ def test_wrong_key_is_one_line_without_the_key(server: Server, tmp_path: Path, m
     ("fault", "text"),
     [
         (("status", 404, {}, {"message": f"no model for {KEY}"}), "no such model"),
+        (("status", 402, {}, {"message": f"no credits for {KEY}"}), "asks for payment: no credits for .*; add credit"),
         (("status", 403, {}, {"message": f"not with {KEY}"}), "not allowed"),
         (("status", 400, {}, {"message": f"bad parameter, {KEY}"}), "refuses every request: bad parameter"),
         (("status", 301, {"Location": "https://x"}, {}), "redirects to another address; give that as --base-url"),

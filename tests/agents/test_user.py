@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reflectkit.agents.budget import BudgetSpentError
-from reflectkit.agents.endpoints import Endpoint
+from reflectkit.agents.endpoints import ApiError, Endpoint
 from reflectkit.agents.user import GREETING, ChatUser
 from reflectkit.cli.main import main
 from reflectkit.core.eventloop import wait_for
@@ -150,6 +150,17 @@ def test_a_user_who_says_nothing_is_a_failure_that_says_so(tmp_path: Path, text:
 def test_the_failures_of_one_outage_count_once(tmp_path: Path) -> None:
     played = play("http://127.0.0.1:9", tmp_path / "user.jsonl")
     assert [trajectory.status for trajectory in played] == [Status.ABORTED] * len(TASKS)
+
+
+def test_credits_that_run_out_end_the_run_at_once(tmp_path: Path) -> None:
+    with serve(lambda body: "Hello?") as server:
+        server.faults = [("status", 402, {}, {"message": "no credits"})]
+        user = ChatUser(Endpoint("local", "m", server.url), tmp_path / "user.jsonl", timeout_s=5)
+        with pytest.raises(
+            ApiError, match=r"the user local:m cannot be asked: .* add credit, then run the same command"
+        ):
+            rollout([Episode(TASKS[0], 5)], lambda: Support(user), Greeter(), width=1)
+        user.close()
 
 
 @pytest.fixture
