@@ -8,9 +8,10 @@ This is exact up to the rounding of sums.
 from __future__ import annotations
 
 import bisect
+import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,6 @@ from reflectkit.models.padding import right_pad
 from reflectkit.models.prefixes import NARROW, shared_length
 from reflectkit.models.scoring import (
     SHORTEST_PREFIX,
-    common_prefix,
     has_plain_head,
     head_logits,
     takes_positions,
@@ -32,6 +32,7 @@ from reflectkit.models.scoring import (
 
 LONG = 128  # tokens; shorter prompts are read again sooner than kept
 CAPACITY = 2**29  # bytes of what is kept
+WAIT = 32  # tokens; a prompt that another one of its batch saves as many is read after it
 REST = 16  # tokens; of a kept prompt that another one begins with up to its last few, nothing is lost if it goes
 
 Layer = tuple[torch.Tensor, ...]
@@ -135,24 +136,43 @@ def serves(model: Any) -> bool:
 def read_prompts(
     model: Any, prompts: Sequence[Sequence[int]], pad_id: int, kept: PrefixCache
 ) -> tuple[list[Read], torch.Tensor]:
-    """(what was read of each prompt, logits_BV behind it). Only the tokens behind kept prefixes are read, and the
-    common prefix of all prompts once; long prompts are kept.
+    """(what was read of each prompt, logits_BV behind it). Only the tokens behind kept prefixes are read, and what
+    several of the prompts begin with once: the turns of one conversation go one after the other. Long prompts are kept.
     """
-    prefixes = [kept.longest(prompt) for prompt in prompts]
-    shared = common_prefix(prompts)
-    if len(prompts) > 1 and shared >= SHORTEST_PREFIX and any(prefix.length < shared for prefix in prefixes):
-        ((first,), _) = _read_behind(model, [prompts[0][:shared]], [kept.longest(prompts[0][:shared])], pad_id)
-        kept.keep(first, Prefix())
-        prefixes = [max(prefix, Prefix(first, shared), key=lambda one: one.length) for prefix in prefixes]
-    reads: list[Read] = [NOTHING] * len(prompts)
-    logits_V: list[torch.Tensor] = [torch.empty(0)] * len(prompts)
-    for rows in _alike([len(prompt) - prefix.length for prompt, prefix in zip(prompts, prefixes, strict=True)]):
-        part = [prefixes[row] for row in rows]
-        new, logits_MV = _read_behind(model, [prompts[row] for row in rows], part, pad_id)
-        for row, read, line_V in zip(rows, new, logits_MV, strict=True):
-            reads[row], logits_V[row] = read, line_V
-            kept.keep(read, prefixes[row])
+    tokens = [tuple(prompt) for prompt in prompts]
+    reads: list[Read] = [NOTHING] * len(tokens)
+    logits_V: list[torch.Tensor] = [torch.empty(0)] * len(tokens)
+    batch = PrefixCache(sys.maxsize)  # these are in memory anyway, also those that are too many to be kept
+    waiting = list(range(len(tokens)))
+    while waiting:
+        prefixes = {row: max(kept.longest(tokens[row]), batch.longest(tokens[row]), key=_length) for row in waiting}
+        now = _not_behind_others(tokens, prefixes)
+        for places in _alike([len(tokens[row]) - prefixes[row].length for row in now]):
+            rows = [now[place] for place in places]
+            part = [prefixes[row] for row in rows]
+            new, logits_MV = _read_behind(model, [tokens[row] for row in rows], part, pad_id)
+            for row, read, line_V in zip(rows, new, logits_MV, strict=True):
+                reads[row], logits_V[row] = read, line_V
+                for one in (kept, batch):
+                    one.keep(read, prefixes[row])
+        waiting = sorted(prefixes.keys() - now)
     return reads, torch.stack(logits_V)
+
+
+def _length(prefix: Prefix) -> int:
+    return prefix.length
+
+
+def _not_behind_others(tokens: Sequence[tuple[int, ...]], prefixes: Mapping[int, Prefix]) -> list[int]:
+    """Those rows of `prefixes` that would not save WAIT tokens by being read after another one of them."""
+    now: list[int] = []
+    before: tuple[int, ...] = ()
+    for row in sorted(prefixes, key=tokens.__getitem__):  # the one before begins with as many of its tokens as any
+        shared = min(shared_length(before, tokens[row]), len(tokens[row]) - 1)
+        if shared - prefixes[row].length < WAIT:
+            now.append(row)
+        before = tokens[row]
+    return sorted(now)
 
 
 def cache_of(model: Any, reads: Sequence[Read]) -> Any:

@@ -133,8 +133,24 @@ def test_what_prompts_begin_with_is_read_once(make: Any) -> None:
     prompts = [head + [row] * 3 for row in range(4, 8)]
     with tokens_read(model) as sizes:
         rows = written(model, prompts, kept, max_new_tokens=1)
-    assert sizes == [LONG, 4 * 3]
+    assert sizes == [LONG + 3, 3 * 3]
     check_same(rows, written(model, prompts, max_new_tokens=1))
+
+
+@pytest.mark.parametrize("make", [gpt2, lfm2])
+def test_turns_of_a_conversation_in_one_batch_are_read_one_after_the_other(make: Any) -> None:
+    model, draw = made(make), random.Random(3)
+    story = [draw.randrange(4, WORDS) for _ in range(LONG + 4 * 40)]
+    turns = [[*story[: LONG + 40 * number], 4 + number] for number in range(5)]
+    shuffled = draw.sample([*turns, turns[2]], 6)  # as two episodes of a group ask in the same state
+    small = PrefixCache(capacity=1)  # what one batch shares does not depend on what is kept for the next one
+    with tokens_read(model) as sizes:
+        rows = written(model, shuffled, small, max_new_tokens=1, width=6)
+    assert sizes == [LONG + 1, 41, 41, 41, 1, 41]
+    afresh = written(model, shuffled, None, max_new_tokens=1, width=6)
+    assert [row.token_ids for row in rows] == [row.token_ids for row in afresh]
+    for ours, theirs in zip(rows, afresh, strict=True):
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
 
 
 def test_short_prompts_are_read_as_without_it() -> None:
