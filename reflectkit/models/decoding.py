@@ -27,6 +27,7 @@ from reflectkit.models.scoring import attends_to_all, forward_arguments, read_pr
 
 CLEAR_AT = 4  # finished rows are dropped once they are one in 4, since dropping copies the cache and reads new prompts
 AHEAD = 7  # guessed tokens that are read at once behind the last token
+GUESSES = 48  # of all rows in one pass: with many of them a pass takes as long as its tokens, and wrong ones cost
 MISSES = 3  # passes in a row in which all guesses were wrong, after which a row is guessed only once in RETRY tokens
 RETRY = 4
 BLOCK = 256  # probabilities per block when sampling
@@ -307,13 +308,14 @@ class _Pen:
         self._close(rows, still_open)
 
     def guesses(self, rows: _Rows) -> list[list[int]]:
-        """The guesses of each row's next tokens, at most AHEAD; none beyond the row's limit."""
+        """The guesses of each row's next tokens, at most AHEAD, and GUESSES in all; none beyond the row's limit."""
         guesses: list[list[int]] = [[] for _ in rows.places]
+        ahead = min(AHEAD, GUESSES // len(rows.open))
         for row in rows.open if self.guides else ():
             place = rows.places[row]
             written = self.written[place].token_ids
             if self.misses.get(place, 0) < MISSES or len(written) % RETRY == 0:
-                guesses[row] = self.guides[place].guess(written, min(AHEAD, self.limits[place] - len(written) - 1))
+                guesses[row] = self.guides[place].guess(written, min(ahead, self.limits[place] - len(written) - 1))
         return guesses
 
     def write_ahead(self, rows: _Rows, guesses: Sequence[Sequence[int]], logits_BSV: torch.Tensor) -> None:
