@@ -299,3 +299,21 @@ def test_a_row_whose_guesses_are_always_wrong_is_rarely_guessed(
     assert line.token_ids == right.token_ids
     guessed = [1, 2, 3, 4, 8, 12, 16]  # tokens that are written already; at 16, only 3 more are worth a guess
     assert widths == [len(row), *[1 + min(7, 19 - done) if done in guessed else 1 for done in range(1, 20)]]
+
+
+def test_many_rows_have_fewer_guesses_each(models: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> None:
+    model, (row, *_) = models["gpt2"], prompts(tokenizer, 0)
+    options: dict[str, Any] = {"pad_id": 1, "stop_ids": frozenset(), "max_new_tokens": 10}
+    (right,) = decode(model, [row], **options)
+    known = Drafts()
+    known.remember(row, right.token_ids)
+    widths: list[int] = []
+    hook = model.transformer.register_forward_hook(lambda _, __, output: widths.append(output[0].shape[1]))
+    try:
+        for rows, first in ((4, 1 + 7), (16, 1 + 3), (49, 1)):
+            widths.clear()
+            written = decode(model, [row] * rows, guides=[known.guide(row)] * rows, **options)
+            assert widths[1] == first, widths  # behind the pass over the prompts
+            assert all(line.token_ids == right.token_ids for line in written)
+    finally:
+        hook.remove()
