@@ -114,6 +114,13 @@ def test_differences_weigh_each_seed_alike() -> None:
     assert seed_differences({"evaluation": [many]}) == []
 
 
+def test_a_seed_with_the_players_in_another_order_counts() -> None:
+    first = [episode("ours", "1", True), episode("plain", "1", False)]
+    turned = [episode("plain", "1", False), episode("ours", "1", False)]
+    (one,) = seed_differences({"evaluation": [first, turned, first]})
+    assert (one["first"], one["second"], one["seeds"], one["by_seed"]) == ("ours", "plain", 3, [1.0, 0.0, 1.0])
+
+
 def test_players_of_several_evaluations_are_compared() -> None:
     first = [episode("ours", "1", True), episode("plain", "1", False)]
     again = [episode("shuffled", "1", True), episode("plain", "1", True)]

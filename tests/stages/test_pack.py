@@ -114,6 +114,17 @@ def test_one_seed_is_compared_by_problem(runs: list[str]) -> None:
     assert (success.seeds, area.measure, area.low) == (1, "area", -float("inf"))
 
 
+def test_a_player_of_one_seed_is_compared_by_problem(runs: list[str]) -> None:
+    path = Path(runs[1]) / "others" / "episodes.jsonl"
+    rows = read_compared(path)
+    write_jsonl(path, [row | {"name": "late"} if row["name"] == "random" else row for row in rows])
+    pairs = ["--compare", "ours - late", "--compare", "ours - random"]
+    packed = read_pack(pack(*runs, "--title", "Three seeds", *pairs))
+    found = {(one.first, one.second): one for one in effects(packed) if one.measure == "success"}
+    assert (found["ours", "late"].seeds, found["ours", "random"].seeds) == (1, 2)
+    assert found["ours", "late"].low > -100.0
+
+
 def test_a_seed_is_added_and_packing_again_changes_nothing(runs: list[str]) -> None:
     folder = pack(*runs[:2], "--title", "Two seeds", *PAIRS)
     first = (folder / "seed-0.jsonl.gz").read_bytes()

@@ -1,14 +1,14 @@
 """Effects of published experiments, from their packs: differences in final success and in the area below the learning
 curve, with intervals and a word for each; as a table and as rows of a forest plot.
 
-Success is compared by problem: with one training seed by the paired interval over clusters of problems, with more by a
-bootstrap of seeds and problems. Areas are compared by seed, with a t interval.
+Success is compared by problem: where one training seed has both players by the paired interval over clusters of
+problems, with more by a bootstrap of seeds and problems. Areas are compared by seed, with a t interval.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -79,40 +79,27 @@ def effects(pack: Pack) -> list[Effect]:
 
 
 def _successes(pack: Pack) -> list[Effect]:
-    parts = [list(seed.episodes) for seed in pack.seeds.values() if seed.episodes]
-    if len(parts) == 1:
-        compared = [one for one in differences(parts[0]) if one["figure"] == "success"]
-    else:
-        compared = seed_differences({"": parts})
-    each = [seed_means(part) for part in parts]
+    names = {name for pair in pack.comparisons for name in pair}
+    seeds = [[one for one in seed.episodes if one["name"] in names] for seed in pack.seeds.values()]
+    pooled_over_seeds = seed_differences({"": [part for part in seeds if part]})
+    several = {(one["level"], frozenset((one["first"], one["second"]))) for one in pooled_over_seeds}
+    of_one_seed = [
+        one
+        for part in seeds
+        for one in differences(part)
+        if one["figure"] == SUCCESS and (one["level"], frozenset((one["first"], one["second"]))) not in several
+    ]
     found = []
-    for one in compared:
+    for one in [*pooled_over_seeds, *of_one_seed]:
         for sign, first, second in ((1, one["first"], one["second"]), (-1, one["second"], one["first"])):
             if (first, second) not in pack.comparisons:
                 continue
-            level = one["level"]
-            gaps = [
-                means[level, first] - means[level, second]
-                for means in each
-                if (level, first) in means and (level, second) in means
-            ]
-            low, high = mean_interval([[gap] for gap in gaps])
             ends = sorted((sign * 100 * one["low"], sign * 100 * one["high"]))
-            facts = (
-                sign * 100 * one["difference"] + 0.0,
-                *ends,
-                one.get("seeds", 1),
-                one["tasks"],
-                100 * low,
-                100 * high,
-            )
-            found.append(Effect(pack.title, first, second, SUCCESS, level, *facts))
+            over_seeds = mean_interval([[100 * sign * gap] for gap in one.get("by_seed", ())])
+            difference = sign * 100 * one["difference"] + 0.0
+            facts = (difference, *ends, one.get("seeds", 1), one["tasks"], *over_seeds)
+            found.append(Effect(pack.title, first, second, SUCCESS, one["level"], *facts))
     return found
-
-
-def seed_means(episodes: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
-    """Success by level and player, as the mean over tasks, of one seed's episodes."""
-    return {(row["level"], row["name"]): row["success"] for row in pooled([episodes])}
 
 
 def _areas(pack: Pack) -> list[Effect]:

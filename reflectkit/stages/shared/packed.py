@@ -76,7 +76,9 @@ def draw_packs(folders: Sequence[Path], figure: str, out: Path, page: Path | Non
 def _draw_effects(folders: Sequence[Path], packs: Sequence[Pack], out: Path, page: Path | None) -> Drawn:
     found = [one for pack in packs for one in effects(pack)]
     if not found:
-        raise DataError(folders[0], "has no comparison to show; add some with `reflectkit pack --compare`")
+        pairs = [pair for pack in packs for pair in pack.comparisons]
+        why = "its players have no finished problem in common" if pairs else "add some with `reflectkit pack --compare`"
+        raise DataError(folders[0], f"has no comparison to show; {why}")
     shown = effects_table(found)
     if page is not None:
         _fill(page, markdown([shown]).partition("\n\n")[2])

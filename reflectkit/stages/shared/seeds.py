@@ -21,10 +21,12 @@ def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]]) -> list[di
     """Differences in success between any two players on the same level, from the lines of episodes.jsonl of each
     evaluation, by its step, and each seed. A player that several evaluations have is told apart by the step.
 
-    Each is `{level, first, second, difference, low, high, seeds, tasks}`: first minus second, the mean over seeds of
-    the mean over the tasks that both finished; low and high: hierarchical bootstrap over seeds and clusters of tasks.
+    Each is `{level, first, second, difference, low, high, seeds, tasks, by_seed}`: first minus second, the mean over
+    seeds of the mean over the tasks that both finished; low and high: hierarchical bootstrap over seeds and clusters of
+    tasks. Of two players, the one that is met first is the first one, in whatever order other seeds have them.
     """
     gaps: dict[tuple[str, str, str], list[list[list[float]]]] = {}
+    places: dict[str, int] = {}
     steps_of = Counter(name for parts in by_step.values() for name in {one["name"] for part in parts for one in part})
     for seed in zip(*by_step.values(), strict=True):
         cluster: dict[str, str] = {}
@@ -34,11 +36,12 @@ def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]]) -> list[di
             cluster |= clusters_of(counted)
             for episode in counted:
                 name = f"{episode['name']} ({step})" if steps_of[episode["name"]] > 1 else episode["name"]
+                places.setdefault(name, len(places))
                 played = outcomes.setdefault(episode["level"], {}).setdefault(name, [])
                 played.append((episode["task"], float(episode["success"])))
         for level, players in outcomes.items():
             means = {name: by_task(played) for name, played in players.items()}
-            for first, second in combinations(means, 2):
+            for first, second in combinations(sorted(means, key=places.__getitem__), 2):
                 both = {
                     task: value - means[second][task] for task, value in means[first].items() if task in means[second]
                 }
@@ -51,7 +54,8 @@ def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]]) -> list[di
             each = [[value for cluster in clusters for value in cluster] for clusters in by_seed]
             ends = {"low": low, "high": high, "seeds": len(by_seed), "tasks": sum(map(len, each))}
             names = {"level": level, "first": first, "second": second}
-            compared.append({**names, "difference": fmean(map(fmean, each)), **ends})
+            means_of_seeds = [fmean(values) for values in each]
+            compared.append({**names, "difference": fmean(means_of_seeds), **ends, "by_seed": means_of_seeds})
     return compared
 
 
