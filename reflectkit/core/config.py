@@ -280,6 +280,14 @@ def _check_paths(kind: type[StageConfig], values: Mapping[str, Any], where: str)
                 )
 
 
+def _check_numbers(kind: type[StageConfig], values: Mapping[str, Any], where: str) -> None:
+    """Raises ConfigError for a truth value where a number belongs, which would be taken for 1 or 0."""
+    for name, hint in get_type_hints(kind).items():
+        kinds = {hint, *get_args(hint)}
+        if isinstance(values.get(name), bool) and kinds & {int, float} and bool not in kinds:
+            raise ConfigError(f"{where}: {flag(name)} must be a number, got {str(values[name]).lower()}")
+
+
 def from_mapping(kind: type[Config], values: Mapping[str, Any], where: str) -> Config:
     """A checked `kind` from `values` (a recipe's step and the flags over it); see `as_lists`.
 
@@ -292,6 +300,7 @@ def from_mapping(kind: type[Config], values: Mapping[str, Any], where: str) -> C
     kind = kind.chosen(values)
     values = without_foreign(kind, values, where)
     _check_paths(kind, values, where)
+    _check_numbers(kind, values, where)
     try:
         return TypeAdapter(kind).validate_python(as_lists(kind, values))
     except ValidationError as error:

@@ -15,6 +15,18 @@ from tests.commands import error_of
         ("- a\n- b", "expected a mapping"),
         ("steps: [", "not YAML"),
         ("description: d\nsteps: 3", "field 'steps'"),
+        ("description: d\nsteps: []", "field 'steps': is empty"),
+        (
+            "description: d\nsteps: [{name: a, stage: sft, env: taxi, role: plain, model: '{a}'}]",
+            "field 'steps.0': reads {a}, which does not come before it",
+        ),
+        (
+            "description: d\nsteps: [{name: a, stage: sft, env: taxi, role: plain, model: '{b}'},"
+            " {name: b, stage: sft, env: taxi, role: plain, model: '{a}'}]",
+            "field 'steps.0': reads {b}, which does not come before it",
+        ),
+        ("description: d\nsteps: [{name: a, stage: sft, env: taxi, role: plain, max_steps: true}]", "got true"),
+        ("description: d\nsteps: [{name: a, stage: sft, env: taxi, role: plain, learning_rate: no}]", "got false"),
         ("description: d\nstops: []", "did you mean 'steps'"),
         ("description: d\nsteps: [{name: a, stage: spilt}]", "did you mean 'split'"),
         ("description: d\nsteps: [{name: a, stage: split, env: taxi}, {name: a, stage: split}]", "given twice"),

@@ -146,6 +146,7 @@ def test_wrong_names_and_values_are_one_line(
         ("x: {help: h, sets: [demos.noise], own_folders: true}", "own_folders is for a path"),
         ("x: {help: h, set: [demos.noise]}", "parameters.x.sets"),
         ("X-y: {help: h, sets: [demos.noise]}", "can't name a parameter"),
+        ("class: {help: h, sets: [demos.noise]}", "can't name a parameter"),
         ("folder: {help: h, sets: [demos.noise]}", "can't have the name 'folder'"),
         ("help: {help: h, sets: [demos.noise]}", "can't have the name 'help'"),
         ("seeds: {help: h, sets: [demos.noise]}", "can't have the name 'seeds'"),

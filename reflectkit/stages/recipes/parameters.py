@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,8 +68,9 @@ def _resolve(
     path: Path,
 ) -> Resolved:
     place = f"parameters.{name}"
-    if not NAME.fullmatch(name):
-        raise DataError(path, f"{name!r} can't name a parameter; use lower-case letters, digits and _", field=place)
+    if not NAME.fullmatch(name) or keyword.iskeyword(name):
+        text = f"{name!r} can't name a parameter; use lower-case letters, digits and _, and no keyword of Python"
+        raise DataError(path, text, field=place)
     if not parameter.sets:
         raise DataError(path, "is empty; list what the parameter sets, as STEP.SETTING", field=f"{place}.sets")
     hints_and_values: list[tuple[Any, Any]] = []

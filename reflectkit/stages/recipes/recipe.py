@@ -96,6 +96,9 @@ def _checked(value: Any, path: Path) -> Recipe:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise DataError(path, first["msg"], field=".".join(map(str, first["loc"]))) from None
+    if not recipe.steps:
+        raise DataError(path, "is empty; list the steps, each with a name and a stage", field="steps")
+    every = {step.get("name") for step in recipe.steps}
     stages: dict[str, str] = {}
     for index, step in enumerate(recipe.steps):
         for key in ("name", "stage"):
@@ -112,6 +115,9 @@ def _checked(value: Any, path: Path) -> Recipe:
         if step["name"] in stages:
             raise DataError(path, f"the name {step['name']!r} is given twice", field=f"steps.{index}.name")
         for reference in sorted(references(step)):
+            if reference not in stages and reference in every:
+                text = f"reads {{{reference}}}, which does not come before it; move that step up"
+                raise DataError(path, text, field=f"steps.{index}")
             if reference not in stages:
                 raise unknown_name(f"earlier step in recipe {path}", reference, stages)
         stages[step["name"]] = step["stage"]
