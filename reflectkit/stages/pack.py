@@ -141,6 +141,8 @@ def _curves(config: Config, path: Path) -> Sequence[Curve]:
         places, values = plot.read_curve(
             path / run_name / "metrics.jsonl", config.figure, plot.Config(runs=("curve=x",), smooth=1)
         )
+        if not (path / run_name / "report.json").is_file():
+            raise DataError(path / run_name, "is not finished, and its curve would end early; let it end, then pack it")
         curves.append(Curve(name, config.figure, tuple(places), tuple(values)))
     return curves
 

@@ -60,6 +60,7 @@ def made(folder: Path, seed: int) -> Path:
             {"step": step, "episodes": 8 * step, "validation_success_rate": chance.random()} for step in (1, 2, 3)
         ]
         write_jsonl(folder / f"{name}-rl" / "metrics.jsonl", values)
+        write_json(folder / f"{name}-rl" / "report.json", {})
     return folder
 
 
@@ -112,6 +113,13 @@ def test_one_seed_is_compared_by_problem(runs: list[str]) -> None:
     success, area = effects(packed)
     assert (success.low, success.high) == pytest.approx((100 * its["low"], 100 * its["high"]))
     assert (success.seeds, area.measure, area.low) == (1, "area", -float("inf"))
+
+
+def test_the_curve_of_an_unfinished_run_is_not_packed(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    (Path(runs[0]) / "plain-rl" / "report.json").unlink()
+    arguments = ["pack", runs[0], "--out", "packed", "--title", "One seed", *CURVES]
+    assert "seed0/plain-rl: is not finished" in error_of(arguments, capsys)
+    assert not Path("packed/pack.json").exists()
 
 
 def test_a_player_of_one_seed_is_compared_by_problem(runs: list[str]) -> None:
