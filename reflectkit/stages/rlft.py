@@ -450,6 +450,10 @@ def _loop(
 
     processes, metrics = trainer.processes, folder / "metrics.jsonl"
     history = _history(metrics, trainer.step, progress)
+    lost = trainer.step - len(history)
+    if config.resume_from is None and lost > 0:
+        figures_lost = f"the figures of {counted(lost, 'update')} are lost"
+        progress.news(f"{metrics}: {figures_lost}, though what they learned is not; --force trains again")
     if processes.first:
         write_jsonl(metrics, history)
     facts = {"env": config.env, "reflector": str(config.reflect_load_dir) if config.reflect_load_dir else None}

@@ -106,9 +106,24 @@ def test_damaged_metrics_and_kept_episodes_do_not_stop_a_resumed_run(
         (run / name).write_bytes(b"".join(first[name]) + content)
     capsys.readouterr()
     assert main(arguments) == 0
-    assert capsys.readouterr().out.count("damaged lines") == (2 if content else 0)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (shown.count("damaged lines"), "are lost" in shown) == (2 if content else 0, False)
     assert hashes(run / "checkpoint-2") == whole
     for name, lines in first.items():
         rows = [row for _, row in read_jsonl(run / name)]
         assert [row["step"] for row in rows] == sorted([1] * len(lines) + [2] * len(lines))
         assert (run / name).read_bytes().startswith(b"".join(lines))
+
+
+def test_lost_figures_of_updates_are_told(
+    corridor_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = command(corridor_folder, "--max-steps", "2", "--episodes", "8", "--save-steps", "1")
+    assert main(arguments) == 0
+    (run,) = (tmp_path / "results").glob("*_rlft")
+    (run / "metrics.jsonl").unlink()
+    capsys.readouterr()
+    assert main(arguments) == 0
+    shown = " ".join((capsys.readouterr().out).split())
+    assert "metrics.jsonl: the figures of 2 updates are lost" in shown
