@@ -121,6 +121,16 @@ def test_a_seed_with_the_players_in_another_order_counts() -> None:
     assert (one["first"], one["second"], one["seeds"], one["by_seed"]) == ("ours", "plain", 3, [1.0, 0.0, 1.0])
 
 
+def test_seeds_without_any_spread_do_not_show_equivalence() -> None:
+    """Nobody ever wins: over 30 tasks without a discordant pair, Tango's interval ends at z² / (n + z²) = 0.1135."""
+    seeds = [[episode(name, f"{seed}-{n}", False) for n in range(15) for name in ("ours", "plain")] for seed in (0, 1)]
+    (one,) = seed_differences({"evaluation": seeds})
+    assert (one["low"], one["high"]) == pytest.approx((-0.1135, 0.1135), abs=1e-4)
+    single = [[episode("ours", "1", True), episode("plain", "1", False)]] * 2
+    (one,) = seed_differences({"evaluation": single})
+    assert (one["low"], one["high"]) == (-1.0, 1.0)
+
+
 def test_players_of_several_evaluations_are_compared() -> None:
     first = [episode("ours", "1", True), episode("plain", "1", False)]
     again = [episode("shuffled", "1", True), episode("plain", "1", True)]

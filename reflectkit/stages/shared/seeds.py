@@ -12,7 +12,7 @@ from typing import Any
 from reflectkit.core.bootstrap import hierarchical_interval
 from reflectkit.core.curves import area, first_reaching
 from reflectkit.core.reports import Table
-from reflectkit.core.stats import by_cluster, by_task, mean_interval
+from reflectkit.core.stats import by_cluster, by_task, mean_interval, paired
 from reflectkit.stages.shared.eval_tables import Json, clusters_of
 from reflectkit.stages.shared.figures import Curve
 
@@ -23,9 +23,12 @@ def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]]) -> list[di
 
     Each is `{level, first, second, difference, low, high, seeds, tasks, by_seed}`: first minus second, the mean over
     seeds of the mean over the tasks that both finished; low and high: hierarchical bootstrap over seeds and clusters of
+    tasks. Where every task has the same difference, resampling shows no spread, and they are the paired interval over
     tasks. Of two players, the one that is met first is the first one, in whatever order other seeds have them.
     """
-    gaps: dict[tuple[str, str, str], list[list[list[float]]]] = {}
+    gaps: dict[tuple[str, str, str], list[dict[str, float]]] = {}
+    clusters: dict[tuple[str, str, str], list[list[list[float]]]] = {}
+    cluster_of: dict[str, str] = {}
     places: dict[str, int] = {}
     steps_of = Counter(name for parts in by_step.values() for name in {one["name"] for part in parts for one in part})
     for seed in zip(*by_step.values(), strict=True):
@@ -34,6 +37,7 @@ def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]]) -> list[di
         for step, part in zip(by_step, seed, strict=True):
             counted = [episode for episode in part if episode["status"] != "aborted"]
             cluster |= clusters_of(counted)
+            cluster_of |= cluster
             for episode in counted:
                 name = f"{episode['name']} ({step})" if steps_of[episode["name"]] > 1 else episode["name"]
                 places.setdefault(name, len(places))
@@ -46,15 +50,19 @@ def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]]) -> list[di
                     task: value - means[second][task] for task, value in means[first].items() if task in means[second]
                 }
                 if both:
-                    gaps.setdefault((level, first, second), []).append(by_cluster(both, cluster))
+                    gaps.setdefault((level, first, second), []).append(both)
+                    clusters.setdefault((level, first, second), []).append(by_cluster(both, cluster))
     compared = []
     for (level, first, second), by_seed in gaps.items():
-        low, high = hierarchical_interval(by_seed)
+        low, high = hierarchical_interval(clusters[level, first, second])
+        if low == high:
+            means_of_tasks = by_task(pair for both in by_seed for pair in both.items())
+            over_tasks = paired(means_of_tasks, dict.fromkeys(means_of_tasks, 0.0), cluster_of)
+            low, high = over_tasks.low, over_tasks.high
         if math.isfinite(low):
-            each = [[value for cluster in clusters for value in cluster] for clusters in by_seed]
-            ends = {"low": low, "high": high, "seeds": len(by_seed), "tasks": sum(map(len, each))}
+            ends = {"low": low, "high": high, "seeds": len(by_seed), "tasks": sum(map(len, by_seed))}
             names = {"level": level, "first": first, "second": second}
-            means_of_seeds = [fmean(values) for values in each]
+            means_of_seeds = [fmean(both.values()) for both in by_seed]
             compared.append({**names, "difference": fmean(means_of_seeds), **ends, "by_seed": means_of_seeds})
     return compared
 
