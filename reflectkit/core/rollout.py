@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from reflectkit.core import tools
 from reflectkit.core.batching import Batched, Table
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.core.eventloop import in_thread, wait_for
@@ -23,8 +24,6 @@ from reflectkit.core.seeding import derive
 from reflectkit.core.types import LARGEST, Decision, Observation, Status, Task, ToolSpec, Trajectory, Turn
 
 Value = TypeVar("Value")
-TOOL_NAME = re.compile(r"[\w.-]{1,80}")
-"""What a call can be read with; see `core.tools`."""
 LATE = "the episode took longer than"
 """Begins the reason of an episode that met its deadline."""
 
@@ -232,7 +231,7 @@ def _check_tools(observation: Observation, env: Env) -> None:
             raise ConfigError(
                 f"env '{env.name}' offers {tool!r:.40} as a tool; make it a ToolSpec (reflectkit.core.types)"
             )
-        if not isinstance(name, str) or TOOL_NAME.fullmatch(name) is None:
+        if not isinstance(name, str) or re.fullmatch(tools.NAME, name) is None:
             raise ConfigError(
                 f"env '{env.name}' offers a tool named {name!r:.40}; name it with letters, digits, '_', '-' and '.'"
             )

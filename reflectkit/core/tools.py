@@ -42,7 +42,8 @@ MAX_PROBLEMS = 20  # reported for one call
 
 BETWEEN_LLAMA = re.compile(rf"(?:[\s;]|{re.escape(PYTHON_TAG)})*")
 NEXT_LLAMA = re.compile(rf"[;\n][ \t]{{0,8}}(?=[{{\[])|{re.escape(PYTHON_TAG)}")
-CALL_START = re.compile(r"\s*[\w.-]{1,80}\s?\{")
+NAME = r"[\w.-]{1,80}"
+CALL_START = re.compile(rf"\s*{NAME}\s?\{{")
 MARKS = re.compile(r"<(?=/?tool_call>|\|)")
 OPEN_ENDED = {
     "additionalProperties",
