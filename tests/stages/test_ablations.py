@@ -118,7 +118,7 @@ def test_steps_lie_in_the_recipes_folder_or_the_named_one(
     (tmp_path / "here" / "elsewhere").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
     if recipe not in recipe_names():
-        Path(recipe).write_text("description: One.\nsteps: []\n", encoding="utf-8")
+        Path(recipe).write_text("description: One.\nsteps: [{name: a, stage: split, env: taxi}]\n", encoding="utf-8")
     assert Config(recipe=recipe, **more).folder == folder  # type: ignore[arg-type]
 
 
