@@ -20,7 +20,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from reflectkit.models.padding import right_pad
-from reflectkit.models.prefixes import NARROW, shared_length
+from reflectkit.models.prefixes import read_together, shared_length
 from reflectkit.models.scoring import (
     SHORTEST_PREFIX,
     has_plain_head,
@@ -185,7 +185,7 @@ def _alike(lengths: Sequence[int]) -> list[list[int]]:
     groups: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda one: -lengths[one]):
         widest = lengths[groups[-1][0]] if groups else 0
-        if groups and (2 * lengths[row] >= widest or widest <= NARROW):
+        if groups and read_together(lengths[row], widest):
             groups[-1].append(row)
         else:
             groups.append([row])

@@ -52,6 +52,11 @@ def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
     )
 
 
+def read_together(length: int, widest: int) -> bool:
+    """Whether `length` tokens go into a pass of `widest`: at least half as many, or all of them few."""
+    return 2 * length >= widest or widest <= NARROW
+
+
 def tree_of(rows: Sequence[Sequence[int]]) -> Tree:
     """The tree of `rows`, none of which is empty. Longer rows come first, so that others branch off them."""
     owner: list[int] = [-1]  # of each node of the trie: the row that reads it; the root is nobody's
@@ -96,7 +101,7 @@ def _planned(rows: Sequence[Sequence[int]], chunk_of: Sequence[tuple[int, int, i
             tree.levels.append([])
         passes = tree.levels[level]
         widest = len(rows[passes[-1][0].row]) - passes[-1][0].start if passes else 0
-        if passes and (2 * length >= widest or widest <= NARROW):
+        if passes and read_together(length, widest):
             passes[-1].append(Chunk(row, start, behind))
         else:
             passes.append([Chunk(row, start, behind)])
