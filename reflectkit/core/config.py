@@ -167,11 +167,17 @@ def flag(name: str) -> str:
 
 
 def parse_yaml(text: str, where: Path | str) -> Any:
-    """The value of YAML `text`. Raises DataError, naming `where`."""
+    """The value of YAML `text`. Raises DataError, naming `where`; a key given twice is an error too, as in YAML 1.2."""
     import yaml
 
     try:
-        value = yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if repeated := _repeated_key(node):
+            raise DataError(
+                where, f"the key {repeated.value!r:.60} is given twice", line=repeated.start_mark.line + 1
+            )
+        value = loader.construct_document(node) if node else None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise DataError(
@@ -188,6 +194,26 @@ def parse_yaml(text: str, where: Path | str) -> Any:
         inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
         parts += [(one, depth + 1) for one in inner]
     return value
+
+
+def _repeated_key(root: Any) -> Any:
+    """The node of a key that stands twice in one mapping of the YAML node `root`; None if there is none."""
+    nodes, seen = [root], set()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        keys: set[tuple[str, str]] = set()
+        for part in node.value if isinstance(getattr(node, "value", None), list) else ():
+            pair = part if isinstance(part, tuple) else (part,)
+            nodes += pair
+            key = (pair[0].tag, pair[0].value)
+            if len(pair) == 2 and isinstance(key[1], str):
+                if key in keys:
+                    return pair[0]
+                keys.add(key)
+    return None
 
 
 def _is_utf8(text: str) -> bool:

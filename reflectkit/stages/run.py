@@ -280,6 +280,8 @@ def planned(config: Config) -> tuple[list[Job], dict[str, Ablation]]:
     ConfigError, DataError: the recipe or a setting is wrong; see `load_recipe`.
     """
     recipe = load_recipe(config.recipe)
+    if not config.fast:  # what is wrong in it is told now, and not when it is needed
+        _jobs(config, recipe, {}, _of_fast(recipe), config.seed)
     ablations = _chosen_ablations(config, recipe)
     changes = _overrides(config, recipe, ablations)
     seeds = range(config.seed, config.seed + config.seeds)
@@ -313,11 +315,7 @@ def _overrides(config: Config, recipe: Recipe, ablations: Mapping[str, Ablation]
         for step, settings in ablation.steps.items()
         for key, value in settings.items()
     ]
-    changes += (
-        [(name, key, value) for name, values in recipe.fast.items() for key, value in values.items()]
-        if config.fast
-        else []
-    )
+    changes += _of_fast(recipe) if config.fast else []
     changes += overrides(config, recipe.resolved)
     steps = with_copies(recipe.steps, ablations)
     targets = {step["name"] for step in steps} | {step["stage"] for step in steps}
@@ -332,6 +330,11 @@ def _overrides(config: Config, recipe: Recipe, ablations: Mapping[str, Ablation]
             raise unknown_name(f"setting of recipe '{config.recipe}'", key, possible)
         changes.append((name, key.replace("-", "_"), parse_yaml(raw, f"--set {target}")))
     return sorted(changes, key=lambda entry: MARK in entry[0])
+
+
+def _of_fast(recipe: Recipe) -> list[tuple[str, str, Any]]:
+    """(step, setting, value) of `--fast`."""
+    return [(name, key, value) for name, values in recipe.fast.items() for key, value in values.items()]
 
 
 def _jobs(

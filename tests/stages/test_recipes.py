@@ -27,6 +27,15 @@ from tests.commands import error_of
         ),
         ("description: d\nsteps: [{name: a, stage: sft, env: taxi, role: plain, max_steps: true}]", "got true"),
         ("description: d\nsteps: [{name: a, stage: sft, env: taxi, role: plain, learning_rate: no}]", "got false"),
+        ("description: d\ndescription: e\nsteps: []", "r.yaml:2: the key 'description' is given twice"),
+        (
+            "description: d\nsteps:\n- &a {name: a, stage: split, env: taxi}\n- {<<: *a, name: b, name: c}",
+            "r.yaml:4: the key 'name' is given twice",
+        ),
+        (
+            "description: d\nsteps: [{name: a, stage: split, env: taxi}]\nfast: {a: {sede: 3}}",
+            "no setting of step 'a' (split) named 'sede'",
+        ),
         ("description: d\nstops: []", "did you mean 'steps'"),
         ("description: d\nsteps: [{name: a, stage: spilt}]", "did you mean 'split'"),
         ("description: d\nsteps: [{name: a, stage: split, env: taxi}, {name: a, stage: split}]", "given twice"),
