@@ -82,6 +82,11 @@ class EnvAsker:
             raise EnvironmentFailure(f"the {self.role} {self.endpoint} gave no usable answer: {reason}")
         return answers
 
+    @property
+    def usage(self) -> dict[str, float]:
+        """What this process has asked until now, as `ChatClient.usage`; empty if nothing."""
+        return self._client.usage if self._client else {}
+
     def close(self) -> None:
         """End the connection and let the journal go."""
         self._stack.close()

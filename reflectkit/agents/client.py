@@ -321,6 +321,17 @@ class ChatClient:
         self.completion_tokens += answer.completion_tokens
         self.cost_usd += self._cost(answer)
 
+    @property
+    def usage(self) -> dict[str, float]:
+        """Calls, answers from the journal, tokens, and US dollars if the price is known."""
+        counts: dict[str, float] = {
+            "calls": self.calls,
+            "replayed": self.replayed,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+        }
+        return counts | ({"usd": round(self.cost_usd, 6)} if self.prices.known else {})
+
     def _cost(self, answer: Answer) -> float:
         return self.prices.cost(answer.prompt_tokens, answer.completion_tokens)
 

@@ -174,9 +174,7 @@ def parse_yaml(text: str, where: Path | str) -> Any:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if repeated := _repeated_key(node):
-            raise DataError(
-                where, f"the key {repeated.value!r:.60} is given twice", line=repeated.start_mark.line + 1
-            )
+            raise DataError(where, f"the key {repeated.value!r:.60} is given twice", line=repeated.start_mark.line + 1)
         value = loader.construct_document(node) if node else None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)

@@ -234,9 +234,10 @@ def run(config: Config, progress: Progress) -> Report:
         players.report_damage(progress)
         write_episodes(current.folder / "episodes.jsonl", episodes)
         title = _title(config, source, problems)
-        outputs = _write_tables(current, title, rows, episodes, {"asked": players.usage})
+        asked = players.usage | config.asked(progress)
+        outputs = _write_tables(current, title, rows, episodes, {"asked": asked})
         outputs.append(current.folder / "episodes.jsonl")
-        extra: dict[str, Any] = {"asked": players.usage} if players.usage else {}
+        extra: dict[str, Any] = {"asked": asked} if asked else {}
         extra |= {"warnings": warnings} if warnings else {}
         report = current.finish({"rows": rows} | extra, outputs)
         shutil.rmtree(episodes_folder, ignore_errors=True)

@@ -212,6 +212,8 @@ def run(config: Config, progress: Progress) -> Report:
         }:
             figures["aborted_because"] = failed
             current.tables.append(Table("Aborted", ("problem", "reason"), tuple(failed.items())[:MOST_SHOWN]))
+        if asked := config.asked(progress):
+            figures["asked"] = asked
         return current.finish(figures, [path])
 
 

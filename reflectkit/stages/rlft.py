@@ -270,13 +270,15 @@ def run(config: Config, progress: Progress) -> Report:
             trainer.close()
         history = _history(current.folder / "metrics.jsonl", trainer.step, Quiet())
         last = history[-max(1, len(history) // 10) :]
-        figures = {
+        figures: dict[str, Any] = {
             "steps": config.max_steps,
             "episodes": trainer.counters["episodes"],
             "success_rate": fmean(row["success_rate"] for row in last) if last else None,
             "return": fmean(row["return"] for row in last) if last else None,
         }
         current.tables.append(figures_table(f"RL in {target} (rates: last tenth, training problems)", "value", figures))
+        if asked := config.asked(progress):
+            figures["asked"] = asked
         if not processes.first:
             return Report("rlft", current.folder, figures, (target,))
         return current.finish(figures, [target, current.folder / "metrics.jsonl"])

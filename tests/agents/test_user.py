@@ -177,6 +177,9 @@ def test_evaluate_with_a_user_by_flag(written: Path) -> None:
     (table,) = written.glob("results/*_evaluate/eval.json")
     (row,) = read_json(table)["rows"]
     assert row["episodes"] + row["aborted"] == 2
+    asked = read_json(table)["asked"]["user local:m"]
+    assert asked["calls"] == len(server.requests)
+    assert asked["usd"] == 0
     assert (written / "data/support/user.jsonl").is_file()
 
 
@@ -207,3 +210,17 @@ def test_the_budget_stops_before_it_is_overspent(
         paid = ["--user", "openai:gpt-4o-mini", "--user-url", server.url, "--user-max-usd", "0.000001"]
         assert "--user-max-usd" in error_of([*command, *paid], capsys)
         assert not server.requests
+
+
+def test_what_the_user_cost_is_reported(
+    written: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    with serve(lambda body: "I want to cancel.") as server:
+        command = ["evaluate", "--env", "support", "--policy", "random", "--task-file", "tasks.json", "--level", "one"]
+        assert main([*command, "--user", "openai:gpt-4o-mini", "--user-url", server.url]) == 0
+    (table,) = written.glob("results/*_evaluate/eval.json")
+    asked = read_json(table)["asked"]["user openai:gpt-4o-mini"]
+    assert asked["calls"] == len(server.requests) > 0
+    assert asked["usd"] > 0
+    assert f"{asked['usd']:.4f} US dollars" in " ".join(capsys.readouterr().out.split())

@@ -31,6 +31,7 @@ from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.locks import locked
 from reflectkit.core.protocols import Env
 from reflectkit.core.registry import code_files, resolve
+from reflectkit.core.text import counted
 from reflectkit.core.types import Task
 from reflectkit.core.users import User
 from reflectkit.envs import ENVS, data_folder, env_class, make
@@ -161,14 +162,31 @@ class WorldConfig(EnvConfig):
         arguments = self.kind.constructor_arguments(self.settings, self.env_folder)
         for name, target in self.kind.chat_settings.items():
             arguments.pop(_address_of(name), None)
-            budget = arguments.pop(_budget_of(name), None)
-            endpoint = self._endpoint(name)
-            arguments[name] = endpoint and _asker(
-                target, endpoint, self.env_folder / f"{name}.jsonl", *self._request_limits, budget
-            )
+            arguments.pop(_budget_of(name), None)
+            arguments[name] = self._asker_of(name, target)
         if user is not None:
             arguments["user"] = user
         return make(self.env, horizon, shuffle=self.shuffle_action, **arguments)
+
+    def asked(self, progress: Progress) -> dict[str, dict[str, float]]:
+        """What this process has asked the env's chat models, by setting and model, e.g. "user openai:MODEL": see
+        `ChatClient.usage`. It is reported to `progress`, too.
+        """
+        usages = {}
+        for name, target in self.kind.chat_settings.items():
+            if usage := getattr(self._asker_of(name, target), "usage", {}):  # an env of your own may ask otherwise
+                usages[f"{name} {self._endpoint(name)}"] = usage
+        for name, usage in usages.items():
+            cost = f"{usage['usd']:.4f} US dollars" if "usd" in usage else "at an unknown price"
+            answers = counted(int(usage["calls"] + usage["replayed"]), "answer")
+            progress.news(f"the {name}: {answers}, {usage['replayed']:,} of them from the journal, {cost}")
+        return usages
+
+    def _asker_of(self, name: str, target: str) -> Any:
+        """The object that asks the chat model in setting `name`; None if the setting names none."""
+        endpoint, budget = self._endpoint(name), getattr(self.settings, _budget_of(name), None)
+        journal = self.env_folder / f"{name}.jsonl"
+        return endpoint and _asker(target, endpoint, journal, *self._request_limits, budget)
 
     @property
     def _request_limits(self) -> tuple[float, int]:

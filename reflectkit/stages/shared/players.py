@@ -213,17 +213,8 @@ class Players:
 
     @property
     def usage(self) -> dict[str, dict[str, float]]:
-        """Usage of each chat model: calls, tokens, and dollars if the price is known."""
-        return {
-            name: {
-                "calls": client.calls,
-                "replayed": client.replayed,
-                "prompt_tokens": client.prompt_tokens,
-                "completion_tokens": client.completion_tokens,
-            }
-            | ({"usd": round(client.cost_usd, 6)} if client.prices.known else {})
-            for name, client in self._clients.items()
-        }
+        """Usage of each chat model."""
+        return {name: client.usage for name, client in self._clients.items()}
 
     def _chat(self, endpoints: list[Endpoint]) -> Agent:
         from reflectkit.agents.chat import ChatPolicy
