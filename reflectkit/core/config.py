@@ -196,21 +196,23 @@ def parse_yaml(text: str, where: Path | str) -> Any:
 
 def _repeated_key(root: Any) -> Any:
     """The node of a key that stands twice in one mapping of the YAML node `root`; None if there is none."""
+    import yaml
+
     nodes, seen = [root], set()
     while nodes:
         node = nodes.pop()
         if id(node) in seen:  # an alias
             continue
         seen.add(id(node))
-        keys: set[tuple[str, str]] = set()
-        for part in node.value if isinstance(getattr(node, "value", None), list) else ():
-            pair = part if isinstance(part, tuple) else (part,)
-            nodes += pair
-            key = (pair[0].tag, pair[0].value)
-            if len(pair) == 2 and isinstance(key[1], str):
-                if key in keys:
-                    return pair[0]
-                keys.add(key)
+        if isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+        elif isinstance(node, yaml.MappingNode):
+            nodes += [part for pair in node.value for part in pair]
+            keys = set()
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if (key.tag, key.value) in keys:
+                    return key
+                keys.add((key.tag, key.value))
     return None
 
 

@@ -257,7 +257,7 @@ def _ask(
                 _with_way(Question(question, file.path, file.root, answer, (), depth, config.model_name), env)
                 for question, answer in pairs
             ]
-        figures = call_figures(config, client, asked.rejected, target / "rejected.jsonl", progress)
+        figures = call_figures(client, asked.rejected, target / "rejected.jsonl", progress)
 
         def stop() -> None:
             done = f"{len(asked.questions)} of {counted(len(files), 'file')} asked about; the questions are in {target}"

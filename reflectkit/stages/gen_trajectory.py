@@ -184,7 +184,7 @@ def run(config: Config, progress: Progress) -> Report:
         else:
             with config.client(journal) as client:
                 played = _play(config, level, planned, _chat_teacher(config, client), progress)
-                usage = call_figures(config, client, rejected(played), config.folder / "rejected.jsonl", progress)
+                usage = call_figures(client, rejected(played), config.folder / "rejected.jsonl", progress)
         demonstrations = {record.task.id: list(record.trajectories) for record in source_records if record.trajectories}
         given = sum(map(len, demonstrations.values()))
         add_demonstrations(config, level, planned, played, demonstrations)

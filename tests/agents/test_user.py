@@ -163,6 +163,9 @@ def test_credits_that_run_out_end_the_run_at_once(tmp_path: Path) -> None:
         user.close()
 
 
+EVALUATE = ["evaluate", "--env", "support", "--policy", "random", "--task-file", "tasks.json", "--level", "one"]
+
+
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -172,8 +175,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_evaluate_with_a_user_by_flag(written: Path) -> None:
     with serve(lambda body: "Bye. ###STOP###" if len(body["messages"]) > 3 else "I want to cancel.") as server:
-        command = ["evaluate", "--env", "support", "--policy", "random", "--task-file", "tasks.json", "--level", "one"]
-        assert main([*command, "--user", "local:m", "--user-url", server.url]) == 0
+        assert main([*EVALUATE, "--user", "local:m", "--user-url", server.url]) == 0
     (table,) = written.glob("results/*_evaluate/eval.json")
     (row,) = read_json(table)["rows"]
     assert row["episodes"] + row["aborted"] == 2
@@ -197,8 +199,7 @@ def test_evaluate_with_a_user_by_flag(written: Path) -> None:
 def test_a_wrong_user_is_one_line(
     written: Path, capsys: pytest.CaptureFixture[str], flags: list[str], why: str
 ) -> None:
-    command = ["evaluate", "--env", "support", "--policy", "random", "--task-file", "tasks.json", "--level", "one"]
-    assert why in error_of([*command, *flags], capsys)
+    assert why in error_of([*EVALUATE, *flags], capsys)
 
 
 def test_the_budget_stops_before_it_is_overspent(
@@ -206,9 +207,8 @@ def test_the_budget_stops_before_it_is_overspent(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     with serve(lambda body: "I want to cancel.") as server:
-        command = ["evaluate", "--env", "support", "--policy", "random", "--task-file", "tasks.json", "--level", "one"]
         paid = ["--user", "openai:gpt-4o-mini", "--user-url", server.url, "--user-max-usd", "0.000001"]
-        assert "--user-max-usd" in error_of([*command, *paid], capsys)
+        assert "--user-max-usd" in error_of([*EVALUATE, *paid], capsys)
         assert not server.requests
 
 
@@ -217,8 +217,7 @@ def test_what_the_user_cost_is_reported(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     with serve(lambda body: "I want to cancel.") as server:
-        command = ["evaluate", "--env", "support", "--policy", "random", "--task-file", "tasks.json", "--level", "one"]
-        assert main([*command, "--user", "openai:gpt-4o-mini", "--user-url", server.url]) == 0
+        assert main([*EVALUATE, "--user", "openai:gpt-4o-mini", "--user-url", server.url]) == 0
     (table,) = written.glob("results/*_evaluate/eval.json")
     asked = read_json(table)["asked"]["user openai:gpt-4o-mini"]
     assert asked["calls"] == len(server.requests) > 0

@@ -31,6 +31,8 @@ from reflectkit.core.reports import Table
 from reflectkit.core.text import counted
 
 ORACLE = "oracle"
+CALL_FIGURES = ("calls", "replayed", "rejected", "prompt_tokens", "completion_tokens", "usd")
+"""Figures of a teacher's calls, in the order in which they are shown; usd is None if the price is unknown."""
 
 
 @dataclass(frozen=True)
@@ -183,23 +185,15 @@ def report_damage(client: ChatClient, progress: Progress) -> None:
         progress.news(f"{client.journal.path}: ignored {lines}; what they answered was asked again")
 
 
-def call_figures(
-    config: TeacherConfig, client: ChatClient, rejected: Sequence[Rejected], path: Path, progress: Progress
-) -> dict[str, Any]:
+def call_figures(client: ChatClient, rejected: Sequence[Rejected], path: Path, progress: Progress) -> dict[str, Any]:
     """Write the rejected items to `path`, and return the figures of the client's calls."""
     if rejected or path.exists():
         write_jsonl(path, [{"item": item.name, "reason": item.reason, "text": item.text} for item in rejected])
     report_damage(client, progress)
     if rejected:
         progress.news(f"{counted(len(rejected), 'item')} had no usable answer after retries; see {path}")
-    return {
-        "calls": client.calls,
-        "replayed": client.replayed,
-        "rejected": len(rejected),
-        "prompt_tokens": client.prompt_tokens,
-        "completion_tokens": client.completion_tokens,
-        "usd": round(client.cost_usd, 6) if config.prices.known else None,
-    }
+    figures = client.usage | {"rejected": len(rejected)}
+    return {name: figures.get(name) for name in CALL_FIGURES}
 
 
 def stop_if_spent(config: ChatConfig, client: ChatClient, done: str) -> None:

@@ -174,12 +174,14 @@ class WorldConfig(EnvConfig):
         """
         usages = {}
         for name, target in self.kind.chat_settings.items():
-            if usage := getattr(self._asker_of(name, target), "usage", {}):  # an env of your own may ask otherwise
-                usages[f"{name} {self._endpoint(name)}"] = usage
-        for name, usage in usages.items():
+            usage = getattr(self._asker_of(name, target), "usage", {})  # an env of your own may ask otherwise
+            if not usage:
+                continue
+            model = f"{name} {self._endpoint(name)}"
             cost = f"{usage['usd']:.4f} US dollars" if "usd" in usage else "at an unknown price"
             answers = counted(int(usage["calls"] + usage["replayed"]), "answer")
-            progress.news(f"the {name}: {answers}, {usage['replayed']:,} of them from the journal, {cost}")
+            progress.news(f"the {model}: {answers}, {usage['replayed']:,} of them from the journal, {cost}")
+            usages[model] = usage
         return usages
 
     def _asker_of(self, name: str, target: str) -> Any:
