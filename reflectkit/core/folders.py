@@ -24,6 +24,8 @@ from reflectkit.core.jsonl import TEMPORARY_PREFIX, sweep, write_json
 from reflectkit.core.locks import locked
 
 STAGING_PREFIX = f"{TEMPORARY_PREFIX}run-"
+CHECKPOINT = re.compile(r"checkpoint-(\d{1,9})")
+"""The name of a checkpoint's folder, with its step."""
 
 
 def latest_number(results_dir: Path) -> int:
@@ -55,6 +57,14 @@ def _named(results_dir: Path) -> Iterator[Path]:
             continue
         names = [name for name in names if not name.startswith(".") and not NUMBERED.fullmatch(name)]
         stack += [folder / name for name in sorted(names, reverse=True)]
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, by step; none if it is not a folder that can be read."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: a name with a null byte
+        steps = {int(match[1]): one for one in folder.iterdir() if (match := CHECKPOINT.fullmatch(one.name))}
+        return [steps[step] for step in sorted(steps)]
+    return []
 
 
 def runs_of(results_dir: Path, stage: str) -> Iterator[Path]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import read_json, write_text
-from reflectkit.models.load import ROLE_FILE, Player, load_player, save_player
+from reflectkit.models.facts import ROLE_FILE
+from reflectkit.models.load import Player, load_player, save_player
 
 
 def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str, Any]) -> Player:

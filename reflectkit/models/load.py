@@ -6,7 +6,6 @@ Only safetensors are read and written, and no code that comes with a model is ru
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,29 +15,25 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from reflectkit.core.config import ANSWERS, DTYPES, QUANTIZE
-from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError
-from reflectkit.core.identity import read_record
-from reflectkit.core.jsonl import TEMPORARY_PREFIX, read_json, write_json
+from reflectkit.core.errors import CheckpointError, ConfigError, DivergedError
+from reflectkit.core.jsonl import TEMPORARY_PREFIX, write_json
 from reflectkit.core.text import counted
 from reflectkit.models.checks import all_finite
+from reflectkit.models.facts import (
+    ROLE_FILE,
+    base_fact,
+    base_of,
+    config_of,
+    facts_of,
+    first_line,
+    load_tokenizer,
+    unusable,
+)
 from reflectkit.models.hub import hub_options, looks_local
-from reflectkit.models.silence import silence_libraries
 
-ROLE_FILE = "reflectkit.json"
-BASE_FOLDER = "base_folder"
-"""Key in it of where the base of an adapter lies."""
 ALL_LINEAR = "all-linear"  # peft's own word
 REPACKS = "support_avx512bf16_for_cpu"  # bitsandbytes' own name
 POLICY_ADAPTER = "default"  # peft's own name for the first adapter of a model
-SIZES = {
-    "num_hidden_layers": 10_000,
-    "num_attention_heads": 10_000,
-    "hidden_size": 10**6,
-    "vocab_size": 10**8,
-    "max_position_embeddings": 10**9,
-}
-"""Upper limits of the sizes in a model's config."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ def load_player(
     CheckpointError: no such folder, no tokenizer, damaged weights, the wrong role, or an id that cannot be fetched.
     """
     folder = Path(source)
-    facts = _check_folder(folder, role) if looks_local(source) else {}
+    facts = facts_of(folder, role) if looks_local(source) else {}
     base_name = base_of(folder)
     fetching = hub_options(base_name or source)
     from transformers import AutoModelForCausalLM
@@ -107,7 +102,7 @@ def load_player(
     dtype, quantize = dtype or facts.get("dtype", "float32"), quantize or facts.get("quantize", "none")
     name = str(source)
     tokenizer = load_tokenizer(source)
-    _config(base_name or source)
+    config_of(base_name or source)
     place = pick_device(device)
     options: dict[str, Any] = {"dtype": getattr(torch, dtype), "use_safetensors": True, "trust_remote_code": False}
     if fetching:
@@ -134,7 +129,7 @@ def load_player(
     except CheckpointError:
         raise
     except Exception as error:  # truncated, not safetensors, of another shape, …
-        raise _unusable(name, "cannot load the model", error) from None
+        raise unusable(name, "cannot load the model", error) from None
     if quantize == "none":
         model.to(place)
     if quantize == "4bit":
@@ -142,49 +137,6 @@ def load_player(
             if hasattr(module, REPACKS):
                 setattr(module, REPACKS, False)
     return Player(model, tokenizer, facts.get("role"), dtype, quantize, answer=facts.get("answer", ""))
-
-
-def check_role(source: str | Path, role: str | None) -> str | None:
-    """What `source` was trained for; None if nothing says so. Raises CheckpointError if that is not `role`."""
-    return _check_folder(Path(source), role).get("role") if looks_local(source) else None
-
-
-def load_tokenizer(source: str | Path) -> Any:
-    """The tokenizer of folder or hub id `source`. Raises CheckpointError."""
-    if looks_local(source):
-        _check_folder(Path(source), None)
-    fetching = hub_options(source)
-    from transformers import AutoTokenizer
-
-    silence_libraries()
-    try:
-        return AutoTokenizer.from_pretrained(str(source), padding_side="left", trust_remote_code=False, **fetching)
-    except Exception as error:  # the library raises many types where there is no usable tokenizer
-        raise _unusable(source, "no usable tokenizer", error) from None
-
-
-def context_of(source: str | Path) -> int | None:
-    """The context length of model `source` in tokens, from its config alone; None if the config does not say."""
-    return getattr(_config(base_of(Path(source)) or source), "max_position_embeddings", None)
-
-
-def _config(source: str | Path) -> Any:
-    """The language model's config of folder or hub id `source`. Raises CheckpointError if it is not a usable one."""
-    fetching = hub_options(source)
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(str(source), trust_remote_code=False, **fetching).get_text_config()
-    except Exception as error:  # the library raises many types here too
-        raise _unusable(source, "no usable config", error) from None
-    for name, most in SIZES.items():
-        value = getattr(config, name, None)
-        if value is not None and not (isinstance(value, int) and 0 < value <= most):
-            raise CheckpointError(
-                f"{source}: config.json: {name} is {value!r:.60}, expected a whole number from 1 to {most:,}; restore"
-                " the file"
-            )
-    return config
 
 
 def with_adapter(player: Player, rank: int, alpha: int, seed: int, dropout: float = 0.0, targets: str = "") -> Player:
@@ -237,7 +189,7 @@ def load_pair(
     bases = {}
     for name, role in ((policy, "policy"), (reflector, "reflection")):
         folder = Path(name)
-        facts = _check_folder(folder, role) if looks_local(name) else {}
+        facts = facts_of(folder, role) if looks_local(name) else {}
         if not (folder / "adapter_config.json").is_file():
             raise CheckpointError(f"{name} is not a LoRA adapter, so it cannot share a base; omit --share-base")
         bases[role] = (base_of(folder), facts.get("dtype", "float32"), facts.get("quantize", "none"))
@@ -294,57 +246,6 @@ def starting_player(
     return Reference(player, copy=start.model.eval().requires_grad_(False))
 
 
-def base_of(folder: Path) -> str | None:
-    """The base model of the adapter in `folder`: its folder, or its hub id; None without an adapter.
-
-    A relative path in the adapter's config starts at the folder in which the adapter was trained, which may not be the
-    working directory. The checkpoint says where the base lies as seen from itself; an older one is taken to lie, like
-    its base, somewhere below the folder in which it was trained.
-
-    Raises
-    ------
-    CheckpointError: the config is damaged, or the base is not there.
-    """
-    path = folder / "adapter_config.json"
-    if not path.is_file():
-        return None
-    try:
-        name = read_json(path)["base_model_name_or_path"]
-        if not isinstance(name, str):
-            raise TypeError("it does not name a base model")
-    except (DataError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged ({_first_line(error)}); make the checkpoint again") from None
-    here = Path(os.path.realpath(folder))
-    recorded = _recorded_base(folder, name)
-    places = [here / recorded] if recorded else []
-    if "/" in name:
-        places += [parent / name for parent in here.parents]
-    for place in places:
-        if (place / "config.json").is_file():
-            same = os.path.isdir(name) and os.path.samefile(place, name)
-            return name if same else os.path.realpath(place)
-    if looks_local(name) and not os.path.isdir(name):
-        raise CheckpointError(f"{folder} is an adapter of {name}, which is missing; put that model there again")
-    return name
-
-
-def _recorded_base(folder: Path, name: str) -> str:
-    """Where the base that the adapter in `folder` calls `name` lies as seen from `folder`; empty if not recorded."""
-    try:
-        base = read_json(folder / ROLE_FILE)[BASE_FOLDER]
-        return str(base["path"]) if base["name"] == name else ""
-    except (DataError, KeyError, TypeError):
-        return ""
-
-
-def _base_fact(model: Any, adapter: str, folder: Path) -> dict[str, Any]:
-    """What a checkpoint in `folder` records about the base of `adapter`: nothing unless that is a relative path."""
-    name = model.peft_config[adapter].base_model_name_or_path
-    if not name or os.path.isabs(name) or not os.path.isdir(name):
-        return {}
-    return {BASE_FOLDER: {"name": name, "path": os.path.relpath(os.path.realpath(name), os.path.realpath(folder))}}
-
-
 def _add_adapter(model: Any, folder: str | Path, name: str) -> None:
     """Add another adapter to `model`, called `name`. Raises CheckpointError."""
     try:
@@ -353,7 +254,7 @@ def _add_adapter(model: Any, folder: str | Path, name: str) -> None:
     except CheckpointError:
         raise
     except Exception as error:  # truncated, of another shape, …
-        raise CheckpointError(f"{folder}: cannot load the adapter ({_first_line(error)})") from None
+        raise CheckpointError(f"{folder}: cannot load the adapter ({first_line(error)})") from None
 
 
 def _adapter_keys(model: Any, name: str = POLICY_ADAPTER) -> set[str]:
@@ -415,7 +316,7 @@ def save_player(
         only, base = {}, {}
         if hasattr(player.model, "peft_config"):
             adapter = player.adapter or POLICY_ADAPTER
-            only, base = {"selected_adapters": [adapter]}, _base_fact(player.model, adapter, folder)
+            only, base = {"selected_adapters": [adapter]}, base_fact(player.model, adapter, folder)
         held = {} if weights is None else {"state_dict": dict(weights)}
         player.model.save_pretrained(staging, safe_serialization=True, **only, **held)
         if only and adapter != POLICY_ADAPTER:  # peft puts those of other names into folders of their own
@@ -444,7 +345,7 @@ def pick_device(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"--device {name}: {_first_line(error)}; use cpu or auto") from None
+        raise ConfigError(f"--device {name}: {first_line(error)}; use cpu or auto") from None
 
 
 def _quantization(quantize: str, dtype: str) -> Any:
@@ -456,58 +357,3 @@ def _quantization(quantize: str, dtype: str) -> Any:
     return BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=getattr(torch, dtype)
     )
-
-
-def _check_folder(folder: Path, role: str | None) -> dict[str, str]:
-    """The facts in `folder`: role, dtype, quantize, answer.
-
-    Raises CheckpointError if it is not a model, or not for `role`.
-    """
-    if not folder.is_dir():
-        others = sorted(folder.parent.glob("checkpoint-*")) if folder.parent.is_dir() else []
-        near = f"; there is {others[-1]}" if others else "; run `reflectkit sft`, or name another folder"
-        raise CheckpointError(f"no such model folder: {folder}{near}")
-    inside = sorted(folder.glob("checkpoint-*"))
-    if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
-        near = f"; name a checkpoint in it, e.g. {inside[-1]}" if inside else "; it has no config.json"
-        raise CheckpointError(f"{folder} is not a model folder{near}")
-    if isinstance(stage := read_record(folder).get("stage"), str):
-        near = f"; name one in it, e.g. {inside[-1]}" if inside else ", without one; name a run of sft or rlft"
-        raise CheckpointError(f"{folder} is a run of {stage}, not a checkpoint{near}")
-    if (folder / "adapter_config.json").is_file() and not (folder / "adapter_model.safetensors").is_file():
-        raise CheckpointError(f"{folder} has no adapter_model.safetensors; other formats can run code and are not read")
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise CheckpointError(f"{folder} has no tokenizer (tokenizer.json); copy the one the model was trained with")
-    if not (folder / ROLE_FILE).is_file():
-        return {}
-    try:
-        facts = read_json(folder / ROLE_FILE)
-        trained_for = facts.get("role")
-        allowed = {"role": None, "dtype": DTYPES, "quantize": QUANTIZE, "answer": ANSWERS}
-        loading = {name: facts[name] for name in allowed if isinstance(facts.get(name), str)}
-        if any(values and loading.get(name, values[0]) not in values for name, values in allowed.items()):
-            raise AttributeError
-    except (DataError, AttributeError):
-        raise CheckpointError(f"{folder / ROLE_FILE} is damaged; delete it or make the checkpoint again") from None
-    if role == "reflection" and trained_for not in ("reflection", None):
-        raise CheckpointError(
-            f"{folder} is a {trained_for} model, not a reflector; give one made by `sft --role reflection`"
-        )
-    if role == "policy" and trained_for == "reflection":
-        raise CheckpointError(f"{folder} is a reflector, not a policy; give one made by `sft --role policy` or `plain`")
-    return loading
-
-
-def _unusable(source: str | Path, what: str, error: Exception) -> CheckpointError:
-    """The error for a model that transformers refuses. what: the part of it."""
-    if "trust_remote_code" in str(error):
-        return CheckpointError(
-            f"{source} brings Python code along, and that of models is never run (no --trust-remote-code); install it"
-            " as a package that registers the model with transformers, see docs/your-own-model.md"
-        )
-    return CheckpointError(f"{source}: {what} ({_first_line(error)})")
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from reflectkit.core.checksums import CHECKSUMS, compare, seal, verify
 from reflectkit.core.errors import CheckpointError, DataError
+from reflectkit.core.folders import checkpoints
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_text
 from reflectkit.core.types import Trajectory, from_json, to_json
 from reflectkit.models.load import Player, save_player
@@ -81,7 +82,7 @@ def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], facts: Map
         seal(staging)
 
     save_player(target, learner.player, {**facts, "step": trainer.step}, write_state, weights)
-    up_to_now = [path for path in saved_in(folder) if _step_of(path) <= trainer.step]  # later ones are damaged
+    up_to_now = [path for path in checkpoints(folder) if _step_of(path) <= trainer.step]  # later ones are damaged
     for old in up_to_now[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return target

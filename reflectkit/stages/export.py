@@ -61,7 +61,7 @@ def run(config: Config, progress: Progress) -> Report:
             return current.done
         progress.news(f"export: loading {config.load_dir}")
         from reflectkit.models.export import export, model_facts
-        from reflectkit.models.load import base_of
+        from reflectkit.models.facts import base_of
 
         target = config.out_dir
         earlier = model_facts(target).get("exported_from")

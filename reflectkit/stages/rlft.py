@@ -18,6 +18,7 @@ from reflectkit.core.config import DTYPES, PACKAGED, QUANTIZE, TINY, above, frac
 from reflectkit.core.console import Progress, Quiet
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError, ReflectkitError
 from reflectkit.core.eventloop import result_of
+from reflectkit.core.folders import checkpoints
 from reflectkit.core.identity import default_settings, digest, foreign_defaults, plain_settings
 from reflectkit.core.jsonl import read_json, salvage, write_jsonl
 from reflectkit.core.memory import memory_explained
@@ -348,8 +349,8 @@ def _check_prompts(config: Config, levels: list[Level]) -> None:
 
     Only its tokenizer and config are loaded, not its weights.
     """
+    from reflectkit.models.facts import context_of, load_tokenizer
     from reflectkit.models.labels import trie
-    from reflectkit.models.load import context_of, load_tokenizer
     from reflectkit.models.tokens import choice_ids, prompt_ids
 
     answer = config.answer_of(config.start)
@@ -380,7 +381,7 @@ def _resumed(
     from reflectkit.rl import checkpoint
 
     defaults = default_settings(config) | foreign_defaults(config)
-    for place in reversed(checkpoint.saved_in(folder)):
+    for place in reversed(checkpoints(folder)):
         try:
             checkpoint.check_files(place)
             trainer = trainer_of(config, levels, place, processes, progress)
@@ -511,14 +512,13 @@ def _keep_episodes(config: Config, trainer: Trainer, path: Path, progress: Progr
 
 def _with_rows(error: ReflectkitError, folder: Path, trainer: Trainer) -> ReflectkitError:
     """`error`; if an update diverged, its rows are written to a file that the error names."""
-    from reflectkit.rl import checkpoint
 
     if not isinstance(error, DivergedError):
         return error
     path = folder / f"diverged-{trainer.step + 1}.jsonl"
     if trainer.processes.first:
         write_jsonl(path, _readable(error, trainer))
-    last = checkpoint.saved_in(folder)
+    last = checkpoints(folder)
     fix = f"resume with --resume-from {last[-1]} and a lower --learning-rate" if last else "lower --learning-rate"
     return DivergedError(f"{error}; {fix} (the rows are in {path})")
 

@@ -22,6 +22,7 @@ from reflectkit.core.checksums import CHECKSUMS, seal
 from reflectkit.core.config import DTYPES, PASSAGE, QUANTIZE, TINY, above, fraction, one_of, option, within
 from reflectkit.core.console import Bar, Progress, Quiet
 from reflectkit.core.errors import ConfigError, DivergedError
+from reflectkit.core.folders import checkpoints
 from reflectkit.core.identity import plain_settings
 from reflectkit.core.jsonl import disk_full, write_jsonl
 from reflectkit.core.memory import memory_explained
@@ -38,7 +39,7 @@ from reflectkit.stages.shared.environments import EnvConfig, model_source
 from reflectkit.stages.shared.plan import Estimate, Stopwatch, plan_report, shown_bytes, sizes
 from reflectkit.stages.shared.players import newest_name
 from reflectkit.stages.shared.trackers import Log, require_trackers, tracking
-from reflectkit.stages.shared.trainer_checkpoints import ARGUMENTS, checkpoints, last_whole
+from reflectkit.stages.shared.trainer_checkpoints import ARGUMENTS, last_whole
 from reflectkit.stages.shared.training import TrainingConfig
 
 if TYPE_CHECKING:
@@ -394,7 +395,7 @@ def reader(config: Config) -> tuple[Any, int]:
     if config.model in TINY:
         source = config.rows_file
         return _tiny_tokenizer(config, source, read_rows(source)), config.max_length
-    from reflectkit.models.load import context_of, load_tokenizer
+    from reflectkit.models.facts import context_of, load_tokenizer
 
     hub_options(config.model)
     return load_tokenizer(config.model), context_of(config.model) or config.max_length

@@ -15,7 +15,8 @@ from huggingface_hub import constants
 
 from reflectkit.core.errors import CheckpointError
 from reflectkit.core.jsonl import read_json, write_json
-from reflectkit.models.load import Player, base_of, context_of, load_player, save_player, with_adapter
+from reflectkit.models.facts import base_of, context_of
+from reflectkit.models.load import Player, load_player, save_player, with_adapter
 
 BASE, ADAPTER = Path("results/base/checkpoint-1"), Path("results/adapter/checkpoint-2")
 

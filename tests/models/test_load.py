@@ -9,7 +9,8 @@ import pytest
 
 from reflectkit.core.errors import CheckpointError
 from reflectkit.core.jsonl import read_json, write_json
-from reflectkit.models.load import context_of, load_player
+from reflectkit.models.facts import context_of
+from reflectkit.models.load import load_player
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,13 @@ def test_a_config_with_fewer_layers_than_were_saved_is_refused(checkpoints: dict
     write_json(folder / "config.json", read_json(folder / "config.json") | {"n_layer": 3})
     with pytest.raises(CheckpointError, match=r"has no place for 1\d of the saved tensors, e\.g\. transformer\.h\.3\."):
         load_player(folder, device="cpu")
+
+
+def test_a_missing_checkpoint_is_answered_with_the_latest_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for name in ("checkpoint-9", "checkpoint-100", "checkpoint-last", "checkpoint-20"):
+        (run / name).mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"there is .*checkpoint-100$"):
+        load_player(run / "checkpoint-10")
+    with pytest.raises(CheckpointError, match=r"name a checkpoint in it, e\.g\. .*checkpoint-100$"):
+        load_player(run)

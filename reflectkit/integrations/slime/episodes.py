@@ -226,7 +226,7 @@ _reflectors: dict[tuple[str, str, float], Reflector] = {}
 @cache
 def _checkpoint(source: str) -> tuple[Any, int, str | None]:
     """(tokenizer, context length in tokens, role) of folder or hub id `source`. Raises CheckpointError."""
-    from reflectkit.models.load import context_of, load_tokenizer
+    from reflectkit.models.facts import context_of, load_tokenizer
 
     return load_tokenizer(source), context_of(source) or LONGEST, _facts_of(source).get("role")
 

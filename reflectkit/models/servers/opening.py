@@ -7,7 +7,7 @@ from pathlib import Path
 from reflectkit.core.config import flag
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.eventloop import wait_for
-from reflectkit.models.load import base_of, check_role, context_of, load_tokenizer
+from reflectkit.models.facts import base_of, check_role, context_of, load_tokenizer
 from reflectkit.models.sampler import Opening
 from reflectkit.models.servers.sampler import ServerSampler
 from reflectkit.models.servers.settings import KEYS, ServerSettings

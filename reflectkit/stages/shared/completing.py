@@ -16,12 +16,13 @@ from typing import Any
 
 from reflectkit.agents.endpoints import KEYS
 from reflectkit.core.errors import ReflectkitError
+from reflectkit.core.folders import CHECKPOINT
 from reflectkit.core.identity import read_record
 from reflectkit.core.jsonl import read_json
 from reflectkit.envs import env_class, env_names
 from reflectkit.envs.base import BaseEnv
 from reflectkit.models.servers.settings import KEYS as SERVERS
-from reflectkit.stages.shared.players import CHECKPOINT, SCRIPTED
+from reflectkit.stages.shared.players import SCRIPTED
 
 MOST_FOLDERS = 5000  # that are looked into
 DEEPEST = 6  # folders below the results folder

@@ -16,6 +16,7 @@ from reflectkit.agents.endpoints import KEYS, Endpoint, parse_endpoint
 from reflectkit.core.config import StageConfig
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
+from reflectkit.core.folders import CHECKPOINT, checkpoints
 from reflectkit.core.protocols import Agent
 from reflectkit.core.registry import plugins, resolve
 from reflectkit.models.hub import hub_options, looks_local
@@ -29,7 +30,6 @@ TEACHER = Path("oracle")
 SILENCE = Path("nothing")
 WITHOUT_MODEL = (TEACHER, SILENCE)
 """In a reflector's place: the env's own teacher, and empty comments."""
-CHECKPOINT = re.compile(r"checkpoint-(\d{1,9})")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 LONGEST_NAME = 100  # characters of a model's name in a file name
 PLUGINS = "reflectkit.players"
@@ -99,11 +99,9 @@ def parse_policy(
 
 def newest_checkpoint(path: Path) -> Path:
     """The newest checkpoint in `path` if that is a run of sft or rlft; otherwise `path` itself."""
-    with contextlib.suppress(OSError, ValueError):
-        steps = {int(match[1]): one for one in path.iterdir() if (match := CHECKPOINT.fullmatch(one.name))}
-        if steps and not any((path / name).is_file() for name in TOKENIZERS):
-            return steps[max(steps)]
-    return path
+    inside = checkpoints(path)
+    is_model = any((path / name).is_file() for name in TOKENIZERS)
+    return inside[-1] if inside and not is_model else path
 
 
 def newest_name(model: str) -> str:

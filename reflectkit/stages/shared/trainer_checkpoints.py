@@ -10,6 +10,7 @@ from pathlib import Path
 from reflectkit.core.checksums import CHECKSUMS, seal, verify
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import CheckpointError, DataError
+from reflectkit.core.folders import checkpoints
 from reflectkit.core.jsonl import read_json
 
 PICKLED = (".pt", ".pth", ".bin")
@@ -18,12 +19,6 @@ NEEDED = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
 ARGUMENTS = (
     "training_args.bin"  # the one pickle of a trainer checkpoint with more than tensors; it is not needed to resume
 )
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The trainer checkpoints in `folder`, by step."""
-    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
-    return sorted(checkpoints, key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
 def last_whole(folder: Path, progress: Progress) -> Path | None:

@@ -1,0 +1,177 @@
+"""What a model's folder says without its weights: role, base of an adapter, config, tokenizer. No code in it is run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from reflectkit.core.config import ANSWERS, DTYPES, QUANTIZE
+from reflectkit.core.errors import CheckpointError, DataError
+from reflectkit.core.folders import checkpoints
+from reflectkit.core.identity import read_record
+from reflectkit.core.jsonl import read_json
+from reflectkit.models.hub import hub_options, looks_local
+from reflectkit.models.silence import silence_libraries
+
+ROLE_FILE = "reflectkit.json"
+BASE_FOLDER = "base_folder"
+"""Key in it of where the base of an adapter lies."""
+SIZES = {
+    "num_hidden_layers": 10_000,
+    "num_attention_heads": 10_000,
+    "hidden_size": 10**6,
+    "vocab_size": 10**8,
+    "max_position_embeddings": 10**9,
+}
+"""Upper limits of the sizes in a model's config."""
+
+
+def facts_of(folder: Path, role: str | None) -> dict[str, str]:
+    """The facts in `folder`: role, dtype, quantize, answer.
+
+    Raises CheckpointError if it is not a model, or not for `role`.
+    """
+    if not folder.is_dir():
+        others = checkpoints(folder.parent)
+        near = f"; there is {others[-1]}" if others else "; run `reflectkit sft`, or name another folder"
+        raise CheckpointError(f"no such model folder: {folder}{near}")
+    inside = checkpoints(folder)
+    if not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
+        near = f"; name a checkpoint in it, e.g. {inside[-1]}" if inside else "; it has no config.json"
+        raise CheckpointError(f"{folder} is not a model folder{near}")
+    if isinstance(stage := read_record(folder).get("stage"), str):
+        near = f"; name one in it, e.g. {inside[-1]}" if inside else ", without one; name a run of sft or rlft"
+        raise CheckpointError(f"{folder} is a run of {stage}, not a checkpoint{near}")
+    if (folder / "adapter_config.json").is_file() and not (folder / "adapter_model.safetensors").is_file():
+        raise CheckpointError(f"{folder} has no adapter_model.safetensors; other formats can run code and are not read")
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise CheckpointError(f"{folder} has no tokenizer (tokenizer.json); copy the one the model was trained with")
+    if not (folder / ROLE_FILE).is_file():
+        return {}
+    try:
+        facts = read_json(folder / ROLE_FILE)
+        trained_for = facts.get("role")
+        allowed = {"role": None, "dtype": DTYPES, "quantize": QUANTIZE, "answer": ANSWERS}
+        loading = {name: facts[name] for name in allowed if isinstance(facts.get(name), str)}
+        if any(values and loading.get(name, values[0]) not in values for name, values in allowed.items()):
+            raise AttributeError
+    except (DataError, AttributeError):
+        raise CheckpointError(f"{folder / ROLE_FILE} is damaged; delete it or make the checkpoint again") from None
+    if role == "reflection" and trained_for not in ("reflection", None):
+        raise CheckpointError(
+            f"{folder} is a {trained_for} model, not a reflector; give one made by `sft --role reflection`"
+        )
+    if role == "policy" and trained_for == "reflection":
+        raise CheckpointError(f"{folder} is a reflector, not a policy; give one made by `sft --role policy` or `plain`")
+    return loading
+
+
+def check_role(source: str | Path, role: str | None) -> str | None:
+    """What `source` was trained for; None if nothing says so. Raises CheckpointError if that is not `role`."""
+    return facts_of(Path(source), role).get("role") if looks_local(source) else None
+
+
+def base_of(folder: Path) -> str | None:
+    """The base model of the adapter in `folder`: its folder, or its hub id; None without an adapter.
+
+    A relative path in the adapter's config starts at the folder in which the adapter was trained, which may not be the
+    working directory. The checkpoint says where the base lies as seen from itself; an older one is taken to lie, like
+    its base, somewhere below the folder in which it was trained.
+
+    Raises
+    ------
+    CheckpointError: the config is damaged, or the base is not there.
+    """
+    path = folder / "adapter_config.json"
+    if not path.is_file():
+        return None
+    try:
+        name = read_json(path)["base_model_name_or_path"]
+        if not isinstance(name, str):
+            raise TypeError("it does not name a base model")
+    except (DataError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is damaged ({first_line(error)}); make the checkpoint again") from None
+    here = Path(os.path.realpath(folder))
+    recorded = _recorded_base(folder, name)
+    places = [here / recorded] if recorded else []
+    if "/" in name:
+        places += [parent / name for parent in here.parents]
+    for place in places:
+        if (place / "config.json").is_file():
+            same = os.path.isdir(name) and os.path.samefile(place, name)
+            return name if same else os.path.realpath(place)
+    if looks_local(name) and not os.path.isdir(name):
+        raise CheckpointError(f"{folder} is an adapter of {name}, which is missing; put that model there again")
+    return name
+
+
+def _recorded_base(folder: Path, name: str) -> str:
+    """Where the base that the adapter in `folder` calls `name` lies as seen from `folder`; empty if not recorded."""
+    try:
+        base = read_json(folder / ROLE_FILE)[BASE_FOLDER]
+        return str(base["path"]) if base["name"] == name else ""
+    except (DataError, KeyError, TypeError):
+        return ""
+
+
+def base_fact(model: Any, adapter: str, folder: Path) -> dict[str, Any]:
+    """What a checkpoint in `folder` records about the base of `adapter`: nothing unless that is a relative path."""
+    name = model.peft_config[adapter].base_model_name_or_path
+    if not name or os.path.isabs(name) or not os.path.isdir(name):
+        return {}
+    return {BASE_FOLDER: {"name": name, "path": os.path.relpath(os.path.realpath(name), os.path.realpath(folder))}}
+
+
+def context_of(source: str | Path) -> int | None:
+    """The context length of model `source` in tokens, from its config alone; None if the config does not say."""
+    return getattr(config_of(base_of(Path(source)) or source), "max_position_embeddings", None)
+
+
+def config_of(source: str | Path) -> Any:
+    """The language model's config of folder or hub id `source`. Raises CheckpointError if it is not a usable one."""
+    fetching = hub_options(source)
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(str(source), trust_remote_code=False, **fetching).get_text_config()
+    except Exception as error:  # the library raises many types here too
+        raise unusable(source, "no usable config", error) from None
+    for name, most in SIZES.items():
+        value = getattr(config, name, None)
+        if value is not None and not (isinstance(value, int) and 0 < value <= most):
+            raise CheckpointError(
+                f"{source}: config.json: {name} is {value!r:.60}, expected a whole number from 1 to {most:,}; restore"
+                " the file"
+            )
+    return config
+
+
+def load_tokenizer(source: str | Path) -> Any:
+    """The tokenizer of folder or hub id `source`. Raises CheckpointError."""
+    if looks_local(source):
+        facts_of(Path(source), None)
+    fetching = hub_options(source)
+    from transformers import AutoTokenizer
+
+    silence_libraries()
+    try:
+        return AutoTokenizer.from_pretrained(str(source), padding_side="left", trust_remote_code=False, **fetching)
+    except Exception as error:  # the library raises many types where there is no usable tokenizer
+        raise unusable(source, "no usable tokenizer", error) from None
+
+
+def unusable(source: str | Path, what: str, error: Exception) -> CheckpointError:
+    """The error for a model that transformers refuses. what: the part of it."""
+    if "trust_remote_code" in str(error):
+        return CheckpointError(
+            f"{source} brings Python code along, and that of models is never run (no --trust-remote-code); install it"
+            " as a package that registers the model with transformers, see docs/your-own-model.md"
+        )
+    return CheckpointError(f"{source}: {what} ({first_line(error)})")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of `error`'s message, at most 200 characters; the name of its type where it has none."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]
