@@ -53,6 +53,9 @@ class Config(StageConfig):
         (), help="NAME=RUN, a run of rlft in each of the folders, whose learning curve is kept (repeat the flag)."
     )
     figure: str = option("validation_success_rate", help="The figure of metrics.jsonl whose curves are kept.")
+    skip: tuple[str, ...] = option(
+        (), help="A run of evaluate in the folders that is left out, such as the visits of a policy (repeat the flag)."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,6 +121,13 @@ def _read(config: Config, path: Path) -> tuple[int, Seed]:
     )
     if not folders:
         raise DataError(path, "no episodes.jsonl here or one folder below; name a run of evaluate or of a recipe")
+    names = [folder.name for folder in folders]
+    for name in config.skip:
+        if name not in names:
+            raise ConfigError(f"--skip {name}: no such run of evaluate in {path}; there are {', '.join(names)}")
+    folders = [folder for folder in folders if folder.name not in config.skip]
+    if not folders:
+        raise ConfigError(f"--skip leaves nothing of {path}")
     numbers = {_seed_of(folder) for folder in folders}
     if len(numbers) > 1:
         raise DataError(

@@ -122,6 +122,14 @@ def test_the_curve_of_an_unfinished_run_is_not_packed(runs: list[str], capsys: p
     assert not Path("packed/pack.json").exists()
 
 
+def test_an_evaluation_can_be_left_out(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["pack", runs[0], "--out", "packed", "--title", "One seed"]
+    assert main([*arguments, "--skip", "others"]) == 0
+    assert {row["name"] for row in success_rows(read_pack(Path("packed")))} == {"ours", "plain"}
+    assert "there are evaluation, others" in error_of([*arguments, "--skip", "visits"], capsys)
+    assert "leaves nothing of seed0" in error_of([*arguments, "--skip", "others", "--skip", "evaluation"], capsys)
+
+
 def test_a_player_of_one_seed_is_compared_by_problem(runs: list[str]) -> None:
     path = Path(runs[1]) / "others" / "episodes.jsonl"
     rows = read_compared(path)
