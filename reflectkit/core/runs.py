@@ -121,20 +121,21 @@ def finished(results_dir: Path, stage: str, settings: Mapping[str, Any], content
 
 
 def runs_but_for(stage: str, config: StageConfig, inputs: Sequence[Path], names: Collection[str]) -> list[Path]:
-    """The runs of `stage`, finished or not, with these inputs and settings, except that some of `names` differ.
+    """The runs of `stage`, finished or not, with these inputs and settings, except that some of `names` differ. They
+    may have further inputs, of such settings.
 
     Raises DataError: an input is missing.
     """
     settings, digests, found = plain_settings(config), None, []
     for folder in runs_of(config.results_dir, stage):
         record = read_record(folder)
-        if not isinstance(record.get("settings"), dict):
+        if not isinstance(record.get("settings"), dict) or not isinstance(record.get("inputs"), dict):
             continue
         recorded = as_recorded(config, record["settings"])
         if recorded == settings or recorded | {name: settings[name] for name in names} != settings:
             continue
         digests = digests or {str(path): digest(path) for path in inputs}
-        if record.get("inputs") == digests:
+        if digests.items() <= record["inputs"].items():
             found.append(folder)
     return found
 

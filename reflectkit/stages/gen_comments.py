@@ -19,7 +19,7 @@ from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.eventloop import wait_for
 from reflectkit.core.folders import write_permission
-from reflectkit.core.jsonl import dumps, salvage, write_jsonl
+from reflectkit.core.jsonl import dumps, read_jsonl, salvage, write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.prompts import one_line, policy_prompt
 from reflectkit.core.reports import Report, Table
@@ -35,7 +35,7 @@ from reflectkit.data.own_comments import (
     judged_to_json,
     round_figures,
 )
-from reflectkit.data.sft import FILE_OF_ROLE, Lesson, reflection_row
+from reflectkit.data.sft import FILE_OF_ROLE, Lesson, read_rows, reflection_row
 from reflectkit.stages.shared.environments import WorldConfig
 from reflectkit.stages.shared.players import model_folders, place_of
 from reflectkit.stages.shared.replaying import drawn_records, replayed_lessons
@@ -50,7 +50,7 @@ BASELINES = ("none", "empty", "others")
 OTHERS = 4  # comments on other states that make up the baseline "others"
 AT_ONCE = 64  # states that are judged together and saved together
 JUDGED, VALIDATION = "judged.jsonl", "validation.jsonl"
-SELECTING = ("margin", "most", "out_dir")
+SELECTING = ("margin", "most", "rehearse", "out_dir")
 """Settings that only select among judged comments, or say where to."""
 COLUMNS = (
     ("states", "states", "d"),
@@ -96,6 +96,11 @@ class Config(WorldConfig):
     )
     margin: float = option(0.1, help="The least gain in nats for a comment to be kept.")
     most: int = option(1, help="Comments to keep for each state at most; the best ones are taken.")
+    rehearse: Path | None = option(
+        None,
+        help="Rows that are put behind those kept, such as the few with the teacher's comments, so that the next"
+        " reflector forgets nothing of them.",
+    )
     answer: str = option(ANSWERS[0], help="What the policy was trained to answer where it chooses: label or text.")
 
     def __post_init__(self) -> None:
@@ -123,7 +128,9 @@ def run(config: Config, progress: Progress) -> Report:
     held_out = config.validate_file or config.folder / "validate.json"
     measured = config.validate_states > 0 and (config.validate_file is not None or held_out.is_file())
     target = config.out_dir or config.folder / "own-comments"
+    path = target / FILE_OF_ROLE["reflection"]
     write_permission(target)
+    rehearsed = _rehearsed(config.rehearse, path)
     writer = place_of(config.reflect_load_dir, config, progress, reflects=True)
     places = [place_of(config.load_dir, config, progress), writer]
     records = drawn_records(config, source, config.demonstrations)
@@ -131,11 +138,13 @@ def run(config: Config, progress: Progress) -> Report:
     files = config.input_files(record.task for record in (*records, *others))
     inputs = [source, *([held_out] if measured else []), *model_folders(places), *files]
     earlier = _earlier(config, inputs)
-    with open_run("gen-comments", config, inputs) as current:
+    with open_run("gen-comments", config, [*inputs, *([config.rehearse] if config.rehearse else [])]) as current:
         if current.done:
             return current.done
         if any(map(len, earlier.values())):
-            progress.news("Comments of an earlier run with another --margin or --most are selected from again.")
+            progress.news(
+                "Comments of an earlier run with another --margin, --most or --rehearse are selected from again."
+            )
         states = _states(config, source, records, config.states, progress)
         tests = _states(config, held_out, others, config.validate_states, progress) if measured else []
         judge = _Judge(config, *places)
@@ -155,14 +164,28 @@ def run(config: Config, progress: Progress) -> Report:
                 f"none of the comments on {counted(len(states), 'state')} gains --margin {config.margin:g} nats; lower"
                 " it, raise --samples, or let another model write them"
             )
-        path = target / FILE_OF_ROLE["reflection"]
-        figures["rows"] = write_jsonl(path, rows)
+        figures["rows"] = write_jsonl(path, [*rows, *rehearsed])
         parts = {"sampled, on training states": figures, "greedy, on validation states": figures.get("validation")}
         cells = tuple((name, *_cells(one)) for name, one in parts.items() if one)
         made = f"{counted(len(rows), 'row')} in {path}"
+        if rehearsed:
+            figures["rehearsed"] = len(rehearsed)
+            made = f"{made}, and {len(rehearsed)} of {config.rehearse}"
         title = f"Comments and the policy's log-probability of the demonstrated action, in nats; {made}"
         current.tables.append(Table(title, ("comments", *(column for column, _, _ in COLUMNS)), cells))
         return current.finish(figures, [path])
+
+
+def _rehearsed(source: Path | None, target: Path) -> list[Mapping[str, Any]]:
+    """The rows of `source`, if one is given. Raises DataError if they are not rows of gen-sft, ConfigError if `target`
+    is the same file.
+    """
+    if source is None:
+        return []
+    if target.exists() and source.exists() and target.samefile(source):
+        raise ConfigError(f"--rehearse {source} is the file that would be written; give another --out-dir")
+    read_rows(source)
+    return [row for _, row in read_jsonl(source)]
 
 
 def _cells(figures: dict[str, Any]) -> tuple[str, ...]:

@@ -141,6 +141,26 @@ def test_another_margin_selects_again_without_sampling(
     assert rows[0] == rows[1]
 
 
+def test_rows_to_rehearse_come_behind_those_kept(
+    tmp_path: Path, data: Path, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And choosing other ones samples nothing again."""
+    alone = commented(tmp_path, data, checkpoints)
+    kept = (tmp_path / "own/sft_reflection.jsonl").read_bytes()
+    teacher = tmp_path / "teacher.jsonl"
+    teacher.write_text('{"prompt": "Here:", "completion": " Go on."}\n')
+    with monkeypatch.context() as patched:
+        patched.setattr("reflectkit.agents.two_player.Reflector.comments", None)
+        both = commented(tmp_path, data, checkpoints, rehearse=teacher)
+        assert (tmp_path / "own/sft_reflection.jsonl").read_bytes() == kept + teacher.read_bytes()
+        assert (both.figures["rows"], both.figures["rehearsed"]) == (alone.figures["rows"] + 1, 1)
+        teacher.write_text('{"prompt": "There:", "completion": " Stop."}\n')
+        commented(tmp_path, data, checkpoints, rehearse=teacher)
+        assert (tmp_path / "own/sft_reflection.jsonl").read_bytes() == kept + teacher.read_bytes()
+        commented(tmp_path, data, checkpoints, margin=-999.0)
+        assert (tmp_path / "own/sft_reflection.jsonl").read_bytes() == kept
+
+
 def test_another_seed_samples_others(tmp_path: Path, data: Path, checkpoints: dict[str, Path]) -> None:
     texts = []
     for seed in (0, 0, 1):
@@ -176,4 +196,11 @@ def test_refused(tmp_path: Path, data: Path, checkpoints: dict[str, Path], capsy
     assert "no --baseline named 'nothing'" in error_of([*command, "--baseline", "nothing"], capsys)
     assert "--samples must" in error_of([*command, "--samples", "0"], capsys)
     assert "no such file" in error_of([*command, "--validate-file", str(tmp_path / "x.json")], capsys)
+    assert "no such file" in error_of([*command, "--rehearse", str(tmp_path / "x.jsonl")], capsys)
+    own = tmp_path / "own" / "sft_reflection.jsonl"
+    own.parent.mkdir(exist_ok=True)
+    own.write_text('{"prompt": "Here:"}\n')
+    assert "would be written" in error_of([*command, "--rehearse", str(own)], capsys)
+    (own.parent / "other.jsonl").write_text('{"prompt": "Here:"}\n')
+    assert "line 1" in error_of([*command, "--rehearse", str(own.parent / "other.jsonl")], capsys)
     assert "no such file" in error_of(["gen-comments", "--env", "corridor", *places], capsys)
