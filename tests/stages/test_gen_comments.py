@@ -202,5 +202,5 @@ def test_refused(tmp_path: Path, data: Path, checkpoints: dict[str, Path], capsy
     own.write_text('{"prompt": "Here:"}\n')
     assert "would be written" in error_of([*command, "--rehearse", str(own)], capsys)
     (own.parent / "other.jsonl").write_text('{"prompt": "Here:"}\n')
-    assert "line 1" in error_of([*command, "--rehearse", str(own.parent / "other.jsonl")], capsys)
+    assert "other.jsonl:1: field" in error_of([*command, "--rehearse", str(own.parent / "other.jsonl")], capsys)
     assert "no such file" in error_of(["gen-comments", "--env", "corridor", *places], capsys)
