@@ -62,7 +62,8 @@ def _named(results_dir: Path) -> Iterator[Path]:
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, by step; none if it is not a folder that can be read."""
     with contextlib.suppress(OSError, ValueError):  # ValueError: a name with a null byte
-        steps = {int(match[1]): one for one in folder.iterdir() if (match := CHECKPOINT.fullmatch(one.name))}
+        named = [(match, one) for one in folder.iterdir() if (match := CHECKPOINT.fullmatch(one.name))]
+        steps = {int(match[1]): one for match, one in named if one.is_dir()}
         return [steps[step] for step in sorted(steps)]
     return []
 

@@ -48,6 +48,7 @@ def test_a_missing_checkpoint_is_answered_with_the_latest_one(tmp_path: Path) ->
     run = tmp_path / "run"
     for name in ("checkpoint-9", "checkpoint-100", "checkpoint-last", "checkpoint-20"):
         (run / name).mkdir(parents=True)
+    (run / "checkpoint-500").write_text("no folder")
     with pytest.raises(CheckpointError, match=r"there is .*checkpoint-100$"):
         load_player(run / "checkpoint-10")
     with pytest.raises(CheckpointError, match=r"name a checkpoint in it, e\.g\. .*checkpoint-100$"):
