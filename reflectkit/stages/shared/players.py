@@ -100,8 +100,9 @@ def parse_policy(
 def newest_checkpoint(path: Path) -> Path:
     """The newest checkpoint in `path` if that is a run of sft or rlft; otherwise `path` itself."""
     inside = checkpoints(path)
-    is_model = any((path / name).is_file() for name in TOKENIZERS)
-    return inside[-1] if inside and not is_model else path
+    if inside and not any((path / name).is_file() for name in TOKENIZERS):
+        return inside[-1]
+    return path
 
 
 def newest_name(model: str) -> str:
