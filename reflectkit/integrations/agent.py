@@ -32,12 +32,12 @@ from reflectkit.core.types import Decision, Observation
 from reflectkit.envs import env_class
 from reflectkit.envs.base import MOST_TOKENS, BaseEnv
 from reflectkit.integrations.acts import Act, Seen, as_act, has_answers, observation_of
+from reflectkit.models.facts import model_facts
 from reflectkit.stages.shared.chat import ChatConfig
 from reflectkit.stages.shared.players import (
     Players,
     chat_parts,
     endpoint_of,
-    facts_of,
     parse_policy,
     place_of,
     trained_with_comments,
@@ -261,7 +261,7 @@ def _is_policy(text: str) -> bool:
 
 def _warn_of_mismatch(policy: Path, reflector: Path | None) -> None:
     commented = trained_with_comments(policy)
-    recorded = facts_of(policy).get("reflector") or "…"
+    recorded = model_facts(policy).get("reflector") or "…"
     if commented and reflector is None:
         warnings.warn(f"{policy} was trained with comments; pass reflector={recorded!r}", stacklevel=3)
     elif commented is False and reflector is not None:
@@ -276,7 +276,7 @@ def _trained_with(policy: Path | None) -> dict[str, Any]:
 
 def _trained_env(policy: Path | None) -> tuple[type[BaseEnv], Any] | None:
     """The env that the policy was trained in, with its settings there; None if that is not on record."""
-    name = None if policy is None else facts_of(policy).get("env")
+    name = None if policy is None else model_facts(policy).get("env")
     if policy is None or not isinstance(name, str):
         return None
     try:

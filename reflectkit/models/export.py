@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import read_json, write_text
-from reflectkit.models.facts import ROLE_FILE
+from reflectkit.core.jsonl import write_text
 from reflectkit.models.load import Player, load_player, save_player
 
 
@@ -24,12 +22,3 @@ def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str
     whole = Player(model, player.tokenizer, player.role, dtype, answer=player.answer)
     save_player(target, whole, dict(facts), beside=lambda staging: write_text(staging / "README.md", card))
     return whole
-
-
-def model_facts(source: Path) -> dict[str, Any]:
-    """The facts saved with a model: role, env, reflector, …; empty if there are none that can be read."""
-    try:
-        facts = read_json(source / ROLE_FILE)
-    except DataError:
-        return {}
-    return dict(facts) if isinstance(facts, dict) else {}

@@ -15,8 +15,9 @@ from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.silence import silence_libraries
 
 ROLE_FILE = "reflectkit.json"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 BASE_FOLDER = "base_folder"
-"""Key in it of where the base of an adapter lies."""
+"""Key in the role file of where the base of an adapter lies."""
 SIZES = {
     "num_hidden_layers": 10_000,
     "num_attention_heads": 10_000,
@@ -27,7 +28,16 @@ SIZES = {
 """Upper limits of the sizes in a model's config."""
 
 
-def facts_of(folder: Path, role: str | None) -> dict[str, str]:
+def model_facts(source: Path) -> dict[str, Any]:
+    """The facts saved with a model: role, env, reflector, …; empty if there are none that can be read."""
+    try:
+        facts = read_json(source / ROLE_FILE)
+    except DataError:
+        return {}
+    return dict(facts) if isinstance(facts, dict) else {}
+
+
+def checked_facts(folder: Path, role: str | None) -> dict[str, str]:
     """The facts in `folder`: role, dtype, quantize, answer.
 
     Raises CheckpointError if it is not a model, or not for `role`.
@@ -45,7 +55,7 @@ def facts_of(folder: Path, role: str | None) -> dict[str, str]:
         raise CheckpointError(f"{folder} is a run of {stage}, not a checkpoint{near}")
     if (folder / "adapter_config.json").is_file() and not (folder / "adapter_model.safetensors").is_file():
         raise CheckpointError(f"{folder} has no adapter_model.safetensors; other formats can run code and are not read")
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+    if not any((folder / name).is_file() for name in TOKENIZERS):
         raise CheckpointError(f"{folder} has no tokenizer (tokenizer.json); copy the one the model was trained with")
     if not (folder / ROLE_FILE).is_file():
         return {}
@@ -69,7 +79,7 @@ def facts_of(folder: Path, role: str | None) -> dict[str, str]:
 
 def check_role(source: str | Path, role: str | None) -> str | None:
     """What `source` was trained for; None if nothing says so. Raises CheckpointError if that is not `role`."""
-    return facts_of(Path(source), role).get("role") if looks_local(source) else None
+    return checked_facts(Path(source), role).get("role") if looks_local(source) else None
 
 
 def base_of(folder: Path) -> str | None:
@@ -150,7 +160,7 @@ def config_of(source: str | Path) -> Any:
 def load_tokenizer(source: str | Path) -> Any:
     """The tokenizer of folder or hub id `source`. Raises CheckpointError."""
     if looks_local(source):
-        facts_of(Path(source), None)
+        checked_facts(Path(source), None)
     fetching = hub_options(source)
     from transformers import AutoTokenizer
 

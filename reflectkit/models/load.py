@@ -23,8 +23,8 @@ from reflectkit.models.facts import (
     ROLE_FILE,
     base_fact,
     base_of,
+    checked_facts,
     config_of,
-    facts_of,
     first_line,
     load_tokenizer,
     unusable,
@@ -94,7 +94,7 @@ def load_player(
     CheckpointError: no such folder, no tokenizer, damaged weights, the wrong role, or an id that cannot be fetched.
     """
     folder = Path(source)
-    facts = facts_of(folder, role) if looks_local(source) else {}
+    facts = checked_facts(folder, role) if looks_local(source) else {}
     base_name = base_of(folder)
     fetching = hub_options(base_name or source)
     from transformers import AutoModelForCausalLM
@@ -189,7 +189,7 @@ def load_pair(
     bases = {}
     for name, role in ((policy, "policy"), (reflector, "reflection")):
         folder = Path(name)
-        facts = facts_of(folder, role) if looks_local(name) else {}
+        facts = checked_facts(folder, role) if looks_local(name) else {}
         if not (folder / "adapter_config.json").is_file():
             raise CheckpointError(f"{name} is not a LoRA adapter, so it cannot share a base; omit --share-base")
         bases[role] = (base_of(folder), facts.get("dtype", "float32"), facts.get("quantize", "none"))

@@ -16,7 +16,7 @@ from reflectkit.core.prompts import answers, listed_answers
 from reflectkit.data.sft import form_of, read_rows
 from reflectkit.envs.taxi import Taxi
 from reflectkit.integrations.agent import load_agent
-from reflectkit.models.export import model_facts
+from reflectkit.models.facts import model_facts
 from reflectkit.models.load import Player, load_player, save_player
 from reflectkit.models.tiny import build_model
 from reflectkit.models.tokens import prompt_ids, text_ids

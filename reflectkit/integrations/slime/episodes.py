@@ -32,6 +32,7 @@ from reflectkit.integrations.slime.settings import (
     read_prompt,
     reflector_of,
 )
+from reflectkit.models.facts import context_of, load_tokenizer, model_facts
 from reflectkit.rl.batch import rows
 
 HELD_OUT = ("validate", "test", "unseen")
@@ -189,7 +190,7 @@ def _facts(trajectory: Trajectory) -> dict[str, Any]:
 
 def policy_model(args: Any, evaluation: bool) -> Model:
     """The policy behind slime's router. Raises CheckpointError, ConfigError."""
-    if _facts_of(str(args.hf_checkpoint)).get("answer") == "text":
+    if _facts_of(Path(str(args.hf_checkpoint))).get("answer") == "text":
         raise ConfigError(f"{args.hf_checkpoint} answers with the words of choices; train it with `reflectkit rlft`")
     tokenizer, context, role = _checkpoint(str(args.hf_checkpoint))
     limit = getattr(args, "eval_max_context_len" if evaluation else "rollout_max_context_len", None)
@@ -219,6 +220,7 @@ def _reflector(args: Any, config: SlimeConfig) -> Reflector | None:
     return _reflectors[key]
 
 
+_facts_of = cache(model_facts)  # asked for each episode
 _reflectors: dict[tuple[str, str, float], Reflector] = {}
 """By URL, checkpoint and temperature: their comments are cached, as their weights do not change."""
 
@@ -226,17 +228,7 @@ _reflectors: dict[tuple[str, str, float], Reflector] = {}
 @cache
 def _checkpoint(source: str) -> tuple[Any, int, str | None]:
     """(tokenizer, context length in tokens, role) of folder or hub id `source`. Raises CheckpointError."""
-    from reflectkit.models.facts import context_of, load_tokenizer
-
-    return load_tokenizer(source), context_of(source) or LONGEST, _facts_of(source).get("role")
-
-
-@cache
-def _facts_of(source: str) -> dict[str, Any]:
-    """What the folder of a checkpoint says of it; nothing for a hub id."""
-    from reflectkit.models.export import model_facts
-
-    return model_facts(Path(source))
+    return load_tokenizer(source), context_of(source) or LONGEST, _facts_of(Path(source)).get("role")
 
 
 def _headers(args: Any, sample: Any) -> dict[str, str] | None:

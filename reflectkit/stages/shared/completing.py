@@ -18,9 +18,9 @@ from reflectkit.agents.endpoints import KEYS
 from reflectkit.core.errors import ReflectkitError
 from reflectkit.core.folders import CHECKPOINT
 from reflectkit.core.identity import read_record
-from reflectkit.core.jsonl import read_json
 from reflectkit.envs import env_class, env_names
 from reflectkit.envs.base import BaseEnv
+from reflectkit.models.facts import model_facts
 from reflectkit.models.servers.settings import KEYS as SERVERS
 from reflectkit.stages.shared.players import SCRIPTED
 
@@ -213,10 +213,9 @@ def _checkpoints(results: Path, roles: tuple[str | None, ...]) -> Iterator[tuple
     """The checkpoints of these roles, each with its facts."""
     for folder in _folders(results):
         if CHECKPOINT.fullmatch(folder.name):
-            with contextlib.suppress(ReflectkitError, OSError):
-                facts = read_json(folder / "reflectkit.json")
-                if isinstance(facts, dict) and facts.get("role") in roles:
-                    yield folder, facts
+            facts = model_facts(folder)
+            if facts and facts.get("role") in roles:
+                yield folder, facts
 
 
 VALUES: dict[str, Names | str] = {

@@ -19,6 +19,7 @@ from reflectkit.core.errors import ConfigError
 from reflectkit.core.folders import CHECKPOINT, checkpoints
 from reflectkit.core.protocols import Agent
 from reflectkit.core.registry import plugins, resolve
+from reflectkit.models.facts import TOKENIZERS, model_facts
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.sampler import Opening
 from reflectkit.rl.reflector import FOLDER
@@ -30,7 +31,6 @@ TEACHER = Path("oracle")
 SILENCE = Path("nothing")
 WITHOUT_MODEL = (TEACHER, SILENCE)
 """In a reflector's place: the env's own teacher, and empty comments."""
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 LONGEST_NAME = 100  # characters of a model's name in a file name
 PLUGINS = "reflectkit.players"
 """The group of entry points in which a package offers its players: NAME = "package.module:make", where `make()` is an
@@ -154,17 +154,10 @@ def mismatch(name: str, policy: Path | None, reflector: Path | None) -> str:
 
 def trained_with_comments(policy: Path) -> bool | None:
     """Whether a reflector commented when checkpoint `policy` was trained; None if nothing says so."""
-    facts = facts_of(policy)
+    facts = model_facts(policy)
     if "reflector" in facts:
         return bool(facts["reflector"])
     return {"policy": True, "plain": False}.get(str(facts.get("role")))
-
-
-def facts_of(model: Path) -> dict[str, Any]:
-    """The facts saved with `model`: role, env, reflector, …; empty for a hub id."""
-    from reflectkit.models.export import model_facts
-
-    return model_facts(model)
 
 
 def journals(folder: Path, endpoint: Endpoint) -> tuple[Path, Path]:

@@ -23,6 +23,7 @@ from reflectkit.core.config import (
 )
 from reflectkit.core.errors import ConfigError
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
+from reflectkit.models.facts import model_facts
 from reflectkit.models.sampler import BACKENDS, Opening, Sampler, backend
 from reflectkit.models.servers.settings import KEYS, ServerSettings, is_server
 
@@ -102,8 +103,6 @@ class SamplerConfig(StageConfig):
         """What `policy` answers where it chooses: what it was trained with, else --answer. Raises ConfigError if these
         differ.
         """
-        from reflectkit.models.export import model_facts
-
         facts = model_facts(Path(policy))
         trained = facts.get("answer") or (ANSWERS[0] if facts.get("role") in ("policy", "plain") else None)
         if trained is None or self.answer in ("", trained):
