@@ -7,8 +7,7 @@ launch`, several processes play and learn together, with the same result.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -16,35 +15,30 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from reflectkit.core.config import DTYPES, PACKAGED, QUANTIZE, TINY, above, fraction, one_of, option, within
 from reflectkit.core.console import Progress, Quiet
-from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError, ReflectkitError
-from reflectkit.core.eventloop import result_of
-from reflectkit.core.folders import checkpoints
-from reflectkit.core.identity import default_settings, digest, foreign_defaults, plain_settings
-from reflectkit.core.jsonl import read_json, salvage, write_jsonl
+from reflectkit.core.errors import ConfigError, ReflectkitError
+from reflectkit.core.identity import digest, plain_settings
+from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.memory import memory_explained
-from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.text import counted
-from reflectkit.core.types import Task, to_json
-from reflectkit.data.episodes import episode_to_json, write_episodes
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs import cluster_of
 from reflectkit.models.hub import hub_options
-from reflectkit.stages.shared.algorithm import AlgorithmConfig
-from reflectkit.stages.shared.distributed import shared_run, start_processes
-from reflectkit.stages.shared.environments import at_level, check_level, model_source
-from reflectkit.stages.shared.launching import check_launch, launched
-from reflectkit.stages.shared.plan import Estimate, Stopwatch, plan_report, sizes
+from reflectkit.stages.shared.environments import check_level, model_source
 from reflectkit.stages.shared.players import model_folders, newest_checkpoint, newest_name, place_of
 from reflectkit.stages.shared.sampling import LOCAL
-from reflectkit.stages.shared.second_player import SecondPlayerConfig
-from reflectkit.stages.shared.trackers import require_trackers, tracking
-from reflectkit.stages.shared.trainer import trainer_of
-from reflectkit.stages.shared.training import TrainingConfig
+from reflectkit.stages.tuning.algorithm import AlgorithmConfig
+from reflectkit.stages.tuning.distributed import shared_run, start_processes
+from reflectkit.stages.tuning.launching import check_launch, launched
+from reflectkit.stages.tuning.rlft_plan import plan_of
+from reflectkit.stages.tuning.rlft_problems import check_prompts, levels_of, validation_of
+from reflectkit.stages.tuning.rlft_records import history_of, keep_episodes, with_rows
+from reflectkit.stages.tuning.rlft_resuming import resumed_trainer
+from reflectkit.stages.tuning.second_player import SecondPlayerConfig
+from reflectkit.stages.tuning.trackers import require_trackers, tracking
+from reflectkit.stages.tuning.training import TrainingConfig
 
 if TYPE_CHECKING:
     from reflectkit.rl.loop import Level, Trainer
-    from reflectkit.rl.processes import Processes
 
 EXAMPLES = (
     "reflectkit rlft --env taxi --load-dir results/taxi-tiny/policy/checkpoint-250 --reflect-load-dir"
@@ -74,13 +68,6 @@ LIMITS = {
     "processes": (1, 1024),
 }
 """The range of each of these settings."""
-CALIBRATED = 64  # episodes of an update whose memory and time --plan measures
-CHECKED = 8  # problems of each level whose prompts are checked before any weights are loaded
-MAY_DIFFER = (
-    "resume_from", "learning_rate", "reflector_rate", "save_steps", "keep_episodes", "device", "report_to",
-    "gradient_checkpointing", "data_dir", "sampler", "reflector_sampler",
-)  # fmt: skip
-"""Settings that may differ from those of the checkpoint that a run resumes from."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +215,7 @@ def run(config: Config, progress: Progress) -> Report:
     if config.model not in PACKAGED:
         hub_options(config.start)  # whether it can be fetched is known before torch is imported
     progress.news(f"rlft ({config.algo}): loading torch for {counted(len(tasks), 'problem')} of {source}")
-    levels = _levels(config, tasks, source)
+    levels = levels_of(config, tasks, source)
     processes = start_processes(config.device, config.threads)
     if processes.sharded and config.share_base:
         raise ConfigError(
@@ -251,9 +238,9 @@ def run(config: Config, progress: Progress) -> Report:
     models = [path for path in (config.load_dir, *model_folders([reflector]), config.resume_from) if path]
     if Path(config.model).is_dir() and config.model:
         models.append(Path(config.model))
-    _check_prompts(config, levels)
+    check_prompts(config, levels)
     if config.plan:
-        return _plan(config, levels, processes, progress)
+        return plan_of(config, levels, processes, progress)
     held_out = [source.with_name("validate.json")] if config.validate_steps else []
     with shared_run(
         "rlft", config, [source, *held_out, *models, *config.input_files(tasks), *config.comment_files], processes
@@ -261,15 +248,15 @@ def run(config: Config, progress: Progress) -> Report:
         if current.done:
             return current.done
         settings = plain_settings(config) | {"problems": digest(source)}
-        trainer = _resumed(config, levels, current.folder, settings, processes, progress)
+        trainer = resumed_trainer(config, levels, current.folder, settings, processes, progress)
         progress.news(f"rlft ({config.algo}): {counted(len(tasks), 'problem')} of {source} → {current.folder}")
         try:
-            target = _loop(config, trainer, _validation(config, source), current.folder, settings, progress)
+            target = _loop(config, trainer, validation_of(config, source), current.folder, settings, progress)
         except ReflectkitError as error:
-            raise _with_rows(error, current.folder, trainer) from None
+            raise with_rows(error, current.folder, trainer) from None
         finally:
             trainer.close()
-        history = _history(current.folder / "metrics.jsonl", trainer.step, Quiet())
+        history = history_of(current.folder / "metrics.jsonl", trainer.step, Quiet())
         last = history[-max(1, len(history) // 10) :]
         figures: dict[str, Any] = {
             "steps": config.max_steps,
@@ -285,161 +272,6 @@ def run(config: Config, progress: Progress) -> Report:
         return current.finish(figures, [target, current.folder / "metrics.jsonl"])
 
 
-def _plan(config: Config, levels: list[Level], processes: Processes, progress: Progress) -> Report:
-    """What training would take: three updates with some of the episodes are the calibration.
-
-    Raises ConfigError in several processes.
-    """
-    if processes.count > 1 or config.processes > 1:
-        raise ConfigError(
-            "--plan runs in one process and says what several take; leave out --processes, torchrun or accelerate"
-        )
-    episodes = min(config.episodes, -(-CALIBRATED // config.repeats) * config.repeats)
-    trainer = trainer_of(replace(config, episodes=episodes), levels, None, processes, progress)
-    watch = Stopwatch()
-    with progress.bar("Calibrating", 3) as bar:
-        for _ in range(3):
-            watch.begin()
-            figures = trainer.advance()
-            watch.gradients_done()
-            watch.end()
-            bar.advance(1)
-    trainer.close()
-    learner, reflector = trainer.learner, trainer.agent.reflector
-    models: list[Any] = [learner.player.model, *([learner.critic] if learner.critic else [])]
-    if reflector is not None and hasattr(reflector.sampler, "player"):
-        models.append(reflector.sampler.player.model)
-    if learner.reference is not None and learner.reference.copy is not None:
-        models.append(learner.reference.copy)
-    known, share = sizes(models, config.optimizer), config.episodes / episodes
-    rows = int(str(figures["rows"]))
-    wider = _widest(config, trainer, rows * share) / max(1.0, _widest(config, trainer, rows))
-    said = f"three updates of {episodes} of the {config.episodes} episodes, the last with {counted(rows, 'row')}"
-    plan = Estimate(
-        **known,
-        activations=int(max(0, watch.memory.peak - known["gradients"]) * max(1.0, wider)),
-        tokens=float(str(figures["tokens"])) * share,
-        seconds=watch.seconds * share,
-        steps=config.max_steps,
-        calibration=said if rows else f"{said}: no group differed, so that what learning takes is missing",
-    )
-    return plan_report("rlft", config.results_dir, plan, processes=True)
-
-
-def _widest(config: Config, trainer: Trainer, rows: float) -> float:
-    """Tokens of the largest micro-batch of an update of `rows` rows like those of the last update."""
-    prompts = [len(turn.decision.prompt_ids) for trajectory, _ in trainer.latest for turn in trajectory.turns]
-    return min(config.max_tokens_per_batch, min(config.minibatch, rows) * (fmean(prompts) if prompts else 0))
-
-
-def _levels(config: Config, tasks: list[Task], source: Path) -> list[Level]:
-    """The curriculum's stages with their problems."""
-    from reflectkit.rl.loop import Level
-
-    levels = []
-    for names in config.stages:
-        problems = {task.id: task for name in names for task in at_level(config.env, tasks, name, source)}
-        chosen = list(problems.values())[: config.few_data or None]
-        levels.append(Level("+".join(names), chosen, config.maker(names[-1])))
-    return levels
-
-
-def _check_prompts(config: Config, levels: list[Level]) -> None:
-    """Raises ConfigError or CheckpointError if the policy's tokenizer or context does not fit these problems.
-
-    Only its tokenizer and config are loaded, not its weights.
-    """
-    from reflectkit.models.facts import context_of, load_tokenizer
-    from reflectkit.models.labels import trie
-    from reflectkit.models.tokens import choice_ids, prompt_ids
-
-    answer = config.answer_of(config.start)
-    tokenizer, context = load_tokenizer(config.start), context_of(config.start)
-    for level in levels:
-        env = level.make()
-        for task in level.tasks[:CHECKED]:
-            observation = result_of(env.reset(task, config.seed))
-            tokens = len(prompt_ids(tokenizer, policy_prompt(observation, None, answer)))
-            if observation.choices:
-                tokens += trie(choice_ids(tokenizer, observation.choices, answer)).depth
-            if context is not None and tokens > context:
-                raise ConfigError(
-                    f"the first prompt of task '{task.id}' is {tokens} tokens, and {config.start} reads {context}; use"
-                    " a model with a longer context, or train one with a larger --max-length"
-                )
-
-
-def _resumed(
-    config: Config,
-    levels: list[Level],
-    folder: Path,
-    settings: Mapping[str, Any],
-    processes: Processes,
-    progress: Progress,
-) -> Trainer:
-    """The trainer: resumed from the latest undamaged checkpoint in `folder`, from --resume-from, or at its start."""
-    from reflectkit.rl import checkpoint
-
-    defaults = default_settings(config) | foreign_defaults(config)
-    for place in reversed(checkpoints(folder)):
-        try:
-            checkpoint.check_files(place)
-            trainer = trainer_of(config, levels, place, processes, progress)
-            checkpoint.restore(place, trainer, settings, defaults)
-            return trainer
-        except checkpoint.OtherSettingsError:
-            raise
-        except CheckpointError as error:
-            progress.news(f"{error}; resuming from an earlier state")
-    if config.resume_from is not None:
-        state = _state_of(config.resume_from)
-        free = (
-            *MAY_DIFFER,
-            *(("max_steps",) if config.schedule == "constant" and (len(levels) < 2 or config.advance_at) else ()),
-        )
-        checkpoint.check_settings(
-            config.resume_from,
-            {name: value for name, value in state.items() if name not in free},
-            {name: value for name, value in settings.items() if name not in free},
-            defaults,
-        )
-        checkpoint.check_files(config.resume_from)
-        trainer = trainer_of(config, levels, config.resume_from, processes, progress)
-        checkpoint.restore(config.resume_from, trainer, state, defaults)
-        if trainer.step >= config.max_steps:
-            raise ConfigError(
-                f"{config.resume_from} is after {counted(trainer.step, 'update')}; raise --max-steps above that"
-            )
-        return trainer
-    return trainer_of(config, levels, None, processes, progress)
-
-
-def _state_of(place: Path) -> dict[str, Any]:
-    """The settings that the checkpoint `place` was made with."""
-    from reflectkit.rl import checkpoint
-
-    if not (place / checkpoint.STATE).is_file():
-        raise CheckpointError(
-            f"{place} is not a checkpoint of rlft; name one, e.g. results/taxi-tiny/reflect-rl/checkpoint-36"
-        )
-    try:
-        return dict(read_json(place / checkpoint.STATE)["settings"])
-    except (DataError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{place}: the training state is damaged ({error})") from None
-
-
-def _validation(config: Config, source: Path) -> Level | None:
-    """The validation problems at the curriculum's last level; None without validation."""
-    from reflectkit.rl.loop import Level
-
-    if not config.validate_steps:
-        return None
-    path = source.with_name("validate.json")
-    tasks = [record.task for record in read_records(path, config.env_name)]
-    name = config.stages[-1][-1]
-    return Level(name, at_level(config.env, tasks, name, path), config.maker(name))
-
-
 def _loop(
     config: Config,
     trainer: Trainer,
@@ -452,7 +284,7 @@ def _loop(
     from reflectkit.rl import checkpoint
 
     processes, metrics = trainer.processes, folder / "metrics.jsonl"
-    history = _history(metrics, trainer.step, progress)
+    history = history_of(metrics, trainer.step, progress)
     lost = trainer.step - len(history)
     if config.resume_from is None and lost > 0:
         figures_lost = f"the figures of {counted(lost, 'update')} are lost"
@@ -475,7 +307,7 @@ def _loop(
             if processes.first:
                 write_jsonl(metrics, history)
             if due and config.keep_episodes and processes.first:
-                _keep_episodes(config, trainer, folder / "episodes.jsonl", progress)
+                keep_episodes(config, trainer, folder / "episodes.jsonl", progress)
             if due:
                 target = checkpoint.save(folder, trainer, settings, facts, config.keep_checkpoints)
                 processes.wait()
@@ -486,50 +318,3 @@ def _loop(
                 shown_figures["entropy"] = entropy
             bar.advance(1, **shown_figures)
     return target
-
-
-def _history(path: Path, step: int, progress: Progress) -> list[dict[str, Any]]:
-    """The figures in `path` of the updates up to `step`."""
-    rows, damaged = salvage(path, {"step": int, "success_rate": int | float, "return": int | float})
-    if damaged:
-        progress.news(f"{path}: damaged lines dropped: {damaged}; training itself is not affected")
-    return [row for row in rows if row["step"] <= step]
-
-
-def _keep_episodes(config: Config, trainer: Trainer, path: Path, progress: Progress) -> None:
-    """Append this update's first episodes to those of earlier updates, dropping those of lost updates."""
-    rows, damaged = salvage(path, {"step": int})
-    if damaged:
-        progress.news(f"{path}: damaged lines dropped: {damaged}")
-    earlier = [row for row in rows if row["step"] < trainer.step]
-    new = [
-        episode_to_json(f"update {trainer.step}", trajectory, advantages, cluster_of(config.env, trajectory.task))
-        | {"step": trainer.step}
-        for trajectory, advantages in trainer.latest[: config.keep_episodes]
-    ]
-    write_episodes(path, [*earlier, *new])
-
-
-def _with_rows(error: ReflectkitError, folder: Path, trainer: Trainer) -> ReflectkitError:
-    """`error`; if an update diverged, its rows are written to a file that the error names."""
-
-    if not isinstance(error, DivergedError):
-        return error
-    path = folder / f"diverged-{trainer.step + 1}.jsonl"
-    if trainer.processes.first:
-        write_jsonl(path, _readable(error, trainer))
-    last = checkpoints(folder)
-    fix = f"resume with --resume-from {last[-1]} and a lower --learning-rate" if last else "lower --learning-rate"
-    return DivergedError(f"{error}; {fix} (the rows are in {path})")
-
-
-def _readable(error: DivergedError, trainer: Trainer) -> Iterator[dict[str, Any]]:
-    """The rows with their text; NaN and infinity become text, since JSON does not have them."""
-    for sample in error.samples:
-        row = to_json(sample) | {"text": trainer.agent.policy.tokenizer.decode(sample.tokens)}
-        yield {
-            name: [value if not isinstance(value, float) or math.isfinite(value) else str(value) for value in column]
-            if isinstance(column, list)
-            else column
-            for name, column in row.items()
-        }

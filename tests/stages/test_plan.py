@@ -18,7 +18,8 @@ from reflectkit.models.measure import PeakMemory, count, optimizer_size, size, s
 from reflectkit.models.training import new_optimizer
 from reflectkit.rl.processes import Processes
 from reflectkit.stages import rlft, sft
-from reflectkit.stages.shared.plan import shown_bytes
+from reflectkit.stages.tuning import rlft_plan
+from reflectkit.stages.tuning.estimate import shown_bytes
 from tests.rlft_runs import arguments
 from tests.sft_runs import config, write_rows
 
@@ -153,4 +154,4 @@ def test_rlft_plans_in_one_process_only(corridor_folder: Path, tmp_path: Path) -
     processes = Processes()
     processes.count = 2
     with pytest.raises(ConfigError, match="--plan runs in one process"):
-        rlft._plan(rlft.Config(**arguments(corridor_folder, plan=True)), [], processes, Quiet())
+        rlft_plan.plan_of(rlft.Config(**arguments(corridor_folder, plan=True)), [], processes, Quiet())

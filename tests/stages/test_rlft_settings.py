@@ -15,7 +15,8 @@ from reflectkit.envs.taxi import Taxi
 from reflectkit.models.tiny import build_tokenizer
 from reflectkit.rl.algorithms import CriticSettings, GrpoSettings
 from reflectkit.stages import rlft
-from reflectkit.stages.shared.algorithm import ALGORITHM_LIMITS
+from reflectkit.stages.tuning import rlft_problems
+from reflectkit.stages.tuning.algorithm import ALGORITHM_LIMITS
 from tests import sft_runs as sft
 from tests.rlft_runs import arguments, train
 
@@ -103,7 +104,7 @@ def test_levels_of_the_curriculum_are_merged(settings: dict[str, Any], stages: l
 
 def test_few_data_are_the_first_of_each_level() -> None:
     config = rlft.Config(env="taxi", load_dir=Path("x"), curriculum=("pickup", "full"), few_data=3)
-    levels = rlft._levels(config, Taxi.tasks("pickup") + Taxi.tasks("full"), Path("x"))
+    levels = rlft_problems.levels_of(config, Taxi.tasks("pickup") + Taxi.tasks("full"), Path("x"))
     assert [[task.id for task in level.tasks] for level in levels] == [
         [task.id for task in Taxi.tasks(name)[:3]] for name in ("pickup", "full")
     ]

@@ -24,7 +24,8 @@ from reflectkit.rl.loop import learning_rate_factor
 from reflectkit.rl.optimizers import Steps, make_optimizer
 from reflectkit.rl.processes import Processes
 from reflectkit.stages import rlft, sft
-from reflectkit.stages.shared.training import TRAINING_LIMITS
+from reflectkit.stages.tuning import sft_trainer
+from reflectkit.stages.tuning.training import TRAINING_LIMITS
 from tests.kill import fork_killed_at, forked, hashes
 from tests.rlft_runs import arguments, command, final
 from tests.rlft_runs import train as train_rl
@@ -85,8 +86,8 @@ def test_the_checkpoint_before_stays_until_the_new_one_can_be_resumed_from(
             raise KeyboardInterrupt
         seal(folder)
 
-    seal = sft.seal
-    monkeypatch.setattr(sft, "seal", interrupted)
+    seal = sft_trainer.seal
+    monkeypatch.setattr(sft_trainer, "seal", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(rows, tmp_path, keep_checkpoints=1)
     assert [path.name for path in tmp_path.glob("1_sft/trainer/checkpoint-*")] == ["checkpoint-2"]

@@ -240,7 +240,7 @@ VALUES: dict[str, Names | str] = {
     "actor": lambda begun: [("teacher", ""), ("oracle", "")],
     "baseline": "reflectkit.stages.gen_comments:BASELINES",
     "comments": "reflectkit.stages.gen_sft:COMMENTS",
-    "report_to": "reflectkit.stages.shared.trackers:TRACKERS",
+    "report_to": "reflectkit.stages.tuning.trackers:TRACKERS",
     "schedule": "reflectkit.core.config:SCHEDULES",
     "optimizer": "reflectkit.core.config:OPTIMIZERS",
     "by": "reflectkit.stages.split:BY",

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from reflectkit.core.config import flag, one_of, option, within
 from reflectkit.core.errors import ConfigError
 from reflectkit.rl.reflector import JUDGEMENT, RETURN, REWARDS
-from reflectkit.stages.shared.asynchronous import AsynchronousConfig
 from reflectkit.stages.shared.sampling import LOCAL
+from reflectkit.stages.tuning.asynchronous import AsynchronousConfig
 
 REFLECTOR_LIMITS = {
     "train_reflector": (0, 10**9),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from reflectkit.core.config import OPTIMIZERS, SCHEDULES, StageConfig, one_of, option, within
-from reflectkit.stages.shared.plan import PLAN_HELP
-from reflectkit.stages.shared.trackers import REPORT_TO_HELP, check_trackers
+from reflectkit.stages.tuning.estimate import PLAN_HELP
+from reflectkit.stages.tuning.trackers import REPORT_TO_HELP, check_trackers
 
 TRAINING_LIMITS = {
     "weight_decay": (0, 1000),

@@ -1,0 +1,1 @@
+"""What the two training stages, sft and rlft, are made of."""

@@ -1,0 +1,68 @@
+"""The problems that rlft trains and validates on, by level, and whether the policy can read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from reflectkit.core.errors import ConfigError
+from reflectkit.core.eventloop import result_of
+from reflectkit.core.prompts import policy_prompt
+from reflectkit.core.types import Task
+from reflectkit.data.trajectories import read_records
+from reflectkit.stages.shared.environments import at_level
+
+if TYPE_CHECKING:
+    from reflectkit.rl.loop import Level
+    from reflectkit.stages.rlft import Config
+
+CHECKED = 8  # problems of each level whose prompts are checked before any weights are loaded
+
+
+def levels_of(config: Config, tasks: list[Task], source: Path) -> list[Level]:
+    """The curriculum's stages with their problems."""
+    from reflectkit.rl.loop import Level
+
+    levels = []
+    for names in config.stages:
+        problems = {task.id: task for name in names for task in at_level(config.env, tasks, name, source)}
+        chosen = list(problems.values())[: config.few_data or None]
+        levels.append(Level("+".join(names), chosen, config.maker(names[-1])))
+    return levels
+
+
+def validation_of(config: Config, source: Path) -> Level | None:
+    """The validation problems at the curriculum's last level; None without validation."""
+    from reflectkit.rl.loop import Level
+
+    if not config.validate_steps:
+        return None
+    path = source.with_name("validate.json")
+    tasks = [record.task for record in read_records(path, config.env_name)]
+    name = config.stages[-1][-1]
+    return Level(name, at_level(config.env, tasks, name, path), config.maker(name))
+
+
+def check_prompts(config: Config, levels: list[Level]) -> None:
+    """Raises ConfigError or CheckpointError if the policy's tokenizer or context does not fit these problems.
+
+    Only its tokenizer and config are loaded, not its weights.
+    """
+    from reflectkit.models.facts import context_of, load_tokenizer
+    from reflectkit.models.labels import trie
+    from reflectkit.models.tokens import choice_ids, prompt_ids
+
+    answer = config.answer_of(config.start)
+    tokenizer, context = load_tokenizer(config.start), context_of(config.start)
+    for level in levels:
+        env = level.make()
+        for task in level.tasks[:CHECKED]:
+            observation = result_of(env.reset(task, config.seed))
+            tokens = len(prompt_ids(tokenizer, policy_prompt(observation, None, answer)))
+            if observation.choices:
+                tokens += trie(choice_ids(tokenizer, observation.choices, answer)).depth
+            if context is not None and tokens > context:
+                raise ConfigError(
+                    f"the first prompt of task '{task.id}' is {tokens} tokens, and {config.start} reads {context}; use"
+                    " a model with a longer context, or train one with a larger --max-length"
+                )
