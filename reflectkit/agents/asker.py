@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from reflectkit.agents.budget import Budget, BudgetSpentError
-from reflectkit.agents.client import ChatClient, Request, open_client
+from reflectkit.agents.client import ChatClient, open_client
 from reflectkit.agents.endpoints import ApiError, Endpoint, NoAccessError
+from reflectkit.agents.exchange import Request
 from reflectkit.agents.journal import JournalHeldError
 from reflectkit.agents.prices import prices_of
 from reflectkit.core.errors import EnvironmentFailure

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reflectkit.agents.client import ChatClient, Outcome, Request
+from reflectkit.agents.client import ChatClient
+from reflectkit.agents.exchange import Outcome, Request
 from reflectkit.agents.replies import Action, UnreadableError, parse_called, parse_comment, parse_reply, plain_comment
 from reflectkit.agents.requests import (
     HISTORY_TOKENS,

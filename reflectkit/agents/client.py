@@ -10,95 +10,20 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
-from weakref import WeakValueDictionary
+from typing import Any
 
 from reflectkit.agents.budget import Budget
 from reflectkit.agents.calls import Caller, NoAnswerError, redacted
 from reflectkit.agents.endpoints import ApiError, Endpoint
+from reflectkit.agents.exchange import ASKED_AGAIN, Outcome, Rejected, Request, Value, fault_of, most_usd, written_limit
 from reflectkit.agents.journal import Answer, Journal, open_journal
 from reflectkit.agents.prices import Prices
-from reflectkit.agents.transport import MALFORMED
+from reflectkit.agents.sessions import Asks, Session
 from reflectkit.core.eventloop import wait_for
-from reflectkit.core.text import count_tokens
-from reflectkit.core.types import Message
 
-ASKED_AGAIN = 2  # times, after an unusable answer
-THINKING_TOKENS = 4000  # allowance for reasoning tokens, which are billed and count towards the limit
-MESSAGE_TOKENS = 4  # added to a message by the chat format
-PROMPT_MARGIN = 1.25  # by which a prompt may exceed our count of its tokens
 HOPELESS = 3  # unanswered requests in a row, after which the server or the settings are at fault
-
-Value = TypeVar("Value")
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request.
-
-    name: its subject, for people. messages: the chat. max_tokens: limit of the answer. draw: distinguishes equal
-    requests that should each get their own sampled answer. cuts: whether an answer that is cut off at the limit is used
-    as it is.
-    """
-
-    name: str
-    messages: tuple[Message, ...]
-    max_tokens: int
-    draw: int = 0
-    cuts: bool = False
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Approximate number of tokens in the chat."""
-        return sum(count_tokens(message.content) + MESSAGE_TOKENS for message in self.messages)
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A request without a usable answer. reason: why the last answer was unusable. text: its beginning. journal: where
-    its answers were kept already; None if the server was asked now.
-    """
-
-    name: str
-    reason: str
-    text: str
-    journal: Path | None = field(default=None, compare=False)
-
-    @property
-    def explained(self) -> str:
-        """The reason, and how to ask again where it was kept."""
-        if self.journal is None:
-            return self.reason
-        return f"{self.reason} (kept in {self.journal}; delete that file to ask again)"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome(Generic[Value]):
-    """The result of a request: its value, or why it was rejected, or neither if the budget ran out first."""
-
-    value: Value | None = None
-    rejected: Rejected | None = None
-    unparsed: int = 0
-    """Number of complete answers that did not parse."""
-    cost_usd: float = 0.0
-    """Cost of all its answers, including those from the journal."""
-    tokens: int = 0
-    """Completion tokens of all its answers, including those from the journal."""
-    answers: int = 0
-    """Number of its answers, usable or not."""
-
-
-def written_limit(endpoint: Endpoint, request: Request) -> int:
-    """The limit of completion tokens that is sent to the server, reasoning included."""
-    return request.max_tokens + (THINKING_TOKENS if endpoint.thinks else 0)
-
-
-def most_usd(endpoint: Endpoint, prices: Prices, request: Request) -> float:
-    """The most that one call can cost, in US dollars."""
-    return prices.cost(request.prompt_tokens * PROMPT_MARGIN, written_limit(endpoint, request))
 
 
 class ChatClient:
@@ -132,7 +57,7 @@ class ChatClient:
         self.budget.paid += sum(map(self._cost, journal.answers.values()))
         self._unanswered = 0  # requests in a row
         self._trouble: ApiError | None = None  # why the last of them got no answer
-        self._session: _Session | None = None
+        self._session: Session | None = None
 
     async def ask(self, request: Request, parse: Callable[[str], Value]) -> Outcome[Value]:
         """The outcome of `request`. parse: maps the text of an answer to its value; raises ValueError with the reason
@@ -195,7 +120,7 @@ class ChatClient:
             answer = self.journal.answers.get(self.key(request, attempt))
             if answer is None:
                 return None
-            reason, text = _fault(answer, request), answer.text
+            reason, text = fault_of(answer, request), answer.text
             if not reason:
                 try:
                     return Outcome(parse(text))
@@ -232,23 +157,23 @@ class ChatClient:
             answer = self.journal.answers.get(self.key(request, attempt))
             if answer is None:
                 return 1 + ASKED_AGAIN - attempt
-            if not _fault(answer, request) and self.key(request, attempt + 1) not in self.journal.answers:
+            if not fault_of(answer, request) and self.key(request, attempt + 1) not in self.journal.answers:
                 return 0
         return 0
 
-    def _session_here(self) -> _Session:
+    def _session_here(self) -> Session:
         """The session of the running event loop."""
         loop = asyncio.get_running_loop()
         if self._session is None or self._session.loop is not loop:
             caller = Caller(self.endpoint, self.temperature, self.timeout_s)
-            self._session = _Session(loop, caller, asyncio.Semaphore(self.concurrency))
+            self._session = Session(loop, caller, asyncio.Semaphore(self.concurrency))
         return self._session
 
     def _nothing_answered(self) -> bool:
         return self._trouble is not None and self.calls == 0
 
     async def _outcome(
-        self, session: _Session, asks: _Asks, number: int, request: Request, parse: Callable[[int, str], Value]
+        self, session: Session, asks: Asks, number: int, request: Request, parse: Callable[[int, str], Value]
     ) -> Outcome[Value]:
         """The outcome of one request. Raises what ended `asks`, if anything did."""
         answers: list[Answer] = []
@@ -272,7 +197,7 @@ class ChatClient:
             if answer is None:
                 return ended()
             answers.append(answer)
-            reason = _fault(answer, request)
+            reason = fault_of(answer, request)
             if not reason:
                 try:
                     return ended(parse(number, answer.text))
@@ -282,7 +207,7 @@ class ChatClient:
         text = redacted(answers[-1].text if answers else "")
         return ended(rejected=Rejected(request.name, reason, text, self.journal.path if kept else None))
 
-    async def _answer(self, session: _Session, asks: _Asks, request: Request, attempt: int) -> Answer | None:
+    async def _answer(self, session: Session, asks: Asks, request: Request, attempt: int) -> Answer | None:
         """An answer from the journal or the server; None if the budget does not allow a call."""
         key = self.key(request, attempt)
         async with session.turns.setdefault(key, asyncio.Lock()):  # only the first of equal requests makes a call
@@ -303,7 +228,7 @@ class ChatClient:
         self._unanswered, self._trouble = 0, None
         return answer
 
-    async def _call(self, session: _Session, key: str, request: Request) -> Answer:
+    async def _call(self, session: Session, key: str, request: Request) -> Answer:
         def keep_bill(answer: Answer) -> None:
             self._keep(f"{key}/{len(self.journal.answers)}", request, answer)
 
@@ -346,66 +271,6 @@ class ChatClient:
             raise self._trouble
 
 
-class _Asks:
-    """The calls of `ask` in progress. If one of them fails, all do.
-
-    failure: the error that ended them.
-    """
-
-    def __init__(self) -> None:
-        self.failure: Exception | None = None
-        self.under_way = 0
-        self._left = asyncio.Event()
-
-    def check(self) -> None:
-        """Raises what ended them."""
-        if self.failure is not None:
-            raise self.failure
-
-    def leave(self) -> None:
-        """One of them has finished."""
-        self.under_way -= 1
-        self._left.set()
-        self._left = asyncio.Event()
-
-    async def others(self, while_: Callable[[], bool] = lambda: True) -> None:
-        """Wait until all of them have finished, or `while_` no longer holds."""
-        while self.under_way and while_():
-            await self._left.wait()
-
-
-@dataclass(slots=True)
-class _Session:
-    """The state of one event loop.
-
-    slots: limits concurrent calls. turns: locks of equal requests, by key, while one of them is in progress. asks: the
-    calls of `ask` in progress.
-    """
-
-    loop: asyncio.AbstractEventLoop
-    caller: Caller
-    slots: asyncio.Semaphore
-    turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    asks: _Asks = field(default_factory=_Asks)
-
-    @contextlib.asynccontextmanager
-    async def join(self) -> AsyncIterator[_Asks]:
-        """Be one of the asks under way, for as long as the context lasts; not of those that failed already."""
-        if self.asks.failure is not None:
-            self.asks = _Asks()
-        asks = self.asks
-        asks.under_way += 1
-        try:
-            yield asks
-        finally:
-            asks.leave()
-
-    async def close(self) -> None:
-        """End the connections, unless their event loop is another one, and gone."""
-        if self.loop is asyncio.get_running_loop():
-            await self.caller.close()
-
-
 @contextlib.contextmanager
 def open_client(
     endpoint: Endpoint, journal_path: Path, prices: Prices, *, earlier: Path | None = None, **settings: Any
@@ -421,16 +286,3 @@ def open_client(
             yield client
         finally:
             client.close()
-
-
-def _fault(answer: Answer, request: Request) -> str:
-    """Why an answer cannot be used, or ""."""
-    if answer.finish_reason == MALFORMED:
-        return answer.refusal
-    if answer.finish_reason == "content_filter":
-        return "held back by the server's content filter"
-    if answer.refusal:
-        return f"refused: {answer.refusal[:200]}"
-    if answer.finish_reason == "length" and not request.cuts:
-        return "cut off at its token limit"
-    return "" if answer.text.strip() else "an empty answer"

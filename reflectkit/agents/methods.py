@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from reflectkit.agents.chat import SPENT
-from reflectkit.agents.client import ASKED_AGAIN, ChatClient, Request
+from reflectkit.agents.client import ChatClient
+from reflectkit.agents.exchange import ASKED_AGAIN, Request
 from reflectkit.agents.requests import action_words
 from reflectkit.core.protocols import Agent, Context
 from reflectkit.core.tools import use_of

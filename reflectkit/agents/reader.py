@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from reflectkit.agents.asker import EnvAsker
-from reflectkit.agents.client import Request
+from reflectkit.agents.exchange import Request
 from reflectkit.core.readers import Query
 from reflectkit.core.types import Message
 

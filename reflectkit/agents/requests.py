@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from reflectkit.agents.client import MESSAGE_TOKENS, Request
+from reflectkit.agents.exchange import MESSAGE_TOKENS, Request
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.prompts import label, one_line, policy_prompt
 from reflectkit.core.protocols import Context, rules_of

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from reflectkit.agents.budget import Budget
-from reflectkit.agents.client import ChatClient, Request, open_client
+from reflectkit.agents.client import ChatClient, open_client
 from reflectkit.agents.endpoints import ApiError, Endpoint, parse_endpoint
+from reflectkit.agents.exchange import Request
 from reflectkit.agents.journal import open_journal
 from reflectkit.agents.prices import Prices, prices_of
 from reflectkit.agents.transport import retry_after_s

@@ -10,17 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from reflectkit.agents.budget import Budget, BudgetSpentError
-from reflectkit.agents.client import (
-    ASKED_AGAIN,
-    PROMPT_MARGIN,
-    THINKING_TOKENS,
-    ChatClient,
-    Rejected,
-    Request,
-    open_client,
-    written_limit,
-)
+from reflectkit.agents.client import ChatClient, open_client
 from reflectkit.agents.endpoints import Endpoint, parse_endpoint
+from reflectkit.agents.exchange import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, Rejected, Request, written_limit
 from reflectkit.agents.journal import open_journal
 from reflectkit.agents.prices import Prices, prices_of
 from reflectkit.core.config import StageConfig, above, option, within

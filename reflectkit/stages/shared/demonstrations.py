@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from reflectkit.agents.client import Rejected
+from reflectkit.agents.exchange import Rejected
 from reflectkit.agents.scripted import Marker
 from reflectkit.core.errors import EnvironmentFailure
 from reflectkit.core.rollout import Episode, rollout

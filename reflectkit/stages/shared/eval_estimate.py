@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from reflectkit.agents.client import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, Request, written_limit
 from reflectkit.agents.endpoints import Endpoint
+from reflectkit.agents.exchange import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, Request, written_limit
 from reflectkit.agents.methods import MethodRehearsal
 from reflectkit.agents.requests import ANSWER_TOKENS, history_cost, playing_request, reflecting_request
 from reflectkit.agents.scripted import RandomAgent
