@@ -15,15 +15,16 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
+from transformers.cache_utils import DynamicLayer
 
 from reflectkit.core.seeding import uniform
+from reflectkit.models.cache_rows import is_movable, join, select, widened
 from reflectkit.models.drafts import Guide
 from reflectkit.models.lean import ROOM, NextTokens, Roomy
 from reflectkit.models.padding import left_pad
 from reflectkit.models.prefix_cache import PrefixCache, cache_of, pays, read_prompts
 from reflectkit.models.scoring import attends_to_all, forward_arguments, read_prefix, takes_positions, unwrapped
+from reflectkit.models.stop_strings import StopStrings
 
 CLEAR_AT = 4  # finished rows are dropped once they are one in 4, since dropping copies the cache and reads new prompts
 AHEAD = 7  # guessed tokens that are read at once behind the last token
@@ -81,7 +82,7 @@ def decode(
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     written = [Written() for _ in prompts]
-    pen = _Pen(written, limits, stop_ids, _StopStrings(stop_strings, tokenizer), temperature, seeds)
+    pen = _Pen(written, limits, stop_ids, StopStrings(stop_strings, tokenizer), temperature, seeds)
     pen.guides = list(guides)
     waiting = deque(index for index, limit in enumerate(limits) if limit > 0)
     reader = _Reader(model, [prompts[index] for index in waiting], pad_id, kept)
@@ -147,7 +148,7 @@ class _Rows:
         own_BT = self.mask_BT[rows_B, self.prefix :]
         dead = int(own_BT.any(dim=0).int().argmax())  # columns before the longest row's first token
         self.mask_BT = torch.cat([self.mask_BT[rows_B, : self.prefix], own_BT[:, dead:]], dim=1)
-        _select(self.cache, rows_B, self.prefix, dead)
+        select(self.cache, rows_B, self.prefix, dead)
         self.last_B1, self.positions_B1 = self.last_B1[rows_B], self.positions_B1[rows_B]
         self.is_open_B1 = self.is_open_B1[rows_B]
         self.room = None
@@ -157,8 +158,8 @@ class _Rows:
     def joined_by(self, others: _Rows) -> _Rows:
         """These rows with `others` appended."""
         count, columns = len(self.places), max(self.mask_BT.shape[1], others.mask_BT.shape[1])
-        masks = [_widened(rows.mask_BT, self.prefix, columns - rows.mask_BT.shape[1], dim=1) for rows in (self, others)]
-        _join(self.cache, others.cache, self.prefix)
+        masks = [widened(rows.mask_BT, self.prefix, columns - rows.mask_BT.shape[1], dim=1) for rows in (self, others)]
+        join(self.cache, others.cache, self.prefix)
         return _Rows(
             places=self.places + others.places,
             open=self.open + [count + row for row in others.open],
@@ -209,7 +210,7 @@ class _Reader:
     def _rows(self, places: list[int], cache: Any, input_ids: torch.Tensor, mask_BT: torch.Tensor) -> _Rows:
         """Rows whose prompts were read."""
         positions_B1 = mask_BT.sum(dim=1, keepdim=True) - 1
-        movable = self.takes_positions and _is_movable(cache)
+        movable = self.takes_positions and is_movable(cache)
         if movable:
             cache.layers = [Roomy.of(one) if type(one) is DynamicLayer else one for one in cache.layers]
         return _Rows(
@@ -278,7 +279,7 @@ class _Pen:
     """The most tokens after each prompt."""
     stop_ids: frozenset[int]
     """Tokens that end a row."""
-    stop_strings: _StopStrings
+    stop_strings: StopStrings
     """Strings that end a row."""
     temperature: float
     """0 is greedy."""
@@ -359,39 +360,6 @@ class _Pen:
             rows.is_open_B1[still_open] = 1
 
 
-class _StopStrings:
-    """Finds stop strings at the end of a row's text."""
-
-    def __init__(self, strings: Sequence[str], tokenizer: Any) -> None:
-        if strings and tokenizer is None:
-            raise ValueError("stop strings are searched in the text, which requires the tokenizer")
-        self.strings, self.tokenizer = [string for string in strings if string], tokenizer
-        self.tail = (
-            max((len(string.encode()) for string in self.strings), default=0) + 2
-        )  # tokens; each is at least a byte
-        self.last = {string[-1] for string in self.strings}
-        self._may_end: dict[int, bool] = {}
-
-    def end(self, token_ids: list[int]) -> bool:
-        """Whether the last token completes one of the strings."""
-        if not self.strings or not self._may_complete(token_ids[-1]):
-            return False
-        text = self._text(token_ids[-self.tail :])
-        return any(string in text for string in self.strings)
-
-    def _may_complete(self, token: int) -> bool:
-        """False for a token of whole characters, none of which ends a string. Spaces may appear only next to others."""
-        if token not in self._may_end:
-            text = self._text([token])
-            plain = text and "\N{REPLACEMENT CHARACTER}" not in text and not any(last.isspace() for last in self.last)
-            self._may_end[token] = not plain or not self.last.isdisjoint(text)
-        return self._may_end[token]
-
-    def _text(self, token_ids: list[int]) -> str:
-        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
-
-
 def sample_tokens(logprobs_BV: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:
     """One token per row, by inverting the cumulative distribution at the row's draw: first over blocks, then within
     one.
@@ -409,56 +377,3 @@ def sample_tokens(logprobs_BV: torch.Tensor, draws: Sequence[float]) -> torch.Te
     share_B1 = rest_B1 / blocks_BN.gather(1, block_B1)
     inside_B1 = torch.searchsorted(inside_BK, share_B1 * inside_BK[:, -1:], right=True).clamp(max=BLOCK - 1)
     return (block_B1 * BLOCK + inside_B1).squeeze(1).clamp(max=logprobs_BV.shape[1] - 1)
-
-
-def _is_movable(cache: Any) -> bool:
-    """Whether every layer caches either keys and values of all columns, or states without columns (convolutional,
-    recurrent).
-    """
-    return isinstance(cache, DynamicCache) and all(
-        type(layer) is LinearAttentionLayer or (type(layer) in (DynamicLayer, Roomy) and layer.is_initialized)
-        for layer in cache.layers
-    )
-
-
-def _select(cache: Any, rows_B: torch.Tensor, prefix: int, dead: int) -> None:
-    """Keep rows_B of the cache, without the `dead` columns after the first `prefix`."""
-    for layer in cache.layers:
-        if isinstance(layer, LinearAttentionLayer):
-            for states in (layer.conv_states, layer.recurrent_states):
-                states.update({name: state[rows_B] for name, state in states.items() if state is not None})
-        else:
-            layer.keys = _without(layer.keys, rows_B, prefix, dead)
-            layer.values = _without(layer.values, rows_B, prefix, dead)
-
-
-def _join(cache: Any, other: Any, prefix: int) -> None:
-    """Append the rows of `other` to `cache`; the one with fewer columns is padded after the first `prefix`."""
-    for layer, new in zip(cache.layers, other.layers, strict=True):
-        if isinstance(layer, LinearAttentionLayer):
-            for states, more in ((layer.conv_states, new.conv_states), (layer.recurrent_states, new.recurrent_states)):
-                states.update(
-                    {name: torch.cat([state, more[name]]) for name, state in states.items() if state is not None}
-                )
-        else:
-            columns = max(layer.keys.shape[2], new.keys.shape[2])
-            for name in ("keys", "values"):
-                parts = [getattr(one, name) for one in (layer, new)]
-                parts = [_widened(part, prefix, columns - part.shape[2], dim=2) for part in parts]
-                setattr(layer, name, torch.cat(parts))
-
-
-def _without(states_BHTD: torch.Tensor, rows_B: torch.Tensor, prefix: int, dead: int) -> torch.Tensor:
-    if dead == 0:
-        return states_BHTD[rows_B]
-    return torch.cat([states_BHTD[rows_B, :, :prefix], states_BHTD[rows_B, :, prefix + dead :]], dim=2)
-
-
-def _widened(tensor: torch.Tensor, prefix: int, more: int, dim: int) -> torch.Tensor:
-    """`tensor` with `more` columns of zeros after the first `prefix` along `dim`."""
-    if more == 0:
-        return tensor
-    shape = list(tensor.shape)
-    shape[dim] = more
-    head, tail = tensor.split([prefix, tensor.shape[dim] - prefix], dim=dim)
-    return torch.cat([head, tensor.new_zeros(shape), tail], dim=dim)

@@ -15,6 +15,7 @@ from reflectkit.core.seeding import uniform
 from reflectkit.models import decoding
 from reflectkit.models.decoding import Written, decode
 from reflectkit.models.drafts import Drafts, Guide
+from reflectkit.models.stop_strings import StopStrings
 from reflectkit.models.tiny import build_model, build_tokenizer
 
 PROMPTS, LONGEST = 10, 24
@@ -140,7 +141,7 @@ def test_stop_strings_of_many_bytes_are_found_whatever_tokens_they_are_cut_into(
         (" to ", "merged"),
         ("<|end|>", "a"),
     ):
-        ends = decoding._StopStrings([stop], tokenizer)
+        ends = StopStrings([stop], tokenizer)
         ids = tokenizer(before + stop + "!")["input_ids"]
         found = next(count for count in range(1, len(ids) + 1) if ends.end(ids[:count]))
         assert stop in tokenizer.decode(ids[:found])
