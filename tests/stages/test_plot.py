@@ -12,6 +12,8 @@ from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import read_json, write_json, write_jsonl
 from reflectkit.core.locks import locked
 from reflectkit.stages.plot import Config, chained, read_curve
+from reflectkit.stages.shared import figures
+from reflectkit.stages.shared.figures import draw_curves
 
 
 def made(folder: Path, steps: range, start: Path | None = None, **more: float) -> Path:
@@ -111,6 +113,20 @@ def test_pictures_are_the_same_bytes_for_the_same_data(tmp_path: Path, monkeypat
             )
         assert (tmp_path / f"x.{kind}").read_bytes() == (tmp_path / f"y.{kind}").read_bytes()
     assert "<svg" in (tmp_path / "x.svg").read_text()
+
+
+@pytest.mark.parametrize(("names", "bands", "lines"), [(3, 3, 3), (4, 0, 4 + 4 * 2)])
+def test_bands_of_many_curves_would_hide_each_other(
+    names: int, bands: int, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three names get bands; with four, each of the two seeds is a line beside the median."""
+    drawn = []
+    monkeypatch.setattr(figures, "_finish", lambda picture, axes, out: drawn.extend(axes))
+    seeds = [((0, 1), (0.1, 0.2)), ((0, 1), (0.3, 0.5))]
+    draw_curves({"success_rate": {f"arm {number}": seeds for number in range(names)}}, "step", 1, tmp_path / "c.png")
+    (panel,) = drawn
+    assert (len(panel.collections), len(panel.lines), len(panel.get_legend().get_texts())) == (bands, lines, names)
+    assert panel.lines[0].get_ydata() == pytest.approx([0.2, 0.35])
 
 
 def test_names_stand_in_the_legend_as_they_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

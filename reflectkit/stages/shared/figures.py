@@ -16,18 +16,22 @@ STYLES = ("-", "--", "-.", ":")
 HATCHES = ("", "//", "..", "xx")
 TALLEST = 1400  # pixels of a figure of many intervals, above which it is drawn smaller
 LONGEST_NAME = 200  # characters
+BANDS = 3  # above that many curves with ranges, their bands hide each other
 SHARES = ("success_rate", "accuracy", "tool_success", "content", "success")  # from 0 to 1
 
 Curve = tuple[Sequence[float], Sequence[float]]
 
 
 def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: str, smoothed: int, out: Path) -> None:
-    """One panel per figure: the median of each name's curves (x, y), with their range if there are several."""
+    """One panel per figure: the median of each name's curves (x, y), with their range if there are several; with more
+    than BANDS names, each curve as a thin line instead.
+    """
     import numpy as np
 
     pyplot = _pyplot()
     picture, axes = pyplot.subplots(len(panels), 1, figsize=(7, 1 + 3 * len(panels)), dpi=150, squeeze=False)
     for panel, (figure, curves) in zip(axes[:, 0], panels.items(), strict=True):
+        banded = sum(len(seeds) > 1 for seeds in curves.values()) <= BANDS
         for index, (name, seeds) in enumerate(curves.items()):
             places = np.unique(np.concatenate([where for where, _ in seeds]))
             shared = (places >= max(where[0] for where, _ in seeds)) & (places <= min(where[-1] for where, _ in seeds))
@@ -36,15 +40,20 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
             colour, style = COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
             shown = _shown(f"{name} ({len(seeds)} seeds)" if len(seeds) > 1 else name)
             panel.plot(places, np.median(values_SN, axis=0), color=colour, linestyle=style, linewidth=2, label=shown)
-            if len(seeds) > 1:
+            if len(seeds) > 1 and banded:
                 panel.fill_between(
                     places, values_SN.min(axis=0), values_SN.max(axis=0), color=colour, alpha=0.2, linewidth=0
                 )
+            elif len(seeds) > 1:
+                panel.plot(places, values_SN.T, color=colour, linestyle=style, linewidth=0.7, alpha=0.5)
         label = figure.replace("_", " ")
         several = max(map(len, curves.values())) > 1
         panel.set(xlabel=against, ylabel=label)
         mean = f", mean of {smoothed} updates" if smoothed > 1 else ""
-        panel.set_title(f"{label}{mean}" + (", median and range of seeds" if several else ""))
+        panel.set_title(
+            f"{label}{mean}"
+            + ((", median and range of seeds" if banded else ", median and each seed") if several else "")
+        )
         if figure in SHARES:
             panel.set_ylim(-0.02, 1.02)
         panel.grid(alpha=0.3)
