@@ -190,6 +190,25 @@ def test_ctrl_c_while_modules_are_imported(module: str, arguments: list[str], en
     assert done.stderr.decode().count("\n") == 1
 
 
+TOLD = "import os, signal\nos.kill(os.getpid(), signal.{})\nraise ImportError('half a module')"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signals on this system")
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_cluster_or_a_closed_terminal_stops_it_as_ctrl_c_does(name: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text(TOLD.format(name))
+    env = {"PYTHONPATH": f"{tmp_path}:{PACKAGE.parent}"}
+    done = started("list", env=env)
+    assert (done.returncode, done.stderr.decode()) == (
+        code,
+        "reflectkit: stopped; run the same command again to resume\n",
+    )
+    assert started("list", env=env | {"RANK": "0"}).returncode == -getattr(signal, name)  # of torchrun: at once
+    (tmp_path / "yaml.py").write_text(f"import os, signal\nos.kill(os.getpid(), signal.{name})\nraise SystemExit(7)")
+    ignoring = ["sh", "-c", f'trap "" {name[3:]}; exec "$@"', "sh", *RUN, "list"]  # as nohup does
+    assert subprocess.run(ignoring, env=os.environ | ROOT | env, timeout=120).returncode == 7
+
+
 GROUP = "import os, signal\nos.killpg(0, signal.SIGINT)\nraise ImportError('half a module')"
 
 

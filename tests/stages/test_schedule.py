@@ -11,6 +11,7 @@ import pytest
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ReflectkitError
 from reflectkit.core.threads import use_threads
+from reflectkit.stages.recipes.forking import stop_later
 from reflectkit.stages.recipes.schedule import Job, perform
 
 RUN = """
@@ -160,3 +161,27 @@ def test_a_script_that_would_start_itself_again_is_told_the_guard(tmp_path: Path
     assert errors.rstrip().endswith(
         "step 'rows' ended with exit code 1; see above; run the same command again to resume"
     )
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signals on this system")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_process_that_is_being_started_is_registered_before_a_signal_counts(name: str) -> None:
+    """As a command handles them: each raises. Without a delay, the process would never be told to end."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def start() -> None:
+        with stop_later():
+            os.kill(os.getpid(), number)
+            registered.append(name)
+
+    number, registered = getattr(signal, name), list[str]()
+    before = signal.signal(number, stop)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start()
+        assert registered
+        assert signal.getsignal(number) is stop
+    finally:
+        signal.signal(number, before)

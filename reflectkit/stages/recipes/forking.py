@@ -20,6 +20,7 @@ from reflectkit.core.console import Progress, Quiet
 from reflectkit.core.threads import VARIABLES
 
 PRELOADED = "reflectkit.stages.recipes.preload"
+STOPPING = ("SIGINT", "SIGTERM", "SIGHUP")
 READ_ONCE = (*VARIABLES, "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TORCH", "PYTORCH_")
 """Prefixes of the environment variables that libraries read when they are imported."""
 _served: dict[str, str] | None = None  # these variables in the server that forks the steps
@@ -73,7 +74,7 @@ def _start_server() -> None:
     resource_tracker.ensure_running()  # starting it would unblock the signal
     try:
         os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        with ctrl_c_later():
+        with stop_later():
             forkserver.ensure_running()
     finally:
         for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
@@ -95,16 +96,27 @@ def _wait_for_server(context: Any) -> None:
 
 
 @contextlib.contextmanager
-def ctrl_c_later() -> Iterator[None]:
-    """Delay Ctrl-C until the context ends; processes that are started in it never receive it."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def stop_later() -> Iterator[None]:
+    """Delay Ctrl-C, and the other signals that stop a command, until the context ends. Processes that are started in it
+    never receive Ctrl-C.
+    """
+    main = threading.current_thread() is threading.main_thread()  # others have no handlers
+    every = [getattr(signal, name) for name in STOPPING if main and hasattr(signal, name)]
+    handlers = {number: handler for number in every if callable(handler := signal.getsignal(number))}
+    received: list[tuple[int, Any]] = []
+    for number in handlers:
+        signal.signal(number, lambda *signalled: received.append(signalled))
+    masks = hasattr(signal, "pthread_sigmask")  # not on Windows
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else None
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number, frame in received[:1]:
+            handlers[number](number, frame)
 
 
 def _read_once() -> dict[str, str]:

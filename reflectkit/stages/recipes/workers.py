@@ -18,7 +18,7 @@ from reflectkit.core.config import from_mapping
 from reflectkit.core.console import Bar, Progress, Quiet
 from reflectkit.core.errors import ReflectkitError, user_code_line
 from reflectkit.stages import STAGES
-from reflectkit.stages.recipes.forking import ctrl_c_later, end_with
+from reflectkit.stages.recipes.forking import end_with, stop_later
 
 CHECKS = "checks"
 """A job that is no command's stage: it checks the data before the first training."""
@@ -121,7 +121,7 @@ def start(context: Any, given: Work, events: Any, workers: dict[str, BaseProcess
     """Start a worker from `context` and add it to `workers`. daemon: it starts no workers itself."""
     arguments = (given, events, os.getpid(), {**os.environ, **given.more})
     worker = context.Process(target=_work, args=arguments, daemon=daemon)
-    with ctrl_c_later():  # otherwise it could start without being registered
+    with stop_later():  # otherwise it could start without being registered
         worker.start()
         workers[given.name] = worker
 
