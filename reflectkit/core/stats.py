@@ -133,16 +133,15 @@ def mean_interval(clusters: Clusters) -> tuple[float, float]:
 
 
 def smooth(values: list[float], window: int) -> list[float]:
-    """Trailing mean over up to `window` values; the first ones average what there is. Same length as `values`."""
+    """Trailing mean over up to `window` values; the first ones average what there is. Same length as `values`.
+
+    A window of 1 leaves them as they are: each mean is of its own sum, so that no rounding is carried on.
+    """
     if window < 1:
         raise ValueError(f"window must be at least 1, got {window}")
-    smoothed, total = [], 0.0
-    for index, value in enumerate(values):
-        total += value
-        if index >= window:
-            total -= values[index - window]
-        smoothed.append(total / min(index + 1, window))
-    return smoothed
+    return [
+        math.fsum(part) / len(part) for end in range(1, len(values) + 1) if (part := values[max(0, end - window) : end])
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,9 @@ def test_by_task_weighs_tasks_alike() -> None:
 def test_smooth() -> None:
     assert stats.smooth([1, 3, 5, 7], 2) == [1, 2, 4, 6]
     assert stats.smooth([], 3) == []
+    fortieths = [count / 40 for count in (35, 36, 36, 36, 38, 7, 36)]
+    assert stats.smooth(fortieths, 1) == fortieths  # a running sum made 0.9 0.8999999999999999, which is not 0.9
+    assert stats.smooth([1e17, 1, 2, 3], 1) == [1e17, 1, 2, 3]
 
 
 def test_seeds_depend_on_the_whole_path_and_nothing_else() -> None:
