@@ -7,9 +7,9 @@ SIGTERM, which clusters send before they kill, 143, and by a closed terminal (SI
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 STOPPED = 130
 
@@ -30,8 +30,6 @@ def entry() -> None:
     """The console script."""
     received: list[int] = []
     try:
-        import signal
-
         _stop_as_with_ctrl_c(received)
         code = main()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on Ctrl-C ends the process without a traceback
@@ -44,9 +42,8 @@ def _stop_as_with_ctrl_c(received: list[int]) -> None:
     """From now on, SIGTERM and SIGHUP stop the command as Ctrl-C does, and are added to `received`; a second one ends
     it at once. One that is ignored (nohup) stays so. A process of torchrun may wait for others and ends at once.
     """
-    import signal
 
-    def stop(number: int, _: Any) -> None:
+    def stop(number: int, _: object) -> None:
         signal.signal(number, signal.SIG_DFL)
         received.append(number)
         raise KeyboardInterrupt

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from statistics import fmean
 from typing import Any
 
 Z95 = 1.959963984540054  # the 97.5 % point of the standard normal
@@ -139,9 +140,7 @@ def smooth(values: list[float], window: int) -> list[float]:
     """
     if window < 1:
         raise ValueError(f"window must be at least 1, got {window}")
-    return [
-        math.fsum(part) / len(part) for end in range(1, len(values) + 1) if (part := values[max(0, end - window) : end])
-    ]
+    return [fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
 
 
 @dataclass(frozen=True, slots=True)

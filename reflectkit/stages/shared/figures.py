@@ -31,7 +31,8 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
     pyplot = _pyplot()
     picture, axes = pyplot.subplots(len(panels), 1, figsize=(7, 1 + 3 * len(panels)), dpi=150, squeeze=False)
     for panel, (figure, curves) in zip(axes[:, 0], panels.items(), strict=True):
-        banded = sum(len(seeds) > 1 for seeds in curves.values()) <= BANDS
+        several = sum(len(seeds) > 1 for seeds in curves.values())
+        banded = several <= BANDS
         for index, (name, seeds) in enumerate(curves.items()):
             places = np.unique(np.concatenate([where for where, _ in seeds]))
             shared = (places >= max(where[0] for where, _ in seeds)) & (places <= min(where[-1] for where, _ in seeds))
@@ -47,13 +48,10 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
             elif len(seeds) > 1:
                 panel.plot(places, values_SN.T, color=colour, linestyle=style, linewidth=0.7, alpha=0.5)
         label = figure.replace("_", " ")
-        several = max(map(len, curves.values())) > 1
         panel.set(xlabel=against, ylabel=label)
         mean = f", mean of {smoothed} updates" if smoothed > 1 else ""
-        panel.set_title(
-            f"{label}{mean}"
-            + ((", median and range of seeds" if banded else ", median and each seed") if several else "")
-        )
+        spread = f", median and {'range of seeds' if banded else 'each seed'}" if several else ""
+        panel.set_title(f"{label}{mean}{spread}")
         if figure in SHARES:
             panel.set_ylim(-0.02, 1.02)
         panel.grid(alpha=0.3)
