@@ -239,18 +239,22 @@ def difference_intervals(
 
 
 def flips(totals_C: Array, draws: int) -> tuple[Array, bool]:
-    """Sign patterns (D, C), and whether these are all patterns of the clusters whose total is not 0.
+    """Sign patterns (D, C), and whether these are all patterns of the clusters whose total is not 0, equally often.
 
-    With many such clusters, a fixed random sample of patterns is used instead.
+    With many such clusters, a fixed random sample of patterns is used instead. Of few clusters, all patterns are tried;
+    of more, the others' signs are sampled: they count once a difference other than 0 is tested.
     """
     import numpy as np
 
-    differing = np.flatnonzero(totals_C)
+    differing = np.arange(len(totals_C)) if len(totals_C) <= EXACT else np.flatnonzero(totals_C)
     every = len(differing) <= EXACT
-    rows = 2 ** len(differing) if every else draws
-    signs_DC = np.random.default_rng(0).integers(2, size=(rows, len(totals_C)), dtype=np.int8) * np.int8(2) - np.int8(1)
+    patterns = 2 ** len(differing) if every else draws
+    times = max(1, draws // patterns) if len(differing) < len(totals_C) else 1
+    shape = patterns * times, len(totals_C)
+    signs_DC = np.random.default_rng(0).integers(2, size=shape, dtype=np.int8) * np.int8(2) - np.int8(1)
     if every:
-        signs_DC[:, differing] = np.array(list(product((-1, 1), repeat=len(differing))), dtype=np.int8)
+        of_differing = np.array(list(product((-1, 1), repeat=len(differing))), dtype=np.int8)
+        signs_DC[:, differing] = np.tile(of_differing, (times, 1))
     return signs_DC, every
 
 

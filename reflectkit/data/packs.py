@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import dumps, read_json, replacing, write_json
-from reflectkit.core.types import LARGEST
+from reflectkit.core.types import LARGEST, Status
 
 INDEX = "pack.json"
 FORMAT = 1
@@ -70,7 +71,7 @@ def slim(episode: Mapping[str, Any], cluster: str) -> dict[str, Any]:
     """What a pack keeps of a line of episodes.jsonl."""
     kept = {name: episode[name] for name in ("name", "env", "level", "task") if name in episode}
     kept["cluster"] = cluster
-    kept |= {name: episode[name] for name in ("seed", "status", "success", "return")}
+    kept |= {name: episode[name] for name in ("seed", "status", "success", "return") if name in episode}
     if episode.get("figures"):
         kept["figures"] = episode["figures"]
     return kept | {"steps": len(episode.get("turns", ()))}
@@ -107,12 +108,15 @@ def read_pack(folder: Path) -> Pack:
     if not isinstance(title, str) or not title:
         raise DataError(path, f"expected a title, found {title!r:.60}", field="title")
     if not isinstance(pairs, list) or not all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(name, str) for name in pair) for pair in pairs
+        isinstance(pair, list) and [type(name) for name in pair] == [str, str] and pair[0] != pair[1] for pair in pairs
     ):
-        raise DataError(path, f"expected a list of pairs of names, found {pairs!r:.60}", field="comparisons")
+        raise DataError(path, f"expected a list of pairs of different names, found {pairs!r:.60}", field="comparisons")
     if not isinstance(files, dict) or not files or not all(FILE.fullmatch(name) for name in files):
         raise DataError(path, f"expected seed-N.jsonl.gz with their checksums, found {files!r:.60}", field="files")
     seeds = {int(name[5:].partition(".")[0]): _read_seed(folder / name, digest) for name, digest in files.items()}
+    figures = {curve.figure for seed in seeds.values() for curve in seed.curves}
+    if len(figures) > 1:
+        raise DataError(folder, f"has curves of {' and of '.join(sorted(figures))}; {AGAIN}")
     return Pack(title, tuple((first, second) for first, second in pairs), dict(sorted(seeds.items())))
 
 
@@ -142,6 +146,9 @@ def _read_seed(path: Path, digest: Any) -> Seed:
                     episodes.append(_episode(row))
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 raise DataError(path, f"is neither an episode nor a curve; {AGAIN}", line=number) from None
+    twice = [name for name, count in Counter(curve.name for curve in curves).items() if count > 1]
+    if twice:
+        raise DataError(path, f"has two curves of {twice[0]!r:.60}; {AGAIN}")
     return Seed(tuple(episodes), tuple(curves))
 
 
@@ -151,6 +158,7 @@ def _episode(row: dict[str, Any]) -> dict[str, Any]:
     """
     if row["steps"] < 0 or any(type(row[name]) is not kind for name, kind in FIELDS.items()):
         raise ValueError(row)
+    Status(row["status"])
     kept = {name: row[name] for name in (*FIELDS, "env", "seed") if name in row}
     figures = {name: _finite(value) for name, value in row.get("figures", {}).items()}
     return kept | {"return": _finite(row["return"]), "figures": figures, "turns": [{}] * row["steps"]}

@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
-SPREAD = 1e-8  # standard deviations up to this count as 0
+SPREAD = 1e-8  # values that lie this close together count as equal
 
 
 def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
@@ -80,12 +80,12 @@ def group_relative(
     result = [0.0] * len(scores)
     flat = set()
     for group, indices in _members(groups).items():
-        mean = math.fsum(scores[index] for index in indices) / len(indices)
-        squares = math.fsum((scores[index] - mean) ** 2 for index in indices)
-        spread = math.sqrt(squares / max(1, len(indices) - 1))
-        if spread <= SPREAD:
+        own = [scores[index] for index in indices]
+        if max(own) - min(own) <= SPREAD:
             flat.add(group)
             continue
+        mean = math.fsum(own) / len(own)
+        spread = math.sqrt(math.fsum((score - mean) ** 2 for score in own) / (len(own) - 1))
         for index in indices:
             result[index] = (scores[index] - mean) / (spread if scale else 1.0)
     return result, frozenset(flat)
@@ -93,9 +93,10 @@ def group_relative(
 
 def deviation(values: Sequence[float]) -> float:
     """The population standard deviation of `values` (n); 1 if they are all equal or there are none."""
-    mean = math.fsum(values) / max(1, len(values))
-    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(1, len(values)))
-    return spread if spread > SPREAD else 1.0
+    if not values or max(values) - min(values) <= SPREAD:
+        return 1.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
 
 
 def _members(groups: Sequence[Hashable]) -> dict[Hashable, list[int]]:

@@ -63,10 +63,14 @@ class Config(StageConfig):
             raise ConfigError("pack needs at least one run of evaluate, or a folder with such runs")
         for text in self.compare:
             _pair(text)
+        names = []
         for text in self.curve:
             name, _, run_name = text.partition("=")
             if not (name and run_name):
                 raise ConfigError(f"--curve {text!r}: write NAME=RUN, a run of rlft in each of the folders")
+            if name in names:
+                raise ConfigError(f"--curve {text!r}: there is a curve {name!r} already; give each a name of its own")
+            names.append(name)
         if self.out.exists() and not self.out.is_dir():
             raise ConfigError(f"--out {self.out}: is a file; name a folder")
 
@@ -75,6 +79,8 @@ def _pair(text: str) -> tuple[str, str]:
     first, minus, second = text.partition(MINUS)
     if not (first and minus and second):
         raise ConfigError(f"--compare {text!r}: write 'FIRST - SECOND', with the names of two players")
+    if first == second:
+        raise ConfigError(f"--compare {text!r}: compares a player with itself; name two players")
     return first, second
 
 

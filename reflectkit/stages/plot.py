@@ -8,7 +8,6 @@ terminal.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -216,10 +215,15 @@ def read_curve(path: Path, figure: str, config: Config) -> Curve:
 def _number(path: Path, line: int, row: Mapping[str, Any], name: str) -> Any:
     """A figure of a row. Raises DataError if it is not a number."""
     value = row.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= LARGEST:
         numeric = [key for key, other in row.items() if isinstance(other, int | float)]
         more = "; --validate-steps adds such figures" if name.startswith("validation_") else ""
-        raise DataError(path, f"is not a number here; this run has {', '.join(numeric)}{more}", line=line, field=name)
+        raise DataError(
+            path,
+            f"is not a number of at most {LARGEST:g} in size here; this run has {', '.join(numeric)}{more}",
+            line=line,
+            field=name,
+        )
     return value
 
 

@@ -6,6 +6,8 @@ import csv
 import io
 import math
 import random
+from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,15 +15,18 @@ import pytest
 import scipy.stats
 
 from reflectkit.core.stats import by_cluster, flips, mean_interval, paired, pass_all, pass_at, rate_interval
+from reflectkit.stages.shared.effects import Effect
 from reflectkit.stages.shared.eval_tables import (
     csv_text,
     differences,
     differences_table,
+    figures_of,
     figures_tables,
     pooled,
     row,
     table,
 )
+from reflectkit.stages.shared.seeds import seed_differences
 
 
 def test_equal_outcomes_are_worth_one_task_a_cluster() -> None:
@@ -308,3 +313,65 @@ def test_many_clusters_and_large_values() -> None:
     assert paired(first, second).p == 1.0
     low, high = mean_interval([[1e200], [3e200]])
     assert (low, high) == pytest.approx((2e200 - 12.7062e200, 2e200 + 12.7062e200), rel=1e-5)
+
+
+def test_a_moved_end_is_of_all_sign_patterns() -> None:
+    """The score interval contains 0, the test rejects it: the end is the least gap that the exact test does not reject.
+
+    The last cluster has no gap, so its sign counts only once a gap other than 0 is tested.
+    """
+    sizes, wins = (1, 2, 2, 1, 3, 2, 3), (1, 1, 1, 1, 1, 1, 0)
+
+    def p(gap: Fraction) -> Fraction:
+        totals = [size * (win - gap) for size, win in zip(sizes, wins, strict=True)]
+        sums = [
+            abs(sum(sign * total for sign, total in zip(signs, totals, strict=True)))
+            for signs in product((-1, 1), repeat=len(sizes))
+        ]
+        return Fraction(sum(one >= abs(sum(totals)) for one in sums), len(sums))
+
+    tasks = {f"{cluster}-{task}": str(cluster) for cluster, size in enumerate(sizes) for task in range(size)}
+    result = paired(
+        {task: float(wins[int(cluster)]) for task, cluster in tasks.items()}, dict.fromkeys(tasks, 0.0), tasks
+    )
+    assert result.p == p(Fraction(0)) == Fraction(2, 64)
+    assert result.low == pytest.approx(0.25)
+    assert p(Fraction(249, 1000)) < Fraction(1, 20) <= p(Fraction(251, 1000))
+
+
+def test_a_figure_is_a_share_if_each_episode_has_one() -> None:
+    """Two tries of each task, 0 and 2 tokens: the means are 1, the values no shares."""
+    played = [(str(task), {"tokens": float(tokens)}) for task in range(6) for tokens in (0, 2)]
+    assert figures_of(played)["tokens"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
+    assert figures_of([(task, {"share": 1.0}) for task, _ in played])["share"]["low"] < 0.8
+
+
+def test_rounding_decides_no_verdict() -> None:
+    """0.1 + 0.2 - 0.3 is not 0; an end of exactly 0 is neither above nor below it."""
+    noise = 100 * (0.1 + 0.2 - 0.3)
+    for low, high, word in (
+        (noise, 10.0, "unclear"),
+        (-10.0, -noise, "unclear"),
+        (0.01, 10.0, "helps"),
+        (noise, 3.0 + noise, "equivalent"),
+        (1.0, 3.0 + noise, "helps, by less than 3 points"),
+        (-10.0, -0.01, "harms"),
+    ):
+        assert Effect("T", "a", "b", "success", "full", low, low, high, 1, 9).word == word
+
+
+def test_seeds_of_one_difference_have_the_interval_over_tasks() -> None:
+    """Each task is won in 1 of 3 tries more: the bootstrap has no spread but the rounding of thirds."""
+    files = "".join(str(size) * size for size in range(1, 8))
+    seeds = [
+        [
+            question(name, 100 * seed + number, file, name == "a" and turn == 0)
+            for name in "ab"
+            for number, file in enumerate(files)
+            for turn in range(3)
+        ]
+        for seed in range(6)
+    ]
+    (found,) = seed_differences({"": seeds})
+    assert found["difference"] == pytest.approx(1 / 3)
+    assert found["high"] - found["low"] > 0.05

@@ -505,3 +505,16 @@ def test_a_swap_and_back_is_no_difference() -> None:
         done, text = execute(ledger, ToolCall("swap_item", {"order": order, "item": old, "new_item": new}))
         assert done, text
     assert not ledger.differences()
+
+
+def test_tasks_of_another_seed_are_other_tasks() -> None:
+    """Tables over several seeds tell tasks and their clusters apart by name."""
+    made = [
+        [make_task(seed, number, ONE, shop(seed), source_of(seed, CUSTOMERS)) for number in range(5)] for seed in (1, 2)
+    ]
+    ids, clusters = (
+        [{name(task) for task in part} for part in made] for name in (lambda task: task.id, Support.cluster)
+    )
+    assert all(len(part) == 5 for part in ids)
+    assert not ids[0] & ids[1]
+    assert not clusters[0] & clusters[1]

@@ -13,7 +13,7 @@ import torch
 from reflectkit.core.types import Decision, Message, Observation, Status, Task, Trajectory, Turn
 from reflectkit.rl.algorithms import objective
 from reflectkit.rl.losses import clipped_surrogate, entropy, kl_estimate, reinforce, value_loss
-from reflectkit.rl.returns import generalised_advantages, group_relative, leave_one_out, returns_to_go
+from reflectkit.rl.returns import deviation, generalised_advantages, group_relative, leave_one_out, returns_to_go
 
 
 def test_returns_by_hand() -> None:
@@ -44,6 +44,14 @@ def test_group_relative_by_hand() -> None:
     assert advantages == pytest.approx([-1 / math.sqrt(2), 0, 1 / math.sqrt(2), 0, 0])
     assert flat == {"b", "c"}
     assert group_relative([1, 5, 3, 5], ["a", "b", "a", "b"], scale=False)[0] == [-1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("value", [0.824844977148233, 55981367901.49003, 275210816044830.56])
+def test_equal_scores_have_no_spread_at_any_size(value: float) -> None:
+    """The mean of several equal numbers may be rounded to their neighbour."""
+    for count in range(2, 60):
+        assert group_relative([value] * count, "g" * count, scale=True) == ([0.0] * count, {"g"})
+        assert deviation([value] * count) == 1.0
 
 
 def episode(rewards: list[float], group: str = "g", texts: str = "") -> Trajectory:

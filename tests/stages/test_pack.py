@@ -255,6 +255,7 @@ def test_a_line_that_is_no_episode_is_named(runs: list[str], capsys: pytest.Capt
         '{"steps": -1}',
         json.dumps(episode | {"return": 10**400}),
         json.dumps(episode | {"steps": 1.5}),
+        json.dumps(episode | {"status": "winning"}),
         json.dumps(episode | {"figures": [1]}),
         json.dumps(episode | {"figures": {"tokens": "many"}}),
     ):
@@ -263,6 +264,41 @@ def test_a_line_that_is_no_episode_is_named(runs: list[str], capsys: pytest.Capt
         index = read_json(folder / "pack.json")
         write_json(folder / "pack.json", index | {"files": {"seed-0.jsonl.gz": hashlib.sha256(content).hexdigest()}})
         assert "seed-0.jsonl.gz:1: is neither" in error_of(["plot", "--packs", str(folder)], capsys)
+
+
+def test_two_curves_of_one_arm_are_an_error(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Areas are compared by the arm's name, so each seed has one curve of it, all of the same figure."""
+    error = error_of(
+        ["pack", *runs, "--out", "p", "--title", "T", "--curve", "a=ours-rl", "--curve", "a=plain-rl"], capsys
+    )
+    assert "there is a curve 'a' already" in error
+    curve = Curve("a", "f", (1, 2), (0.0, 1.0))
+    write_pack(tmp_path / "twice", Pack("T", (), {0: Seed((), (curve, replace(curve, figure="g")))}))
+    with pytest.raises(DataError, match="has two curves of 'a'"):
+        read_pack(tmp_path / "twice")
+    write_pack(tmp_path / "apart", Pack("T", (), {0: Seed((), (curve,)), 1: Seed((), (replace(curve, figure="g"),))}))
+    with pytest.raises(DataError, match="curves of f and of g"):
+        read_pack(tmp_path / "apart")
+
+
+def test_a_player_is_not_compared_with_itself(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = error_of(["pack", *runs, "--out", "p", "--title", "T", "--compare", "ours - ours"], capsys)
+    assert "compares a player with itself" in error
+    write_pack(tmp_path, Pack("T", (("ours", "ours"),), {0: Seed()}))
+    with pytest.raises(DataError, match="pairs of different names"):
+        read_pack(tmp_path)
+
+
+def test_episodes_without_a_seed_can_be_packed_again(tmp_path: Path) -> None:
+    episode = {"name": "a", "level": "full", "task": "t", "cluster": "t", "status": "completed"}
+    write_pack(tmp_path, Pack("T", (), {0: Seed((episode | {"success": True, "return": 1.0},))}))
+    before = (tmp_path / "seed-0.jsonl.gz").read_bytes()
+    write_pack(tmp_path, read_pack(tmp_path))
+    assert (tmp_path / "seed-0.jsonl.gz").read_bytes() == before
 
 
 def test_a_file_cannot_fill_the_memory(tmp_path: Path) -> None:

@@ -33,7 +33,10 @@ TRIES = 300
 
 
 def make_task(seed: int, number: int, level: str, database: Database, source: Mapping[str, Any]) -> Task:
-    """Task `number` of `level`. source: how to make the database again, as `database` in the task's data."""
+    """Task `number` of `level`. source: how to make the database again, as `database` in the task's data.
+
+    Its id and its group, the customer, name the seeds, so that tasks of several seeds are told apart.
+    """
     chance = generator(seed, "support", level, number)
     customer, mood, requests = _drawn(level, database, chance)
     record = database.tables["customers"][customer]
@@ -47,7 +50,7 @@ def make_task(seed: int, number: int, level: str, database: Database, source: Ma
         "kind": "+".join(request.kind for request in requests if request.kind != EXTRA),
         "requests": [to_json(request) for request in requests],
     }
-    return Task(f"{level}-{number}", NAME, level, customer, data)
+    return Task(f"support-{level}-{seed}-{number}", NAME, level, f"shop-{source['seed']}-{customer}", data)
 
 
 def _drawn(level: str, database: Database, chance: random.Random) -> tuple[str, str, list[Request]]:

@@ -24,6 +24,8 @@ from reflectkit.stages.shared.seeds import seed_differences
 EQUIVALENT = 3.0
 """Points of success within which two players are called equivalent."""
 SUCCESS, AREA = "success", "area"
+ROUNDING = 1e-9
+"""Points by which an end of an interval may be off, as the sum of rounded numbers."""
 LEGEND = "● success, ■ area below the curve × 100; hollow: one seed; grey: ±3 points"
 
 
@@ -62,11 +64,12 @@ class Effect:
         low, high = self.low, self.high
         if self.seeds > 1:
             low, high = min(low, self.seed_low), max(high, self.seed_high)
-        if low > 0:
-            return "helps" if high > EQUIVALENT else "helps, by less than 3 points"
-        if high < 0:
-            return "harms" if low < -EQUIVALENT else "harms, by less than 3 points"
-        return "equivalent" if low >= -EQUIVALENT and high <= EQUIVALENT else "unclear"
+        within = low >= -EQUIVALENT - ROUNDING and high <= EQUIVALENT + ROUNDING
+        if low > ROUNDING:
+            return "helps, by less than 3 points" if within else "helps"
+        if high < -ROUNDING:
+            return "harms, by less than 3 points" if within else "harms"
+        return "equivalent" if within else "unclear"
 
 
 def effects(pack: Pack) -> list[Effect]:

@@ -137,15 +137,17 @@ def figures_of(
     which is None with fewer than two clusters. An episode that was cut off before it reported a figure counts 0.
     """
     means = {}
-    for name, values in _rates(played).items():
+    episodes = list(played)
+    for name, values in _rates(episodes).items():
         clusters = by_cluster(values, cluster or {})
-        low, high = rate_interval(clusters) if _shares(values.values()) else mean_interval(clusters)
+        low, high = rate_interval(clusters) if _share(name, episodes) else mean_interval(clusters)
         means[name] = {"mean": sum(values.values()) / len(values), "low": _finite(low), "high": _finite(high)}
     return means
 
 
-def _shares(values: Iterable[float]) -> bool:
-    return all(0 <= value <= 1 for value in values)
+def _share(name: str, played: Iterable[tuple[str, Mapping[str, float]]]) -> bool:
+    """Whether each episode's value of the figure lies in [0, 1]."""
+    return all(0 <= figures.get(name, 0.0) <= 1 for _, figures in played)
 
 
 def _finite(value: float) -> float | None:
@@ -177,7 +179,7 @@ def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
         means = {name: _rates(played) for name, played in players.items()}
         for figure in dict.fromkeys(["success", *(name for one in means.values() for name in one)]):
             having = [name for name in means if figure in means[name]]
-            shares = all(_shares(means[name][figure].values()) for name in having)
+            shares = all(_share(figure, players[name]) for name in having)
             for first, second in combinations(having, 2):
                 trials = min(len(players[name]) for name in (first, second)) if figure == "success" else None
                 result = paired(means[first][figure], means[second][figure], cluster, shares=shares, trials=trials)

@@ -16,6 +16,9 @@ from reflectkit.core.stats import by_cluster, by_task, mean_interval, paired
 from reflectkit.stages.shared.eval_tables import Json, clusters_of
 from reflectkit.stages.shared.figures import Curve
 
+ROUNDING = 1e-12
+"""An interval that is no wider has no spread: its ends are sums of rounded numbers."""
+
 
 def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]]) -> list[dict[str, Any]]:
     """Differences in success between any two players on the same level, from the lines of episodes.jsonl of each
@@ -55,7 +58,7 @@ def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]]) -> list[di
     compared = []
     for (level, first, second), by_seed in gaps.items():
         low, high = hierarchical_interval(clusters[level, first, second])
-        if low == high:
+        if math.isclose(low, high, rel_tol=0, abs_tol=ROUNDING):
             means_of_tasks = by_task(pair for both in by_seed for pair in both.items())
             over_tasks = paired(means_of_tasks, dict.fromkeys(means_of_tasks, 0.0), cluster_of)
             low, high = over_tasks.low, over_tasks.high
