@@ -16,7 +16,7 @@ VLLM_VENV ?= .venv-vllm
 VLLM_TORCH ?= torch==2.13.0
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
-PACKS := $(wildcard docs/experiments/episodes/*)
+PACKS := $(shell ls -d docs/experiments/episodes/* | sort -V)
 CURVED := $(wildcard docs/experiments/episodes/taxi-few*)
 PLOT := $(BIN)/reflectkit plot --results-dir build/figures
 

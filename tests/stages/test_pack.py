@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from reflectkit.cli.main import main
 from reflectkit.core.errors import DataError
@@ -20,7 +21,7 @@ from reflectkit.data.episodes import read_compared
 from reflectkit.data.packs import MOST_STEPS, Curve, Pack, Seed, merged, read_pack, write_pack
 from reflectkit.stages.shared.effects import Effect, curves, effects, forest_groups, same_seeds, success_rows
 from reflectkit.stages.shared.eval_tables import differences, pooled
-from reflectkit.stages.shared.figures import LONGEST_NAME, _shown
+from reflectkit.stages.shared.figures import LONGEST_NAME, TALLEST, Interval, _shown, draw_intervals, in_columns
 from reflectkit.stages.shared.seeds import curve_figures, seed_differences
 from tests.commands import error_of
 
@@ -423,3 +424,17 @@ def test_figures_need_no_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, env={"PYTHONPATH": str(ROOT)}
     )
     assert json.loads((tmp_path / "results/1_plot/report.json").read_text())["figures"]
+
+
+def test_many_groups_stand_in_columns(tmp_path: Path) -> None:
+    """In their order, none torn apart, and in no more columns than the rows need."""
+    groups = {f"experiment {number}": [Interval("a − b", 1.0, -1.0, 2.0)] * (3 + number) for number in range(12)}
+    rows = {title: 1 + len(some) for title, some in groups.items()}
+    columns = in_columns(rows)
+    assert [title for column in columns for title in column] == list(groups)
+    assert [sum(rows[title] for title in column) for column in columns] == [39, 33, 42]
+    assert in_columns({"one": 200}) == [["one"]]
+    draw_intervals(groups, "points", tmp_path / "many.png", band=3.0, legend="a legend")
+    width, height = Image.open(tmp_path / "many.png").size
+    assert height <= TALLEST
+    assert width > height, "wide enough to be read"

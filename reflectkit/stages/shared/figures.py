@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # 
 STYLES = ("-", "--", "-.", ":")
 HATCHES = ("", "//", "..", "xx")
 TALLEST = 1400  # pixels of a figure of many intervals, above which it is drawn smaller
+MOST_ROWS = 45  # of intervals in a column, above which there are several
 LONGEST_NAME = 200  # characters
 BANDS = 3  # above that many curves with ranges, their bands hide each other
 SHARES = ("success_rate", "accuracy", "tool_success", "content", "success")  # from 0 to 1
@@ -108,18 +110,63 @@ class Interval:
 def draw_intervals(
     groups: Mapping[str, Sequence[Interval]], axis: str, out: Path, *, band: float = 0.0, legend: str = ""
 ) -> None:
-    """A forest plot: a row for each interval, below the title of its group. band: half the width of the shaded zone of
-    equivalence around 0, which has a line then. legend: what the markers mean.
+    """A forest plot: a row for each interval, below the title of its group; many groups in several columns with one
+    axis. band: half the width of the shaded zone of equivalence around 0, which has a line then. legend: what the
+    markers mean.
     """
     pyplot = _pyplot()
-    rows = sum(1 + len(some) for some in groups.values())
+    columns = in_columns({title: 1 + len(some) for title, some in groups.items()})
+    rows = max(sum(1 + len(groups[title]) for title in column) for column in columns)
     height = 1.2 + 0.3 * rows
-    picture, panel = pyplot.subplots(figsize=(8, height), dpi=min(150, TALLEST / height))
+    picture, panels = pyplot.subplots(
+        1,
+        len(columns),
+        figsize=(8 if len(columns) == 1 else 6.5 * len(columns), height),
+        dpi=min(150, TALLEST / height),
+        sharex=True,
+        squeeze=False,
+    )
+    colours = {title: COLOURS[index % len(COLOURS)] for index, title in enumerate(groups)}
+    for panel, titles in zip(panels[0], columns, strict=True):
+        _draw_column(panel, {title: groups[title] for title in titles}, colours)
+        if band:
+            panel.axvspan(-band, band, color="0.88", zorder=0)
+            panel.axvline(0, color="0.4", linewidth=1, zorder=1)
+        panel.set_ylim(rows - 0.3, -0.7)
+        panel.set_xlabel(axis, fontsize=9)
+    if legend:
+        picture.supxlabel(legend, fontsize=9)
+    _finish(picture, panels[0], out)
+
+
+def in_columns(rows: Mapping[str, int]) -> list[list[str]]:
+    """The groups, in their order, in as many columns as their `rows` need, of about the same height.
+
+    >>> in_columns({"a": 30, "b": 10, "c": 10, "d": 20})
+    [['a', 'b'], ['c', 'd']]
+    """
+    wanted = max(1, math.ceil(sum(rows.values()) / MOST_ROWS))
+    height = max(1, *rows.values(), math.ceil(sum(rows.values()) / wanted))
+    while True:
+        columns: list[list[str]] = [[]]
+        filled = 0
+        for title, count in rows.items():
+            if filled and filled + count > height:
+                columns.append([])
+                filled = 0
+            columns[-1].append(title)
+            filled += count
+        if len(columns) <= wanted:
+            return columns
+        height += 1
+
+
+def _draw_column(panel: Any, groups: Mapping[str, Sequence[Interval]], colours: Mapping[str, str]) -> None:
     places: list[float] = []
     labels: list[str] = []
     place = 0.0
-    for index, (title, some) in enumerate(groups.items()):
-        colour = COLOURS[index % len(COLOURS)]
+    for title, some in groups.items():
+        colour = colours[title]
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
         across = panel.get_yaxis_transform()
         panel.text(0.01, place, _shown(title), transform=across, weight="bold", va="center", fontsize=9, bbox=box)
@@ -131,15 +178,9 @@ def draw_intervals(
             places.append(place)
             labels.append(_shown(one.label))
         place += 1
-    if band:
-        panel.axvspan(-band, band, color="0.88", zorder=0)
-        panel.axvline(0, color="0.4", linewidth=1, zorder=1)
     panel.set_yticks(places, labels, fontsize=8)
-    panel.set_ylim(place - 0.3, -0.7)
     panel.tick_params(axis="y", length=0)
     panel.grid(alpha=0.3, axis="x")
-    panel.set_xlabel(f"{axis}\n{legend}" if legend else axis, fontsize=9)
-    _finish(picture, [panel], out)
 
 
 def _pyplot() -> Any:
