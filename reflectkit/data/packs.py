@@ -1,7 +1,8 @@
 """Packs: the episodes and learning curves of published runs, slimmed to what tables and figures need.
 
 A pack is a folder with a compressed file for each training seed. Every figure of a page can be drawn from it without
-training. `pack.json` has the title, the comparisons and the checksum of each file. A line of `seed-N.jsonl.gz` is an
+training. `pack.json` has the title, the comparisons, what they are measured by (success if it does not say) and the
+checksum of each file. A line of `seed-N.jsonl.gz` is an
 episode (name, env, level, task, cluster, seed, status, success, return, figures, steps) or a curve (curve, figure,
 episodes, values).
 """
@@ -24,6 +25,7 @@ from reflectkit.core.jsonl import dumps, read_json, replacing, write_json
 from reflectkit.core.types import LARGEST, Status
 
 INDEX = "pack.json"
+SUCCESS = "success"
 FORMAT = 1
 LARGEST_FILE = 64 * 2**20  # bytes, unpacked
 MOST_STEPS = 10_000_000  # of the episodes of a file
@@ -65,6 +67,8 @@ class Pack:
     """Pairs of players, (first, second): first minus second is an effect to show."""
     seeds: Mapping[int, Seed] = field(default_factory=dict)
     """By training seed."""
+    measure: str = SUCCESS
+    """What is compared: success, or one of the env's figures that is a share."""
 
 
 def slim(episode: Mapping[str, Any], cluster: str) -> dict[str, Any]:
@@ -93,8 +97,10 @@ def write_pack(folder: Path, pack: Pack) -> list[Path]:
         with replacing(folder / name) as file:
             file.write(gzip.compress(content, mtime=0))
         files[name] = hashlib.sha256(content).hexdigest()
-    comparisons = [list(pair) for pair in pack.comparisons]
-    write_json(folder / INDEX, {"format": FORMAT, "title": pack.title, "comparisons": comparisons, "files": files})
+    index: dict[str, Any] = {"format": FORMAT, "title": pack.title}
+    if pack.measure != SUCCESS:
+        index["measure"] = pack.measure
+    write_json(folder / INDEX, index | {"comparisons": [list(pair) for pair in pack.comparisons], "files": files})
     return [folder / INDEX, *(folder / name for name in files)]
 
 
@@ -105,6 +111,9 @@ def read_pack(folder: Path) -> Pack:
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise DataError(path, f"is not the index of a pack (format {FORMAT}); {AGAIN}")
     title, pairs, files = (index.get(name) for name in ("title", "comparisons", "files"))
+    measure = index.get("measure", SUCCESS)
+    if not isinstance(measure, str) or not measure:
+        raise DataError(path, f"expected success or the name of a figure, found {measure!r:.60}", field="measure")
     if not isinstance(title, str) or not title:
         raise DataError(path, f"expected a title, found {title!r:.60}", field="title")
     if not isinstance(pairs, list) or not all(
@@ -117,7 +126,21 @@ def read_pack(folder: Path) -> Pack:
     figures = {curve.figure for seed in seeds.values() for curve in seed.curves}
     if len(figures) > 1:
         raise DataError(folder, f"has curves of {' and of '.join(sorted(figures))}; {AGAIN}")
-    return Pack(title, tuple((first, second) for first, second in pairs), dict(sorted(seeds.items())))
+    for number, seed in seeds.items():
+        if outside := no_share(seed, measure):
+            raise DataError(folder / f"seed-{number}.jsonl.gz", f"{outside}; {AGAIN}")
+    return Pack(title, tuple((first, second) for first, second in pairs), dict(sorted(seeds.items())), measure)
+
+
+def no_share(seed: Seed, measure: str) -> str:
+    """Why `measure` cannot be compared in percentage points; "" if it can."""
+    if measure == SUCCESS or not seed.episodes:
+        return ""
+    values = [one["figures"][measure] for one in seed.episodes if measure in one.get("figures", {})]
+    if not values:
+        names = sorted({name for one in seed.episodes for name in one.get("figures", {})})
+        return f"no figure {measure!r:.60}; there are {', '.join(names) or 'none'}"
+    return "" if all(0 <= value <= 1 for value in values) else f"{measure!r:.60} is no share, from 0 to 1"
 
 
 def _read_seed(path: Path, digest: Any) -> Seed:
@@ -179,8 +202,11 @@ def _finite(value: Any) -> float:
 
 
 def merged(old: Pack, new: Pack) -> Pack:
-    """`old` with the seeds of `new` in place of its own, and the title and comparisons of `new` where it has some."""
-    return Pack(new.title or old.title, new.comparisons or old.comparisons, {**old.seeds, **new.seeds})
+    """`old` with the seeds of `new` in place of its own, and the title, comparisons and measure of `new` where it has
+    some.
+    """
+    seeds = {**old.seeds, **new.seeds}
+    return Pack(new.title or old.title, new.comparisons or old.comparisons, seeds, new.measure or old.measure)
 
 
 def players(seeds: Sequence[Seed]) -> list[str]:

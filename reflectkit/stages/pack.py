@@ -20,7 +20,7 @@ from reflectkit.core.folders import write_permission
 from reflectkit.core.identity import read_record
 from reflectkit.core.reports import Report, Table
 from reflectkit.data.episodes import read_compared
-from reflectkit.data.packs import INDEX, Curve, Pack, Seed, merged, players, read_pack, write_pack
+from reflectkit.data.packs import INDEX, Curve, Pack, Seed, merged, no_share, players, read_pack, write_pack
 from reflectkit.stages import plot
 from reflectkit.stages.shared.eval_tables import clusters_of
 
@@ -30,6 +30,8 @@ EXAMPLES = (
     " --compare 'Reflect-RL - SFT + RL' --curve Reflect-RL=reflect-rl --curve 'SFT + RL=sft-rl' --figure success_rate",
     "reflectkit pack results/seed2/taxi-tiny --out packs/seeds --curve Reflect-RL=reflect-rl --curve 'SFT + RL=sft-rl'"
     " --figure success_rate",
+    "reflectkit pack results/memory-tiny --out packs/memory --title Memory --compare 'SFT + GRPO - SFT'"
+    " --measure accuracy",
     "reflectkit plot --packs packs/taxi --packs packs/seeds --out effects.png",
 )
 MINUS = " - "
@@ -48,6 +50,9 @@ class Config(StageConfig):
     title: str = option("", help="Title of its figures; needed for a new pack.")
     compare: tuple[str, ...] = option(
         (), help="An effect to show, as 'FIRST - SECOND' with the names of two players (repeat the flag)."
+    )
+    measure: str = option(
+        "", help="What is compared: success, or one of the environment's figures that is a share, such as accuracy."
     )
     curve: tuple[str, ...] = option(
         (), help="NAME=RUN, a run of rlft in each of the folders, whose learning curve is kept (repeat the flag)."
@@ -98,8 +103,11 @@ def run(config: Config, progress: Progress) -> Report:
                 raise ConfigError(f"{path} has seed {number}, as another of the folders; pack one of them")
             seeds[number] = seed
             bar.advance()
-    pack = Pack(config.title, tuple(map(_pair, config.compare)), seeds)
-    pack = merged(old, pack) if old else pack
+    pack = Pack(config.title, tuple(map(_pair, config.compare)), seeds, config.measure)
+    pack = merged(old or Pack(""), pack)
+    for number, seed in pack.seeds.items():
+        if outside := no_share(seed, pack.measure):
+            raise ConfigError(f"--measure {pack.measure}: seed {number} has {outside}")
     figures = sorted({curve.figure for seed in pack.seeds.values() for curve in seed.curves})
     if len(figures) > 1:
         raise ConfigError(

@@ -7,15 +7,17 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from reflectkit.cli.main import main
 from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import read_json, write_json, write_jsonl
+from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.core.seeding import generator
 from reflectkit.data.episodes import read_compared
 from reflectkit.data.packs import MOST_STEPS, Curve, Pack, Seed, merged, read_pack, write_pack
@@ -438,3 +440,50 @@ def test_many_groups_stand_in_columns(tmp_path: Path) -> None:
     width, height = Image.open(tmp_path / "many.png").size
     assert height <= TALLEST
     assert width > height, "wide enough to be read"
+
+
+def with_figures(episodes: Sequence[Mapping[str, Any]], scale: float = 1.0) -> tuple[dict[str, Any], ...]:
+    """Each episode's success once more as the figure "accuracy", times `scale`."""
+    return tuple({**one, "figures": {"accuracy": scale * one["success"], "tokens": 9.0}} for one in episodes)
+
+
+def test_a_figure_can_be_compared_instead_of_success(runs: list[str], tmp_path: Path) -> None:
+    """Half of success: half of the differences; by seed, and with one seed."""
+    folder = pack(*runs, "--title", "T", *PAIRS)
+    plain = read_pack(folder)
+    for chosen in (list(plain.seeds), list(plain.seeds)[:1]):
+        seeds = {number: plain.seeds[number] for number in chosen}
+        halves = {number: Seed(with_figures(seed.episodes, 0.5), seed.curves) for number, seed in seeds.items()}
+        whole, half = effects(replace(plain, seeds=seeds)), effects(replace(plain, seeds=halves, measure="accuracy"))
+        assert [one.measure for one in half] == [one.measure.replace("success", "accuracy") for one in whole]
+        for one, other in zip(half, whole, strict=True):
+            factor = 0.5 if one.measure == "accuracy" else 1.0
+            assert one.difference == pytest.approx(factor * other.difference)
+            if len(chosen) > 1:
+                assert (one.low, one.high) == pytest.approx((factor * other.low, factor * other.high))
+    write_pack(tmp_path / "half", replace(plain, seeds=halves, measure="accuracy"))
+    assert read_pack(tmp_path / "half").measure == "accuracy"
+    assert main(["plot", "--packs", str(tmp_path / "half"), "--out", "half.svg"]) == 0
+    assert "ours − random, accuracy" in Path("half.svg").read_text("utf-8")
+    assert main(["plot", "--packs", str(tmp_path / "half"), "--figure", "success", "--out", "players.svg"]) == 0
+    assert "T: accuracy" in Path("players.svg").read_text("utf-8")
+
+
+def test_what_is_compared_is_a_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in (0, 1):
+        folder = made(tmp_path / f"seed{seed}", seed)
+        for path in folder.glob("*/episodes.jsonl"):
+            write_jsonl(path, with_figures([row for _, row in read_jsonl(path)]))
+    command = ["pack", "seed0", "--out", "p", "--title", "T", "--compare", "ours - random"]
+    assert "seed 0 has no figure 'wit'; there are accuracy, tokens" in error_of([*command, "--measure", "wit"], capsys)
+    assert "'tokens' is no share" in error_of([*command, "--measure", "tokens"], capsys)
+    assert main([*command, "--measure", "accuracy"]) == 0
+    assert main(["pack", "seed1", "--out", "p"]) == 0
+    assert (read_pack(Path("p")).measure, len(read_pack(Path("p")).seeds)) == ("accuracy", 2)
+    index = read_json(Path("p/pack.json"))
+    for wrong, message in ((5, "name of a figure"), ("tokens", "'tokens' is no share"), ("wit", "no figure 'wit'")):
+        write_json(Path("p/pack.json"), index | {"measure": wrong})
+        assert message in error_of(["plot", "--packs", "p"], capsys)

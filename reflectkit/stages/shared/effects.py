@@ -16,17 +16,17 @@ from typing import Any
 from reflectkit.core.curves import area
 from reflectkit.core.reports import Table
 from reflectkit.core.stats import mean_interval
-from reflectkit.data.packs import Pack
-from reflectkit.stages.shared.eval_tables import differences, pooled
+from reflectkit.data.packs import SUCCESS, Pack
+from reflectkit.stages.shared.eval_tables import Json, differences, pooled
 from reflectkit.stages.shared.figures import Curve, Interval
 from reflectkit.stages.shared.seeds import seed_differences
 
 EQUIVALENT = 3.0
 """Points of success within which two players are called equivalent."""
-SUCCESS, AREA = "success", "area"
+AREA = "area"
 ROUNDING = 1e-9
 """Points by which an end of an interval may be off, as the sum of rounded numbers."""
-LEGEND = "● success, ■ area below the curve × 100; hollow: one seed; grey: ±3 points"
+LEGEND = "● success, or what is named; ■ area below the curve × 100; hollow: one seed; grey: ±3 points"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Effect:
     second: str
     """The player that it is compared with."""
     measure: str
-    """"success" or "area"."""
+    """"success", one of the env's figures, or "area"."""
     level: str
     """Of the problems; "" for an area."""
     difference: float
@@ -84,13 +84,13 @@ def effects(pack: Pack) -> list[Effect]:
 def _successes(pack: Pack) -> list[Effect]:
     names = {name for pair in pack.comparisons for name in pair}
     seeds = [[one for one in seed.episodes if one["name"] in names] for seed in pack.seeds.values()]
-    pooled_over_seeds = seed_differences({"": [part for part in seeds if part]})
+    pooled_over_seeds = seed_differences({"": [part for part in seeds if part]}, pack.measure)
     several = {(one["level"], frozenset((one["first"], one["second"]))) for one in pooled_over_seeds}
     of_one_seed = [
         one
         for part in seeds
         for one in differences(part)
-        if one["figure"] == SUCCESS and (one["level"], frozenset((one["first"], one["second"]))) not in several
+        if one["figure"] == pack.measure and (one["level"], frozenset((one["first"], one["second"]))) not in several
     ]
     found = []
     for one in [*pooled_over_seeds, *of_one_seed]:
@@ -101,7 +101,7 @@ def _successes(pack: Pack) -> list[Effect]:
             over_seeds = mean_interval([[100 * sign * gap] for gap in one.get("by_seed", ())])
             difference = sign * 100 * one["difference"] + 0.0
             facts = (difference, *ends, one.get("seeds", 1), one["tasks"], *over_seeds)
-            found.append(Effect(pack.title, first, second, SUCCESS, one["level"], *facts))
+            found.append(Effect(pack.title, first, second, pack.measure, one["level"], *facts))
     return found
 
 
@@ -138,16 +138,26 @@ def success_rows(pack: Pack) -> list[dict[str, Any]]:
 
 
 def success_groups(packs: Sequence[Pack]) -> dict[str, list[Interval]]:
-    """The players' success in percent, as rows of a figure, by the title of their pack."""
+    """The players' success in percent, or what their pack measures instead, as rows of a figure, by its title."""
     groups: dict[str, list[Interval]] = {}
     for pack in packs:
         rows = success_rows(pack)
         several = len({row["level"] for row in rows}) > 1
+        title = pack.title if pack.measure == SUCCESS else f"{pack.title}: {pack.measure}"
         for row in rows:
             label = f"{row['name']}, {row['level']}" if several else row["name"]
-            one = Interval(label, 100 * row["success"], 100 * row["low"], 100 * row["high"], len(pack.seeds) == 1)
-            groups.setdefault(pack.title, []).append(one)
+            mean, low, high = estimate(row, pack.measure)
+            one = Interval(label, 100 * mean, 100 * low, 100 * high, len(pack.seeds) == 1)
+            groups.setdefault(title, []).append(one)
     return groups
+
+
+def estimate(row: Json, measure: str) -> tuple[float, float, float]:
+    """(mean, low, high) of a row of `success_rows`."""
+    if measure == SUCCESS:
+        return row["success"], row["low"], row["high"]
+    figure = row["figures"].get(measure, {"mean": 0.0, "low": 0.0, "high": 0.0})
+    return figure["mean"], figure["low"], figure["high"]
 
 
 def forest_groups(found: Sequence[Effect]) -> dict[str, list[Interval]]:
@@ -159,11 +169,12 @@ def forest_groups(found: Sequence[Effect]) -> dict[str, list[Interval]]:
     for one in found:
         levels.setdefault(one.experiment, set()).update({one.level} - {""})
     for one in found:
-        of = AREA if one.measure == AREA else one.level if len(levels[one.experiment]) > 1 else ""
-        label = f"{one.first} − {one.second}" + (f", {of}" if of else "")
+        parts = [f"{one.first} − {one.second}"]
+        parts += [one.measure] if one.measure != SUCCESS else []
+        parts += [one.level] if one.level and len(levels[one.experiment]) > 1 else []
         bounded = math.isfinite(one.low + one.high)
         ends = (max(one.low, -100.0), min(one.high, 100.0)) if bounded else (one.difference, one.difference)
-        row = Interval(label, one.difference, *ends, one.seeds == 1, one.measure == AREA)
+        row = Interval(", ".join(parts), one.difference, *ends, one.seeds == 1, one.measure == AREA)
         groups.setdefault(one.experiment, []).append(row)
     return groups
 
@@ -184,7 +195,7 @@ def effects_table(found: Sequence[Effect]) -> Table:
         (
             one.experiment,
             f"{one.first} − {one.second}",
-            one.measure if one.measure == AREA else f"{SUCCESS}, {one.level}",
+            one.measure if one.measure == AREA else f"{one.measure}, {one.level}",
             _points(one.difference),
             f"{_points(one.low)} to {_points(one.high)}" if math.isfinite(one.low + one.high) else "unknown: one seed",
             str(one.seeds),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from reflectkit.core.jsonl import replacing
 from reflectkit.core.prompts import one_line
@@ -209,6 +210,17 @@ def _finish(picture: Any, panels: Sequence[Any], out: Path) -> None:
             panel.spines[side].set_visible(False)
     picture.tight_layout()
     with replacing(out) as file:
-        metadata = {"Software": None} if out.suffix == ".png" else {"Date": None}
-        picture.savefig(file, format=out.suffix[1:], metadata=metadata)
+        if out.suffix == ".png":
+            _save_small(picture, file)
+        else:
+            picture.savefig(file, format=out.suffix[1:], metadata={"Date": None})
     _pyplot().close(picture)
+
+
+def _save_small(picture: Any, file: IO[bytes]) -> None:
+    """As a PNG of 256 colours, a third of the bytes."""
+    from PIL import Image
+
+    whole = io.BytesIO()
+    picture.savefig(whole, format="png", metadata={"Software": None})
+    Image.open(whole).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, "png", optimize=True)

@@ -6,23 +6,25 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import write_text
 from reflectkit.core.reports import Table
-from reflectkit.data.packs import Pack, read_pack
+from reflectkit.data.packs import SUCCESS, Pack, read_pack
 from reflectkit.stages.shared.effects import (
     EQUIVALENT,
     LEGEND,
     curves,
     effects,
     effects_table,
+    estimate,
     forest_groups,
     same_seeds,
     success_groups,
     success_rows,
 )
-from reflectkit.stages.shared.eval_tables import markdown, table
+from reflectkit.stages.shared.eval_tables import figures_tables, markdown, table
 from reflectkit.stages.shared.figures import draw_curves, draw_intervals
 from reflectkit.stages.shared.seeds import curve_figures, curve_table
 
@@ -53,12 +55,15 @@ def draw_packs(folders: Sequence[Path], figure: str, out: Path, page: Path | Non
     if figure == "success":
         if not any(seed.episodes for pack in packs for seed in pack.seeds.values()):
             raise DataError(folders[0], "has no episodes")
-        draw_intervals(success_groups(packs), "success, %", out)
-        rows = {pack.title: success_rows(pack) for pack in packs}
+        others = [pack.measure for pack in packs if pack.measure != SUCCESS]
+        draw_intervals(success_groups(packs), "success, %" if not others else "success, or what is named, %", out)
+        rows = {pack.title: (pack.measure, success_rows(pack)) for pack in packs}
         numbers = {
-            f"{title}: {row['name']} {row['level']}": row["success"] for title, some in rows.items() for row in some
+            f"{title}: {row['name']} {row['level']}": estimate(row, measure)[0]
+            for title, (measure, some) in rows.items()
+            for row in some
         }
-        return [table(title, some) for title, some in rows.items()], numbers
+        return [one for title, (measure, some) in rows.items() for one in _tables(title, some, measure)], numbers
     panels, numbers, tables = {}, {}, []
     for folder, pack in zip(folders, packs, strict=True):
         title, some = figure if len(packs) == 1 else pack.title, curves(pack, figure)
@@ -71,6 +76,14 @@ def draw_packs(folders: Sequence[Path], figure: str, out: Path, page: Path | Non
             tables.append(curve_table(summed, title, reach, "episodes"))
     draw_curves(panels, "episodes", 1, out)
     return tables, numbers
+
+
+def _tables(title: str, rows: list[dict[str, Any]], measure: str) -> list[Table]:
+    """The players' table, with one of their `measure` if it is not success."""
+    of_measure = [
+        row | {"figures": {measure: row["figures"].get(measure)}} for row in rows if measure in row.get("figures", {})
+    ]
+    return [table(title, rows), *figures_tables(of_measure)]
 
 
 def _draw_effects(folders: Sequence[Path], packs: Sequence[Pack], out: Path, page: Path | None) -> Drawn:

@@ -13,16 +13,17 @@ from reflectkit.core.bootstrap import hierarchical_interval
 from reflectkit.core.curves import area, first_reaching
 from reflectkit.core.reports import Table
 from reflectkit.core.stats import by_cluster, by_task, mean_interval, paired
-from reflectkit.stages.shared.eval_tables import Json, clusters_of
+from reflectkit.stages.shared.eval_tables import Json, clusters_of, measured
 from reflectkit.stages.shared.figures import Curve
 
 ROUNDING = 1e-12
 """An interval that is no wider has no spread: its ends are sums of rounded numbers."""
 
 
-def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]]) -> list[dict[str, Any]]:
+def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]], measure: str = "success") -> list[dict[str, Any]]:
     """Differences in success between any two players on the same level, from the lines of episodes.jsonl of each
-    evaluation, by its step, and each seed. A player that several evaluations have is told apart by the step.
+    evaluation, by its step, and each seed. A player that several evaluations have is told apart by the step. measure:
+    one of the env's figures that is a share, instead of success; an episode without it counts 0.
 
     Each is `{level, first, second, difference, low, high, seeds, tasks, by_seed}`: first minus second, the mean over
     seeds of the mean over the tasks that both finished; low and high: hierarchical bootstrap over seeds and clusters of
@@ -45,7 +46,7 @@ def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]]) -> list[di
                 name = f"{episode['name']} ({step})" if steps_of[episode["name"]] > 1 else episode["name"]
                 places.setdefault(name, len(places))
                 played = outcomes.setdefault(episode["level"], {}).setdefault(name, [])
-                played.append((episode["task"], float(episode["success"])))
+                played.append((episode["task"], measured(episode, measure)))
         for level, players in outcomes.items():
             means = {name: by_task(played) for name, played in players.items()}
             for first, second in combinations(sorted(means, key=places.__getitem__), 2):
