@@ -127,18 +127,18 @@ def read_pack(folder: Path) -> Pack:
     if len(figures) > 1:
         raise DataError(folder, f"has curves of {' and of '.join(sorted(figures))}; {AGAIN}")
     for number, seed in seeds.items():
-        if outside := no_share(seed, measure):
+        if outside := no_share(seed.episodes, measure):
             raise DataError(folder / f"seed-{number}.jsonl.gz", f"{outside}; {AGAIN}")
     return Pack(title, tuple((first, second) for first, second in pairs), dict(sorted(seeds.items())), measure)
 
 
-def no_share(seed: Seed, measure: str) -> str:
+def no_share(episodes: Sequence[Mapping[str, Any]], measure: str) -> str:
     """Why `measure` cannot be compared in percentage points; "" if it can."""
-    if measure == SUCCESS or not seed.episodes:
+    if measure == SUCCESS or not episodes:
         return ""
-    values = [one["figures"][measure] for one in seed.episodes if measure in one.get("figures", {})]
+    values = [one["figures"][measure] for one in episodes if measure in one.get("figures", {})]
     if not values:
-        names = sorted({name for one in seed.episodes for name in one.get("figures", {})})
+        names = sorted({name for one in episodes for name in one.get("figures", {})})
         return f"no figure {measure!r:.60}; there are {', '.join(names) or 'none'}"
     return "" if all(0 <= value <= 1 for value in values) else f"{measure!r:.60} is no share, from 0 to 1"
 

@@ -106,7 +106,7 @@ def run(config: Config, progress: Progress) -> Report:
     pack = Pack(config.title, tuple(map(_pair, config.compare)), seeds, config.measure)
     pack = merged(old or Pack(""), pack)
     for number, seed in pack.seeds.items():
-        if outside := no_share(seed, pack.measure):
+        if outside := no_share(seed.episodes, pack.measure):
             raise ConfigError(f"--measure {pack.measure}: seed {number} has {outside}")
     figures = sorted({curve.figure for seed in pack.seeds.values() for curve in seed.curves})
     if len(figures) > 1:

@@ -42,6 +42,7 @@ from reflectkit.core.errors import ConfigError, unknown_name
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.reports import Report
 from reflectkit.core.runs import open_run
+from reflectkit.data.packs import no_share
 from reflectkit.stages import config_class, plot
 from reflectkit.stages.recipes.ablations import (
     MARK,
@@ -259,10 +260,12 @@ def run(config: Config, progress: Progress) -> Report:
             current.tables += [*passes_table(rows), *aspect_tables(every), *eval_tables.figures_tables(rows)]
         current.tables += ablated
         by_step = {step: [_episodes(report) for report in parts] for step, parts in evaluations.items()}
-        if apart := seed_differences(by_step):
+        if outside := no_share([one for parts in by_step.values() for part in parts for one in part], recipe.measure):
+            raise ConfigError(f"recipe {config.recipe}, 'measure': {outside}; choose another, then start it again")
+        if apart := seed_differences(by_step, recipe.measure):
             outputs.append(current.folder / "differences.json")
             write_json(outputs[-1], apart)
-            current.tables.append(seed_differences_table(apart))
+            current.tables.append(seed_differences_table(apart, recipe.measure))
         if drawn_from := _all_curves(jobs, reports):
             picture = current.folder / "curves.png"
             drawn_from |= {"results_dir": config.results_dir, "name": f"{config.folder}/{RECORD}.curves", "keep": True}

@@ -30,8 +30,8 @@ class Recipe:
     """A pipeline. description: one line. defaults: settings for every stage that has them. steps: `name`, `stage` and
     the stage's settings; `{name}` in a value means that step's checkpoint or run. fast: settings by step for `--fast`.
     fast_shows: what that variant is and shows, in a sentence; empty if it only checks that every step runs. full_shows:
-    what the full recipe takes and shows, as "takes … and shows …". ablations: by name, for `--ablate`.
-    parameters: by name, flags of `run`.
+    what the full recipe takes and shows, as "takes … and shows …". measure: what `run --seeds` compares, success or one
+    of the env's figures that is a share. ablations: by name, for `--ablate`. parameters: by name, flags of `run`.
     """
 
     description: str
@@ -40,6 +40,7 @@ class Recipe:
     fast: dict[str, dict[str, Any]] = field(default_factory=dict)
     fast_shows: str = ""
     full_shows: str = ""
+    measure: str = "success"
     ablations: dict[str, Ablation] = field(default_factory=dict)
     parameters: dict[str, Parameter] = field(default_factory=dict)
 

@@ -71,9 +71,9 @@ def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]], measure: s
     return compared
 
 
-def seed_differences_table(compared: Sequence[Json]) -> Table:
+def seed_differences_table(compared: Sequence[Json], measure: str = "success") -> Table:
     """`seed_differences` as a table, in percentage points."""
-    title = "Differences in success, in points (bootstrap of seeds and problems)"
+    title = f"Differences in {measure.replace('_', ' ')}, in points (bootstrap of seeds and problems)"
     cells = tuple(
         (
             f"{one['first']} − {one['second']}",
