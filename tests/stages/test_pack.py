@@ -23,7 +23,15 @@ from reflectkit.data.episodes import read_compared
 from reflectkit.data.packs import MOST_STEPS, Curve, Pack, Seed, merged, read_pack, write_pack
 from reflectkit.stages.shared.effects import Effect, curves, effects, forest_groups, same_seeds, success_rows
 from reflectkit.stages.shared.eval_tables import differences, pooled
-from reflectkit.stages.shared.figures import LONGEST_NAME, TALLEST, Interval, _shown, draw_intervals, in_columns
+from reflectkit.stages.shared.figures import (
+    LONGEST_NAME,
+    MOST_COLUMNS,
+    TALLEST,
+    Interval,
+    _shown,
+    draw_intervals,
+    in_columns,
+)
 from reflectkit.stages.shared.seeds import curve_figures, seed_differences
 from tests.commands import error_of
 
@@ -436,6 +444,7 @@ def test_many_groups_stand_in_columns(tmp_path: Path) -> None:
     assert [title for column in columns for title in column] == list(groups)
     assert [sum(rows[title] for title in column) for column in columns] == [39, 33, 42]
     assert in_columns({"one": 200}) == [["one"]]
+    assert len(in_columns({str(number): 9 for number in range(500)})) == MOST_COLUMNS
     draw_intervals(groups, "points", tmp_path / "many.png", band=3.0, legend="a legend")
     width, height = Image.open(tmp_path / "many.png").size
     assert height <= TALLEST

@@ -18,6 +18,7 @@ STYLES = ("-", "--", "-.", ":")
 HATCHES = ("", "//", "..", "xx")
 TALLEST = 1400  # pixels of a figure of many intervals, above which it is drawn smaller
 MOST_ROWS = 45  # of intervals in a column, above which there are several
+MOST_COLUMNS = 4
 LONGEST_NAME = 200  # characters
 BANDS = 3  # above that many curves with ranges, their bands hide each other
 SHARES = ("success_rate", "accuracy", "tool_success", "content", "success")  # from 0 to 1
@@ -141,12 +142,13 @@ def draw_intervals(
 
 
 def in_columns(rows: Mapping[str, int]) -> list[list[str]]:
-    """The groups, in their order, in as many columns as their `rows` need, of about the same height.
+    """The groups, in their order, in as many columns as their `rows` need, at most `MOST_COLUMNS`, of about the same
+    height.
 
     >>> in_columns({"a": 30, "b": 10, "c": 10, "d": 20})
     [['a', 'b'], ['c', 'd']]
     """
-    wanted = max(1, math.ceil(sum(rows.values()) / MOST_ROWS))
+    wanted = max(1, min(MOST_COLUMNS, math.ceil(sum(rows.values()) / MOST_ROWS)))
     height = max(1, *rows.values(), math.ceil(sum(rows.values()) / wanted))
     while True:
         columns: list[list[str]] = [[]]
