@@ -109,6 +109,8 @@ def _turn(turn: Turn, before: Turn | None) -> dict[str, Any]:
     return {key: value for key, value in row.items() if value is not None}
 
 
+SUCCESS = "success"
+"""What players are compared by, unless an env's figure is named."""
 LONGEST_LINE = 64 * 2**20  # bytes of one episode
 TURN_LISTS = ("actions", "reflections")
 """The lists that earlier versions stored for an episode's turns: actions and comments."""
@@ -233,6 +235,22 @@ def read_compared(path: Path) -> list[dict[str, Any]]:
         ):
             raise fields.error("turns", "expected a list of turns whose info is an object")
     return [row for _, row in rows]
+
+
+def measured(episode: Mapping[str, Any], measure: str) -> float:
+    """An episode's success, 0 or 1, or the value of one of the env's figures, 0 if it has none."""
+    return float(episode["success"] if measure == SUCCESS else episode.get("figures", {}).get(measure, 0.0))
+
+
+def no_share(episodes: Sequence[Mapping[str, Any]], measure: str) -> str:
+    """Why `measure` cannot be compared in percentage points; "" if it can."""
+    if measure == SUCCESS or not episodes:
+        return ""
+    values = [one["figures"][measure] for one in episodes if measure in one.get("figures", {})]
+    if not values:
+        names = sorted({name for one in episodes for name in one.get("figures", {})})
+        return f"no figure {measure!r:.60}; there are {', '.join(names) or 'none'}"
+    return "" if all(0 <= value <= 1 for value in values) else f"{measure!r:.60} is no share, from 0 to 1"
 
 
 def _played(row: Fields) -> Played:

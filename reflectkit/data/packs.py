@@ -23,9 +23,9 @@ from typing import Any
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import dumps, read_json, replacing, write_json
 from reflectkit.core.types import LARGEST, Status
+from reflectkit.data.episodes import SUCCESS, no_share
 
 INDEX = "pack.json"
-SUCCESS = "success"
 FORMAT = 1
 LARGEST_FILE = 64 * 2**20  # bytes, unpacked
 MOST_STEPS = 10_000_000  # of the episodes of a file
@@ -130,17 +130,6 @@ def read_pack(folder: Path) -> Pack:
         if outside := no_share(seed.episodes, measure):
             raise DataError(folder / f"seed-{number}.jsonl.gz", f"{outside}; {AGAIN}")
     return Pack(title, tuple((first, second) for first, second in pairs), dict(sorted(seeds.items())), measure)
-
-
-def no_share(episodes: Sequence[Mapping[str, Any]], measure: str) -> str:
-    """Why `measure` cannot be compared in percentage points; "" if it can."""
-    if measure == SUCCESS or not episodes:
-        return ""
-    values = [one["figures"][measure] for one in episodes if measure in one.get("figures", {})]
-    if not values:
-        names = sorted({name for one in episodes for name in one.get("figures", {})})
-        return f"no figure {measure!r:.60}; there are {', '.join(names) or 'none'}"
-    return "" if all(0 <= value <= 1 for value in values) else f"{measure!r:.60} is no share, from 0 to 1"
 
 
 def _read_seed(path: Path, digest: Any) -> Seed:

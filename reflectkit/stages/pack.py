@@ -19,8 +19,8 @@ from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.folders import write_permission
 from reflectkit.core.identity import read_record
 from reflectkit.core.reports import Report, Table
-from reflectkit.data.episodes import read_compared
-from reflectkit.data.packs import INDEX, Curve, Pack, Seed, merged, no_share, players, read_pack, write_pack
+from reflectkit.data.episodes import no_share, read_compared
+from reflectkit.data.packs import INDEX, Curve, Pack, Seed, merged, players, read_pack, write_pack
 from reflectkit.stages import plot
 from reflectkit.stages.shared.eval_tables import clusters_of
 

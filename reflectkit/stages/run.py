@@ -42,7 +42,7 @@ from reflectkit.core.errors import ConfigError, unknown_name
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.reports import Report
 from reflectkit.core.runs import open_run
-from reflectkit.data.packs import no_share
+from reflectkit.data.episodes import no_share
 from reflectkit.stages import config_class, plot
 from reflectkit.stages.recipes.ablations import (
     MARK,

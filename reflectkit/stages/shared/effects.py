@@ -16,7 +16,8 @@ from typing import Any
 from reflectkit.core.curves import area
 from reflectkit.core.reports import Table
 from reflectkit.core.stats import mean_interval
-from reflectkit.data.packs import SUCCESS, Pack
+from reflectkit.data.episodes import SUCCESS
+from reflectkit.data.packs import Pack
 from reflectkit.stages.shared.eval_tables import Json, differences, pooled
 from reflectkit.stages.shared.figures import Curve, Interval
 from reflectkit.stages.shared.seeds import seed_differences

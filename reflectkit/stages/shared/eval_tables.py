@@ -145,11 +145,6 @@ def figures_of(
     return means
 
 
-def measured(episode: Json, measure: str) -> float:
-    """An episode's success, 0 or 1, or the value of one of the env's figures, 0 if it has none."""
-    return float(episode["success"] if measure == "success" else episode.get("figures", {}).get(measure, 0.0))
-
-
 def _share(name: str, played: Iterable[tuple[str, Mapping[str, float]]]) -> bool:
     """Whether each episode's value of the figure lies in [0, 1]."""
     return all(0 <= figures.get(name, 0.0) <= 1 for _, figures in played)

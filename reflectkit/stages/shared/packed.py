@@ -11,7 +11,8 @@ from typing import Any
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import write_text
 from reflectkit.core.reports import Table
-from reflectkit.data.packs import SUCCESS, Pack, read_pack
+from reflectkit.data.episodes import SUCCESS
+from reflectkit.data.packs import Pack, read_pack
 from reflectkit.stages.shared.effects import (
     EQUIVALENT,
     LEGEND,

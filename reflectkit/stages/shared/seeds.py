@@ -13,14 +13,15 @@ from reflectkit.core.bootstrap import hierarchical_interval
 from reflectkit.core.curves import area, first_reaching
 from reflectkit.core.reports import Table
 from reflectkit.core.stats import by_cluster, by_task, mean_interval, paired
-from reflectkit.stages.shared.eval_tables import Json, clusters_of, measured
+from reflectkit.data.episodes import SUCCESS, measured
+from reflectkit.stages.shared.eval_tables import Json, clusters_of
 from reflectkit.stages.shared.figures import Curve
 
 ROUNDING = 1e-12
 """An interval that is no wider has no spread: its ends are sums of rounded numbers."""
 
 
-def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]], measure: str = "success") -> list[dict[str, Any]]:
+def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]], measure: str = SUCCESS) -> list[dict[str, Any]]:
     """Differences in success between any two players on the same level, from the lines of episodes.jsonl of each
     evaluation, by its step, and each seed. A player that several evaluations have is told apart by the step. measure:
     one of the env's figures that is a share, instead of success; an episode without it counts 0.
@@ -71,7 +72,7 @@ def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]], measure: s
     return compared
 
 
-def seed_differences_table(compared: Sequence[Json], measure: str = "success") -> Table:
+def seed_differences_table(compared: Sequence[Json], measure: str = SUCCESS) -> Table:
     """`seed_differences` as a table, in percentage points."""
     title = f"Differences in {measure.replace('_', ' ')}, in points (bootstrap of seeds and problems)"
     cells = tuple(
