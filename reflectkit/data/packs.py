@@ -2,8 +2,8 @@
 
 A pack is a folder with a compressed file for each training seed. Every figure of a page can be drawn from it without
 training. `pack.json` has the title, the comparisons, what they are measured by (success if it does not say) and the
-checksum of each file. A line of `seed-N.jsonl.gz` is an episode (name, env, level, task, cluster, seed, status, success,
-return, figures, steps) or a curve (curve, figure, episodes, values).
+checksum of each file. A line of `seed-N.jsonl.gz` is an episode (name, env, level, task, cluster, seed, status,
+success, return, figures, steps) or a curve (curve, figure, episodes, values).
 """
 
 from __future__ import annotations
