@@ -83,21 +83,15 @@ def effects(pack: Pack) -> list[Effect]:
 
 
 def _successes(pack: Pack) -> list[Effect]:
-    names = {name for pair in pack.comparisons for name in pair}
-    seeds = [[one for one in seed.episodes if one["name"] in names] for seed in pack.seeds.values()]
-    pooled_over_seeds = seed_differences({"": [part for part in seeds if part]}, pack.measure)
-    several = {(one["level"], frozenset((one["first"], one["second"]))) for one in pooled_over_seeds}
-    of_one_seed = [
-        one
-        for part in seeds
-        for one in differences(part)
-        if one["figure"] == pack.measure and (one["level"], frozenset((one["first"], one["second"]))) not in several
-    ]
     found = []
-    for one in [*pooled_over_seeds, *of_one_seed]:
-        for sign, first, second in ((1, one["first"], one["second"]), (-1, one["second"], one["first"])):
-            if (first, second) not in pack.comparisons:
-                continue
+    for first, second in dict.fromkeys(pack.comparisons):
+        parts = [[one for one in seed.episodes if one["name"] in (first, second)] for seed in pack.seeds.values()]
+        of_several = seed_differences({"": [part for part in parts if part]}, pack.measure)
+        levels = {one["level"] for one in of_several}
+        rest = [[one for one in part if one["level"] not in levels] for part in parts]
+        of_one = [one for part in rest for one in differences(part) if one["figure"] == pack.measure]
+        for one in [*of_several, *of_one]:
+            sign = 1 if one["first"] == first else -1
             ends = sorted((sign * 100 * one["low"], sign * 100 * one["high"]))
             over_seeds = mean_interval([[100 * sign * gap] for gap in one.get("by_seed", ())])
             difference = sign * 100 * one["difference"] + 0.0
