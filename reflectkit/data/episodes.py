@@ -243,14 +243,14 @@ def measured(episode: Mapping[str, Any], measure: str) -> float:
 
 
 def no_share(episodes: Sequence[Mapping[str, Any]], measure: str) -> str:
-    """Why `measure` cannot be compared in percentage points; "" if it can."""
+    """What these have or lack so that `measure` cannot be compared in percentage points; "" if it can."""
     if measure == SUCCESS or not episodes:
         return ""
     values = [one["figures"][measure] for one in episodes if measure in one.get("figures", {})]
     if not values:
         names = sorted({name for one in episodes for name in one.get("figures", {})})
-        return f"no figure {measure!r:.60}; there are {', '.join(names) or 'none'}"
-    return "" if all(0 <= value <= 1 for value in values) else f"{measure!r:.60} is no share, from 0 to 1"
+        return f"has no figure {measure!r:.60}; there are {', '.join(names) or 'none'}"
+    return "" if all(0 <= value <= 1 for value in values) else f"has values beyond 0 to 1: {measure!r:.60} is no share"
 
 
 def _played(row: Fields) -> Played:

@@ -14,7 +14,7 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,9 +122,8 @@ def read_pack(folder: Path) -> Pack:
     if not isinstance(files, dict) or not files or not all(FILE.fullmatch(name) for name in files):
         raise DataError(path, f"expected seed-N.jsonl.gz with their checksums, found {files!r:.60}", field="files")
     seeds = {int(name[5:].partition(".")[0]): _read_seed(folder / name, digest) for name, digest in files.items()}
-    figures = {curve.figure for seed in seeds.values() for curve in seed.curves}
-    if len(figures) > 1:
-        raise DataError(folder, f"has curves of {' and of '.join(sorted(figures))}; {AGAIN}")
+    if len(figures := figures_kept(seeds.values())) > 1:
+        raise DataError(folder, f"has curves of {' and of '.join(figures)}; {AGAIN}")
     for number, seed in seeds.items():
         if outside := no_share(seed.episodes, measure):
             raise DataError(folder / f"seed-{number}.jsonl.gz", f"{outside}; {AGAIN}")
@@ -195,6 +194,11 @@ def merged(old: Pack, new: Pack) -> Pack:
     """
     seeds = {**old.seeds, **new.seeds}
     return Pack(new.title or old.title, new.comparisons or old.comparisons, seeds, new.measure or old.measure)
+
+
+def figures_kept(seeds: Iterable[Seed]) -> list[str]:
+    """The figures that the curves are of, sorted; a pack has one, as areas are compared by the arm's name."""
+    return sorted({curve.figure for seed in seeds for curve in seed.curves})
 
 
 def players(seeds: Sequence[Seed]) -> list[str]:

@@ -20,7 +20,7 @@ from reflectkit.core.folders import write_permission
 from reflectkit.core.identity import read_record
 from reflectkit.core.reports import Report, Table
 from reflectkit.data.episodes import no_share, read_compared
-from reflectkit.data.packs import INDEX, Curve, Pack, Seed, merged, players, read_pack, write_pack
+from reflectkit.data.packs import INDEX, Curve, Pack, Seed, figures_kept, merged, players, read_pack, write_pack
 from reflectkit.stages import plot
 from reflectkit.stages.shared.eval_tables import clusters_of
 
@@ -107,9 +107,8 @@ def run(config: Config, progress: Progress) -> Report:
     pack = merged(old or Pack(""), pack)
     for number, seed in pack.seeds.items():
         if outside := no_share(seed.episodes, pack.measure):
-            raise ConfigError(f"--measure {pack.measure}: seed {number} has {outside}")
-    figures = sorted({curve.figure for seed in pack.seeds.values() for curve in seed.curves})
-    if len(figures) > 1:
+            raise ConfigError(f"--measure {pack.measure}: seed {number} {outside}")
+    if len(figures := figures_kept(pack.seeds.values())) > 1:
         raise ConfigError(
             f"{config.out} would have curves of {' and of '.join(figures)}; give one --figure for all seeds"
         )

@@ -249,8 +249,8 @@ def run(config: Config, progress: Progress) -> Report:
             lines = closing(config.in_full, config.fast, recipe.fast_shows, recipe.full_shows, jobs, reports)
             return dataclasses.replace(report, closing=lines)
         outputs = []
-        for number, (step, parts) in enumerate(evaluations.items()):
-            episodes = [_episodes(report) for report in parts]
+        by_step = {step: [_episodes(report) for report in parts] for step, parts in evaluations.items()}
+        for number, (step, episodes) in enumerate(by_step.items()):
             rows = eval_tables.pooled(episodes)
             path = current.folder / (f"eval-{step}.json" if number else "eval.json")
             write_json(path, {"rows": rows})
@@ -259,9 +259,10 @@ def run(config: Config, progress: Progress) -> Report:
             every = [episode for part in episodes for episode in part]
             current.tables += [*passes_table(rows), *aspect_tables(every), *eval_tables.figures_tables(rows)]
         current.tables += ablated
-        by_step = {step: [_episodes(report) for report in parts] for step, parts in evaluations.items()}
         if outside := no_share([one for parts in by_step.values() for part in parts for one in part], recipe.measure):
-            raise ConfigError(f"recipe {config.recipe}, 'measure': {outside}; choose another, then start it again")
+            raise ConfigError(
+                f"recipe {config.recipe}: the evaluation {outside}; change 'measure', then start it again"
+            )
         if apart := seed_differences(by_step, recipe.measure):
             outputs.append(current.folder / "differences.json")
             write_json(outputs[-1], apart)
