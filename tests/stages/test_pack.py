@@ -21,7 +21,15 @@ from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.core.seeding import generator
 from reflectkit.data.episodes import read_compared
 from reflectkit.data.packs import MOST_STEPS, Curve, Pack, Seed, merged, read_pack, write_pack
-from reflectkit.stages.shared.effects import Effect, curves, effects, forest_groups, same_seeds, success_rows
+from reflectkit.stages.shared.effects import (
+    Effect,
+    curves,
+    effects,
+    effects_table,
+    forest_groups,
+    same_seeds,
+    success_rows,
+)
 from reflectkit.stages.shared.eval_tables import differences, pooled
 from reflectkit.stages.shared.figures import (
     LONGEST_NAME,
@@ -32,6 +40,7 @@ from reflectkit.stages.shared.figures import (
     draw_intervals,
     in_columns,
 )
+from reflectkit.stages.shared.packed import draw_packs
 from reflectkit.stages.shared.seeds import curve_figures, seed_differences
 from tests.commands import error_of
 
@@ -368,6 +377,24 @@ def test_levels_are_named_where_there_are_several() -> None:
     groups = forest_groups([some, replace(some, measure="area", level=""), *several])
     assert [row.label for row in groups["one"]] == ["a − b", "a − b, area"]
     assert [row.label for row in groups["two"]] == ["a − b, short", "a − b, long"]
+
+
+def test_a_figure_called_area_is_none() -> None:
+    """Of an env's figure, the level is told; only an area has none, and a mark of its own."""
+    below = Effect("one", "a", "b", "area", "", 1.0, 0.0, 2.0, 5, 0)
+    figure = replace(below, level="full", problems=9)
+    assert [row[2] for row in effects_table([below, figure]).rows] == ["area", "area, full"]
+    assert [one.is_area for one in (below, figure)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("names", "axis"),
+    [("memory", "accuracy, %"), ("tools", "success, %"), ("memory tools", "success, or what is named, %")],
+)
+def test_the_axis_names_what_the_packs_measure(names: str, axis: str, tmp_path: Path) -> None:
+    drawn = tmp_path / "players.svg"
+    draw_packs([PUBLISHED / name for name in names.split()], "success", drawn)
+    assert f"<!-- {axis} -->" in drawn.read_text("utf-8")
 
 
 def test_refused(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:

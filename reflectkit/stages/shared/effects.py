@@ -60,6 +60,11 @@ class Effect:
     """Its upper end."""
 
     @property
+    def is_area(self) -> bool:
+        """Whether this is of the area below a curve, and not of problems with a figure that is called so."""
+        return self.measure == AREA and not self.level
+
+    @property
     def word(self) -> str:
         """helps, harms, equivalent or unclear. With several seeds, both intervals must agree on it."""
         low, high = self.low, self.high
@@ -169,7 +174,7 @@ def forest_groups(found: Sequence[Effect]) -> dict[str, list[Interval]]:
         parts += [one.level] if one.level and len(levels[one.experiment]) > 1 else []
         bounded = math.isfinite(one.low + one.high)
         ends = (max(one.low, -100.0), min(one.high, 100.0)) if bounded else (one.difference, one.difference)
-        row = Interval(", ".join(parts), one.difference, *ends, one.seeds == 1, one.measure == AREA)
+        row = Interval(", ".join(parts), one.difference, *ends, one.seeds == 1, one.is_area)
         groups.setdefault(one.experiment, []).append(row)
     return groups
 
@@ -190,7 +195,7 @@ def effects_table(found: Sequence[Effect]) -> Table:
         (
             one.experiment,
             f"{one.first} − {one.second}",
-            one.measure if one.measure == AREA else f"{one.measure}, {one.level}",
+            one.measure if one.is_area else f"{one.measure}, {one.level}",
             _points(one.difference),
             f"{_points(one.low)} to {_points(one.high)}" if math.isfinite(one.low + one.high) else "unknown: one seed",
             str(one.seeds),

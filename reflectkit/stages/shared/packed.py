@@ -11,7 +11,6 @@ from typing import Any
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import write_text
 from reflectkit.core.reports import Table
-from reflectkit.data.episodes import SUCCESS
 from reflectkit.data.packs import Pack, read_pack
 from reflectkit.stages.shared.effects import (
     EQUIVALENT,
@@ -56,8 +55,9 @@ def draw_packs(folders: Sequence[Path], figure: str, out: Path, page: Path | Non
     if figure == "success":
         if not any(seed.episodes for pack in packs for seed in pack.seeds.values()):
             raise DataError(folders[0], "has no episodes")
-        others = [pack.measure for pack in packs if pack.measure != SUCCESS]
-        draw_intervals(success_groups(packs), "success, %" if not others else "success, or what is named, %", out)
+        measures = {pack.measure for pack in packs}
+        axis = "success, or what is named, %" if len(measures) > 1 else f"{measures.pop()}, %"
+        draw_intervals(success_groups(packs), axis, out)
         rows = {pack.title: (pack.measure, success_rows(pack)) for pack in packs}
         numbers = {
             f"{title}: {row['name']} {row['level']}": estimate(row, measure)[0]
