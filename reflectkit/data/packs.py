@@ -188,12 +188,24 @@ def _finite(value: Any) -> float:
     return value  # type: ignore[no-any-return]
 
 
-def merged(old: Pack, new: Pack) -> Pack:
+def merged(old: Pack, new: Pack, add: bool = False) -> Pack:
     """`old` with the seeds of `new` in place of its own, and the title, comparisons and measure of `new` where it has
     some.
+
+    add: keep those players, curves and comparisons of `old` that `new` does not have.
     """
-    seeds = {**old.seeds, **new.seeds}
-    return Pack(new.title or old.title, new.comparisons or old.comparisons, seeds, new.measure or old.measure)
+    seeds, comparisons = {**old.seeds, **new.seeds}, new.comparisons or old.comparisons
+    if add:
+        seeds |= {number: _both(old.seeds[number], seed) for number, seed in new.seeds.items() if number in old.seeds}
+        comparisons = tuple(dict.fromkeys((*old.comparisons, *new.comparisons)))
+    return Pack(new.title or old.title, comparisons, seeds, new.measure or old.measure)
+
+
+def _both(old: Seed, new: Seed) -> Seed:
+    """The players and curves of both, those of `new` where both have one of a name."""
+    names, curves = set(players([new])), {curve.name for curve in new.curves}
+    kept = tuple(one for one in old.episodes if one["name"] not in names)
+    return Seed((*kept, *new.episodes), (*(one for one in old.curves if one.name not in curves), *new.curves))
 
 
 def figures_kept(seeds: Iterable[Seed]) -> list[str]:

@@ -30,6 +30,7 @@ EXAMPLES = (
     " --compare 'Reflect-RL - SFT + RL' --curve Reflect-RL=reflect-rl --curve 'SFT + RL=sft-rl' --figure success_rate",
     "reflectkit pack results/seed2/taxi-tiny --out packs/seeds --curve Reflect-RL=reflect-rl --curve 'SFT + RL=sft-rl'"
     " --figure success_rate",
+    "reflectkit pack results/longer-evaluation --out packs/taxi --add --compare 'SFT - SFT, longer'",
     "reflectkit pack results/memory-tiny --out packs/memory --title Memory --compare 'SFT + GRPO - SFT'"
     " --measure accuracy",
     "reflectkit plot --packs packs/taxi --packs packs/seeds --out effects.png",
@@ -47,6 +48,11 @@ class Config(StageConfig):
         kw_only=True,
     )
     out: Path = option(help="Folder of the pack; seeds that it has already are kept or replaced.")
+    add: bool = option(
+        False,
+        help="Add players, curves and comparisons to those that the pack has for these seeds, instead of replacing"
+        " them; a player or a curve of the same name is replaced.",
+    )
     title: str = option("", help="Title of its figures; needed for a new pack.")
     compare: tuple[str, ...] = option(
         (), help="An effect to show, as 'FIRST - SECOND' with the names of two players (repeat the flag)."
@@ -95,6 +101,8 @@ def run(config: Config, progress: Progress) -> Report:
     old = read_pack(config.out) if (config.out / INDEX).exists() else None
     if old is None and not config.title:
         raise ConfigError(f"{config.out} is a new pack; give it a --title")
+    if old is None and config.add:
+        raise ConfigError(f"--add: there is no pack in {config.out} yet; leave it out to make one")
     seeds: dict[int, Seed] = {}
     with progress.bar("Packing", len(config.paths)) as bar:
         for path in config.paths:
@@ -104,7 +112,7 @@ def run(config: Config, progress: Progress) -> Report:
             seeds[number] = seed
             bar.advance()
     pack = Pack(config.title, tuple(map(_pair, config.compare)), seeds, config.measure)
-    pack = merged(old or Pack(""), pack)
+    pack = merged(old or Pack(""), pack, config.add)
     for number, seed in pack.seeds.items():
         if outside := no_share(seed.episodes, pack.measure):
             raise ConfigError(f"--measure {pack.measure}: seed {number} {outside}")

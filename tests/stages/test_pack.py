@@ -174,6 +174,30 @@ def test_a_seed_is_added_and_packing_again_changes_nothing(runs: list[str]) -> N
     assert sum(map(len, before.values())) < 12_000  # nothing that was seen or said is kept
 
 
+def test_an_arm_can_be_added_to_the_seeds(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Evaluation by evaluation, the pack is that of both at once; an arm that is there is replaced."""
+    both = ["--title", "T", "--compare", "ours - random"]
+    whole = read_pack(pack(*runs[:2], *both))
+    for run in runs[:2]:
+        for step, name in (("evaluation", "plain (evaluation)"), ("others", "plain (others)")):
+            path = Path(run) / step / "episodes.jsonl"
+            write_jsonl(path, [row | {"name": name} if row["name"] == "plain" else row for row in read_compared(path)])
+    one = [str(Path(run) / "evaluation") for run in runs[:2]]
+    other = [str(Path(run) / "others") for run in runs[:2]]
+    add = ["--out", "parts", "--add"]
+    assert "--add: there is no pack in parts yet" in error_of(["pack", *one, *add, "--title", "T"], capsys)
+    assert main(["pack", *one, "--out", "parts", "--title", "T", "--compare", "ours - plain (evaluation)"]) == 0
+    for _ in range(2):
+        assert main(["pack", *other, *add, "--compare", "ours - random"]) == 0
+    parts = read_pack(Path("parts"))
+    assert parts.comparisons == (("ours", "plain (evaluation)"), ("ours", "random"))
+    assert [seed.episodes for seed in parts.seeds.values()] == [seed.episodes for seed in whole.seeds.values()]
+    assert main(["pack", runs[2], "--out", "packed", "--add", *CURVES]) == 0
+    assert main(["pack", runs[0], "--out", "packed", "--add", "--curve", "late=ours-rl"]) == 0
+    packed = read_pack(Path("packed"))
+    assert [len(seed.curves) for seed in packed.seeds.values()] == [3, 2, 2]
+
+
 def test_where_the_curves_reach_a_value(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     folder = pack(*runs, "--title", "Three seeds", *PAIRS)
     capsys.readouterr()
