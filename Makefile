@@ -17,7 +17,7 @@ VLLM_TORCH ?= torch==2.13.0
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
 PACKS := $(shell ls -d docs/experiments/episodes/* | sort -V)
-CURVED := $(wildcard docs/experiments/episodes/taxi-few*)
+CURVED := $(wildcard docs/experiments/episodes/taxi-few* docs/experiments/episodes/taxi-maps)
 PLOT := $(BIN)/reflectkit plot --results-dir build/figures
 
 .PHONY: help install demo test check lint format type bench bench-peers bench-growth gpu-check docs pictures figures dist alfworld smollm2 vllm vllm-check clean

@@ -239,6 +239,7 @@ def test_a_verdict_needs_both_intervals(low: float, high: float, seed_low: float
         assert Effect("t", "a", "b", "success", "full", 0, low, high, 1, 9).word == (
             "equivalent" if low < 0 else "helps"
         ), "with one seed there is only one"
+    assert Effect("t", "a", "b", "success", "full", 0, low, high, 2, 9, seed_low, seed_high).word == "unclear"
 
 
 def test_the_table_goes_into_a_page(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,7 +66,11 @@ class Effect:
 
     @property
     def word(self) -> str:
-        """helps, harms, equivalent or unclear. With several seeds, both intervals must agree on it."""
+        """helps, harms, equivalent or unclear. With several seeds, both intervals must agree on it; two seeds are
+        always unclear, as they may be alike by chance and then have a t interval without width.
+        """
+        if self.seeds == 2:
+            return "unclear"
         low, high = self.low, self.high
         if self.seeds > 1:
             low, high = min(low, self.seed_low), max(high, self.seed_high)

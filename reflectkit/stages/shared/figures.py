@@ -21,6 +21,7 @@ MOST_ROWS = 50  # of intervals in a column, above which there are several
 MOST_COLUMNS = 4
 LONGEST_NAME = 200  # characters
 BANDS = 3  # above that many curves with ranges, their bands hide each other
+INSIDE = 6  # a legend of more names covers the curves
 SHARES = ("success_rate", "accuracy", "tool_success", "content", "success")  # from 0 to 1
 
 Curve = tuple[Sequence[float], Sequence[float]]
@@ -28,12 +29,14 @@ Curve = tuple[Sequence[float], Sequence[float]]
 
 def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: str, smoothed: int, out: Path) -> None:
     """One panel per figure: the median of each name's curves (x, y), with their range if there are several; with more
-    than BANDS names, each curve as a thin line instead.
+    than BANDS names, each curve as a thin line instead. More than INSIDE names stand beside the panel.
     """
     import numpy as np
 
     pyplot = _pyplot()
-    picture, axes = pyplot.subplots(len(panels), 1, figsize=(7, 1 + 3 * len(panels)), dpi=150, squeeze=False)
+    outside = max(map(len, panels.values()), default=0) > INSIDE
+    size = (9 if outside else 7, 1 + 3 * len(panels))
+    picture, axes = pyplot.subplots(len(panels), 1, figsize=size, dpi=150, squeeze=False)
     for panel, (figure, curves) in zip(axes[:, 0], panels.items(), strict=True):
         several = sum(len(seeds) > 1 for seeds in curves.values())
         banded = several <= BANDS
@@ -59,7 +62,8 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
         if figure in SHARES:
             panel.set_ylim(-0.02, 1.02)
         panel.grid(alpha=0.3)
-        panel.legend(frameon=False)
+        beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if outside else {}
+        panel.legend(frameon=False, **beside)
     _finish(picture, axes[:, 0], out)
 
 
@@ -220,9 +224,9 @@ def _finish(picture: Any, panels: Sequence[Any], out: Path) -> None:
 
 
 def _save_small(picture: Any, file: IO[bytes]) -> None:
-    """As a PNG of 256 colours, a third of the bytes."""
+    """As a PNG of 64 colours, a fourth of the bytes."""
     from PIL import Image
 
     whole = io.BytesIO()
     picture.savefig(whole, format="png", metadata={"Software": None})
-    Image.open(whole).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, "png", optimize=True)
+    Image.open(whole).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(file, "png", optimize=True)
