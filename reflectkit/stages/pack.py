@@ -30,9 +30,10 @@ EXAMPLES = (
     " --compare 'Reflect-RL - SFT + RL' --curve Reflect-RL=reflect-rl --curve 'SFT + RL=sft-rl' --figure success_rate",
     "reflectkit pack results/seed2/taxi-tiny --out packs/seeds --curve Reflect-RL=reflect-rl --curve 'SFT + RL=sft-rl'"
     " --figure success_rate",
-    "reflectkit pack results/longer-evaluation --out packs/taxi --add --compare 'SFT - SFT, longer'",
     "reflectkit pack results/memory-tiny --out packs/memory --title Memory --compare 'SFT + GRPO - SFT'"
     " --measure accuracy",
+    "reflectkit pack results/memory-tiny/longer-evaluation --out packs/memory --add"
+    " --compare 'SFT, 400 steps more - SFT'",
     "reflectkit plot --packs packs/taxi --packs packs/seeds --out effects.png",
 )
 MINUS = " - "
@@ -99,10 +100,10 @@ def run(config: Config, progress: Progress) -> Report:
     """Write the pack. Raises ConfigError, and DataError if a run is missing or damaged."""
     write_permission(config.out)
     old = read_pack(config.out) if (config.out / INDEX).exists() else None
-    if old is None and not config.title:
-        raise ConfigError(f"{config.out} is a new pack; give it a --title")
     if old is None and config.add:
         raise ConfigError(f"--add: there is no pack in {config.out} yet; leave it out to make one")
+    if old is None and not config.title:
+        raise ConfigError(f"{config.out} is a new pack; give it a --title")
     seeds: dict[int, Seed] = {}
     with progress.bar("Packing", len(config.paths)) as bar:
         for path in config.paths:

@@ -185,7 +185,7 @@ def test_an_arm_can_be_added_to_the_seeds(runs: list[str], capsys: pytest.Captur
     one = [str(Path(run) / "evaluation") for run in runs[:2]]
     other = [str(Path(run) / "others") for run in runs[:2]]
     add = ["--out", "parts", "--add"]
-    assert "--add: there is no pack in parts yet" in error_of(["pack", *one, *add, "--title", "T"], capsys)
+    assert "--add: there is no pack in parts yet" in error_of(["pack", *one, *add], capsys)
     assert main(["pack", *one, "--out", "parts", "--title", "T", "--compare", "ours - plain (evaluation)"]) == 0
     for _ in range(2):
         assert main(["pack", *other, *add, "--compare", "ours - random"]) == 0

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from reflectkit.cli.main import main
 from reflectkit.core.checksums import seal, verify
 from reflectkit.core.console import Quiet
-from reflectkit.core.errors import ConfigError, DataError, DivergedError, ReflectkitError
+from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError, ReflectkitError
 from reflectkit.models.checks import all_finite
 from reflectkit.stages import sft
 from tests.kill import hashes
@@ -94,6 +94,27 @@ def test_a_whole_trainer_checkpoint_is_resumed_from(rows: Path, straight: dict[s
     assert not any("earlier state" in line for line in progress.lines)
     assert hashes(train(rows, results)) == straight
     assert not list(results.rglob("trainer"))
+
+
+@pytest.mark.parametrize("at", [3, 4, 5, 6, 7])
+def test_rows_grouped_by_length_keep_their_order(rows: Path, tmp_path: Path, at: int) -> None:
+    """Three steps are an epoch: resumed within the second or third one, or between two."""
+    settings: dict[str, Any] = {"group_by_length": True, "save_steps": 1, "max_steps": 9}
+    for step in (at, at + 1):  # interrupted twice, so that a resumed run has kept its epoch's order, too
+        with pytest.raises(KeyboardInterrupt):
+            train(rows, tmp_path / "cut", Interrupting(at=step), **settings)
+    assert hashes(train(rows, tmp_path / "cut", **settings)) == hashes(train(rows, tmp_path / "straight", **settings))
+
+
+def test_a_damaged_order_of_rows_is_one_line(rows: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"group_by_length": True, "save_steps": 1}
+    with pytest.raises(KeyboardInterrupt):
+        train(rows, tmp_path, Interrupting(at=3), **settings)
+    (last,) = tmp_path.glob("1_sft/trainer/checkpoint-2")
+    save_file({"state": torch.zeros(3)}, last / "epoch_order.safetensors")
+    seal(last)
+    with pytest.raises(CheckpointError, match=r"epoch_order.safetensors is damaged"):
+        train(rows, tmp_path, **settings)
 
 
 def test_a_trainer_checkpoint_of_an_earlier_version_is_resumed_from(

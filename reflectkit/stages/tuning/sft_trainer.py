@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from reflectkit.core.checksums import CHECKSUMS, seal
 from reflectkit.core.console import Bar, Progress, Quiet
-from reflectkit.core.errors import DivergedError
+from reflectkit.core.errors import CheckpointError, DivergedError
 from reflectkit.core.folders import checkpoints
 from reflectkit.core.identity import plain_settings
 from reflectkit.core.jsonl import disk_full
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from reflectkit.models.load import Player
     from reflectkit.stages.sft import Config
 
+ORDER = "epoch_order.safetensors"  # torch's random state at the start of the epoch
 EXPLODED = 10  # times the loss of guessing; no working training comes near it
 
 
@@ -46,6 +47,7 @@ def train(
         trainer = trainer_of(config, folder, player, encoded)
         try:
             with tracking(config.report_to, folder.parent, plain_settings(config)) as log:
+                trainer.add_callback(_order(resume))  # before the one that seals a checkpoint
                 trainer.add_callback(_callback(bar, math.log(len(player.tokenizer)), log, config.keep_checkpoints))
                 trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         except BaseException as error:
@@ -180,6 +182,41 @@ def _callback(bar: Bar, guessing: float, log: Log, keep: int) -> Any:
                 shutil.rmtree(old, ignore_errors=True)
 
     return Show()
+
+
+def _order(resume: Path | None) -> Any:
+    """Keeps the random state from which an epoch's order of rows is drawn. With `group_by_length` that is torch's own,
+    and the trainer only skips what has been read: a run resumed within a later epoch would read the rows in the order
+    of the first. resume: the checkpoint, whose state is used once.
+
+    Raises CheckpointError if that state is damaged.
+    """
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file, save_file
+    from transformers import TrainerCallback
+
+    class Order(TrainerCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.kept = resume / ORDER if resume is not None and (resume / ORDER).is_file() else None
+            self.begun = torch.get_rng_state()
+
+        def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if self.kept is not None:
+                try:
+                    torch.set_rng_state(load_file(self.kept)["state"])
+                except (SafetensorError, KeyError, RuntimeError, TypeError) as error:
+                    raise CheckpointError(f"{self.kept} is damaged ({error})") from None
+                self.kept = None
+            self.begun = torch.get_rng_state()
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            ended = state.epoch == int(state.epoch)  # a resumed run begins with the next epoch
+            if state.is_world_process_zero:
+                begun = torch.get_rng_state() if ended else self.begun
+                save_file({"state": begun}, Path(args.output_dir) / f"checkpoint-{state.global_step}" / ORDER)
+
+    return Order()
 
 
 def _printer() -> Any:
