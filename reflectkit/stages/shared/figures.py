@@ -22,6 +22,7 @@ MOST_COLUMNS = 4
 LONGEST_NAME = 200  # characters
 BANDS = 3  # above that many curves with ranges, their bands hide each other
 INSIDE = 6  # a legend of more names covers the curves
+BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}  # a legend to the right of its panel
 SHARES = ("success_rate", "accuracy", "tool_success", "content", "success")  # from 0 to 1
 
 Curve = tuple[Sequence[float], Sequence[float]]
@@ -62,8 +63,7 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
         if figure in SHARES:
             panel.set_ylim(-0.02, 1.02)
         panel.grid(alpha=0.3)
-        beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)} if outside else {}
-        panel.legend(frameon=False, **beside)
+        panel.legend(frameon=False, **(BESIDE if outside else {}))
     _finish(picture, axes[:, 0], out)
 
 
@@ -91,7 +91,7 @@ def draw_bars(figure: str, bars: Mapping[str, Mapping[str, tuple[float, float, f
         panel.set_ylim(0, 1.02)
     panel.grid(alpha=0.3, axis="y")
     panel.set_axisbelow(True)
-    panel.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    panel.legend(frameon=False, fontsize=8, **BESIDE)
     _finish(picture, [panel], out)
 
 
