@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from reflectkit.core import tools
 from reflectkit.core.batching import Batched, Table
-from reflectkit.core.errors import ConfigError, EnvironmentFailure
+from reflectkit.core.checked import checked
+from reflectkit.core.errors import EnvironmentFailure
 from reflectkit.core.eventloop import in_thread, wait_for
-from reflectkit.core.protocols import Agent, BatchAgent, Context, Env, StepResult
+from reflectkit.core.protocols import Agent, BatchAgent, Context, Env
 from reflectkit.core.seeding import derive
-from reflectkit.core.types import LARGEST, Decision, Observation, Status, Task, ToolSpec, Trajectory, Turn
+from reflectkit.core.types import Decision, Observation, Status, Task, Trajectory, Turn
 
 Value = TypeVar("Value")
 LATE = "the episode took longer than"
@@ -133,10 +131,10 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
     If the env fails (EnvironmentFailure, also from its oracle) or the agent cannot decide (`Decision.failure`), the
     episode is ABORTED, with the reason. If the observation is too long for the agent's model or no answer was legal
     (`Decision.overflow`), it is TRUNCATED, and the env's `forfeit` is added to the last turn's reward, so that ending
-    early never costs less than playing on to the horizon. Other errors are raised; ConfigError if the env returns a
-    reward or info that is not valid JSON, an observation without texts, or a last step that does not say whether the
-    problem is solved.
+    early never costs less than playing on to the horizon. Other errors are raised; ConfigError for what `core.checked`
+    refuses.
     """
+    env = checked(env)
     turns: list[Turn] = []
     observation = None
     start = derive(episode.seed, "env") if episode.start is None else episode.start
@@ -144,15 +142,12 @@ async def play(episode: Episode, env: Env, agent: Agent, *, timeout_s: float = 0
     try:
         async with deadline:
             observation = await _answer(env, env.reset, episode.task, start)
-            _check_seen(observation, env)
-            _check_tools(observation, env)
             while True:
                 context = Context(derive(episode.seed, "turn", len(turns)), env, tuple(turns))
                 decision = await agent.decide(observation, context)
                 if decision.failure is not None or decision.overflow is not None:
                     return _undone(episode, turns, decision, env, observation)
                 result = await _answer(env, env.step, decision.action)
-                _check(result, env)
                 turns.append(Turn(observation, decision, result.reward, result.info))
                 observation = result.observation
                 if result.terminated or result.truncated:
@@ -203,67 +198,6 @@ def _undone(
 
 
 def _forfeit(env: Env) -> float:
-    """The reward for ending the episode now without an answer; 0 if the env does not define one."""
-    forfeit = getattr(env, "forfeit", None)
-    return float(forfeit(0)) if forfeit else 0.0
-
-
-def _check_seen(observation: object, env: Env) -> None:
-    """Raises ConfigError for an observation that nobody can read."""
-    if not isinstance(observation, Observation):
-        raise ConfigError(
-            f"env '{env.name}' returned {observation!r:.40} as an observation; return an Observation"
-            " (reflectkit.core.types)"
-        )
-    texts = [message.content for message in observation.messages] + list(observation.choices)
-    wrong = [text for text in texts if not isinstance(text, str)]
-    if wrong:
-        raise ConfigError(
-            f"env '{env.name}' shows {wrong[0]!r:.40}, which is no text; return a str for each message and choice"
-        )
-
-
-def _check_tools(observation: Observation, env: Env) -> None:
-    """Raises ConfigError for tools that cannot be called."""
-    names = [getattr(tool, "name", None) for tool in observation.tools]
-    for tool, name in zip(observation.tools, names, strict=True):
-        if not isinstance(tool, ToolSpec):
-            raise ConfigError(
-                f"env '{env.name}' offers {tool!r:.40} as a tool; make it a ToolSpec (reflectkit.core.types)"
-            )
-        if not isinstance(name, str) or re.fullmatch(tools.NAME, name) is None:
-            raise ConfigError(
-                f"env '{env.name}' offers a tool named {name!r:.40}; name it with letters, digits, '_', '-' and '.'"
-            )
-        if names.count(name) > 1:
-            raise ConfigError(f"env '{env.name}' offers two tools named '{name}'; give each its own name")
-
-
-def _check(result: StepResult, env: Env) -> None:
-    """Raises ConfigError for a reward or info that is not finite or not valid JSON, a last step that does not say
-    whether the problem is solved, and an observation that nobody can read.
-    """
-    if not isinstance(result, StepResult):
-        raise ConfigError(
-            f"step() of env '{env.name}' returned {result!r:.80}; return a StepResult (reflectkit.core.protocols)"
-        )
-    _check_seen(result.observation, env)
-    try:
-        json.dumps([result.reward, result.info], allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"env '{env.name}' returned a reward or info that is not valid JSON ({error}); return finite"
-            " numbers, strings, true or false, e.g. float(reward)"
-        ) from None
-    figures = result.info.get("figures", {})
-    numbers = {"reward": result.reward, **(figures if isinstance(figures, dict) else {"figures": figures})}
-    for name, value in numbers.items():
-        if not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
-            raise ConfigError(
-                f"env '{env.name}' returned {value!r:.40} as '{name}'; return a number of at most {LARGEST:g} in size"
-            )
-    if result.terminated and not isinstance(result.info.get("success"), bool):
-        raise ConfigError(
-            f"env '{env.name}' ended an episode without info['success']; say whether the problem is solved, true or"
-            " false"
-        )
+    """The reward for ending the episode now without an answer."""
+    own: Any = env
+    return float(own.forfeit(0))

@@ -5,11 +5,15 @@ A user's own env needs neither: pass its dotted path, `package.module:Class`.
 
 from __future__ import annotations
 
+import inspect
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from reflectkit.core.checked import Checked
 from reflectkit.core.config import check_own_settings
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.protocols import Env
@@ -61,6 +65,7 @@ def _with_traits(kind: Any, name: str) -> Any:
             namespace |= {trait: _Passed(kind, trait) for trait in _of_instances() if trait not in attributes}
         kind = type(kind)(kind.__name__, (kind, BaseEnv), namespace)
     _check_texts(kind, name)
+    _check_methods(kind, name)
     check_own_settings(kind.Settings, f"env '{name}'")
     setting_names = {item.name for item in fields(kind.Settings)}
     if unknown := sorted(kind.chat_settings.keys() - setting_names):
@@ -86,6 +91,21 @@ def _check_texts(kind: Any, name: str) -> None:
             raise ConfigError(f"{name}: its {trait} are {values!r:.60}; each must differ from the others")
 
 
+def _check_methods(kind: Any, name: str) -> None:
+    """Raises ConfigError unless the horizons are numbers of steps by level, and what is asked of the class, not of an
+    instance, is a classmethod.
+    """
+    horizons = kind.horizons
+    if not isinstance(horizons, property) and not (
+        isinstance(horizons, Mapping)
+        and all(isinstance(steps, int) and not isinstance(steps, bool) and steps > 0 for steps in horizons.values())
+    ):
+        raise ConfigError(f"{name}: its horizons are {horizons!r:.60}; write steps by level, {{LEVEL: 15, …}}")
+    for method in (trait for trait, value in vars(BaseEnv).items() if isinstance(value, classmethod)):
+        if inspect.isfunction(inspect.getattr_static(kind, method)):
+            raise ConfigError(f"{name}: its {method}() is asked of the class; write @classmethod above it")
+
+
 class _Passed:
     """A trait that the class may resolve in `__getattr__`, as a wrapper does for those of its env."""
 
@@ -108,7 +128,7 @@ def _of_instances() -> list[str]:
 
 
 def make(name: str, horizon: int | None = None, *, shuffle: bool = False, **settings: Any) -> Env:
-    """A fresh env, made with `settings`.
+    """A fresh env, made with `settings`. Raises ConfigError if its constructor takes others.
 
     horizon: truncate episodes after that many steps. shuffle: shuffle the choices at each step.
     """
@@ -117,7 +137,14 @@ def make(name: str, horizon: int | None = None, *, shuffle: bool = False, **sett
     kind = env_class(name)
     if horizon is not None and kind.needs_horizon:
         settings = {"horizon": horizon} | settings
-    env: Env = kind(**settings)
+    try:
+        inspect.signature(kind).bind(**settings)
+    except TypeError as error:
+        raise ConfigError(
+            f"env '{name}' cannot be made: {error} of its constructor; give that a default, or make it a field of"
+            " Settings"
+        ) from None
+    env: Env = Checked(kind(**settings))
     if shuffle:
         env = Shuffled(env)
     return env if horizon is None else Horizon(env, horizon)
@@ -128,26 +155,38 @@ def listed(name: str, level: str) -> list[Task]:
     or share an id.
     """
     kind = env_class(name)
-    tasks: Any = kind.tasks(level)
+    given: Any = kind.tasks(level)
+    if given is None or not isinstance(given, Iterable):
+        raise ConfigError(f"env '{name}': tasks({level!r}) returned {given!r:.60}; return a list of Task")
+    tasks = list(given)
     if not tasks:
         raise ConfigError(NONE_LISTED.format(name, level))
     seen: set[str] = set()
     for task in tasks:
-        if not isinstance(task, Task):
-            raise ConfigError(f"env '{name}': tasks({level!r}) lists {task!r:.60}; return a list of Task")
-        if task.env != kind.name:
-            raise ConfigError(
-                f"env '{name}': tasks({level!r}) lists '{task.id}' as a task of env '{task.env}'; write '{kind.name}'"
-            )
-        if task.level not in kind.levels:
-            raise ConfigError(
-                f"env '{name}': tasks({level!r}) lists '{task.id}' at level '{task.level}'; its levels are"
-                f" {', '.join(kind.levels)}"
-            )
+        _check_task(task, kind, f"env '{name}': tasks({level!r}) lists")
         if task.id in seen:
             raise ConfigError(f"env '{name}': tasks({level!r}) lists '{task.id}' twice; give each problem its own id")
         seen.add(task.id)
-    return list(tasks)
+    return tasks
+
+
+def _check_task(task: Any, kind: type[BaseEnv], lists: str) -> None:
+    """Raises ConfigError, which begins with `lists`, unless `task` is a problem of env `kind`."""
+    if not isinstance(task, Task):
+        raise ConfigError(f"{lists} {task!r:.60}; return a list of Task")
+    for part in ("id", "env", "level", "group"):
+        if not isinstance(value := getattr(task, part), str) or not (value or part == "group"):
+            raise ConfigError(f"{lists} a task whose {part} is {value!r:.40}; give it a text")
+    if task.env != kind.name:
+        raise ConfigError(f"{lists} '{task.id}' as a task of env '{task.env}'; write '{kind.name}'")
+    if task.level not in kind.levels:
+        raise ConfigError(f"{lists} '{task.id}' at level '{task.level}'; its levels are {', '.join(kind.levels)}")
+    try:
+        json.dumps(task.data, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{lists} '{task.id}' with data that is not valid JSON ({error})") from None
+    if not isinstance(task.data, dict):
+        raise ConfigError(f"{lists} '{task.id}' with {task.data!r:.40} as its data; write a dict")
 
 
 def cluster_of(name: str, task: Task) -> str:

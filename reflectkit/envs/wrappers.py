@@ -1,4 +1,4 @@
-"""Wrappers around an env: each changes one thing and forwards the rest."""
+"""The wrappers of envs: the horizon, and shuffled choices."""
 
 from __future__ import annotations
 
@@ -6,38 +6,13 @@ import dataclasses
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
+from reflectkit.core.checked import checked
 from reflectkit.core.errors import ConfigError, IllegalActionError
 from reflectkit.core.eventloop import followed
-from reflectkit.core.protocols import Env, StepResult, rules_of
+from reflectkit.core.protocols import Env, StepResult
 from reflectkit.core.seeding import generator
 from reflectkit.core.types import Observation, Task, ToolUse
-
-
-class Wrapper:
-    """Forwards everything to `env`, including the oracle."""
-
-    def __init__(self, env: Env) -> None:
-        self.env = env
-
-    @property
-    def name(self) -> str:
-        """The wrapped env's."""
-        return self.env.name
-
-    @property
-    def levels(self) -> tuple[str, ...]:
-        """The wrapped env's."""
-        return self.env.levels
-
-    @property
-    def rules(self) -> str:
-        """The wrapped env's, and what the wrapper adds."""
-        return rules_of(self.env)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "env" or name.startswith("__"):  # looked up before __init__, during copying or unpickling
-            raise AttributeError(name)
-        return getattr(self.env, name)
+from reflectkit.core.wrapper import Wrapper
 
 
 class Horizon(Wrapper):
@@ -46,7 +21,7 @@ class Horizon(Wrapper):
     def __init__(self, env: Env, steps: int) -> None:
         if steps < 1:
             raise ConfigError(f"a horizon is at least 1 step, got {steps}")
-        super().__init__(env)
+        super().__init__(checked(env))
         self.steps, self.taken = steps, 0
 
     @property
@@ -68,8 +43,8 @@ class Horizon(Wrapper):
 
     def _counted(self, result: StepResult) -> StepResult:
         self.taken += 1
-        if not isinstance(result, StepResult) or result.terminated or self.taken < self.steps:
-            return result  # `core.rollout` refuses what is none
+        if result.terminated or self.taken < self.steps:
+            return result
         info = {"success": False} | result.info
         return dataclasses.replace(result, truncated=True, info=info)
 
@@ -86,7 +61,7 @@ class Shuffled(Wrapper):
     """
 
     def __init__(self, env: Env) -> None:
-        super().__init__(env)
+        super().__init__(checked(env))
         self._order: list[int] = []
 
     @property

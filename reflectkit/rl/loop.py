@@ -24,6 +24,7 @@ from reflectkit.rl.advantages import Estimates
 from reflectkit.rl.ahead import Ahead, Bounds, Group
 from reflectkit.rl.algorithms import Objective
 from reflectkit.rl.curriculum import Curriculum, draw
+from reflectkit.rl.figures import env_figures, summary
 from reflectkit.rl.learner import Learner
 from reflectkit.rl.processes import Processes
 from reflectkit.rl.reflector import JUDGEMENT, SecondPlayer, share_true, visited
@@ -144,12 +145,11 @@ class Trainer:
             tokens += second_figures["reflector_turn_tokens"]
         seconds = time.perf_counter() - started
         groups, dropped = len({trajectory.group for trajectory in fresh}), estimates.dropped
-        return {
+        row = {
             "step": self.step,
             "level": level.name,
             "episodes": self.counters["episodes"],
             **overall,
-            **mean_figures(played),
             **figures,
             **second_figures,
             **self._stale,
@@ -163,6 +163,7 @@ class Trainer:
             "rollout_seconds": round(played_s, 3),
             "update_seconds": round(seconds - played_s, 3),
         }
+        return row | env_figures(played)
 
     def _reflect(self, second: SecondPlayer, level: Level, rate: float) -> dict[str, Any]:
         """The reflector's turn: it comments on states of the latest episodes anew, and learns which comments did more.
@@ -193,7 +194,7 @@ class Trainer:
             "reflector_turn_tokens": read + figures["reflector_turn_tokens"],
         }
 
-    def validate(self, level: Level) -> dict[str, float]:
+    def validate(self, level: Level) -> dict[str, Any]:
         """Play each problem of `level` once with the most likely actions: figures as from `advance`, named
         `validation_…`.
         """
@@ -204,7 +205,8 @@ class Trainer:
         self._share_comments()
         if played and all(trajectory.status is Status.ABORTED for trajectory in played):
             return {"validation_aborted": 1.0}
-        return {f"validation_{name}": value for name, value in (summary(played) | mean_figures(played)).items()}
+        figures = summary(played) | env_figures(played)
+        return {f"validation_{name}": value for name, value in figures.items()}
 
     def settle(self) -> None:
         """Forget what a run that is resumed from here does not have either: then both write the same comments, even
@@ -368,26 +370,3 @@ def learning_rate_factor(schedule: str, step: int, steps: int, warmup: int) -> f
         return 1.0
     share = (step - warmup) / (steps - warmup)
     return 1 - share if schedule == "linear" else (1 + math.cos(math.pi * share)) / 2
-
-
-def mean_figures(played: Sequence[Trajectory]) -> dict[str, float]:
-    """The means over episodes of the env's `info["figures"]`; an episode's figure is the mean over turns that report
-    it.
-
-    ABORTED episodes are omitted, and episodes cut off before they reported a figure count 0.
-    """
-    figures = [trajectory.figures for trajectory in played if trajectory.status is not Status.ABORTED]
-    names = dict.fromkeys(name for one in figures for name in one)
-    return {name: statistics.fmean(one.get(name, 0.0) for one in figures) for name in names}
-
-
-def summary(played: Sequence[Trajectory]) -> dict[str, float]:
-    """Means of success, return and steps over episodes that were not ABORTED, and the share that were."""
-    counted = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
-    share = max(1, len(counted))
-    return {
-        "success_rate": sum(trajectory.success for trajectory in counted) / share,
-        "return": sum(trajectory.total_return for trajectory in counted) / share,
-        "episode_steps": sum(len(trajectory.turns) for trajectory in counted) / share,
-        "aborted": 1 - len(counted) / max(1, len(played)),
-    }

@@ -42,7 +42,7 @@ from reflectkit.stages.shared.eval_tables import (
     figures_tables,
     markdown,
     pooled,
-    row,
+    rows_of,
     table,
 )
 from reflectkit.stages.shared.oracle_scores import advised, known_scores, oracle_scores
@@ -224,13 +224,13 @@ def run(config: Config, progress: Progress) -> Report:
         count = sum(len(match.tasks) for match in matches) * config.eval_reps
         progress.news(f"evaluate: {counted(count, 'episode')} of {counted(len(entrants), 'player')} → {current.folder}")
         episodes_folder = current.folder / "episodes"
-        rows: list[dict[str, Any]] = []
-        episodes: list[dict[str, Any]] = []
         already: Played = {}
-        for match in matches:
-            played = play_match(config, match, episodes_folder, players, progress, already)
-            rows.append(row(match.name, config.env_name, match.level, played))
-            episodes += played
+        played = [
+            (match.name, match.level, play_match(config, match, episodes_folder, players, progress, already))
+            for match in matches
+        ]
+        rows = rows_of(config.env_name, played)
+        episodes = [episode for _, _, part in played for episode in part]
         players.report_damage(progress)
         write_episodes(current.folder / "episodes.jsonl", episodes)
         title = _title(config, source, problems)

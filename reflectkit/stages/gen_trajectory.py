@@ -149,8 +149,8 @@ class Config(TeacherConfig, PlayConfig):
 
     @property
     def from_file(self) -> bool:
-        """Whether the env's problems come from a file."""
-        return not self.kind.has("tasks")
+        """Whether the env's problems come from a file, which `gen-task` may have written."""
+        return bool(self.kind.problem_generator) or not self.kind.has("tasks")
 
 
 def run(config: Config, progress: Progress) -> Report:

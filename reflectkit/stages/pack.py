@@ -167,16 +167,16 @@ def _read(config: Config, path: Path) -> tuple[int, Seed]:
 
 
 def _curves(config: Config, path: Path) -> Sequence[Curve]:
-    curves = []
-    for text in config.curve:
-        name, _, run_name = text.partition("=")
-        places, values = plot.read_curve(
-            path / run_name / "metrics.jsonl", config.figure, plot.Config(runs=("curve=x",), smooth=1)
-        )
-        if not (path / run_name / "report.json").is_file():
-            raise DataError(path / run_name, "is not finished, and its curve would end early; let it end, then pack it")
-        curves.append(Curve(name, config.figure, tuple(places), tuple(values)))
-    return curves
+    pairs = [(name, path / run_name) for name, _, run_name in (text.partition("=") for text in config.curve)]
+    settings = plot.Config(runs=("curve=x",), smooth=1)
+    read = plot.read_curves([run / "metrics.jsonl" for _, run in pairs], config.figure, settings)
+    for _, run in pairs:
+        if not (run / "report.json").is_file():
+            raise DataError(run, "is not finished, and its curve would end early; let it end, then pack it")
+    return [
+        Curve(name, config.figure, tuple(places), tuple(values))
+        for (name, _), (places, values) in zip(pairs, read, strict=True)
+    ]
 
 
 def _seed_of(folder: Path) -> int:

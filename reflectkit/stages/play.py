@@ -26,10 +26,10 @@ from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import AGENT_MARKER, Decision, Message, Observation, Status, Task, ToolUse, Trajectory
+from reflectkit.core.wrapper import Wrapper
 from reflectkit.data.episodes import episode_line, episode_to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of, listed
-from reflectkit.envs.wrappers import Wrapper
 from reflectkit.models.sampler import Ask
 from reflectkit.stages.shared.environments import MOST_TOKENS, HorizonConfig, at_level, check_level
 from reflectkit.stages.shared.players import Players, chat_parts, mismatch, model_folders, parse_policy, place_of

@@ -23,6 +23,7 @@ from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.core.stats import smooth
 from reflectkit.core.types import LARGEST
+from reflectkit.rl.figures import NAMED
 from reflectkit.stages.shared.environments import distinct_names
 from reflectkit.stages.shared.figures import Curve, draw_bars, draw_curves
 from reflectkit.stages.shared.packed import PACK_FIGURES, draw_packs
@@ -44,6 +45,9 @@ EXAMPLES = (
 AGAINST = ("episodes", "step", "tokens", "seconds")
 SUMMED = {"tokens": ("tokens",), "seconds": ("rollout_seconds", "update_seconds")}
 """The figures of metrics.jsonl that are per update, and are summed along this axis."""
+VALIDATION = "validation_"
+WHEN = ("", VALIDATION)
+"""What the names of figures begin with: of training, and of validation."""
 FOLLOWED = ("success_rate", "return", "loss")
 LONGEST_CHAIN = 100  # runs, each resumed from the one before
 POLL_S = 1.0  # seconds between looks at a run that is followed
@@ -143,8 +147,9 @@ def run(config: Config, progress: Progress) -> Report:
             return current.finish({f"{name} {level}": value for (name, level), value in figures.items()}, [out])
         panels: dict[str, dict[str, list[Curve]]] = {}
         for figure in dict.fromkeys(config.figure or ("success_rate",)):
-            for name, path in named:
-                panels.setdefault(figure, {}).setdefault(name, []).append(read_curve(path, figure, config))
+            read = read_curves([path for _, path in named], figure, config)
+            for (name, _), curve in zip(named, read, strict=True):
+                panels.setdefault(figure, {}).setdefault(name, []).append(curve)
         draw_curves(panels, config.against, config.smooth, out)
         ends = {figure: {name: _end(seeds) for name, seeds in curves.items()} for figure, curves in panels.items()}
         columns = ("run", "seeds", *(f"{figure}, last {config.smooth} updates" for figure in panels))
@@ -189,14 +194,48 @@ def _resumed_from(path: Path) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-def read_curve(path: Path, figure: str, config: Config) -> Curve:
-    """(positions on the axis, smoothed values of the figure); chained runs give each update once."""
-    rows: dict[int, tuple[Path, int, dict[str, Any]]] = {}
+Rows = dict[int, tuple[Path, int, dict[str, Any]]]
+"""Rows of metrics.jsonl by step, each with its file and line."""
+
+
+def read_curves(paths: Sequence[Path], figure: str, config: Config) -> list[Curve]:
+    """(positions on the axis, smoothed values of the figure) of each run; chained runs give each update once.
+
+    A figure that the env reported in one of the runs is 0 where no episode came far enough to report it. Raises
+    DataError.
+    """
+    runs = [_rows_of(path) for path in paths]
+    reported = {name for rows in runs for name in _env_figures(rows)}
+    return [_curve(path, rows, figure, config, figure in reported) for path, rows in zip(paths, runs, strict=True)]
+
+
+def _rows_of(path: Path) -> Rows:
+    """The updates of `path` and of the runs that it resumed from. Raises DataError."""
+    rows: Rows = {}
     for part in chained(path):
         entries = [(part, line, dict(row)) for line, row in read_jsonl(part)]
         first = min((_number(part, line, row, "step") for part, line, row in entries), default=0)
         rows = {step: entry for step, entry in rows.items() if step < first}
         rows |= {int(_number(part, line, row, "step")): (part, line, row) for part, line, row in entries}
+    return rows
+
+
+def _env_figures(rows: Rows) -> set[str]:
+    """The names of the figures that the env has reported, those of validation included."""
+    names = {f"{when}{name}" for when in WHEN for _, _, row in rows.values() for name in _names(row, when)}
+    return names | {f"{VALIDATION}{name}" for name in names if not name.startswith(VALIDATION)}
+
+
+def _names(row: Mapping[str, Any], when: str) -> list[str]:
+    names = row.get(f"{when}{NAMED}")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def _curve(path: Path, rows: Rows, figure: str, config: Config, reported: bool) -> Curve:
+    played = f"{VALIDATION}success_rate" if figure.startswith(VALIDATION) else "success_rate"
+    for _, _, row in rows.values():
+        if reported and played in row:
+            row.setdefault(figure, 0.0)
     in_some = any(figure in row for _, _, row in rows.values())  # not every update is validated or has rows to learn
     places: list[float] = []
     values: list[float] = []
@@ -217,7 +256,7 @@ def _number(path: Path, line: int, row: Mapping[str, Any], name: str) -> Any:
     value = row.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= LARGEST:
         numeric = [key for key, other in row.items() if isinstance(other, int | float)]
-        more = "; --validate-steps adds such figures" if name.startswith("validation_") else ""
+        more = "; --validate-steps adds such figures" if name.startswith(VALIDATION) else ""
         raise DataError(
             path,
             f"is not a number of at most {LARGEST:g} in size here; this run has {', '.join(numeric)}{more}",

@@ -24,6 +24,7 @@ from reflectkit.stages.shared.eval_tables import (
     figures_tables,
     pooled,
     row,
+    shares_of,
     table,
 )
 from reflectkit.stages.shared.seeds import seed_differences
@@ -341,9 +342,10 @@ def test_a_moved_end_is_of_all_sign_patterns() -> None:
 
 def test_a_figure_is_a_share_if_each_episode_has_one() -> None:
     """Two tries of each task, 0 and 2 tokens: the means are 1, the values no shares."""
-    played = [(str(task), {"tokens": float(tokens)}) for task in range(6) for tokens in (0, 2)]
-    assert figures_of(played)["tokens"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
-    assert figures_of([(task, {"share": 1.0}) for task, _ in played])["share"]["low"] < 0.8
+    played = [{"task": str(task), "figures": {"tokens": float(tokens)}} for task in range(6) for tokens in (0, 2)]
+    assert figures_of(played, {}, shares_of(played))["tokens"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
+    shares = [one | {"figures": {"share": 1.0}} for one in played]
+    assert figures_of(shares, {}, shares_of(shares))["share"]["low"] < 0.8
 
 
 def test_rounding_decides_no_verdict() -> None:

@@ -269,7 +269,7 @@ class Five(Corridor):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Silent, r"env 'corridor' ended an episode without info\['success'\]; say whether"),
+        (Silent, r"env 'corridor' ended an episode with no info\['success'\]; say whether"),
         (Wordless, "env 'corridor' shows None, which is no text; return a str"),
         (Numbered, "env 'corridor' shows 1, which is no text; return a str"),
         (Unseen, "env 'corridor' returned 'Begin.' as an observation; return an Observation"),

@@ -143,6 +143,44 @@ class Words(Twice):
     @classmethod
     def tasks(cls, level):
         return ["a"]
+
+class Silent(Twice):
+    @classmethod
+    def tasks(cls, level):
+        return None
+
+class Empty(Twice):
+    @classmethod
+    def tasks(cls, level):
+        return (one for one in ())
+
+class Groupless(Twice):
+    @classmethod
+    def tasks(cls, level):
+        return [Task("a", cls.name, level, None, {"digit": 1, "wanted": 2})]
+
+class Sets(Twice):
+    @classmethod
+    def tasks(cls, level):
+        return [Task("a", cls.name, level, "a", {"digit": {1}})]
+
+class Asked(Lock):
+    def tasks(self, level):
+        return []
+
+class Clustered(Lock):
+    def cluster(self, task):
+        return "a"
+
+class Short(Lock):
+    horizons = 8
+
+class Endless(Lock):
+    horizons = {"one-digit": 0}
+
+class Sized(Lock):
+    def __init__(self, size, **settings):
+        super().__init__(**settings)
 """
 
 
@@ -161,6 +199,15 @@ class Words(Twice):
         ("Others", "", "lists 'a' as a task of env 'lock'; write 'others'"),
         ("Elsewhere", "", "lists 'a' at level 'hard'; its levels are one-digit"),
         ("Words", "", "lists 'a'; return a list of Task"),
+        ("Silent", "", "tasks('one-digit') returned None; return a list of Task"),
+        ("Empty", "", "lists no problems at level 'one-digit'"),
+        ("Groupless", "", "lists a task whose group is None; give it a text"),
+        ("Sets", "", "lists 'a' with data that is not valid JSON"),
+        ("Asked", "", "its tasks() is asked of the class; write @classmethod above it"),
+        ("Clustered", "", "its cluster() is asked of the class; write @classmethod above it"),
+        ("Short", "", "its horizons are 8; write steps by level"),
+        ("Endless", "", "its horizons are {'one-digit': 0}; write steps by level"),
+        ("Sized", "", "cannot be made: missing a required argument: 'size' of its constructor; give that a default"),
         ("number", "", "is no env: it lacks name, levels, reset, step"),
         ("Nothing", "", "is no env: it lacks levels, reset, step"),
         ("Plain", "", "its settings must be a dataclass, not <class 'dict'>"),

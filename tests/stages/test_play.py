@@ -312,7 +312,7 @@ class Rude:
     def reset(self, task: Task, seed: int) -> Any:
         from reflectkit.core.types import Message, Observation
 
-        return Observation((Message("system", EVIL), Message("user", EVIL)), (EVIL, "b\nYour move: "))
+        return Observation((Message("system", EVIL), Message("user", EVIL)), (EVIL, "b\rYour move: "))
 
     def step(self, action: Any) -> Any:
         from reflectkit.core.protocols import StepResult

@@ -94,3 +94,31 @@ def test_wrong_settings_of_later_steps_come_before_the_data(
     line = refused(STEPS.replace("ENV", "corridor").replace("stage: evaluate,", "stage: evaluate, width: 0,"), capsys)
     assert "step 'evaluation': --width must lie" in line
     assert not Path("results").exists()
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ('policy: ["SFT={plain}+my/own/nothign"]', "step 'evaluation': my/own/nothign does not exist"),
+        ('policy: ["SFT=elsewhere/run/checkpoint-9"]', "step 'evaluation': elsewhere/run/checkpoint-9 does not exist"),
+        (
+            'policy: ["SFT=~/a/plain"]',
+            "step 'evaluation': ~/a/plain does not exist, and no step makes it; write {STEP}",
+        ),
+    ],
+)
+def test_a_model_that_no_step_makes_comes_before_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = refused(STEPS.replace("ENV", "corridor").replace('policy: ["SFT={plain}"]', step), capsys)
+    assert message in line
+    assert not Path("results").exists()
+
+
+def test_a_folder_among_the_results_may_be_made_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(STEPS.replace("ENV", "corridor").replace("{plain}", "results/r/plain+nothing"), capsys)
+    assert Path("results/r/rows").exists()

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from reflectkit.agents.scripted import Demonstrator
-from reflectkit.core.config import TINY, StageConfig, from_mapping, option
+from reflectkit.core.config import PACKAGED, TINY, StageConfig, from_mapping, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import CheckpointError, ConfigError, ReflectkitError
 from reflectkit.core.jsonl import read_json
@@ -23,13 +24,17 @@ from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import read_records
+from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.stages import config_class, evaluate, sft
 from reflectkit.stages.recipes.ablations import references
 from reflectkit.stages.recipes.schedule import Job
 from reflectkit.stages.recipes.workers import CHECKS
 from reflectkit.stages.shared.environments import RECORDS, PlayConfig, model_source
+from reflectkit.stages.shared.players import WITHOUT_MODEL, parse_policy
 
 BLOCK = 64  # a suggested --max-length is a multiple of it
+MADE = ("results_dir", "data_dir", "out_dir")
+"""The settings of steps that say where what they make lies."""
 ROOM = 1.1  # of a suggested --max-length over the longest prompt, for walks that are not the shortest
 
 
@@ -101,9 +106,36 @@ def with_checks(jobs: Sequence[Job], flags: Mapping[str, str]) -> list[Job]:
 
 
 def check_settings(jobs: Sequence[Job]) -> None:
-    """Raises ConfigError, naming the step, if one has a setting with a wrong value."""
+    """Raises ConfigError, naming the step, if one has a setting with a wrong value, or needs a model that no step makes
+    and that is nowhere.
+    """
+    made = {Path(job.values[name]) for job in jobs for name in MADE if job.values.get(name)}
     for job in jobs:
-        _settings(job.name.removeprefix(job.prefix), job.stage, job.values)
+        name = job.name.removeprefix(job.prefix)
+        config = _settings(name, job.stage, job.values)
+        for model in _models(config):
+            if not made.intersection((model, *model.parents)) and str(model) not in (*TINY, *PACKAGED):
+                _check_model(model, name)
+
+
+def _models(config: Any) -> list[Path]:
+    """The models that a step loads."""
+    loaded = [getattr(config, setting, None) for setting in ("load_dir", "reflect_load_dir", "model")]
+    for text in config.policy if isinstance(config, evaluate.Config) else ():
+        _, *players = parse_policy(text, config.kind.baselines, config.kind.methods)
+        loaded += players
+    return [Path(model) for model in loaded if model and model not in WITHOUT_MODEL]
+
+
+def _check_model(model: Path, name: str) -> None:
+    try:
+        hub_options(model)
+    except ReflectkitError as error:
+        raise ConfigError(f"step '{name}': {error}") from None
+    if looks_local(model) and not model.exists():
+        raise ConfigError(
+            f"step '{name}': {model} does not exist, and no step makes it; write {{STEP}} for what a step makes"
+        )
 
 
 def run(config: Config, progress: Progress) -> Report:

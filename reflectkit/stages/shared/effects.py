@@ -18,7 +18,7 @@ from reflectkit.core.reports import Table
 from reflectkit.core.stats import mean_interval
 from reflectkit.data.episodes import SUCCESS
 from reflectkit.data.packs import Pack
-from reflectkit.stages.shared.eval_tables import Json, differences, pooled
+from reflectkit.stages.shared.eval_tables import Json, completed, differences, pooled
 from reflectkit.stages.shared.figures import Curve, Interval
 from reflectkit.stages.shared.seeds import seed_differences
 
@@ -93,8 +93,9 @@ def effects(pack: Pack) -> list[Effect]:
 
 def _successes(pack: Pack) -> list[Effect]:
     found = []
+    seeds = [completed(seed.episodes) for seed in pack.seeds.values()]
     for first, second in dict.fromkeys(pack.comparisons):
-        parts = [[one for one in seed.episodes if one["name"] in (first, second)] for seed in pack.seeds.values()]
+        parts = [[one for one in episodes if one["name"] in (first, second)] for episodes in seeds]
         of_several = seed_differences({"": [part for part in parts if part]}, pack.measure)
         levels = {one["level"] for one in of_several}
         rest = [[one for one in part if one["level"] not in levels] for part in parts]

@@ -336,8 +336,18 @@ def check_level(env: str, level: str) -> None:
 
 
 def at_level(env: str, tasks: list[Task], level: str, path: Path) -> list[Task]:
-    """`tasks` as problems of `level`, each once. Raises DataError if there are none."""
-    moved = [env_class(env).at_level(task, level) for task in tasks]
+    """`tasks` as problems of `level`, each once. Raises DataError if there are none, or one cannot be played at any
+    level.
+    """
+    kind = env_class(env)
+    for task in tasks:
+        if task.level not in kind.levels and not any(kind.at_level(task, other) for other in kind.levels):
+            raise DataError(
+                path,
+                f"task '{task.id}' has level {task.level!r}, and no level can play it: {', '.join(kind.levels)}",
+                field="level",
+            )
+    moved = [kind.at_level(task, level) for task in tasks]
     tasks_by_id = {task.id: task for task in moved if task is not None}
     if not tasks_by_id:
         levels = ", ".join(sorted({task.level for task in tasks}))
@@ -346,6 +356,14 @@ def at_level(env: str, tasks: list[Task], level: str, path: Path) -> list[Task]:
             path, f"has no task of level '{level}', only of {levels}; choose one of them, or generate some{own}"
         )
     return list(tasks_by_id.values())
+
+
+def not_repeatable(env: str, task: str, step: int) -> ConfigError:
+    """The error for an env that shows something else in `step` of a problem when it is played again from one seed."""
+    return ConfigError(
+        f"env '{env}': step {step} of task '{task}' differs when it is played again with the same seed; draw from"
+        " random.Random(seed) in the env, and from nothing else"
+    )
 
 
 def explorer(stage: str, env: str) -> type[Explorer]:

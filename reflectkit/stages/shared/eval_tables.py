@@ -11,9 +11,11 @@ from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
+from reflectkit.core.checked import TAKEN
 from reflectkit.core.reports import Table
 from reflectkit.core.stats import by_cluster, by_task, mean_interval, paired, pass_all, pass_at, rate_interval
 from reflectkit.core.types import Task
+from reflectkit.data.episodes import SUCCESS
 from reflectkit.envs import ENVS, cluster_of
 
 COLUMNS = ("policy", "level", "success", "95 % interval", "tasks", "clusters", "episodes", "return", "steps")
@@ -26,13 +28,50 @@ MORE = (
     ("US dollars", "price_usd"),
 )
 """Columns of the table that are left out if they are all 0, with their figures."""
+OWN_FIGURES = TAKEN - {SUCCESS}
+"""Figures that are ours, and not every player has; every episode has those of its env."""
 LADDER = (1, 2, 4, 8, 16, 32)  # the k of pass@k
 
 Json = Mapping[str, Any]
 
 
-def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, Any]:
-    """One row of eval.json, from lines of episodes.jsonl. Shares are from 0 to 1. ABORTED episodes are only counted.
+def rows_of(env: str, played: Sequence[tuple[str, str, Sequence[Json]]]) -> list[dict[str, Any]]:
+    """The rows of eval.json of an evaluation, from (player, level, lines of episodes.jsonl)."""
+    episodes = completed([episode for _, _, part in played for episode in part])
+    shares, rest = shares_of(episodes), iter(episodes)
+    return [row(name, env, level, [next(rest) for _ in part], shares) for name, level, part in played]
+
+
+def completed(episodes: Sequence[Json]) -> list[Json]:
+    """`episodes`, each with every figure that the env reported for any player on its level: 0 where an episode was cut
+    off before that. ABORTED ones stay as they are.
+    """
+    reported: dict[str, dict[str, float]] = {}
+    for episode in episodes:
+        names = [name for name in episode.get("figures", {}) if name not in OWN_FIGURES]
+        reported.setdefault(episode["level"], {}).update(dict.fromkeys(names, 0.0))
+    return [
+        {**episode, "figures": {**reported[episode["level"]], **episode.get("figures", {})}}
+        if reported[episode["level"]] and episode["status"] != "aborted"
+        else episode
+        for episode in episodes
+    ]
+
+
+def shares_of(episodes: Iterable[Json]) -> dict[str, bool]:
+    """Whether each figure is a share: all its values, whoever played, lie in [0, 1]."""
+    shares: dict[str, bool] = {}
+    for episode in episodes:
+        for name, value in episode.get("figures", {}).items():
+            shares[name] = shares.get(name, True) and 0 <= value <= 1
+    return shares
+
+
+def row(
+    name: str, env: str, level: str, played: Sequence[Json], shares: Mapping[str, bool] | None = None
+) -> dict[str, Any]:
+    """One row of eval.json, from `completed` lines of episodes.jsonl. Shares are from 0 to 1. ABORTED episodes are only
+    counted. shares: see `shares_of`; by default judged by these episodes alone.
 
     success, low, high: the mean over distinct tasks and its 95 % interval by clusters of tasks. pass_at, pass_all: by
     k, if problems were played several times, each with _low and _high. illegal_share: turns whose answer named no legal
@@ -71,7 +110,7 @@ def row(name: str, env: str, level: str, played: Sequence[Json]) -> dict[str, An
         "reflection_words": sum(comments) / len(comments) if comments else None,
         "tokens": sum(turn.get("tokens", 0) for turn in turns) / count,
         "thoughts": sum(turn.get("thoughts", 0) for turn in turns) / count,
-        "figures": figures_of(((episode["task"], episode.get("figures", {})) for episode in counted), cluster),
+        "figures": figures_of(counted, cluster, shares_of(counted) if shares is None else shares),
     }
     return figures | _passes([played], cluster)
 
@@ -128,26 +167,19 @@ def _passes(parts: Sequence[Sequence[Json]], cluster: Mapping[str, str]) -> dict
 
 
 def figures_of(
-    played: Iterable[tuple[str, Mapping[str, float]]], cluster: Mapping[str, str] | None = None
+    episodes: Sequence[Json], cluster: Mapping[str, str], shares: Mapping[str, bool]
 ) -> dict[str, dict[str, float | None]]:
-    """The mean of each of the env's own figures with its 95 % interval by `cluster` of the tasks; played: (task id,
-    figures) of each episode.
+    """The mean of each figure with its 95 % interval by `cluster` of the tasks.
 
-    A figure with all values in [0, 1] is treated as a share and has a rate's interval; any other has a t interval,
-    which is None with fewer than two clusters. An episode that was cut off before it reported a figure counts 0.
+    A figure that is a share has a rate's interval; any other has a t interval, which is None with fewer than two
+    clusters.
     """
     means = {}
-    episodes = list(played)
     for name, values in _rates(episodes).items():
-        clusters = by_cluster(values, cluster or {})
-        low, high = rate_interval(clusters) if _share(name, episodes) else mean_interval(clusters)
+        clusters = by_cluster(values, cluster)
+        low, high = rate_interval(clusters) if shares[name] else mean_interval(clusters)
         means[name] = {"mean": sum(values.values()) / len(values), "low": _finite(low), "high": _finite(high)}
     return means
-
-
-def _share(name: str, played: Iterable[tuple[str, Mapping[str, float]]]) -> bool:
-    """Whether each episode's value of the figure lies in [0, 1]."""
-    return all(0 <= figures.get(name, 0.0) <= 1 for _, figures in played)
 
 
 def _finite(value: float) -> float | None:
@@ -155,11 +187,13 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _rates(played: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, Mapping[str, float]]:
+def _rates(episodes: Sequence[Json]) -> dict[str, Mapping[str, float]]:
     """The mean by task of each figure; an episode without it counts 0."""
-    episodes = list(played)
-    names = dict.fromkeys(name for _, figures in episodes for name in figures)
-    return {name: by_task((task, figures.get(name, 0.0)) for task, figures in episodes) for name in names}
+    names = dict.fromkeys(name for episode in episodes for name in episode.get("figures", {}))
+    return {
+        name: by_task((episode["task"], episode.get("figures", {}).get(name, 0.0)) for episode in episodes)
+        for name in names
+    }
 
 
 def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
@@ -168,21 +202,25 @@ def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
     Each is `{figure, level, first, second, difference, low, high, p, tasks, clusters}`: first minus second. p is for
     the single comparison. Players without a common finished task are not compared.
     """
-    counted = [episode for episode in episodes if episode["status"] != "aborted"]
-    by_level: dict[str, dict[str, list[tuple[str, dict[str, float]]]]] = {}
+    counted = [episode for episode in completed(episodes) if episode["status"] != "aborted"]
+    by_level: dict[str, dict[str, list[Json]]] = {}
     for episode in counted:
-        values = dict(episode.get("figures", {})) | {"success": float(episode["success"])}
-        by_level.setdefault(episode["level"], {}).setdefault(episode["name"], []).append((episode["task"], values))
-    cluster = clusters_of(counted)
+        by_level.setdefault(episode["level"], {}).setdefault(episode["name"], []).append(episode)
+    cluster, share = clusters_of(counted), shares_of(counted) | {SUCCESS: True}
     compared = []
     for level, players in by_level.items():
-        means = {name: _rates(played) for name, played in players.items()}
-        for figure in dict.fromkeys(["success", *(name for one in means.values() for name in one)]):
+        means = {
+            name: _rates(played)
+            | {SUCCESS: by_task((episode["task"], float(episode["success"])) for episode in played)}
+            for name, played in players.items()
+        }
+        for figure in dict.fromkeys([SUCCESS, *(name for one in means.values() for name in one)]):
             having = [name for name in means if figure in means[name]]
-            shares = all(_share(figure, players[name]) for name in having)
             for first, second in combinations(having, 2):
-                trials = min(len(players[name]) for name in (first, second)) if figure == "success" else None
-                result = paired(means[first][figure], means[second][figure], cluster, shares=shares, trials=trials)
+                trials = min(len(players[name]) for name in (first, second)) if figure == SUCCESS else None
+                result = paired(
+                    means[first][figure], means[second][figure], cluster, shares=share[figure], trials=trials
+                )
                 if result.tasks:
                     ends = {"low": _finite(result.low), "high": _finite(result.high)}
                     compared.append(
@@ -199,6 +237,9 @@ def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
     models are not several tries of one.
     """
     played: dict[tuple[str, str], list[list[Json]]] = {}
+    every = iter(completed([episode for part in parts for episode in part]))
+    parts = [[next(every) for _ in part] for part in parts]
+    shares = shares_of(episode for part in parts for episode in part)
     for part in parts:
         by_pair: dict[tuple[str, str], list[Json]] = {}
         for episode in part:
@@ -208,7 +249,7 @@ def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
     rows = []
     for (name, level), by_part in played.items():
         env = by_part[0][0].get("env", "")
-        all_of_it = row(name, env, level, [episode for episodes in by_part for episode in episodes])
+        all_of_it = row(name, env, level, [episode for episodes in by_part for episode in episodes], shares)
         if len(parts) == 1:
             rows.append(all_of_it)
             continue

@@ -13,7 +13,7 @@ from reflectkit.core.errors import ConfigError
 from reflectkit.core.eventloop import followed
 from reflectkit.core.protocols import Env, StepResult
 from reflectkit.core.types import Observation, Task, ToolUse, Trajectory
-from reflectkit.envs.wrappers import Wrapper
+from reflectkit.core.wrapper import Wrapper
 
 KEY = "oracle"
 """Of the oracle's choice in a step's info."""

@@ -17,7 +17,9 @@ from reflectkit.core.text import counted
 from reflectkit.core.types import Status, Trajectory
 from reflectkit.data.sft import Lesson, lessons
 from reflectkit.data.trajectories import Demonstration, Record, demonstration_steps, read_records
-from reflectkit.stages.shared.environments import WorldConfig
+from reflectkit.stages.shared.environments import WorldConfig, not_repeatable
+
+REPLAYED_TWICE = 8  # demonstrations, to see whether the env is the same each time
 
 
 def replayed_lessons(
@@ -28,9 +30,11 @@ def replayed_lessons(
     answer: the form of an answer for a choice, "label" or "text". repeats: replays of each demonstration.
 
     Each demonstration is replayed as recorded. A negative one gives only its correction; its other steps are in the
-    positive one. Raises DataError if the env disagrees with a record, EnvironmentFailure.
+    positive one. Raises DataError if the env disagrees with a record, ConfigError if it shows something else each time,
+    EnvironmentFailure.
     """
     steps: list[Lesson] = []
+    unchecked = REPLAYED_TWICE
     faults: Counter[str] = Counter()
     with progress.bar("Replaying demonstrations", len(records) * repeats) as bar:
         for repeat in range(repeats):
@@ -42,6 +46,9 @@ def replayed_lessons(
                         if error.field == "cmd" and config.kind.drops_choices(config.settings):
                             continue
                         raise
+                    if unchecked:
+                        unchecked -= 1
+                        _check_repeats(config, played, _replayed(config, source, record, demonstration, repeat))
                     replayed_steps = lessons([played], answer)
                     if demonstration.visited:
                         steps += _taught(replayed_steps, demonstration)
@@ -53,6 +60,13 @@ def replayed_lessons(
                         steps += replayed_steps
                 bar.advance()
     return steps, faults
+
+
+def _check_repeats(config: WorldConfig, played: Trajectory, again: Trajectory) -> None:
+    """Raises ConfigError if two replays of a demonstration differ in what the env showed or gave."""
+    for number, (first, second) in enumerate(zip(played.turns, again.turns, strict=True)):
+        if (first.observation, first.reward) != (second.observation, second.reward):
+            raise not_repeatable(config.env_name, played.task.id, number)
 
 
 def _taught(replayed_steps: list[Lesson], demonstration: Demonstration) -> list[Lesson]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reflectkit.core.errors import ConfigError
+from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.core.eventloop import result_of
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import read_records
-from reflectkit.stages.shared.environments import at_level
+from reflectkit.stages.shared.environments import at_level, not_repeatable
 
 if TYPE_CHECKING:
     from reflectkit.rl.loop import Level
@@ -44,9 +44,11 @@ def validation_of(config: Config, source: Path) -> Level | None:
 
 
 def check_prompts(config: Config, levels: list[Level]) -> None:
-    """Raises ConfigError or CheckpointError if the policy's tokenizer or context does not fit these problems.
+    """Raises ConfigError or CheckpointError if the policy's tokenizer or context does not fit these problems, or they
+    begin otherwise each time.
 
-    Only its tokenizer and config are loaded, not its weights.
+    Only its tokenizer and config are loaded, not its weights. Problems whose env fails are left out: their episodes
+    will be ABORTED.
     """
     from reflectkit.models.facts import context_of, load_tokenizer
     from reflectkit.models.labels import trie
@@ -57,7 +59,13 @@ def check_prompts(config: Config, levels: list[Level]) -> None:
     for level in levels:
         env = level.make()
         for task in level.tasks[:CHECKED]:
-            observation = result_of(env.reset(task, config.seed))
+            try:
+                observation, again = (result_of(env.reset(task, config.seed)) for _ in range(2))
+            except EnvironmentFailure:
+                env = level.make()
+                continue
+            if again != observation:
+                raise not_repeatable(config.env_name, task.id, 0)
             tokens = len(prompt_ids(tokenizer, policy_prompt(observation, None, answer)))
             if observation.choices:
                 tokens += trie(choice_ids(tokenizer, observation.choices, answer)).depth
