@@ -18,7 +18,7 @@ from reflectkit.stages import STAGES
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "your-own-environment.md"
 MOST_LINES = 40
-COMMANDS = ["play", "play", "gen-trajectory", "split", "gen-sft", "sft", "sft", "rlft", "evaluate", "play"]
+COMMANDS = ["play", "play", "gen-trajectory", "split", "gen-sft", "sft", "sft", "rlft", "evaluate", "play", "run"]
 
 
 def blocks(language: str) -> list[str]:
@@ -32,6 +32,8 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert len(code.splitlines()) <= MOST_LINES
     assert [line for line in code.splitlines() if len(line) > 120] == []
     (tmp_path / "my_env.py").write_text(code, encoding="utf-8")
+    (recipe,) = blocks("yaml")
+    (tmp_path / "lift.yaml").write_text(recipe, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(".")  # the page's `export PYTHONPATH=.`
     monkeypatch.setattr(sys, "stdin", io.StringIO("up\nh\n"))

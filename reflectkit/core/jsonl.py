@@ -96,6 +96,9 @@ def sweep(folder: Path) -> None:
             leftover.unlink(missing_ok=True)
 
 
+AGAIN = "fix the file, or run the stage that writes it again"
+
+
 def read_json(path: Path) -> Any:
     """The JSON value in `path`. Raises DataError if it is missing, empty, not UTF-8, truncated or not JSON."""
     text = _read_text(path)
@@ -105,9 +108,9 @@ def read_json(path: Path) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         cut = " (the file looks cut off)" if error.pos >= len(text.rstrip()) - 1 else ""
-        raise DataError(path, f"not JSON: {error.msg}{cut}", line=error.lineno) from None
+        raise DataError(path, f"not JSON: {error.msg}{cut}; {AGAIN}", line=error.lineno) from None
     except (RecursionError, ValueError) as error:
-        raise DataError(path, f"unreadable JSON: {error}") from None
+        raise DataError(path, f"unreadable JSON: {error}; {AGAIN}") from None
 
 
 def read_json_list(path: Path) -> list[Any]:
@@ -137,9 +140,9 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise DataError(path, f"not JSON: {error.msg}", line=number) from None
+            raise DataError(path, f"not JSON: {error.msg}; {AGAIN}", line=number) from None
         except (RecursionError, ValueError) as error:
-            raise DataError(path, f"unreadable JSON: {error}", line=number) from None
+            raise DataError(path, f"unreadable JSON: {error}; {AGAIN}", line=number) from None
         if not isinstance(row, dict):
             raise DataError(path, f"expected a JSON object, found {type(row).__name__}", line=number)
         empty = False

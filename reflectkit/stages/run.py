@@ -239,7 +239,11 @@ def run(config: Config, progress: Progress) -> Report:
         if ablations:
             effects = {step: compared(ablations, parts) for step, parts in evaluations.items()}
             figures["ablations"] = [{"step": step} | one for step, entries in effects.items() for one in entries]
-            ablated = [eval_tables.ablations_table(entries, step) for step, entries in effects.items() if entries]
+            ablated = [
+                eval_tables.ablations_table(entries, step, recipe.measure)
+                for step, entries in effects.items()
+                if entries
+            ]
         if config.seeds == 1:
             if check := config.fast and not recipe.fast_shows:  # its differences and curves are noise
                 finals = [report for report in finals if report.stage == "evaluate"]

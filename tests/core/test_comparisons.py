@@ -17,6 +17,7 @@ import scipy.stats
 from reflectkit.core.stats import by_cluster, flips, mean_interval, paired, pass_all, pass_at, rate_interval
 from reflectkit.stages.shared.effects import Effect
 from reflectkit.stages.shared.eval_tables import (
+    ablations_table,
     csv_text,
     differences,
     differences_table,
@@ -377,3 +378,15 @@ def test_seeds_of_one_difference_have_the_interval_over_tasks() -> None:
     (found,) = seed_differences({"": seeds})
     assert found["difference"] == pytest.approx(1 / 3)
     assert found["high"] - found["low"] > 0.05
+
+
+def test_ablations_are_compared_by_what_their_recipe_measures() -> None:
+    """By success an ablation of memory's rewards showed the share of problems with every answer right."""
+    played = [
+        episode(name, task, False, {"accuracy": value}) for name, value in (("a", 0.75), ("b", 0.25)) for task in "12"
+    ]
+    effects = [{"ablation": "no r3"} | one for one in differences(played)]
+    table_of = ablations_table(effects, "evaluation", "accuracy")
+    assert table_of.title.startswith("Ablations, evaluation: original arm minus ablation in accuracy, in points")
+    assert [row[:3] for row in table_of.rows] == [("no r3", "full", "+50.0")]
+    assert [row[2] for row in ablations_table(effects, "evaluation").rows] == ["+0.0"]

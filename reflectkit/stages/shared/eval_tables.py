@@ -310,10 +310,13 @@ def differences_table(compared: Sequence[Json], figure: str) -> Table:
     return _paired_table(title, "first − second", rows_shown, figure)
 
 
-def ablations_table(effects: Sequence[Json], step: str) -> Table:
-    """Differences in success between arms and their ablations in evaluation `step`; each names its `ablation`."""
-    title = f"Ablations, {step}: original arm minus ablation, in points (p by sign flips of clusters)"
-    return _paired_table(title, "ablation", effects, "success")
+def ablations_table(effects: Sequence[Json], step: str, measure: str = SUCCESS) -> Table:
+    """Differences in `measure`, which is a share, between arms and their ablations in evaluation `step`; each names its
+    `ablation`.
+    """
+    of_measure = f" in {measure.replace('_', ' ')}" if measure != SUCCESS else ""
+    title = f"Ablations, {step}: original arm minus ablation{of_measure}, in points (p by sign flips of clusters)"
+    return _paired_table(title, "ablation", effects, measure)
 
 
 def _paired_table(title: str, heading: str, compared: Sequence[Json], figure: str) -> Table:
