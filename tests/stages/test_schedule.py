@@ -150,6 +150,16 @@ def test_nothing_is_forked_for_a_run_that_was_killed_meanwhile(tmp_path: Path) -
     assert "Traceback" not in errors
 
 
+def test_imports_that_nobody_waits_for_any_more_are_left_off(tmp_path: Path) -> None:
+    """They went on for up to 20 s after a kill. Here they never end; the pipes are closed once the server is gone."""
+    (tmp_path / "datasets.py").write_text(
+        "import os, signal, time\nos.kill(os.getppid(), signal.SIGKILL)\nwhile True:\n    time.sleep(0.01)\n"
+    )
+    code, _, errors = run_step(tmp_path, "reflectkit.stages.recipes.preload", tmp_path)
+    assert code == -signal.SIGKILL
+    assert "Traceback" not in errors
+
+
 def test_a_script_that_would_start_itself_again_is_told_the_guard(tmp_path: Path) -> None:
     steps = "[{name: rows, stage: gen-sft, env: corridor}]"
     (tmp_path / "recipe.yaml").write_text(f"description: one step\nsteps: {steps}\n")

@@ -7,8 +7,20 @@ imports them itself: importing bitsandbytes looks for GPUs, and after that CUDA 
 import contextlib
 import gc
 import os
+import threading
 
 _parent = os.getppid()
+_imported = threading.Event()
+
+
+def _end_if_alone() -> None:
+    while not _imported.wait(0.2):
+        if os.getppid() != _parent:
+            os._exit(0)  # nobody waits for the steps any more
+
+
+_watch = threading.Thread(target=_end_if_alone, daemon=True)
+_watch.start()
 
 with contextlib.suppress(Exception):  # the step that needs a library says what is wrong with it
     import torch
@@ -39,5 +51,5 @@ with contextlib.suppress(Exception):
 gc.collect()
 gc.freeze()  # collections in a step need not go through all that, nor copy its memory
 
-if os.getppid() != _parent:
-    os._exit(0)  # nobody waits for the steps any more
+_imported.set()
+_watch.join()  # what forks has no thread
