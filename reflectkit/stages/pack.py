@@ -21,7 +21,7 @@ from reflectkit.core.identity import read_record
 from reflectkit.core.reports import Report, Table
 from reflectkit.data.episodes import no_share, read_compared
 from reflectkit.data.packs import INDEX, Curve, Pack, Seed, figures_kept, merged, players, read_pack, write_pack
-from reflectkit.stages import plot
+from reflectkit.stages.shared.curves import read_curves
 from reflectkit.stages.shared.eval_tables import clusters_of
 
 EXAMPLES = (
@@ -168,8 +168,7 @@ def _read(config: Config, path: Path) -> tuple[int, Seed]:
 
 def _curves(config: Config, path: Path) -> Sequence[Curve]:
     pairs = [(name, path / run_name) for name, _, run_name in (text.partition("=") for text in config.curve)]
-    settings = plot.Config(runs=("curve=x",), smooth=1)
-    read = plot.read_curves([run / "metrics.jsonl" for _, run in pairs], config.figure, settings)
+    read = read_curves([run / "metrics.jsonl" for _, run in pairs], config.figure)
     for _, run in pairs:
         if not (run / "report.json").is_file():
             raise DataError(run, "is not finished, and its curve would end early; let it end, then pack it")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,13 +17,12 @@ from typing import Any, ClassVar
 from reflectkit.core.config import StageConfig, flag, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.jsonl import read_json, read_jsonl, rows_so_far
+from reflectkit.core.jsonl import read_json, rows_so_far
 from reflectkit.core.locks import is_locked
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
-from reflectkit.core.stats import smooth
 from reflectkit.core.types import LARGEST
-from reflectkit.rl.figures import NAMED
+from reflectkit.stages.shared.curves import AGAINST, number_in, read_curves
 from reflectkit.stages.shared.environments import distinct_names
 from reflectkit.stages.shared.figures import Curve, draw_bars, draw_curves
 from reflectkit.stages.shared.packed import PACK_FIGURES, draw_packs
@@ -42,14 +41,7 @@ EXAMPLES = (
     "reflectkit plot --packs packs/taxi --packs packs/seeds --out effects.png",
     "reflectkit plot --packs packs/seeds --figure success_rate --reach 0.9",
 )
-AGAINST = ("episodes", "step", "tokens", "seconds")
-SUMMED = {"tokens": ("tokens",), "seconds": ("rollout_seconds", "update_seconds")}
-"""The figures of metrics.jsonl that are per update, and are summed along this axis."""
-VALIDATION = "validation_"
-WHEN = ("", VALIDATION)
-"""What the names of figures begin with: of training, and of validation."""
 FOLLOWED = ("success_rate", "return", "loss")
-LONGEST_CHAIN = 100  # runs, each resumed from the one before
 POLL_S = 1.0  # seconds between looks at a run that is followed
 IDLE_POLLS = 30  # of a run that no process works on; it may be copied here from another machine
 
@@ -147,7 +139,7 @@ def run(config: Config, progress: Progress) -> Report:
             return current.finish({f"{name} {level}": value for (name, level), value in figures.items()}, [out])
         panels: dict[str, dict[str, list[Curve]]] = {}
         for figure in dict.fromkeys(config.figure or ("success_rate",)):
-            read = read_curves([path for _, path in named], figure, config)
+            read = read_curves([path for _, path in named], figure, config.against, config.smooth)
             for (name, _), curve in zip(named, read, strict=True):
                 panels.setdefault(figure, {}).setdefault(name, []).append(curve)
         draw_curves(panels, config.against, config.smooth, out)
@@ -164,106 +156,6 @@ def run(config: Config, progress: Progress) -> Report:
                 current.tables.append(curve_table(one, figure, config.reach, config.against))
             return current.finish({"last": ends, "curves": summed}, [out])
         return current.finish(next(iter(ends.values())) if len(ends) == 1 else ends, [out])
-
-
-def chained(path: Path) -> list[Path]:
-    """The metrics of `path` and of the runs that it resumed from, the first one first.
-
-    Raises DataError if they form a cycle.
-    """
-    chain = [path]
-    while (before := _resumed_from(chain[0])) is not None:
-        if before in chain or len(chain) >= LONGEST_CHAIN:
-            raise DataError(
-                path, f"resumed from {before}, and that one from it; one of their config.json files is wrong"
-            )
-        chain.insert(0, before)
-    return chain
-
-
-def _resumed_from(path: Path) -> Path | None:
-    try:
-        settings = read_json(path.with_name("config.json"))["settings"]
-        start = settings.get("resume_from")
-    except (DataError, KeyError, TypeError, AttributeError):
-        return None
-    if not isinstance(start, str) or not start:
-        return None
-    bases = (*path.absolute().parents, Path())  # it is relative to where the run was started, which is above the run
-    places = (base / Path(start).parent / "metrics.jsonl" for base in bases)
-    return next((place for place in places if place.is_file()), None)
-
-
-Rows = dict[int, tuple[Path, int, dict[str, Any]]]
-"""Rows of metrics.jsonl by step, each with its file and line."""
-
-
-def read_curves(paths: Sequence[Path], figure: str, config: Config) -> list[Curve]:
-    """(positions on the axis, smoothed values of the figure) of each run; chained runs give each update once.
-
-    A figure that the env reported in one of the runs is 0 where no episode came far enough to report it. Raises
-    DataError.
-    """
-    runs = [_rows_of(path) for path in paths]
-    reported = {name for rows in runs for name in _env_figures(rows)}
-    return [_curve(path, rows, figure, config, figure in reported) for path, rows in zip(paths, runs, strict=True)]
-
-
-def _rows_of(path: Path) -> Rows:
-    """The updates of `path` and of the runs that it resumed from. Raises DataError."""
-    rows: Rows = {}
-    for part in chained(path):
-        entries = [(part, line, dict(row)) for line, row in read_jsonl(part)]
-        first = min((_number(part, line, row, "step") for part, line, row in entries), default=0)
-        rows = {step: entry for step, entry in rows.items() if step < first}
-        rows |= {int(_number(part, line, row, "step")): (part, line, row) for part, line, row in entries}
-    return rows
-
-
-def _env_figures(rows: Rows) -> set[str]:
-    """The names of the figures that the env has reported, those of validation included."""
-    names = {f"{when}{name}" for when in WHEN for _, _, row in rows.values() for name in _names(row, when)}
-    return names | {f"{VALIDATION}{name}" for name in names if not name.startswith(VALIDATION)}
-
-
-def _names(row: Mapping[str, Any], when: str) -> list[str]:
-    names = row.get(f"{when}{NAMED}")
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-
-
-def _curve(path: Path, rows: Rows, figure: str, config: Config, reported: bool) -> Curve:
-    played = f"{VALIDATION}success_rate" if figure.startswith(VALIDATION) else "success_rate"
-    for _, _, row in rows.values():
-        if reported and played in row:
-            row.setdefault(figure, 0.0)
-    in_some = any(figure in row for _, _, row in rows.values())  # not every update is validated or has rows to learn
-    places: list[float] = []
-    values: list[float] = []
-    total = 0.0
-    for _, (part, line, row) in sorted(rows.items()):
-        if config.against in SUMMED:
-            total += sum(_number(part, line, row, name) for name in SUMMED[config.against])
-        if figure in row or not in_some:
-            values.append(float(_number(part, line, row, figure)))
-            places.append(total if config.against in SUMMED else float(_number(part, line, row, config.against)))
-    if not values:
-        raise DataError(path, "has no update yet")
-    return places, smooth(values, config.smooth)
-
-
-def _number(path: Path, line: int, row: Mapping[str, Any], name: str) -> Any:
-    """A figure of a row. Raises DataError if it is not a number."""
-    value = row.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= LARGEST:
-        numeric = [key for key, other in row.items() if isinstance(other, int | float)]
-        more = "; --validate-steps adds such figures" if name.startswith(VALIDATION) else ""
-        raise DataError(
-            path,
-            f"is not a number of at most {LARGEST:g} in size here; this run has {', '.join(numeric)}{more}",
-            line=line,
-            field=name,
-        )
-    return value
 
 
 def _end(seeds: Sequence[Curve]) -> float:
@@ -322,11 +214,11 @@ def _follow(config: Config, progress: Progress) -> Report:
         while True:
             ended = path.with_name("report.json").is_file()
             rows = rows_so_far(path)
-            step = int(_number(path, len(rows), rows[-1], "step")) if rows else 0
+            step = int(number_in(path, len(rows), rows[-1], "step")) if rows else 0
             if rows and step != seen:
                 missing = [figure for figure in config.figure if not any(figure in row for row in rows)]
                 shown = [*missing, *(figure for figure in config.figure or FOLLOWED if figure in rows[-1])]
-                newest = {figure: float(_number(path, len(rows), rows[-1], figure)) for figure in shown}
+                newest = {figure: float(number_in(path, len(rows), rows[-1], figure)) for figure in shown}
                 bar.advance(step - seen, **newest)
                 seen, idle = step, 0
             idle += not ended and not is_locked(path.parent)

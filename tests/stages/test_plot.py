@@ -11,8 +11,8 @@ from reflectkit.cli.main import main
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import read_json, write_json, write_jsonl
 from reflectkit.core.locks import locked
-from reflectkit.stages.plot import Config, chained, read_curves
 from reflectkit.stages.shared import figures
+from reflectkit.stages.shared.curves import chained, read_curves
 from reflectkit.stages.shared.figures import draw_curves
 
 
@@ -36,7 +36,7 @@ def made(folder: Path, steps: range, start: Path | None = None, **more: float) -
 
 
 def curve(path: Path, figure: str = "success_rate", **settings: Any) -> tuple[list[float], list[float]]:
-    ((where, what),) = read_curves([path / "metrics.jsonl"], figure, Config(runs=("a=b",), smooth=1, **settings))
+    ((where, what),) = read_curves([path / "metrics.jsonl"], figure, **settings)
     return list(where), list(what)
 
 
