@@ -127,7 +127,7 @@ pictures: $(TEST_INSTALLED) ## Make the pictures of the pages again (docs/pictur
 	cd build/pictures && PYTHONPATH=$(CURDIR) $(abspath $(BIN))/python -m tests.pictures $(CURDIR)/docs/pictures
 
 figures: $(INSTALLED) ## Draw the figures of docs/what-we-found.md again from the packed episodes, without training
-	$(PLOT) $(PACKS:%=--packs %) --out docs/experiments/effects.png --page docs/what-we-found.md
+	$(PLOT) $(PACKS:%=--packs %) --first 3 --out docs/experiments/effects.png --page docs/what-we-found.md
 	set -e; for pack in $(PACKS); do $(PLOT) --packs $$pack --figure success --out docs/experiments/$${pack##*/}.png; done
 	set -e; for pack in $(CURVED); do \
 	  $(PLOT) --packs $$pack --figure validation_success_rate --reach 0.9 --out docs/experiments/$${pack##*/}-curves.png; done

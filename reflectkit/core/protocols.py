@@ -22,7 +22,7 @@ class StepResult:
 
     reward: in the env's unit. terminated: the env ended the episode. truncated: a wrapper did. info: JSON values;
     `info["success"]` is a bool on the last step; `info["refused"]`, if an env sets it, is the number of parts of the
-    action that could not be executed.
+    action that could not be executed; `info["figures"]`, on any step, are numbers by name, to report and compare.
     """
 
     observation: Observation

@@ -69,6 +69,7 @@ class Config(StageConfig):
     reach: float = option(
         0.0, help="Also tell the area below each curve, as smoothed, and where it first reaches this value; 0: neither."
     )
+    first: int = option(0, help="Of --packs: draw only the first N comparisons of each; the table has all. 0: all.")
     out: Path | None = option(
         None, help="File to write, .png or .svg; default: curves.png, bars.png or packs.png in the run's folder."
     )
@@ -81,6 +82,7 @@ class Config(StageConfig):
         super().__post_init__()
         within("smooth", self.smooth, 1, 1_000_000)
         within("reach", self.reach, 0, LARGEST)
+        within("first", self.first, 0, 1_000_000)
         one_of("against", self.against, AGAINST)
         if sum(map(bool, (self.runs, self.evals, self.packs))) != 1:
             raise ConfigError(
@@ -92,8 +94,10 @@ class Config(StageConfig):
         unused = ("against", "smooth") if curves else ("against", "smooth", "reach")
         if self.packs and (given := self.departed(unused)):
             raise ConfigError(f"{flag(given[0])} does not change this figure of --packs; leave it out")
-        if self.page is not None and (not self.packs or (self.figure or PACK_FIGURES)[0] != PACK_FIGURES[0]):
-            raise ConfigError("--page is for the effects of --packs; leave it out")
+        of_effects = self.packs and (self.figure or PACK_FIGURES)[0] == PACK_FIGURES[0]
+        for name in ("page", "first"):
+            if getattr(self, name) and not of_effects:
+                raise ConfigError(f"{flag(name)} is for the effects of --packs; leave it out")
         if self.live and not self.runs:
             raise ConfigError("--live needs --runs NAME=FOLDER")
         if self.out is not None and self.out.suffix not in (".png", ".svg"):
@@ -121,7 +125,7 @@ def run(config: Config, progress: Progress) -> Report:
         figure = (config.figure or PACK_FIGURES)[0]
         with open_run("plot", config, list(config.packs), again=True) as current:
             out = config.out or current.folder / "packs.png"
-            tables, numbers = draw_packs(config.packs, figure, out, config.page, config.reach)
+            tables, numbers = draw_packs(config.packs, figure, out, config.page, config.reach, config.first)
             current.tables += tables
             return current.finish(numbers, [out, *([config.page] if config.page else [])])
     named = [parse_run(text) for text in config.runs]

@@ -360,7 +360,7 @@ def test_rounding_decides_no_verdict() -> None:
         (1.0, 3.0 + noise, "helps, by less than 3 points"),
         (-10.0, -0.01, "harms"),
     ):
-        assert Effect("T", "a", "b", "success", "full", low, low, high, 1, 9).word == word
+        assert Effect("T", "a", "b", "success", "full", low, low, high, 3, 9, low, high).word == word
 
 
 def test_seeds_of_one_difference_have_the_interval_over_tasks() -> None:

@@ -25,6 +25,7 @@ from reflectkit.stages.shared.seeds import seed_differences
 EQUIVALENT = 3.0
 """Points of success within which two players are called equivalent."""
 AREA = "area"
+FEWEST_AREAS = 3  # seeds
 ROUNDING = 1e-9
 """Points by which an end of an interval may be off, as the sum of rounded numbers."""
 LEGEND = "● success, or what is named; ■ area below the curve × 100; hollow: one seed; grey: ±3 points"
@@ -67,19 +68,34 @@ class Effect:
     @property
     def word(self) -> str:
         """helps, harms, equivalent or unclear. With several seeds, both intervals must agree on it; two seeds are
-        always unclear, as they may be alike by chance and then have a t interval without width.
+        always unclear, as they may be alike by chance and then have a t interval without width. One seed says nothing
+        of another: it is only above or below 0, or near it.
         """
         if self.seeds == 2:
             return "unclear"
+        if self.seeds == 1:
+            return self._word_of_one_seed
         low, high = self.low, self.high
-        if self.seeds > 1:
-            low, high = min(low, self.seed_low), max(high, self.seed_high)
-        within = low >= -EQUIVALENT - ROUNDING and high <= EQUIVALENT + ROUNDING
+        low, high = min(low, self.seed_low), max(high, self.seed_high)
+        within = _is_within(low, high)
         if low > ROUNDING:
             return "helps, by less than 3 points" if within else "helps"
         if high < -ROUNDING:
             return "harms, by less than 3 points" if within else "harms"
         return "equivalent" if within else "unclear"
+
+    @property
+    def _word_of_one_seed(self) -> str:
+        if self.low > ROUNDING:
+            return "above 0, one seed"
+        if self.high < -ROUNDING:
+            return "below 0, one seed"
+        return "near 0, one seed" if _is_within(self.low, self.high) else "unclear"
+
+
+def _is_within(low: float, high: float) -> bool:
+    """Whether the interval lies within ±EQUIVALENT."""
+    return low >= -EQUIVALENT - ROUNDING and high <= EQUIVALENT + ROUNDING
 
 
 def effects(pack: Pack) -> list[Effect]:
@@ -138,8 +154,16 @@ def same_seeds(pack: Pack, figure: str) -> bool:
 
 
 def success_rows(pack: Pack) -> list[dict[str, Any]]:
-    """The rows of eval.json of all players, over all seeds."""
-    return pooled([list(seed.episodes) for seed in pack.seeds.values() if seed.episodes])
+    """The rows of eval.json of all players, over all seeds. Where each player is an arm with a curve, or an arm at
+    another stage ("ARM, SFT"), they are in the order of stages, and in each stage in that of the curves.
+    """
+    rows = pooled([list(seed.episodes) for seed in pack.seeds.values() if seed.episodes])
+    arms = list(dict.fromkeys(curve.name for seed in pack.seeds.values() for curve in seed.curves))
+    parts = {row["name"]: row["name"].partition(", ") for row in rows}
+    if any(arm not in arms for arm, _, _ in parts.values()):
+        return rows
+    stages = sorted(dict.fromkeys(stage for _, _, stage in parts.values()), key=bool)  # the final one first
+    return sorted(rows, key=lambda row: (stages.index(parts[row["name"]][2]), arms.index(parts[row["name"]][0])))
 
 
 def success_groups(packs: Sequence[Pack]) -> dict[str, list[Interval]]:
@@ -166,9 +190,10 @@ def estimate(row: Json, measure: str) -> tuple[float, float, float]:
 
 
 def forest_groups(found: Sequence[Effect]) -> dict[str, list[Interval]]:
-    """The effects as rows of a figure, by experiment. An unknown interval is a point; one beyond ±100 points is cut. A
-    level is named where an experiment has several.
+    """The effects as rows of a figure, by experiment. One beyond ±100 points is cut. A level is named where an
+    experiment has several. Areas of fewer than three seeds, whose intervals say nothing, are left out.
     """
+    found = [one for one in found if not (one.is_area and one.seeds < FEWEST_AREAS)]
     groups: dict[str, list[Interval]] = {}
     levels: dict[str, set[str]] = {}
     for one in found:

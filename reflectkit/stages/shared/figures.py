@@ -30,17 +30,18 @@ Curve = tuple[Sequence[float], Sequence[float]]
 
 def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: str, smoothed: int, out: Path) -> None:
     """One panel per figure: the median of each name's curves (x, y), with their range if there are several; with more
-    than BANDS names, each curve as a thin line instead. More than INSIDE names stand beside the panel.
+    than BANDS names, each curve as a thin line instead. The names stand beside the panel then, and where there are more
+    than INSIDE.
     """
     import numpy as np
 
     pyplot = _pyplot()
-    outside = max(map(len, panels.values()), default=0) > INSIDE
+    several = {figure: sum(len(seeds) > 1 for seeds in curves.values()) for figure, curves in panels.items()}
+    outside = max(map(len, panels.values()), default=0) > INSIDE or max(several.values(), default=0) > BANDS
     size = (9 if outside else 7, 1 + 3 * len(panels))
     picture, axes = pyplot.subplots(len(panels), 1, figsize=size, dpi=150, squeeze=False)
     for panel, (figure, curves) in zip(axes[:, 0], panels.items(), strict=True):
-        several = sum(len(seeds) > 1 for seeds in curves.values())
-        banded = several <= BANDS
+        banded = several[figure] <= BANDS
         for index, (name, seeds) in enumerate(curves.items()):
             places = np.unique(np.concatenate([where for where, _ in seeds]))
             shared = (places >= max(where[0] for where, _ in seeds)) & (places <= min(where[-1] for where, _ in seeds))
@@ -58,9 +59,9 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[Curve]]], against: st
         label = figure.replace("_", " ")
         panel.set(xlabel=against, ylabel=label)
         mean = f", mean of {smoothed} updates" if smoothed > 1 else ""
-        spread = f", median and {'range of seeds' if banded else 'each seed'}" if several else ""
+        spread = f", median and {'range of seeds' if banded else 'each seed'}" if several[figure] else ""
         panel.set_title(f"{label}{mean}{spread}")
-        if figure in SHARES:
+        if figure.removeprefix("validation_") in SHARES:
             panel.set_ylim(-0.02, 1.02)
         panel.grid(alpha=0.3)
         panel.legend(frameon=False, **(BESIDE if outside else {}))
@@ -114,11 +115,17 @@ class Interval:
 
 
 def draw_intervals(
-    groups: Mapping[str, Sequence[Interval]], axis: str, out: Path, *, band: float = 0.0, legend: str = ""
+    groups: Mapping[str, Sequence[Interval]],
+    axis: str,
+    out: Path,
+    *,
+    band: float = 0.0,
+    legend: str = "",
+    limits: tuple[float, float] | None = None,
 ) -> None:
     """A forest plot: a row for each interval, below the title of its group; many groups in several columns with one
     axis. band: half the width of the shaded zone of equivalence around 0, which has a line then. legend: what the
-    markers mean.
+    markers mean. limits: the ends of the axis; None: those of the intervals.
     """
     pyplot = _pyplot()
     columns = in_columns({title: 1 + len(some) for title, some in groups.items()})
@@ -140,6 +147,8 @@ def draw_intervals(
             panel.axvline(0, color="0.4", linewidth=1, zorder=1)
         panel.set_ylim(rows - 0.3, -0.7)
         panel.set_xlabel(axis, fontsize=9)
+        if limits is not None:
+            panel.set_xlim(limits)
     if legend:
         picture.supxlabel(legend, fontsize=9)
     _finish(picture, panels[0], out)

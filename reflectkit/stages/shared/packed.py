@@ -32,13 +32,18 @@ PACK_FIGURES = ("effects", "success")
 """The figures of packs, besides those of their curves."""
 MARKS = ("<!-- effects -->\n", "<!-- end of effects -->\n")
 """Around the table of effects in a page."""
+PERCENT = (-1.0, 101.0)
+"""The axis of shares in percent, so that figures can be compared, with room for a marker at its ends."""
 Drawn = tuple[list[Table], dict[str, float]]
 
 
-def draw_packs(folders: Sequence[Path], figure: str, out: Path, page: Path | None = None, reach: float = 0.0) -> Drawn:
+def draw_packs(
+    folders: Sequence[Path], figure: str, out: Path, page: Path | None = None, reach: float = 0.0, first: int = 0
+) -> Drawn:
     """Draw `figure` of the packs in `folders`; returns its tables and numbers.
 
-    page: gets the table of the effects. reach: tell where the curves first reach this value; 0: do not.
+    page: gets the table of the effects. reach: tell where the curves first reach this value; 0: do not. first: draw the
+    effects of so many comparisons of each pack, the first ones; 0: all.
 
     Raises
     ------
@@ -51,13 +56,13 @@ def draw_packs(folders: Sequence[Path], figure: str, out: Path, page: Path | Non
         if titles[pack.title] > 1:
             raise DataError(folder, f"another pack has the title {pack.title!r:.60}, too; give it one with --title")
     if figure == "effects":
-        return _draw_effects(folders, packs, out, page)
+        return _draw_effects(folders, packs, out, page, first)
     if figure == "success":
         if not any(seed.episodes for pack in packs for seed in pack.seeds.values()):
             raise DataError(folders[0], "has no episodes")
         measures = {pack.measure for pack in packs}
         axis = "success, or what is named, %" if len(measures) > 1 else f"{measures.pop()}, %"
-        draw_intervals(success_groups(packs), axis, out)
+        draw_intervals(success_groups(packs), axis, out, limits=PERCENT)
         rows = {pack.title: (pack.measure, success_rows(pack)) for pack in packs}
         numbers = {
             f"{title}: {row['name']} {row['level']}": estimate(row, measure)[0]
@@ -87,8 +92,9 @@ def _tables(title: str, rows: list[dict[str, Any]], measure: str) -> list[Table]
     return [table(title, rows), *figures_tables(of_measure)]
 
 
-def _draw_effects(folders: Sequence[Path], packs: Sequence[Pack], out: Path, page: Path | None) -> Drawn:
+def _draw_effects(folders: Sequence[Path], packs: Sequence[Pack], out: Path, page: Path | None, first: int) -> Drawn:
     found = [one for pack in packs for one in effects(pack)]
+    drawn = {(pack.title, *pair) for pack in packs for pair in pack.comparisons[: first or None]}
     if not found:
         pairs = [pair for pack in packs for pair in pack.comparisons]
         why = "its players have no finished problem in common" if pairs else "add some with `reflectkit pack --compare`"
@@ -96,7 +102,8 @@ def _draw_effects(folders: Sequence[Path], packs: Sequence[Pack], out: Path, pag
     shown = effects_table(found)
     if page is not None:
         _fill(page, markdown([shown]).partition("\n\n")[2])
-    draw_intervals(forest_groups(found), "difference, points", out, band=EQUIVALENT, legend=LEGEND)
+    groups = forest_groups([one for one in found if (one.experiment, one.first, one.second) in drawn])
+    draw_intervals(groups, "difference, points", out, band=EQUIVALENT, legend=LEGEND)
     return [shown], {
         f"{one.experiment}: {one.first} − {one.second}, {one.measure} {one.level}".rstrip(): one.difference
         for one in found
