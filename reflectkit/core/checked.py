@@ -215,10 +215,11 @@ def check_result(result: object, name: str) -> None:
             f"env '{name}' returned {figures!r:.40} as 'figures'; return a dict of numbers by name,"
             ' e.g. {"accuracy": 0.5}'
         )
-    for figure, value in {"reward": result.reward, **figures}.items():
+    for figure in figures:
         if not isinstance(figure, str) or not figure.strip() or figure in TAKEN:
             taken = "a name that reflectkit uses itself" if figure in TAKEN else "which is no name"
             raise ConfigError(f"env '{name}' reports the figure {figure!r:.40}, {taken}; call it otherwise")
+    for figure, value in [("reward", result.reward), *figures.items()]:
         if not _is_number(value):
             raise ConfigError(
                 f"env '{name}' returned {value!r:.40} as '{figure}'; return a number of at most {LARGEST:g} in size"

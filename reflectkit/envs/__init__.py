@@ -141,8 +141,8 @@ def make(name: str, horizon: int | None = None, *, shuffle: bool = False, **sett
         inspect.signature(kind).bind(**settings)
     except TypeError as error:
         raise ConfigError(
-            f"env '{name}' cannot be made: {error} of its constructor; give that a default, or make it a field of"
-            " Settings"
+            f"env '{name}' cannot be made: its constructor: {error}; it takes an argument for each field of Settings,"
+            " and no others without a default"
         ) from None
     env: Env = Checked(kind(**settings))
     if shuffle:

@@ -74,6 +74,10 @@ def test_an_observation_that_nobody_can_read_or_answer(wrap: str, seen: Any, mes
         (StepResult(SEEN, 0.0, False, info={"figures": 3}), "returned 3 as 'figures'; return a dict of numbers"),
         (StepResult(SEEN, 0.0, False, info={"figures": {"success": 1.0}}), "the figure 'success', a name that reflec"),
         (StepResult(SEEN, 0.0, False, info={"figures": {"comment_tokens": 1.0}}), "'comment_tokens', a name that"),
+        (
+            StepResult(SEEN, None, False, info={"figures": {"reward": 1.0}}),
+            "returned None as 'reward'; return a number",
+        ),  # type: ignore[arg-type]
         (StepResult(SEEN, 0.0, False, info={"figures": {"": 1.0}}), "the figure '', which is no name"),
         (StepResult(SEEN, 0.0, True, info={"success": 1}), r"ended an episode with 1 as info\['success'\]; say"),
         (StepResult(SEEN, 0.0, True), r"ended an episode with no info\['success'\]; say"),

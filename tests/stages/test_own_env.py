@@ -178,6 +178,10 @@ class Short(Lock):
 class Endless(Lock):
     horizons = {"one-digit": 0}
 
+class Deaf(Lock):
+    def __init__(self):
+        super().__init__()
+
 class Sized(Lock):
     def __init__(self, size, **settings):
         super().__init__(**settings)
@@ -207,7 +211,8 @@ class Sized(Lock):
         ("Clustered", "", "its cluster() is asked of the class; write @classmethod above it"),
         ("Short", "", "its horizons are 8; write steps by level"),
         ("Endless", "", "its horizons are {'one-digit': 0}; write steps by level"),
-        ("Sized", "", "cannot be made: missing a required argument: 'size' of its constructor; give that a default"),
+        ("Sized", "", "cannot be made: its constructor: missing a required argument: 'size'; it takes an argument"),
+        ("Deaf", "", "cannot be made: its constructor: got an unexpected keyword argument 'turn_cost'; it takes"),
         ("number", "", "is no env: it lacks name, levels, reset, step"),
         ("Nothing", "", "is no env: it lacks levels, reset, step"),
         ("Plain", "", "its settings must be a dataclass, not <class 'dict'>"),
