@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import random
 import re
@@ -94,13 +95,7 @@ class Checked(Wrapper):
 
     def _stepped(self, result: StepResult) -> StepResult:
         check_result(result, self.env.name)
-        goes_on = not (result.terminated or result.truncated)
-        seen = check_observation(result.observation, self.env.name, self._seen)
-        if goes_on and self._seen is not None and self._seen.choices and not (seen.choices or seen.tools):
-            raise ConfigError(
-                f"env '{self.env.name}' offers no choices in a state that goes on; offer some, or end the episode"
-            )
-        self._seen = seen
+        self._seen = seen = check_observation(result.observation, self.env.name, self._seen)
         return result if seen is result.observation else dataclasses.replace(result, observation=seen)
 
     def _all_offered(self, method: str, actions: object) -> Sequence[Action]:
@@ -121,6 +116,8 @@ class Checked(Wrapper):
         raise self._wrong(method, action, f"{wanted}, as it offers no choices here")
 
     def _wrong(self, method: str, value: object, wanted: str) -> ConfigError:
+        if inspect.iscoroutine(value):
+            value.close()  # otherwise Python warns that nobody awaited it
         return ConfigError(f"{method}() of env '{self.env.name}' returned {value!r:.60}; return {wanted}")
 
 
@@ -202,13 +199,19 @@ def check_result(result: object, name: str) -> None:
         )
     if not isinstance(result.info, dict):
         raise ConfigError(f"env '{name}' returned {result.info!r:.40} as info; return a dict, {{}} for nothing")
-    try:
-        json.dumps([result.reward, result.info], allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"env '{name}' returned a reward or info that is not valid JSON ({error}); return finite numbers, strings,"
-            " true or false, e.g. float(reward)"
-        ) from None
+    for part in ("terminated", "truncated"):
+        if not is_flag(flag := getattr(result, part)):
+            raise ConfigError(f"env '{name}' returned {flag!r:.40} as '{part}'; return True or False")
+    for key, value in [("reward", result.reward), *result.info.items()]:
+        try:
+            json.dumps({key: value}, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            kind = type(value)
+            raise ConfigError(
+                f"env '{name}' returned a reward or info that is not valid JSON: {value!r:.40} as {key!r:.40}, of type"
+                f" {kind.__module__}.{kind.__qualname__} ({error}); return Python's own finite numbers, texts, True or"
+                " False, e.g. float(reward), bool(success)"
+            ) from None
     figures = result.info.get("figures", {})
     if not isinstance(figures, dict):
         raise ConfigError(
@@ -230,6 +233,11 @@ def check_result(result: object, name: str) -> None:
             f"env '{name}' ended an episode with {success} info['success']; say whether the problem is solved, True or"
             " False"
         )
+
+
+def is_flag(value: object) -> bool:
+    """Whether `value` is True or False, of Python or numpy."""
+    return isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")
 
 
 def _is_number(value: object) -> bool:

@@ -242,6 +242,11 @@ def measured(episode: Mapping[str, Any], measure: str) -> float:
     return float(episode["success"] if measure == SUCCESS else episode.get("figures", {}).get(measure, 0.0))
 
 
+def has(episode: Mapping[str, Any], measure: str) -> bool:
+    """Whether the episode has this measure."""
+    return measure == SUCCESS or measure in episode.get("figures", {})
+
+
 def no_share(episodes: Sequence[Mapping[str, Any]], measure: str) -> str:
     """What these have or lack so that `measure` cannot be compared in percentage points; "" if it can."""
     if measure == SUCCESS or not episodes:

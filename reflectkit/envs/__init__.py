@@ -8,8 +8,9 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from reflectkit.core.errors import ConfigError
 from reflectkit.core.protocols import Env
 from reflectkit.core.registry import plugins, resolve
 from reflectkit.core.types import Task
-from reflectkit.envs.base import BaseEnv
+from reflectkit.envs.base import BaseEnv, ChoiceEnv
 
 ENVS = {
     "taxi": "reflectkit.envs.taxi:Taxi",
@@ -34,6 +35,15 @@ ENVS = {
 PLUGINS = "reflectkit.envs"
 """The group of entry points in which a package offers its envs: NAME = "package.module:Class"."""
 NEEDED = ("name", "levels", "reset", "step")
+NEEDED_BY_CHOICE = ("_begin", "_move", "_text")
+STUBS = {BaseEnv: ("reset", "step"), ChoiceEnv: NEEDED_BY_CHOICE}
+ARGUMENTS = {
+    "reset": "task seed", "step": "action", "oracle": "", "mistakes": "", "slips": "", "note": "",
+    "reflection": "generator", "forfeit": "steps_left", "_begin": "task seed", "_move": "action", "_text": "",
+    "tasks": "level", "example": "level seed", "at_level": "task level", "cluster": "task", "aspects": "task",
+}  # fmt: skip
+"""The arguments of methods that an env of one's own may define, after self or cls."""
+SPLITS = ("train", "validate", "test")
 NONE_LISTED = "env '{}' lists no problems at level '{}'"
 BY_NAME = ("state", "remote", "widest", "rules")
 """Traits that an env may also have as attributes of an instance."""
@@ -57,7 +67,8 @@ def env_class(name: str) -> type[BaseEnv]:
 def _with_traits(kind: Any, name: str) -> Any:
     """`kind` itself, or a subclass with the traits that it lacks."""
     attributes = {attribute for base in (kind.__mro__ if isinstance(kind, type) else ()) for attribute in vars(base)}
-    if lacking := [part for part in NEEDED if part not in attributes]:
+    needed = (*NEEDED, *NEEDED_BY_CHOICE) if isinstance(kind, type) and issubclass(kind, ChoiceEnv) else NEEDED
+    if lacking := [part for part in needed if part not in attributes or _is_stub(kind, part)]:
         raise ConfigError(f"{name} is no env: it lacks {', '.join(lacking)}; see reflectkit.core.protocols.Env")
     if not issubclass(kind, BaseEnv):
         namespace = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
@@ -65,6 +76,7 @@ def _with_traits(kind: Any, name: str) -> Any:
             namespace |= {trait: _Passed(kind, trait) for trait in _of_instances() if trait not in attributes}
         kind = type(kind)(kind.__name__, (kind, BaseEnv), namespace)
     _check_texts(kind, name)
+    _check_numbers(kind, name)
     _check_methods(kind, name)
     check_own_settings(kind.Settings, f"env '{name}'")
     setting_names = {item.name for item in fields(kind.Settings)}
@@ -91,19 +103,49 @@ def _check_texts(kind: Any, name: str) -> None:
             raise ConfigError(f"{name}: its {trait} are {values!r:.60}; each must differ from the others")
 
 
+def _is_stub(kind: Any, part: str) -> bool:
+    """Whether `kind` has `part` only from the base class that leaves it to others."""
+    own = inspect.getattr_static(kind, part)
+    return any(own is vars(base).get(part) for base, parts in STUBS.items() if part in parts)
+
+
 def _check_methods(kind: Any, name: str) -> None:
-    """Raises ConfigError unless the horizons are numbers of steps by level, and what is asked of the class, not of an
-    instance, is a classmethod.
+    """Raises ConfigError unless each method takes the arguments that it is called with, and what is asked of the class,
+    not of an instance, is a classmethod.
     """
-    horizons = kind.horizons
-    if not isinstance(horizons, property) and not (
-        isinstance(horizons, Mapping)
-        and all(isinstance(steps, int) and not isinstance(steps, bool) and steps > 0 for steps in horizons.values())
-    ):
-        raise ConfigError(f"{name}: its horizons are {horizons!r:.60}; write steps by level, {{LEVEL: 15, …}}")
     for method in (trait for trait, value in vars(BaseEnv).items() if isinstance(value, classmethod)):
         if inspect.isfunction(inspect.getattr_static(kind, method)):
             raise ConfigError(f"{name}: its {method}() is asked of the class; write @classmethod above it")
+    for method, arguments in ARGUMENTS.items():
+        own = inspect.getattr_static(kind, method, None)
+        function = own.__func__ if isinstance(own, classmethod) else own
+        if not inspect.isfunction(function) or (method.startswith("_") and not issubclass(kind, ChoiceEnv)):
+            continue
+        try:
+            inspect.signature(function).bind(None, *arguments.split())
+        except TypeError:
+            called = ", ".join(["self" if function is own else "cls", *arguments.split()])
+            raise ConfigError(f"{name}: its {method}() takes other arguments; write {method}({called})") from None
+
+
+def _check_numbers(kind: Any, name: str) -> None:
+    """Raises ConfigError for numbers of the class that are none, or out of range."""
+    horizons = kind.horizons
+    if not isinstance(horizons, property) and not (
+        isinstance(horizons, Mapping) and all(_is_whole(steps, 1) for steps in horizons.values())
+    ):
+        raise ConfigError(f"{name}: its horizons are {horizons!r:.60}; write steps by level, {{LEVEL: 15, …}}")
+    for trait, least in (("negatives", 0), ("widest", 1)):
+        value = getattr(kind, trait)
+        if not isinstance(value, property | _Passed) and not _is_whole(value, least):
+            raise ConfigError(f"{name}: its {trait} is {value!r:.40}; write a whole number of at least {least}")
+    noise: Any = kind.noise
+    if not isinstance(noise, property) and not (isinstance(noise, int | float) and 0 <= noise <= 1):
+        raise ConfigError(f"{name}: its noise is {noise!r:.40}; write a probability, from 0 to 1")
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 class _Passed:
@@ -139,6 +181,8 @@ def make(name: str, horizon: int | None = None, *, shuffle: bool = False, **sett
         settings = {"horizon": horizon} | settings
     try:
         inspect.signature(kind).bind(**settings)
+    except ValueError:
+        pass  # a class whose constructor is not Python's own
     except TypeError as error:
         raise ConfigError(
             f"env '{name}' cannot be made: its constructor: {error}; it takes an argument for each field of Settings,"
@@ -167,7 +211,7 @@ def listed(name: str, level: str) -> list[Task]:
         if task.id in seen:
             raise ConfigError(f"env '{name}': tasks({level!r}) lists '{task.id}' twice; give each problem its own id")
         seen.add(task.id)
-    return tasks
+    return [replace(task, data=json.loads(json.dumps(task.data))) for task in tasks]  # as they are in files
 
 
 def _check_task(task: Any, kind: type[BaseEnv], lists: str) -> None:
@@ -187,6 +231,21 @@ def _check_task(task: Any, kind: type[BaseEnv], lists: str) -> None:
         raise ConfigError(f"{lists} '{task.id}' with data that is not valid JSON ({error})") from None
     if not isinstance(task.data, dict):
         raise ConfigError(f"{lists} '{task.id}' with {task.data!r:.40} as its data; write a dict")
+    if (key := _no_text(task.data)) is not None:
+        raise ConfigError(f"{lists} '{task.id}' with the key {key!r:.40} in its data; JSON has only texts as keys")
+
+
+def _no_text(value: Any) -> Any:
+    """The first key in `value` that is no text; None if there is none."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                return key
+            if (found := _no_text(inner)) is not None:
+                return found
+    if isinstance(value, list | tuple):
+        return next((found for inner in value if (found := _no_text(inner)) is not None), None)
+    return None
 
 
 def cluster_of(name: str, task: Task) -> str:
@@ -198,6 +257,24 @@ def cluster_of(name: str, task: Task) -> str:
     if not isinstance(cluster, str) or not cluster:
         raise ConfigError(f"env '{name}': cluster must return a text that is not empty, it returned {cluster!r:.80}")
     return cluster
+
+
+def aspects_of(name: str, task: Task) -> dict[str, str]:
+    """What the results of `task` are broken down by. Raises ConfigError if that is no dict of texts."""
+    aspects: Any = env_class(name).aspects(task)
+    if not isinstance(aspects, Mapping) or not all(isinstance(text, str) for pair in aspects.items() for text in pair):
+        raise ConfigError(
+            f"env '{name}': aspects must return a dict of texts, e.g. {{'mood': 'terse'}}; it returned {aspects!r:.80}"
+        )
+    return dict(aspects)
+
+
+def split_of(name: str, task: Task) -> str:
+    """The split that `task` comes with, or "". Raises ConfigError if there is no such split."""
+    split: Any = env_class(name).split_of(task)
+    if split not in ("", *SPLITS):
+        raise ConfigError(f"env '{name}': split_of must return {', '.join(SPLITS)} or '', it returned {split!r:.80}")
+    return str(split)
 
 
 def folder_name(name: str) -> str:

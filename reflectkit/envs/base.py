@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from reflectkit.core.checked import is_flag
 from reflectkit.core.config import NoSettings, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, IllegalActionError
@@ -320,7 +321,7 @@ class ChoiceEnv(BaseEnv):
         if self._over:
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
         moved: Any = self._move(check_choice(action, self.choices, self.name))
-        if not isinstance(moved, tuple) or len(moved) != 3 or not isinstance(moved[2], dict):
+        if not isinstance(moved, tuple) or len(moved) != 3 or not isinstance(moved[2], dict) or not is_flag(moved[1]):
             raise ConfigError(
                 f"_move() of env '{self.name}' returned {moved!r:.80}; return (reward, whether the episode is over,"
                 " info to keep)"

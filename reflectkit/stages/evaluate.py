@@ -19,7 +19,7 @@ from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.identity import digest
-from reflectkit.core.jsonl import salvage, write_json, write_text
+from reflectkit.core.jsonl import read_json, salvage, write_json, write_text
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.reports import Report
 from reflectkit.core.rollout import Episode, rollout
@@ -30,7 +30,7 @@ from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.episodes import episode_line, episode_to_json, read_compared, write_episodes
 from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs import cluster_of, listed
+from reflectkit.envs import aspects_of, cluster_of, listed
 from reflectkit.stages.shared.breakdowns import aspect_tables, passes_table
 from reflectkit.stages.shared.chat import ChatConfig
 from reflectkit.stages.shared.environments import MOST_TOKENS, PlayConfig, at_level, check_level
@@ -276,7 +276,8 @@ def _title(config: Config, source: Path | None, problems: Mapping[str, Sequence[
     if source is None:
         return f"All problems that {config.env} lists, none held out"
     training = source.with_name("train.json")
-    trained = [record.task for record in read_records(training, config.env_name)] if training.is_file() else []
+    trains = training.is_file() and read_json(training) != []  # a split may leave nothing to train on
+    trained = [record.task for record in read_records(training, config.env_name)] if trains else []
     for level, played in problems.items():
         moved = [config.kind.at_level(task, level) for task in trained]
         if {task.id for task in moved if task is not None} & {task.id for task in played}:
@@ -368,8 +369,8 @@ def play_match(
                 def on_end(trajectory: Trajectory) -> None:
                     cluster = cluster_of(config.env, trajectory.task)
                     line = episode_to_json(match.name, trajectory, cluster=cluster) | {"level": match.level}
-                    if aspects := config.kind.aspects(trajectory.task):
-                        line["aspects"] = dict(aspects)
+                    if aspects := aspects_of(config.env, trajectory.task):
+                        line["aspects"] = aspects
                     if config.score_oracle:
                         line["figures"] = {**line.get("figures", {}), **oracle_scores(trajectory)}
                     done[trajectory.task.id, trajectory.seed] = line

@@ -149,8 +149,10 @@ class Config(TeacherConfig, PlayConfig):
 
     @property
     def from_file(self) -> bool:
-        """Whether the env's problems come from a file, which `gen-task` may have written."""
-        return bool(self.kind.problem_generator) or not self.kind.has("tasks")
+        """Whether the env's problems come from a file, such as `gen-task` writes."""
+        if not self.kind.has("tasks"):
+            return True
+        return bool(self.kind.problem_generator and (self.task_file or (self.folder / "data.json").exists()))
 
 
 def run(config: Config, progress: Progress) -> Report:

@@ -180,7 +180,8 @@ def _bars(config: Config, out: Path) -> dict[tuple[str, str], float]:
         rows = value.get("rows") if isinstance(value, dict) else None
         if not isinstance(rows, list) or not rows:
             raise DataError(path, "is not a result of evaluate: it has no rows")
-        for row in rows:
+        having = [row for row in rows if isinstance(row, dict) and figure in (row.get("figures") or ())]
+        for row in (figure != "success" and having) or rows:  # a figure may be of some levels
             try:
                 if figure == "success":
                     interval = (row["success"], row["low"], row["high"])

@@ -26,6 +26,7 @@ from reflectkit.core.seeding import generator
 from reflectkit.core.text import counted
 from reflectkit.data.splits import NAMES, split_groups, split_weighted
 from reflectkit.data.trajectories import Record, read_records, record_to_json
+from reflectkit.envs import split_of
 from reflectkit.stages.shared.environments import RECORDS, EnvConfig
 
 EXAMPLES = (
@@ -92,7 +93,7 @@ def run(config: Config, progress: Progress) -> Report:
         unseen = _unseen_rooms(set(room_of.values()), config, source)
         held_out = [record for record in records if room_of[record.task.id] in unseen]
         records = [record for record in records if room_of[record.task.id] not in unseen]
-        own = {record.task.id: config.kind.split_of(record.task) for record in records}
+        own = {record.task.id: split_of(config.env, record.task) for record in records}
         free = [record for record in records if not own[record.task.id]]
         if by == "repo":
             sizes = Counter(group_of[record.task.id] for record in free)

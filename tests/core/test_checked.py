@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent
@@ -81,7 +82,8 @@ def test_an_observation_that_nobody_can_read_or_answer(wrap: str, seen: Any, mes
         (StepResult(SEEN, 0.0, False, info={"figures": {"": 1.0}}), "the figure '', which is no name"),
         (StepResult(SEEN, 0.0, True, info={"success": 1}), r"ended an episode with 1 as info\['success'\]; say"),
         (StepResult(SEEN, 0.0, True), r"ended an episode with no info\['success'\]; say"),
-        (StepResult(replace(SEEN, choices=()), 0.0, False), "offers no choices in a state that goes on"),
+        (StepResult(SEEN, 0.0, "False"), "returned 'False' as 'terminated'; return True or False"),  # type: ignore[arg-type]
+        (StepResult(SEEN, 0.0, False, None), "returned None as 'truncated'; return True or False"),  # type: ignore[arg-type]
     ],
 )
 def test_a_result_that_cannot_be_counted(wrap: str, result: Any, message: str) -> None:
@@ -148,6 +150,18 @@ def test_actions_without_choices_are_texts_or_calls() -> None:
     env.reset(TASK, 0)
     with pytest.raises(ConfigError, match="returned 3; return a text, as it offers no choices here"):
         env.oracle()
+
+
+def test_choices_may_give_way_to_text() -> None:
+    words = Observation((Message("user", "Write a word."),))
+    assert Checked(env_that(step=StepResult(words, 0.0, False))).step(0) == StepResult(words, 0.0, False)
+
+
+def test_numpy_says_when_an_episode_is_over() -> None:
+    result = StepResult(SEEN, 0.0, np.True_, info={"success": True})  # type: ignore[arg-type]
+    assert Checked(env_that(step=result)).step(0) == result
+    with pytest.raises(ConfigError, match=r"np.True_ as 'success', of type numpy.bool.*bool\(success\)"):
+        Checked(env_that(step=replace(result, info={"success": np.True_}))).step(0)
 
 
 def test_an_env_is_checked_once() -> None:

@@ -380,6 +380,20 @@ def test_seeds_of_one_difference_have_the_interval_over_tasks() -> None:
     assert found["high"] - found["low"] > 0.05
 
 
+def test_no_figure_takes_the_end_of_anothers_interval() -> None:
+    played = [episode("a", str(task), True, {"floors": 2.0, "floors_low": 7.0}) for task in range(3)]
+    (cells,) = csv.DictReader(io.StringIO(csv_text([row("a", "env", "full", played)])))
+    assert (cells["env_floors"], cells["env_floors_low"], cells["floors_low"]) == ("2.0", "2.0", "7.0")
+
+
+def test_a_level_without_the_measure_is_not_compared_by_it() -> None:
+    lows = [[episode(name, task, False, {"lows": 0.5}) for name in "ab" for task in "12"] for _ in range(2)]
+    highs = [[one | {"level": "high", "figures": {}} for one in part] for part in lows]
+    parts = [low + high for low, high in zip(lows, highs, strict=True)]
+    assert {one["level"] for one in seed_differences({"": parts}, "lows")} == {"full"}
+    assert {one["level"] for one in seed_differences({"": parts})} == {"full", "high"}
+
+
 def test_ablations_are_compared_by_what_their_recipe_measures() -> None:
     """By success an ablation of memory's rewards showed the share of problems with every answer right."""
     played = [

@@ -85,6 +85,7 @@ CODE = """
 import dataclasses
 from dataclasses import dataclass
 from reflectkit.core.config import option
+from reflectkit.envs.base import ChoiceEnv
 from reflectkit.envs.corridor import Corridor
 
 class Plain(Corridor):
@@ -178,6 +179,38 @@ class Short(Lock):
 class Endless(Lock):
     horizons = {"one-digit": 0}
 
+class Begins(Lock):
+    def _begin(self, task):
+        pass
+
+class Everything(Lock):
+    @classmethod
+    def tasks(cls):
+        return []
+
+class Unmoved(ChoiceEnv):
+    name, levels, choices = "unmoved", ("one-digit",), ("up",)
+    def _begin(self, task, seed):
+        pass
+    def _text(self):
+        return "x"
+
+class Loud(Lock):
+    noise = 3
+
+class Narrow(Lock):
+    widest = 0
+
+class Keyed(Twice):
+    @classmethod
+    def tasks(cls, level):
+        return [Task("a", cls.name, level, "a", {"digit": {1: "a"}})]
+
+class Moods(Lock):
+    @classmethod
+    def aspects(cls, task):
+        return ["terse"]
+
 class Deaf(Lock):
     def __init__(self):
         super().__init__()
@@ -212,6 +245,13 @@ class Sized(Lock):
         ("Short", "", "its horizons are 8; write steps by level"),
         ("Endless", "", "its horizons are {'one-digit': 0}; write steps by level"),
         ("Sized", "", "cannot be made: its constructor: missing a required argument: 'size'; it takes an argument"),
+        ("Begins", "", "its _begin() takes other arguments; write _begin(self, task, seed)"),
+        ("Everything", "", "its tasks() takes other arguments; write tasks(cls, level)"),
+        ("Unmoved", "", "is no env: it lacks _move"),
+        ("Loud", "", "its noise is 3; write a probability"),
+        ("Narrow", "", "its widest is 0; write a whole number of at least 1"),
+        ("Keyed", "", "lists 'a' with the key 1 in its data; JSON has only texts as keys"),
+        ("Moods", "", "aspects must return a dict of texts"),
         ("Deaf", "", "cannot be made: its constructor: got an unexpected keyword argument 'turn_cost'; it takes"),
         ("number", "", "is no env: it lacks name, levels, reset, step"),
         ("Nothing", "", "is no env: it lacks levels, reset, step"),

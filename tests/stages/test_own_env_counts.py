@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from reflectkit.cli.main import main
+from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.core.types import to_json
 from reflectkit.envs.corridor import Corridor
+from reflectkit.stages.shared.curves import read_curves
 from tests.examples import own_module
 
 CODE = '''
@@ -148,19 +150,45 @@ def test_a_problem_whose_engine_fails_is_counted_as_aborted(module: str, corrido
     assert 0 < row["aborted"] < 1
 
 
-def test_problems_of_a_generator_come_before_those_that_are_listed(
-    module: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_problems_of_a_generator_come_before_those_that_are_listed(module: str) -> None:
     env = f"{module}:Generated"
-    assert main(["gen-trajectory", "--env", env]) == 2
-    assert "data/generated/data.json" in capsys.readouterr().err
+    assert main(["gen-trajectory", "--env", env]) == 0
     path = Path("data/generated/data.json")
-    path.parent.mkdir(parents=True)
     only: Any = to_json(Corridor.tasks("long")[0]) | {"id": "mine"}
     write_json(path, [only | {"trajectories": []}])
     assert main(["gen-trajectory", "--env", env]) == 0
     records = read_json(Path("data/generated/data_reflection_negative.json"))
     assert [record["id"] for record in records] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("other", "told"), [({}, True), ({"env": "another"}, False), ({"inputs": {"e.py": "2"}}, False)]
+)
+def test_a_figure_is_0_only_in_runs_of_an_env_that_has_it_at_that_level(
+    tmp_path: Path, other: dict[str, Any], told: bool
+) -> None:
+    """A run of another env, or of an earlier state of this one, lacks the figure; so does another level."""
+    facts = {"step": 1, "episodes": 8, "success_rate": 0.5, "level": "high"}
+    rows = [
+        facts | {"level": "low", "lows": 2.0, "env_figures": ["lows"]},
+        facts | {"step": 2, "episodes": 16, "level": "low"},
+        facts | {"step": 3, "episodes": 24},
+    ]
+    config = {"settings": {"env": "mine"}, "inputs": {"e.py": "1"}}
+    for name, some, more in (("a", rows, {}), ("b", [facts | {"level": "low"}], other)):
+        (tmp_path / name).mkdir()
+        write_jsonl(tmp_path / name / "metrics.jsonl", some)
+        settings = config["settings"] | {key: value for key, value in more.items() if key == "env"}
+        write_json(
+            tmp_path / name / "config.json", {"settings": settings, "inputs": more.get("inputs", config["inputs"])}
+        )
+    paths = [tmp_path / name / "metrics.jsonl" for name in "ab"]
+    assert read_curves(paths[:1], "lows") == [([8, 16], [2.0, 0.0])]
+    if told:
+        assert read_curves(paths, "lows")[1] == ([8], [0.0])
+    else:
+        with pytest.raises(DataError, match="field 'lows'"):
+            read_curves(paths, "lows")
 
 
 def test_a_problem_that_no_level_can_play_is_named(module: str, capsys: pytest.CaptureFixture[str]) -> None:

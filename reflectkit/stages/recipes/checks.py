@@ -33,8 +33,8 @@ from reflectkit.stages.shared.environments import RECORDS, PlayConfig, model_sou
 from reflectkit.stages.shared.players import WITHOUT_MODEL, parse_policy
 
 BLOCK = 64  # a suggested --max-length is a multiple of it
-MADE = ("results_dir", "data_dir", "out_dir")
-"""The settings of steps that say where what they make lies."""
+MADE = ("data_dir", "out_dir")
+"""The settings of steps that say where what they make lies, besides its folder among the results."""
 ROOM = 1.1  # of a suggested --max-length over the longest prompt, for walks that are not the shortest
 
 
@@ -109,33 +109,39 @@ def check_settings(jobs: Sequence[Job]) -> None:
     """Raises ConfigError, naming the step, if one has a setting with a wrong value, or needs a model that no step makes
     and that is nowhere.
     """
-    made = {Path(job.values[name]) for job in jobs for name in MADE if job.values.get(name)}
+    names = {
+        (job.values["results_dir"], name)
+        for job in jobs
+        for name in (job.name.removeprefix(job.prefix), job.values["name"])
+    }
+    made = {Path(folder) / name for folder, name in names}  # as `_placed` refers to them, and as they are
+    made |= {Path(job.values[name]) for job in jobs for name in MADE if job.values.get(name)}
     for job in jobs:
         name = job.name.removeprefix(job.prefix)
         config = _settings(name, job.stage, job.values)
-        for model in _models(config):
-            if not made.intersection((model, *model.parents)) and str(model) not in (*TINY, *PACKAGED):
-                _check_model(model, name)
+        try:
+            for model in _models(config):
+                if not made.intersection((Path(model), *Path(model).parents)):
+                    _check_model(model)
+        except ReflectkitError as error:
+            raise ConfigError(f"step '{name}': {error}") from None
 
 
-def _models(config: Any) -> list[Path]:
-    """The models that a step loads."""
+def _models(config: Any) -> list[str]:
+    """The models that a step loads, as they are written."""
     loaded = [getattr(config, setting, None) for setting in ("load_dir", "reflect_load_dir", "model")]
     for text in config.policy if isinstance(config, evaluate.Config) else ():
-        _, *players = parse_policy(text, config.kind.baselines, config.kind.methods)
+        _, *players = parse_policy(text, config.baselines, config.kind.methods)
         loaded += players
-    return [Path(model) for model in loaded if model and model not in WITHOUT_MODEL]
+    none = (*map(str, WITHOUT_MODEL), *TINY, *PACKAGED)
+    return [str(model) for model in loaded if model and str(model) not in none]
 
 
-def _check_model(model: Path, name: str) -> None:
-    try:
-        hub_options(model)
-    except ReflectkitError as error:
-        raise ConfigError(f"step '{name}': {error}") from None
-    if looks_local(model) and not model.exists():
-        raise ConfigError(
-            f"step '{name}': {model} does not exist, and no step makes it; write {{STEP}} for what a step makes"
-        )
+def _check_model(model: str) -> None:
+    """Raises ReflectkitError unless `model` exists, or can be fetched."""
+    hub_options(model)
+    if looks_local(model) and not Path(model).exists():
+        raise ConfigError(f"{model} does not exist, and no step makes it; write {{STEP}} for what a step makes")
 
 
 def run(config: Config, progress: Progress) -> Report:

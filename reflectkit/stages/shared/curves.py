@@ -18,8 +18,7 @@ AGAINST = ("episodes", "step", "tokens", "seconds")
 SUMMED = {"tokens": ("tokens",), "seconds": ("rollout_seconds", "update_seconds")}
 """The figures of metrics.jsonl that are per update, and are summed along this axis."""
 VALIDATION = "validation_"
-WHEN = ("", VALIDATION)
-"""What the names of figures begin with: of training, and of validation."""
+"""What the names of the figures of validation begin with."""
 LONGEST_CHAIN = 100  # runs, each resumed from the one before
 Rows = dict[int, tuple[Path, int, dict[str, Any]]]
 """Rows of metrics.jsonl by step, each with its file and line."""
@@ -30,16 +29,29 @@ def read_curves(paths: Sequence[Path], figure: str, against: str = "episodes", w
 
     paths: the runs' metrics.jsonl. against: the axis, one of AGAINST. window: of the moving average, in updates.
 
-    A figure that the env reported in one of the runs is 0 where no episode came far enough to report it. Raises
-    DataError.
+    A figure that the env reported in one of the runs is 0 at that level, in all runs of the same env and its code,
+    where no episode came far enough to report it. Raises DataError.
     """
     runs = [_rows_of(path) for path in paths]
-    reported = {name for rows in runs for name in _env_figures(rows)}
-    for rows in runs:
-        if figure in reported:
-            _complete(rows, figure)
+    envs = [_env_of(path) for path in paths]
+    for path_env in {env for env in envs if env}:
+        same = [rows for rows, env in zip(runs, envs, strict=True) if env == path_env]
+        _complete(same, figure)
+    for rows, env in zip(runs, envs, strict=True):
+        if not env:
+            _complete([rows], figure)
     curves = [_curve(path, rows, figure, against) for path, rows in zip(paths, runs, strict=True)]
     return [(places, smooth(values, window)) for places, values in curves]
+
+
+def _env_of(path: Path) -> str:
+    """What env a run has played, with the digests of its code where it is the user's own; "" if nothing says so."""
+    try:
+        record = read_json(path.with_name("config.json"))
+        code = {file: digest for file, digest in (record.get("inputs") or {}).items() if file.endswith(".py")}
+        return f"{record['settings']['env']} {sorted(code.items())}"
+    except (DataError, KeyError, TypeError, AttributeError):
+        return ""
 
 
 def chained(path: Path) -> list[Path]:
@@ -81,23 +93,21 @@ def _rows_of(path: Path) -> Rows:
     return rows
 
 
-def _env_figures(rows: Rows) -> set[str]:
-    """The names of the figures that the env has reported, those of validation included."""
-    names = {f"{when}{name}" for when in WHEN for _, _, row in rows.values() for name in _names(row, when)}
-    return names | {f"{VALIDATION}{name}" for name in names if not name.startswith(VALIDATION)}
+def _complete(runs: Sequence[Rows], figure: str) -> None:
+    """Set the env's `figure` to 0 in the updates in which no episode came far enough to report it, at the levels at
+    which the env has it. Validation is always at one level.
+    """
+    when, name = (VALIDATION, figure.removeprefix(VALIDATION)) if figure.startswith(VALIDATION) else ("", figure)
+    every = [row for rows in runs for _, _, row in rows.values() if f"{when}success_rate" in row]
+    levels = {None if when else row.get("level") for row in every if name in _names(row, when)}
+    for row in every:
+        if (None if when else row.get("level")) in levels:
+            row.setdefault(figure, 0.0)
 
 
 def _names(row: Mapping[str, Any], when: str) -> list[str]:
     names = row.get(f"{when}{NAMED}")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-
-
-def _complete(rows: Rows, figure: str) -> None:
-    """Set the env's `figure` to 0 in the updates in which no episode came far enough to report it."""
-    played = f"{VALIDATION}success_rate" if figure.startswith(VALIDATION) else "success_rate"
-    for _, _, row in rows.values():
-        if played in row:
-            row.setdefault(figure, 0.0)
 
 
 def _curve(path: Path, rows: Rows, figure: str, against: str) -> tuple[list[float], list[float]]:

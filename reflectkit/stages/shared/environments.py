@@ -362,7 +362,7 @@ def not_repeatable(env: str, task: str, step: int) -> ConfigError:
     """The error for an env that shows something else in `step` of a problem when it is played again from one seed."""
     return ConfigError(
         f"env '{env}': step {step} of task '{task}' differs when it is played again with the same seed; draw from"
-        " random.Random(seed) in the env, and from nothing else"
+        " random.Random(seed) in the env, and show neither the time nor what an earlier episode left"
     )
 
 

@@ -360,8 +360,10 @@ def csv_text(rows: Sequence[Json]) -> str:
     for row in rows:
         plain = {name: value for name, value in row.items() if not isinstance(value, dict | list)}
         for figure, one in row.get("figures", {}).items():
-            name = f"env_{figure}" if figure in row else figure
-            plain |= {name: one["mean"], f"{name}_low": one["low"], f"{name}_high": one["high"]}
+            ends = ("", "_low", "_high")
+            taken = plain.keys() | row.keys() | row.get("figures", {}).keys() - {figure}
+            name = f"env_{figure}" if taken.intersection(f"{figure}{end}" for end in ends) else figure
+            plain |= dict(zip((f"{name}{end}" for end in ends), (one["mean"], one["low"], one["high"]), strict=True))
         for kind in ("pass_at", "pass_all"):
             for end in ("", "_low", "_high"):
                 plain |= {f"{kind}_{k}{end}": value for k, value in row.get(kind + end, {}).items()}

@@ -113,5 +113,9 @@ def _replayed(
     if played.status is Status.ABORTED:
         raise EnvironmentFailure(f"{where}: {played.reason}")
     if len(played.turns) < len(steps):
-        raise DataError(where, f"the episode ends at step {len(played.turns)} of {len(steps)} recorded")
+        raise DataError(
+            where,
+            f"the episode ends at step {len(played.turns)} of {len(steps)} recorded; make the demonstrations again, and"
+            " let the env draw from random.Random(seed) only",
+        )
     return played

@@ -13,7 +13,7 @@ from reflectkit.core.bootstrap import hierarchical_interval
 from reflectkit.core.curves import area, first_reaching
 from reflectkit.core.reports import Table
 from reflectkit.core.stats import by_cluster, by_task, mean_interval, paired
-from reflectkit.data.episodes import SUCCESS, measured
+from reflectkit.data.episodes import SUCCESS, has, measured
 from reflectkit.stages.shared.eval_tables import Json, clusters_of
 from reflectkit.stages.shared.figures import Curve
 
@@ -35,6 +35,7 @@ def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]], measure: s
     clusters: dict[tuple[str, str, str], list[list[list[float]]]] = {}
     cluster_of: dict[str, str] = {}
     places: dict[str, int] = {}
+    levels = {one["level"] for parts in by_step.values() for part in parts for one in part if has(one, measure)}
     steps_of = Counter(name for parts in by_step.values() for name in {one["name"] for part in parts for one in part})
     for seed in zip(*by_step.values(), strict=True):
         cluster: dict[str, str] = {}
@@ -44,6 +45,8 @@ def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]], measure: s
             cluster |= clusters_of(counted)
             cluster_of |= cluster
             for episode in counted:
+                if episode["level"] not in levels:
+                    continue  # its env does not report the measure there
                 name = f"{episode['name']} ({step})" if steps_of[episode["name"]] > 1 else episode["name"]
                 places.setdefault(name, len(places))
                 played = outcomes.setdefault(episode["level"], {}).setdefault(name, [])
