@@ -99,8 +99,11 @@ def sweep(folder: Path) -> None:
 AGAIN = "fix the file, or run the stage that writes it again"
 
 
-def read_json(path: Path) -> Any:
-    """The JSON value in `path`. Raises DataError if it is missing, empty, not UTF-8, truncated or not JSON."""
+def read_json(path: Path, fix: str = AGAIN) -> Any:
+    """The JSON value in `path`. fix: what to do where it is not JSON.
+
+    Raises DataError if it is missing, empty, not UTF-8, truncated or not JSON.
+    """
     text = _read_text(path)
     if not text.strip():
         raise DataError(path, "the file is empty; run the stage that writes it again")
@@ -108,9 +111,9 @@ def read_json(path: Path) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         cut = " (the file looks cut off)" if error.pos >= len(text.rstrip()) - 1 else ""
-        raise DataError(path, f"not JSON: {error.msg}{cut}; {AGAIN}", line=error.lineno) from None
+        raise DataError(path, f"not JSON: {error.msg}{cut}; {fix}", line=error.lineno) from None
     except (RecursionError, ValueError) as error:
-        raise DataError(path, f"unreadable JSON: {error}; {AGAIN}") from None
+        raise DataError(path, f"unreadable JSON: {error}; {fix}") from None
 
 
 def read_json_list(path: Path) -> list[Any]:

@@ -26,6 +26,7 @@ ENV = "alfworld"
 FOLDER = "games"
 """Default folder of the games, in the env's data folder."""
 VERSION = "json_2.1.1"
+DOWNLOAD = "run `alfworld-download -f`"
 SPLITS = ("train", "valid_train", "valid_seen", "valid_unseen")
 PROBLEM = "initial_state.pddl"
 LARGEST = 20_000_000  # bytes of a file
@@ -148,26 +149,19 @@ def _visible(folder: Path) -> list[Path]:
 def _checked(path: Path) -> Path:
     """`path`, if it is readable. Raises DataError."""
     if not path.is_file():
-        raise DataError(path, "is missing or no file; run `alfworld-download -f`")
+        raise DataError(path, f"is missing or no file; {DOWNLOAD}")
     if path.resolve().parent != path.parent.resolve():
         raise DataError(path, "is a link out of the game's folder; put the file itself there")
     if not path.stat().st_size:
-        raise DataError(path, "is empty; run `alfworld-download -f`")
+        raise DataError(path, f"is empty; {DOWNLOAD}")
     if path.stat().st_size > LARGEST:
         raise DataError(path, f"has over {LARGEST // 10**6} MB; this is no game")
     return path
 
 
-def _json(path: Path) -> Any:
-    try:
-        return read_json(path)
-    except DataError as error:
-        raise DataError(path, f"{error.message}; run `alfworld-download -f`", line=error.line) from None
-
-
 def _object(path: Path) -> dict[str, Any]:
     try:
-        value = _json(_checked(path))
+        value = read_json(_checked(path), DOWNLOAD)
     except OSError as error:
         raise DataError(path, f"cannot be read ({error.strerror}); change its permissions") from None
     if not isinstance(value, dict):
@@ -201,9 +195,7 @@ def _check_playable(value: dict[str, Any], path: Path) -> None:
     if not value["grammar"].strip() or BLANK in value["grammar"]:
         raise DataError(path, "the grammar does not say the task; run `alfworld-generate`", field="grammar")
     if WORDING not in value["grammar"]:
-        raise DataError(
-            path, f"does not say `{WORDING}`, as downloads before 0.4; run `alfworld-download -f`", field="grammar"
-        )
+        raise DataError(path, f"does not say `{WORDING}`, as downloads before 0.4; {DOWNLOAD}", field="grammar")
     if value.get("solvable") is not True:
         raise DataError(
             path, "the game cannot be won, or nobody knows; `alfworld-generate` finds out", field="solvable"
