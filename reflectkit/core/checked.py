@@ -202,16 +202,10 @@ def check_result(result: object, name: str) -> None:
     for part in ("terminated", "truncated"):
         if not is_flag(flag := getattr(result, part)):
             raise ConfigError(f"env '{name}' returned {flag!r:.40} as '{part}'; return True or False")
-    for key, value in [("reward", result.reward), *result.info.items()]:
-        try:
-            json.dumps({key: value}, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            kind = type(value)
-            raise ConfigError(
-                f"env '{name}' returned a reward or info that is not valid JSON: {value!r:.40} as {key!r:.40}, of type"
-                f" {kind.__module__}.{kind.__qualname__} ({error}); return Python's own finite numbers, texts, True or"
-                " False, e.g. float(reward), bool(success)"
-            ) from None
+    try:
+        json.dumps([result.reward, result.info], allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise _no_json(result, error, name) from None
     figures = result.info.get("figures", {})
     if not isinstance(figures, dict):
         raise ConfigError(
@@ -233,6 +227,21 @@ def check_result(result: object, name: str) -> None:
             f"env '{name}' ended an episode with {success} info['success']; say whether the problem is solved, True or"
             " False"
         )
+
+
+def _no_json(result: StepResult, error: Exception, name: str) -> ConfigError:
+    """The error for what is not valid JSON in a result."""
+    wrong = "something"
+    for key, value in [("reward", result.reward), *result.info.items()]:
+        try:
+            json.dumps({key: value}, allow_nan=False)
+        except (TypeError, ValueError):
+            wrong = f"{value!r:.40} as {key!r:.40}, of type {type(value).__module__}.{type(value).__qualname__}"
+            break
+    return ConfigError(
+        f"env '{name}' returned a reward or info that is not valid JSON: {wrong} ({error}); return Python's own finite"
+        " numbers, texts, True or False, e.g. float(reward), bool(success)"
+    )
 
 
 def is_flag(value: object) -> bool:
