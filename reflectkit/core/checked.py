@@ -13,7 +13,6 @@ from typing import Any
 from reflectkit.core import tools
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.eventloop import followed
-from reflectkit.core.prompts import one_line
 from reflectkit.core.protocols import Env, StepResult
 from reflectkit.core.types import LARGEST, Message, Observation, Task, ToolSpec, ToolUse
 from reflectkit.core.wrapper import Wrapper
@@ -162,18 +161,17 @@ def _check_message(message: object, name: str) -> None:
 
 
 def _check_choices(choices: Sequence[object], name: str) -> None:
-    lines: set[str] = set()
+    earlier: set[str] = set()
     for choice in choices:
         if not isinstance(choice, str):
             raise ConfigError(
                 f"env '{name}' shows {choice!r:.40}, which is no text; return a str for each message and choice"
             )
-        line = one_line(choice)
-        if not line or "\n" in choice:
+        if not choice.strip() or "\n" in choice:
             raise ConfigError(f"env '{name}' offers the choice {choice!r:.60}; a choice is one line, and not empty")
-        if line in lines:
-            raise ConfigError(f"env '{name}' offers the choice {line!r:.60} twice; make each differ from the others")
-        lines.add(line)
+        if choice in earlier:
+            raise ConfigError(f"env '{name}' offers the choice {choice!r:.60} twice; make each differ from the others")
+        earlier.add(choice)
 
 
 def _check_tools(offered: Sequence[object], name: str) -> None:

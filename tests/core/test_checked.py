@@ -54,7 +54,6 @@ def env_that(**returns: Any) -> Corridor:
         (replace(SEEN, choices=("left", " ")), "offers the choice ' '; a choice is one line, and not empty"),
         (replace(SEEN, choices=("left", "a\nb")), r"offers the choice 'a\\nb'; a choice is one line"),
         (replace(SEEN, choices=("left", "right", "left")), "offers the choice 'left' twice"),
-        (replace(SEEN, choices=("go  left", "go left")), "offers the choice 'go left' twice"),
         (replace(SEEN, choices=(), tools=("search",)), "offers 'search' as a tool; make it a ToolSpec"),
     ],
 )
