@@ -200,7 +200,7 @@ def listed(name: str, level: str) -> list[Task]:
     """
     kind = env_class(name)
     given: Any = kind.tasks(level)
-    if given is None or not isinstance(given, Iterable):
+    if not isinstance(given, Iterable):
         raise ConfigError(f"env '{name}': tasks({level!r}) returned {given!r:.60}; return a list of Task")
     tasks = list(given)
     if not tasks:

@@ -33,13 +33,11 @@ def read_curves(paths: Sequence[Path], figure: str, against: str = "episodes", w
     where no episode came far enough to report it. Raises DataError.
     """
     runs = [_rows_of(path) for path in paths]
-    envs = [_env_of(path) for path in paths]
-    for path_env in {env for env in envs if env}:
-        same = [rows for rows, env in zip(runs, envs, strict=True) if env == path_env]
+    by_env: dict[str | Path, list[Rows]] = {}
+    for path, rows in zip(paths, runs, strict=True):
+        by_env.setdefault(_env_of(path) or path, []).append(rows)
+    for same in by_env.values():
         _complete(same, figure)
-    for rows, env in zip(runs, envs, strict=True):
-        if not env:
-            _complete([rows], figure)
     curves = [_curve(path, rows, figure, against) for path, rows in zip(paths, runs, strict=True)]
     return [(places, smooth(values, window)) for places, values in curves]
 
