@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from functools import cache
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from reflectkit.core.protocols import Env
 from reflectkit.core.registry import plugins, resolve
 from reflectkit.core.types import Task
 from reflectkit.envs.base import BaseEnv, ChoiceEnv
+from reflectkit.envs.classes import check_class
 
 ENVS = {
     "taxi": "reflectkit.envs.taxi:Taxi",
@@ -37,12 +37,6 @@ PLUGINS = "reflectkit.envs"
 NEEDED = ("name", "levels", "reset", "step")
 NEEDED_BY_CHOICE = ("_begin", "_move", "_text")
 STUBS = {BaseEnv: ("reset", "step"), ChoiceEnv: NEEDED_BY_CHOICE}
-ARGUMENTS = {
-    "reset": "task seed", "step": "action", "oracle": "", "mistakes": "", "slips": "", "note": "",
-    "reflection": "generator", "forfeit": "steps_left", "_begin": "task seed", "_move": "action", "_text": "",
-    "tasks": "level", "example": "level seed", "at_level": "task level", "cluster": "task", "aspects": "task",
-}  # fmt: skip
-"""The arguments of methods that an env of one's own may define, after self or cls."""
 SPLITS = ("train", "validate", "test")
 NONE_LISTED = "env '{}' lists no problems at level '{}'"
 BY_NAME = ("state", "remote", "widest", "rules")
@@ -75,9 +69,7 @@ def _with_traits(kind: Any, name: str) -> Any:
         if "__getattr__" in attributes:
             namespace |= {trait: _Passed(kind, trait) for trait in _of_instances() if trait not in attributes}
         kind = type(kind)(kind.__name__, (kind, BaseEnv), namespace)
-    _check_texts(kind, name)
-    _check_numbers(kind, name)
-    _check_methods(kind, name)
+    check_class(kind, name)
     check_own_settings(kind.Settings, f"env '{name}'")
     setting_names = {item.name for item in fields(kind.Settings)}
     if unknown := sorted(kind.chat_settings.keys() - setting_names):
@@ -85,67 +77,10 @@ def _with_traits(kind: Any, name: str) -> Any:
     return kind
 
 
-def _check_texts(kind: Any, name: str) -> None:
-    """Raises ConfigError unless the env's name is a text, and its levels and actions are texts."""
-    if not isinstance(kind.name, str | property) or not kind.name:
-        raise ConfigError(f'{name}: its name is {kind.name!r:.40}; give it a text, e.g. name = "lift"')
-    for trait, needed in (("levels", 1), ("choices", 0)):
-        values = getattr(kind, trait)
-        if isinstance(values, property):
-            continue
-        if (
-            not isinstance(values, tuple | list)
-            or len(values) < needed
-            or not all(isinstance(value, str) and value for value in values)
-        ):
-            raise ConfigError(f'{name}: its {trait} are {values!r:.60}; write a tuple of texts, e.g. ("one",)')
-        if len(set(values)) < len(values):
-            raise ConfigError(f"{name}: its {trait} are {values!r:.60}; each must differ from the others")
-
-
 def _is_stub(kind: Any, part: str) -> bool:
     """Whether `kind` has `part` only from the base class that leaves it to others."""
     own = inspect.getattr_static(kind, part)
     return any(own is vars(base).get(part) for base, parts in STUBS.items() if part in parts)
-
-
-def _check_methods(kind: Any, name: str) -> None:
-    """Raises ConfigError unless each method takes the arguments that it is called with, and what is asked of the class,
-    not of an instance, is a classmethod.
-    """
-    for method in (trait for trait, value in vars(BaseEnv).items() if isinstance(value, classmethod)):
-        if inspect.isfunction(inspect.getattr_static(kind, method)):
-            raise ConfigError(f"{name}: its {method}() is asked of the class; write @classmethod above it")
-    for method, arguments in ARGUMENTS.items():
-        own = inspect.getattr_static(kind, method, None)
-        function = own.__func__ if isinstance(own, classmethod) else own
-        if not inspect.isfunction(function) or (method.startswith("_") and not issubclass(kind, ChoiceEnv)):
-            continue
-        try:
-            inspect.signature(function).bind(None, *arguments.split())
-        except TypeError:
-            called = ", ".join(["self" if function is own else "cls", *arguments.split()])
-            raise ConfigError(f"{name}: its {method}() takes other arguments; write {method}({called})") from None
-
-
-def _check_numbers(kind: Any, name: str) -> None:
-    """Raises ConfigError for numbers of the class that are none, or out of range."""
-    horizons = kind.horizons
-    if not isinstance(horizons, property) and not (
-        isinstance(horizons, Mapping) and all(_is_whole(steps, 1) for steps in horizons.values())
-    ):
-        raise ConfigError(f"{name}: its horizons are {horizons!r:.60}; write steps by level, {{LEVEL: 15, …}}")
-    for trait, least in (("negatives", 0), ("widest", 1)):
-        value = getattr(kind, trait)
-        if not isinstance(value, property | _Passed) and not _is_whole(value, least):
-            raise ConfigError(f"{name}: its {trait} is {value!r:.40}; write a whole number of at least {least}")
-    noise: Any = kind.noise
-    if not isinstance(noise, property) and not (isinstance(noise, int | float) and 0 <= noise <= 1):
-        raise ConfigError(f"{name}: its noise is {noise!r:.40}; write a probability, from 0 to 1")
-
-
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 class _Passed:

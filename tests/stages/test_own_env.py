@@ -211,6 +211,24 @@ class Moods(Lock):
     def aspects(cls, task):
         return ["terse"]
 
+class Graded(Lock):
+    @property
+    def levels(self):
+        return ("one-digit",)
+
+class Filed(Lock):
+    records_folder = None
+
+class Reads(Lock):
+    @classmethod
+    def input_files(cls, settings, folder, tasks):
+        return ["rules.txt"]
+
+class Split(Lock):
+    @classmethod
+    def split_of(cls, task):
+        return "dev"
+
 class Deaf(Lock):
     def __init__(self):
         super().__init__()
@@ -252,6 +270,9 @@ class Sized(Lock):
         ("Narrow", "", "its widest is 0; write a whole number of at least 1"),
         ("Keyed", "", "lists 'a' with the key 1 in its data; JSON has only texts as keys"),
         ("Moods", "", "aspects must return a dict of texts"),
+        ("Graded", "", "its levels is a property; write a value"),
+        ("Filed", "", "its records_folder is None; give it a text"),
+        ("Reads", "", "input_files must return a list of Path, it returned ['rules.txt']"),
         ("Deaf", "", "cannot be made: its constructor: got an unexpected keyword argument 'turn_cost'; it takes"),
         ("number", "", "is no env: it lacks name, levels, reset, step"),
         ("Nothing", "", "is no env: it lacks levels, reset, step"),
@@ -271,6 +292,15 @@ def test_mistakes_are_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_a_split_that_no_command_reads_is_refused(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with Path(f"{module}.py").open("a", encoding="utf-8") as file:
+        file.write(CODE)
+    assert main(["gen-trajectory", "--env", f"{module}:Split"]) == 0
+    capsys.readouterr()
+    assert main(["split", "--env", f"{module}:Split"]) == 2
+    assert "split_of must return train, validate, test or '', it returned 'dev'" in capsys.readouterr().err
 
 
 def test_an_edit_makes_a_new_run(module: str, capsys: pytest.CaptureFixture[str]) -> None:

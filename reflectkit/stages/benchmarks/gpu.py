@@ -94,6 +94,7 @@ class Part:
 
 
 HERE = "reflectkit.stages.benchmarks.gpu_parts"
+PASSES = "reflectkit.stages.benchmarks.gpu_passes"
 SHARDED = "accelerate shards on GPUs only"
 PARTS = (
     Part("setup", f"{HERE}:setup", limit_s=300.0),
@@ -106,13 +107,13 @@ PARTS = (
     Part("rlft-4bit", f"{HERE}:learn", {"lora_r": 16, "quantize": "4bit"}, (*LORA, "bitsandbytes")),
     Part("rlft-all-weights", f"{HERE}:learn"),
     Part("share-base", f"{HERE}:share_base", needs=LORA),
-    Part("decoding", f"{HERE}:decoding"),
-    Part("bench-rl", f"{HERE}:bench_rl"),
+    Part("decoding", f"{PASSES}:decoding"),
+    Part("bench-rl", f"{PASSES}:bench_rl"),
     Part("two-processes", f"{HERE}:launched", {"config": "multi_gpu", "processes": 2}),
     Part("fsdp2-one", f"{HERE}:launched", {"config": "fsdp2", "processes": 1}, not_on_cpu=SHARDED),
     Part("fsdp2-two", f"{HERE}:launched", {"config": "fsdp2", "processes": 2}, not_on_cpu=SHARDED),
-    Part("gpt2-xl-update", f"{HERE}:xl_update", needs=LORA),
-    Part("gpt2-xl-decoding", f"{HERE}:xl_decoding"),
+    Part("gpt2-xl-update", f"{PASSES}:xl_update", needs=LORA),
+    Part("gpt2-xl-decoding", f"{PASSES}:xl_decoding"),
     Part("pipeline", f"{HERE}:pipeline", needs=TRAINER, limit_s=1440.0, shows_memory=False),
 )
 """In this order; `setup` makes the data and the model of most others, and `pipeline` takes the time that is left."""

@@ -1,4 +1,5 @@
-"""The parts of `bench gpu`. Each is called in a process of its own, and measures one thing on the device it is given.
+"""The parts of `bench gpu` that prepare it, and that run stages. Each is called in a process of its own, and measures
+one thing on the device it is given.
 
 Run as a module, this is one of the processes that `launched` starts.
 """
@@ -9,7 +10,6 @@ import contextlib
 import datetime
 import os
 import platform
-import random
 import shutil
 import subprocess
 import sys
@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,12 +25,11 @@ from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ReflectkitError
 from reflectkit.core.included import included_repositories, launch_config
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_jsonl
-from reflectkit.core.types import Sample
 from reflectkit.models.load import Player, load_player, save_player, with_adapter
 from reflectkit.models.packaged import convert, is_installed
 from reflectkit.models.silence import silence_libraries
 from reflectkit.stages.benchmarks.gpu import Bench, Measured, NotPossibleError, peak_gib
-from reflectkit.stages.benchmarks.rl import Clock, bare_backward, decoding_rounds
+from reflectkit.stages.benchmarks.rl import Clock, bare_backward
 
 ENV = "auto_explore"
 PROMPTS: dict[str, Any] = {"result_tokens": 60, "prompt_tokens": 300}
@@ -114,7 +112,7 @@ def _make_model(bench: Bench) -> str:
 
     from reflectkit.models.tiny import build_tokenizer
 
-    texts = [f"{row['prompt']}{row['completion']}" for row in _rows(bench)]
+    texts = [f"{row['prompt']}{row['completion']}" for row in reflector_rows(bench)]
     tokenizer = build_tokenizer(texts, [], 600 if bench.fast else 8000)
     shape: dict[str, Any] = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
         "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
@@ -131,13 +129,13 @@ def _make_model(bench: Bench) -> str:
     return f"random weights, {'tiny' if bench.fast else 'the shape of SmolLM2-135M'} ({millions:,.1f} M parameters)"
 
 
-def _need_setup(bench: Bench) -> None:
+def need_setup(bench: Bench) -> None:
     """Raises ReflectkitError without the data and the model."""
     if not (bench.folder / "model" / "config.json").is_file():
         raise ReflectkitError("needs the data and the model of setup, which did not finish")
 
 
-def _rows(bench: Bench) -> list[dict[str, Any]]:
+def reflector_rows(bench: Bench) -> list[dict[str, Any]]:
     """The reflector's rows, whose completions are text."""
     from reflectkit.stages import rlft
 
@@ -163,9 +161,9 @@ def train(bench: Bench, quantize: str = "none") -> Measured:
     """`sft` of a reflector in bf16 with LoRA. Each row is trained on once; the first step warms up and is left out."""
     from reflectkit.stages import sft
 
-    _need_setup(bench)
+    need_setup(bench)
     steps, batch = (3, 2) if bench.fast else (40, 32)
-    lines = _rows(bench)
+    lines = reflector_rows(bench)
     lines = [lines[number % len(lines)] for number in range(steps * batch)]
     path = bench.folder / f"sft-{quantize}.jsonl"
     write_jsonl(path, lines)
@@ -190,7 +188,7 @@ def train(bench: Bench, quantize: str = "none") -> Measured:
     checkpoint = sft.run(config, watch).outputs[0]
     peak = peak_gib()
     player = load_player(checkpoint, device=bench.device)
-    token_rows = [_tokens(player.tokenizer, row) for row in lines]
+    token_rows = [row_tokens(player.tokenizer, row) for row in lines]
     rate = sum(map(len, token_rows)) * (steps - 1) / steps / (watch.times[-1] - watch.times[0])
     bare = _bare_rate(player, token_rows, batch)
     return Measured(rate, rate / bare, f"bf16, LoRA{_weights(quantize)}, {steps} steps of {batch} rows", peak)
@@ -200,7 +198,7 @@ def _weights(quantize: str) -> str:
     return "" if quantize == "none" else f", base in {quantize}"
 
 
-def _tokens(tokenizer: Any, row: dict[str, Any]) -> list[int]:
+def row_tokens(tokenizer: Any, row: dict[str, Any]) -> list[int]:
     """The tokens of a reflector's row."""
     from reflectkit.models.tokens import completion_ids, prompt_ids
 
@@ -216,13 +214,14 @@ def _bare_rate(player: Player, rows: Sequence[Sequence[int]], batch: int) -> flo
     logits of the last position only; the first batch warms up.
     """
     clock = Clock()
-    _bare_passes(player, rows[:batch], batch)
+    bare_passes(player, rows[:batch], batch)
     with clock.measure("bare"):
-        _bare_passes(player, rows, batch)
+        bare_passes(player, rows, batch)
     return sum(map(len, rows)) / clock.seconds["bare"][0]
 
 
-def _bare_passes(player: Player, rows: Sequence[Sequence[int]], batch: int) -> None:
+def bare_passes(player: Player, rows: Sequence[Sequence[int]], batch: int) -> None:
+    """The model's own forward and backward passes over the rows, in batches of `batch`."""
     for start in range(0, len(rows), batch):
         bare_backward(player, rows[start : start + batch])
         player.model.zero_grad(set_to_none=True)
@@ -240,7 +239,7 @@ def _rlft(bench: Bench, settings: dict[str, Any], name: str = "rlft") -> Measure
     """`rlft` with `settings` and the tokens per second that it reports, without the first update."""
     from reflectkit.stages import rlft
 
-    _need_setup(bench)
+    need_setup(bench)
     config = rlft.Config(**_rlft_settings(bench, name), **settings)
     return _learnt(rlft.run(config, Quiet()).folder)
 
@@ -270,7 +269,7 @@ def _learnt(run: Path) -> Measured:
 
 def share_base(bench: Bench) -> Measured:
     """`rlft --share-base`: a policy and a reflector, two new adapters on one base."""
-    _need_setup(bench)
+    need_setup(bench)
     folders = {}
     for number, role in enumerate(("policy", "reflection")):
         base = load_player(bench.folder / "model", device="cpu", dtype="bfloat16")
@@ -289,7 +288,7 @@ def launched(bench: Bench, config: str, processes: int) -> Measured:
     """`rlft` of all weights with `accelerate launch` and the config of that name. The processes share one device: they
     talk over gloo, since NCCL wants a GPU for each. The peak is that of the process with the highest.
     """
-    _need_setup(bench)
+    need_setup(bench)
     name = f"{config}-{processes}"
     place = bench.folder / f"{name}.launch.json"
     write_json(place, {"bench": {**asdict(bench), "folder": str(bench.folder)}, "name": name})
@@ -327,126 +326,6 @@ def _one_process(place: Path) -> None:
     config = rlft.Config(**_rlft_settings(bench, record["name"]), model=str(bench.folder / "model"), answer="text")
     rlft.run(config, Quiet())
     write_json(bench.folder / f"{record['name']}.rank{os.environ['RANK']}.json", {"peak_gib": peak_gib()})
-
-
-# ------------------------------------------------------------------------------------------ decoding, RL, a large model
-
-
-def decoding(bench: Bench) -> Measured:
-    """Continuous decoding of texts of different lengths after AutoExplore's prompts, against the bare cached passes."""
-    _need_setup(bench)
-    player = load_player(bench.folder / "model", device=bench.device, dtype="bfloat16")
-    count, most = (6, 6) if bench.fast else (256, 64)
-    rows = _rows(bench)
-    prompts = [_tokens(player.tokenizer, rows[number % len(rows)])[:-1] for number in range(count)]
-    limits = [most // 4 + number * 7 % (most - most // 4) for number in range(count)]
-    rate, share = _decoding(player, prompts, limits, max(4, count // 4), rounds=1 if bench.fast else 3)
-    return Measured(rate, share, f"bf16, {count} texts of {min(limits)} to {max(limits)} tokens")
-
-
-def _decoding(
-    player: Player, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int, rounds: int
-) -> tuple[float, float]:
-    """(tokens written per second, speed as a share of the bare cached passes); a first round warms up."""
-    clock = decoding_rounds(player, prompts, limits, width, rounds)
-    return rounds * sum(limits) / sum(clock.seconds["decoding"]), clock.ratio("bare_decoding", "decoding")
-
-
-def bench_rl(bench: Bench) -> Measured:
-    """`bench rl` on AutoExplore (the corridor if `fast`). The row has the figures of updates, its note those of
-    rollouts.
-    """
-    from reflectkit.stages import bench as command
-    from reflectkit.stages.benchmarks.rl import measure
-
-    silence_libraries()
-    size, episodes, rounds = ("tiny", 4, 1) if bench.fast else ("gpt2-small", 32, 3)
-    env: dict[str, Any] = {"env": "corridor"} if bench.fast else {"env": ENV, **PROMPTS}
-    config = command.Config(what="rl", **env)
-    tasks, settings = config.kind.benchmark(bench.folder / "generated", 500, bench.seed, Quiet())
-    make = replace(config, **settings).maker(tasks[0].level)
-    with Quiet().bar("", 0) as bar:
-        figures = measure(size, tasks, make, episodes, rounds, bench.seed, bar, bench.device)
-    rollout, share = figures["rollout_tokens_per_second"], figures["rollout_to_bare_forward"]
-    comments = figures["reflecting_rollout_to_bare_passes"]
-    return Measured(
-        figures["update_tokens_per_second"],
-        figures["update_to_bare_forward_backward"],
-        f"{size}, float32: updates; rollouts: {rollout:,.0f} tokens/s, {share:.2f} of bare passes, with comments"
-        f" {comments:.2f}",
-    )
-
-
-def xl_update(bench: Bench) -> Measured:
-    """An update of GPT-2 XL's shape with a LoRA adapter in bf16, against bare forward and backward passes."""
-    from reflectkit.rl.learner import Learner, Settings
-
-    player = with_adapter(_xl(bench), RANK, RANK, bench.seed)
-    rows, length, learnt, width, rounds = (4, 24, 4, 2, 1) if bench.fast else (16, 512, 64, 4, 3)
-    samples = _samples(player, rows, length, learnt)
-    learner = Learner(player, Settings(learning_rate=1e-5, minibatch=rows, max_tokens=width * length))
-    clock = Clock()
-    for number in range(rounds + 1):
-        with clock.measure("update"):
-            learner.update(samples, random.Random(0))
-        with clock.measure("bare"):
-            _bare_passes(player, [sample.tokens for sample in samples], width)
-        if number == 0:
-            clock.seconds.clear()
-    rate = rounds * rows * length / sum(clock.seconds["update"])
-    note = f"{_billions(player)}, bf16, LoRA: update with {rows} rows of {length} tokens, {width} at once"
-    return Measured(rate, clock.ratio("bare", "update"), note)
-
-
-def _samples(player: Player, rows: int, length: int, learnt: int) -> list[Sample]:
-    """Rows of random tokens, of which the last `learnt` were written by the policy."""
-    tokens_BT = torch.randint(
-        player.model.config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(0)
-    )
-    before = length - learnt
-    return [
-        Sample(
-            tokens=tuple(tokens_T.tolist()),
-            loss_mask=(0,) * before + (1,) * learnt,
-            decisions=(-1,) * before + (0,) * learnt,
-            logprobs=(0.0,) * before + (-10.0,) * learnt,
-            advantages=(0.0,) * before + (1.0 if number % 2 else -1.0,) * learnt,
-            returns=(0.0,) * length,
-            values=(),
-            choices=(),
-            group_id=str(number),
-        )
-        for number, tokens_T in enumerate(tokens_BT)
-    ]
-
-
-def xl_decoding(bench: Bench) -> Measured:
-    """Decoding with GPT-2 XL's shape in bf16, against the bare cached passes."""
-    player = _xl(bench)
-    rows, length, written = (4, 12, 4) if bench.fast else (32, 256, 64)
-    prompts = [sample.tokens for sample in _samples(player, rows, length, 1)]
-    rate, share = _decoding(player, prompts, [written] * rows, rows, rounds=1 if bench.fast else 3)
-    note = f"{_billions(player)}, bf16: {rows} prompts of {length} tokens, {written} written after each"
-    return Measured(rate, share, note)
-
-
-def _xl(bench: Bench) -> Player:
-    """GPT-2 XL's shape with random weights in bf16, in evaluation mode; a padding id instead of a tokenizer."""
-    from transformers import AutoModelForCausalLM, GPT2Config
-
-    silence_libraries()
-    shape = {"n_embd": 1600, "n_layer": 48, "n_head": 25}
-    if bench.fast:
-        shape = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 300}
-    torch.manual_seed(bench.seed)
-    with torch.device(bench.device):
-        model = AutoModelForCausalLM.from_config(GPT2Config(**shape), dtype=torch.bfloat16)
-    return Player(model.eval(), SimpleNamespace(pad_token_id=0, eos_token_id=0), None, dtype="bfloat16")
-
-
-def _billions(player: Player) -> str:
-    count = sum(weight.numel() for weight in player.model.parameters())
-    return f"{count / 1e9:.2f} B parameters" if count > 10**8 else f"{count / 1e6:.2f} M parameters"
 
 
 # --------------------------------------------------------------------------------------------------------- the pipeline

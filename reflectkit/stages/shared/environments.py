@@ -199,7 +199,10 @@ class WorldConfig(EnvConfig):
         """The files and folders that these tasks use, besides their records, and code of the user's own: inputs of a
         run.
         """
-        return [*self.code_files, *self.kind.input_files(self.settings, self.env_folder, list(tasks))]
+        files: Any = self.kind.input_files(self.settings, self.env_folder, list(tasks))
+        if not isinstance(files, list | tuple) or not all(isinstance(path, Path) for path in files):
+            raise ConfigError(f"env '{self.env}': input_files must return a list of Path, it returned {files!r:.80}")
+        return [*self.code_files, *files]
 
     def refuse_uncounted(self, *, dry_run: bool, max_cost_usd: float | None) -> None:
         """Raises ConfigError where a budget or a forecast is wanted, and the env asks a chat model of its own, which

@@ -1,0 +1,144 @@
+"""The parts of `bench gpu` that time a model's operations: decoding, rollouts and updates; and a large model's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from reflectkit.core.console import Quiet
+from reflectkit.core.types import Sample
+from reflectkit.models.load import Player, load_player, with_adapter
+from reflectkit.models.silence import silence_libraries
+from reflectkit.stages.benchmarks.gpu import Bench, Measured
+from reflectkit.stages.benchmarks.gpu_parts import (
+    ENV,
+    PROMPTS,
+    RANK,
+    bare_passes,
+    need_setup,
+    reflector_rows,
+    row_tokens,
+)
+from reflectkit.stages.benchmarks.rl import Clock, decoding_rounds
+
+
+def decoding(bench: Bench) -> Measured:
+    """Continuous decoding of texts of different lengths after AutoExplore's prompts, against the bare cached passes."""
+    need_setup(bench)
+    player = load_player(bench.folder / "model", device=bench.device, dtype="bfloat16")
+    count, most = (6, 6) if bench.fast else (256, 64)
+    rows = reflector_rows(bench)
+    prompts = [row_tokens(player.tokenizer, rows[number % len(rows)])[:-1] for number in range(count)]
+    limits = [most // 4 + number * 7 % (most - most // 4) for number in range(count)]
+    rate, share = _decoding(player, prompts, limits, max(4, count // 4), rounds=1 if bench.fast else 3)
+    return Measured(rate, share, f"bf16, {count} texts of {min(limits)} to {max(limits)} tokens")
+
+
+def _decoding(
+    player: Player, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int, rounds: int
+) -> tuple[float, float]:
+    """(tokens written per second, speed as a share of the bare cached passes); a first round warms up."""
+    clock = decoding_rounds(player, prompts, limits, width, rounds)
+    return rounds * sum(limits) / sum(clock.seconds["decoding"]), clock.ratio("bare_decoding", "decoding")
+
+
+def bench_rl(bench: Bench) -> Measured:
+    """`bench rl` on AutoExplore (the corridor if `fast`). The row has the figures of updates, its note those of
+    rollouts.
+    """
+    from reflectkit.stages import bench as command
+    from reflectkit.stages.benchmarks.rl import measure
+
+    silence_libraries()
+    size, episodes, rounds = ("tiny", 4, 1) if bench.fast else ("gpt2-small", 32, 3)
+    env: dict[str, Any] = {"env": "corridor"} if bench.fast else {"env": ENV, **PROMPTS}
+    config = command.Config(what="rl", **env)
+    tasks, settings = config.kind.benchmark(bench.folder / "generated", 500, bench.seed, Quiet())
+    make = replace(config, **settings).maker(tasks[0].level)
+    with Quiet().bar("", 0) as bar:
+        figures = measure(size, tasks, make, episodes, rounds, bench.seed, bar, bench.device)
+    rollout, share = figures["rollout_tokens_per_second"], figures["rollout_to_bare_forward"]
+    comments = figures["reflecting_rollout_to_bare_passes"]
+    return Measured(
+        figures["update_tokens_per_second"],
+        figures["update_to_bare_forward_backward"],
+        f"{size}, float32: updates; rollouts: {rollout:,.0f} tokens/s, {share:.2f} of bare passes, with comments"
+        f" {comments:.2f}",
+    )
+
+
+def xl_update(bench: Bench) -> Measured:
+    """An update of GPT-2 XL's shape with a LoRA adapter in bf16, against bare forward and backward passes."""
+    from reflectkit.rl.learner import Learner, Settings
+
+    player = with_adapter(_xl(bench), RANK, RANK, bench.seed)
+    rows, length, learnt, width, rounds = (4, 24, 4, 2, 1) if bench.fast else (16, 512, 64, 4, 3)
+    samples = _samples(player, rows, length, learnt)
+    learner = Learner(player, Settings(learning_rate=1e-5, minibatch=rows, max_tokens=width * length))
+    clock = Clock()
+    for number in range(rounds + 1):
+        with clock.measure("update"):
+            learner.update(samples, random.Random(0))
+        with clock.measure("bare"):
+            bare_passes(player, [sample.tokens for sample in samples], width)
+        if number == 0:
+            clock.seconds.clear()
+    rate = rounds * rows * length / sum(clock.seconds["update"])
+    note = f"{_billions(player)}, bf16, LoRA: update with {rows} rows of {length} tokens, {width} at once"
+    return Measured(rate, clock.ratio("bare", "update"), note)
+
+
+def _samples(player: Player, rows: int, length: int, learnt: int) -> list[Sample]:
+    """Rows of random tokens, of which the last `learnt` were written by the policy."""
+    tokens_BT = torch.randint(
+        player.model.config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(0)
+    )
+    before = length - learnt
+    return [
+        Sample(
+            tokens=tuple(tokens_T.tolist()),
+            loss_mask=(0,) * before + (1,) * learnt,
+            decisions=(-1,) * before + (0,) * learnt,
+            logprobs=(0.0,) * before + (-10.0,) * learnt,
+            advantages=(0.0,) * before + (1.0 if number % 2 else -1.0,) * learnt,
+            returns=(0.0,) * length,
+            values=(),
+            choices=(),
+            group_id=str(number),
+        )
+        for number, tokens_T in enumerate(tokens_BT)
+    ]
+
+
+def xl_decoding(bench: Bench) -> Measured:
+    """Decoding with GPT-2 XL's shape in bf16, against the bare cached passes."""
+    player = _xl(bench)
+    rows, length, written = (4, 12, 4) if bench.fast else (32, 256, 64)
+    prompts = [sample.tokens for sample in _samples(player, rows, length, 1)]
+    rate, share = _decoding(player, prompts, [written] * rows, rows, rounds=1 if bench.fast else 3)
+    note = f"{_billions(player)}, bf16: {rows} prompts of {length} tokens, {written} written after each"
+    return Measured(rate, share, note)
+
+
+def _xl(bench: Bench) -> Player:
+    """GPT-2 XL's shape with random weights in bf16, in evaluation mode; a padding id instead of a tokenizer."""
+    from transformers import AutoModelForCausalLM, GPT2Config
+
+    silence_libraries()
+    shape = {"n_embd": 1600, "n_layer": 48, "n_head": 25}
+    if bench.fast:
+        shape = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 300}
+    torch.manual_seed(bench.seed)
+    with torch.device(bench.device):
+        model = AutoModelForCausalLM.from_config(GPT2Config(**shape), dtype=torch.bfloat16)
+    return Player(model.eval(), SimpleNamespace(pad_token_id=0, eos_token_id=0), None, dtype="bfloat16")
+
+
+def _billions(player: Player) -> str:
+    count = sum(weight.numel() for weight in player.model.parameters())
+    return f"{count / 1e9:.2f} B parameters" if count > 10**8 else f"{count / 1e6:.2f} M parameters"
