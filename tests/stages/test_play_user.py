@@ -18,7 +18,7 @@ from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Decision, Observation, Status, ToolCall, ToolUse, Trajectory
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.wrappers import Horizon
-from reflectkit.stages.play import decision_text
+from reflectkit.stages.shared.narrator import decision_text
 from reflectkit.stages.shared.verdict import verdict_text
 from tests.stages.test_play import Keys
 
