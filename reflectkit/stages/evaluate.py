@@ -36,6 +36,7 @@ from reflectkit.stages.shared.chat import ChatConfig
 from reflectkit.stages.shared.environments import MOST_TOKENS, PlayConfig, at_level, check_level
 from reflectkit.stages.shared.eval_estimate import estimate
 from reflectkit.stages.shared.eval_tables import (
+    counted_as_0,
     csv_text,
     differences,
     differences_table,
@@ -179,7 +180,7 @@ def run(config: Config, progress: Progress) -> Report:
     Episodes are saved as they end and are not played again by a restarted run. Raises CheckpointError, DataError.
     """
     if config.episodes:
-        return _recompute(config)
+        return _recompute(config, progress)
     levels = tuple(dict.fromkeys(config.level)) or (config.kind.levels[-1],)
     source, problems = _problems(config, levels)
     entrants = [entrant(config, text) for text in config.policy]
@@ -300,7 +301,7 @@ def _write_tables(
     return [current.folder / name for name in ("eval.json", "eval.md", "eval.csv")]
 
 
-def _recompute(config: Config) -> Report:
+def _recompute(config: Config, progress: Progress) -> Report:
     """The tables of saved episodes, computed by this version. Raises DataError."""
     parts = [read_compared(path) for path in config.episodes]
     for path, part in zip(config.episodes, parts, strict=True):
@@ -308,6 +309,8 @@ def _recompute(config: Config) -> Report:
             raise DataError(
                 path, f"has episodes of env '{min(others)}', not of '{config.env_name}'; choose it with --env"
             )
+    for text in counted_as_0(dict(zip(map(str, config.episodes), parts, strict=True))):
+        progress.news(text)
     with open_run("evaluate", config, config.episodes, again=True) as current:
         rows = pooled(parts)
         title = f"Episodes of {' and '.join(map(str, config.episodes))}"

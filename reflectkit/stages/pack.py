@@ -22,7 +22,7 @@ from reflectkit.core.reports import Report, Table
 from reflectkit.data.episodes import no_share, read_compared
 from reflectkit.data.packs import INDEX, Curve, Pack, Seed, figures_kept, merged, players, read_pack, write_pack
 from reflectkit.stages.shared.curves import read_curves
-from reflectkit.stages.shared.eval_tables import clusters_of
+from reflectkit.stages.shared.eval_tables import clusters_of, counted_as_0
 
 EXAMPLES = (
     "reflectkit pack results/taxi-tiny --out packs/taxi --title DangerousTaxi --compare 'Reflect-RL - SFT + RL'",
@@ -126,6 +126,8 @@ def run(config: Config, progress: Progress) -> Report:
         for name in pair:
             if name not in names:
                 raise ConfigError(f"--compare {MINUS.join(pair)!r}: no player {name!r}; there are {', '.join(names)}")
+    for text in counted_as_0({f"seed {number}": seed.episodes for number, seed in pack.seeds.items()}):
+        progress.news(text)
     outputs = write_pack(config.out, pack)
     size = sum(path.stat().st_size for path in outputs)
     cells = tuple(

@@ -59,6 +59,20 @@ LINE = {"name": "a", "env": "corridor", "level": "long", "task": "t", "status": 
     "return": 1, "turns": []}  # fmt: skip
 
 
+def test_a_figure_that_one_evaluation_never_has_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, figures in (("old", {}), ("new", {"stops": 0.5, "agreement": 1.0}), ("newer", {"stops": 1.0})):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(LINE | {"figures": figures}) + "\n")
+    assert again("old.jsonl", "new.jsonl", "newer.jsonl") == 0
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("counted as 0") == 1
+    assert "old.jsonl: no episode at level long reports stops, as others do; counted as 0 there" in said.out + said.err
+    (row,) = read_json(tmp_path / "results/again/eval.json")["rows"]
+    assert row["figures"]["stops"]["mean"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -46,15 +46,37 @@ def completed(episodes: Sequence[Json]) -> list[Json]:
     """`episodes`, each with every figure that the env reported for any player on its level: 0 where an episode was cut
     off before that. ABORTED ones stay as they are.
     """
-    reported: dict[str, dict[str, float]] = {}
-    for episode in episodes:
-        names = [name for name in episode.get("figures", {}) if name not in OWN_FIGURES]
-        reported.setdefault(episode["level"], {}).update(dict.fromkeys(names, 0.0))
+    reported: dict[str, dict[str, float]] = {
+        level: dict.fromkeys(names, 0.0) for level, names in _reported(episodes).items()
+    }
     return [
         {**episode, "figures": {**reported[episode["level"]], **episode.get("figures", {})}}
         if reported[episode["level"]] and episode["status"] != "aborted"
         else episode
         for episode in episodes
+    ]
+
+
+def _reported(episodes: Iterable[Json]) -> dict[str, set[str]]:
+    """By level, the figures that the env reported."""
+    reported: dict[str, set[str]] = {}
+    for episode in episodes:
+        names = {name for name in episode.get("figures", {}) if name not in OWN_FIGURES}
+        reported.setdefault(episode["level"], set()).update(names)
+    return reported
+
+
+def counted_as_0(parts: Mapping[str, Sequence[Json]]) -> list[str]:
+    """Sentences about the figures that one of several evaluations, given by name, never has at a level where another
+    one has them: it may have been recorded before the env reported them.
+    """
+    by_part = {name: _reported(part) for name, part in parts.items()}
+    every = _reported([episode for part in parts.values() for episode in part])
+    return [
+        f"{name}: no episode at level {level} reports {', '.join(sorted(missing))}, as others do; counted as 0 there"
+        for name, reported in by_part.items()
+        for level, figures in reported.items()
+        if (missing := every[level] - figures)
     ]
 
 
