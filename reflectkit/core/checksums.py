@@ -28,6 +28,24 @@ def verify(folder: Path) -> None:
     compare(folder, checksums, CHECKSUMS)
 
 
+def refuse_damage(folder: Path) -> None:
+    """Raises CheckpointError, naming the file, if one of `folder` has another checksum than the one it was sealed with,
+    there or as a part of the folder above. Files that are missing, or were never sealed, are not looked at.
+    """
+    for place in (folder, folder.parent):
+        try:
+            checksums = dict(read_json(place / CHECKSUMS)) if (place / CHECKSUMS).is_file() else {}
+        except (DataError, OSError, TypeError, ValueError):
+            continue  # resuming tells of it; weights that load can be used without
+        for name, expected in checksums.items():
+            path = place / name
+            if path.is_relative_to(folder) and path.is_file() and sha256(path) != expected:
+                raise CheckpointError(
+                    f"{path} is damaged: its checksum differs from the one in {place / CHECKSUMS}; train it again, or"
+                    f" delete {CHECKSUMS} if you changed the file yourself"
+                )
+
+
 def compare(folder: Path, checksums: Mapping[str, str], record: str) -> None:
     """Raises CheckpointError, naming the file, unless `folder` holds exactly the files in `checksums`, unchanged.
 

@@ -25,6 +25,7 @@ from reflectkit.core.types import LARGEST, Status
 from reflectkit.data.episodes import SUCCESS, no_share
 
 INDEX = "pack.json"
+NEW = ".new"  # behind the names of files that have not replaced the old ones yet
 FORMAT = 1
 LARGEST_FILE = 64 * 2**20  # bytes, unpacked
 MOST_STEPS = 10_000_000  # of the episodes of a file
@@ -81,7 +82,14 @@ def slim(episode: Mapping[str, Any], cluster: str) -> dict[str, Any]:
 
 
 def write_pack(folder: Path, pack: Pack) -> list[Path]:
-    """Write the files and then the index; the same pack gives the same bytes. Returns their paths."""
+    """Write the files and the index; the same pack gives the same bytes. Returns their paths.
+
+    All are written beside those that they replace, the index last, and then take their names: a folder in which this
+    was interrupted holds the old pack or the new one.
+    """
+    _switch(folder)
+    for path in folder.glob(f"seed-*{NEW}"):
+        path.unlink()
     files: dict[str, str] = {}
     for number, seed in sorted(pack.seeds.items()):
         rows: list[dict[str, Any]] = []
@@ -93,19 +101,40 @@ def write_pack(folder: Path, pack: Pack) -> list[Path]:
             )
         content = "".join(dumps(row) + "\n" for row in rows).encode()
         name = f"seed-{number}.jsonl.gz"
-        with replacing(folder / name) as file:
+        with replacing(folder / f"{name}{NEW}") as file:
             file.write(gzip.compress(content, mtime=0))
         files[name] = hashlib.sha256(content).hexdigest()
     index: dict[str, Any] = {"format": FORMAT, "title": pack.title}
     if pack.measure != SUCCESS:
         index["measure"] = pack.measure
-    write_json(folder / INDEX, index | {"comparisons": [list(pair) for pair in pack.comparisons], "files": files})
+    index |= {"comparisons": [list(pair) for pair in pack.comparisons], "files": files}
+    write_json(folder / f"{INDEX}{NEW}", index)
+    _switch(folder)
     return [folder / INDEX, *(folder / name for name in files)]
+
+
+def _switch(folder: Path) -> None:
+    """Give the new files their names, if all of them are written: if their index is."""
+    if _index(folder).name != INDEX:
+        for path in sorted(folder.glob(f"seed-*{NEW}")):
+            path.replace(path.with_suffix(""))
+        _index(folder).replace(folder / INDEX)
+
+
+def _index(folder: Path) -> Path:
+    """The index that counts: the new one, once it is written."""
+    new = folder / f"{INDEX}{NEW}"
+    return new if new.exists() else folder / INDEX
+
+
+def is_pack(folder: Path) -> bool:
+    """Whether there is a pack in `folder`, intact or not."""
+    return _index(folder).exists()
 
 
 def read_pack(folder: Path) -> Pack:
     """The pack in `folder`. Raises DataError if it is missing or damaged."""
-    path = folder / INDEX
+    path = _index(folder)
     index = read_json(path)
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise DataError(path, f"is not the index of a pack (format {FORMAT}); {AGAIN}")
@@ -121,7 +150,10 @@ def read_pack(folder: Path) -> Pack:
         raise DataError(path, f"expected a list of pairs of different names, found {pairs!r:.60}", field="comparisons")
     if not isinstance(files, dict) or not files or not all(FILE.fullmatch(name) for name in files):
         raise DataError(path, f"expected seed-N.jsonl.gz with their checksums, found {files!r:.60}", field="files")
-    seeds = {int(name[5:].partition(".")[0]): _read_seed(folder / name, digest) for name, digest in files.items()}
+    seeds = {}
+    for name, digest in files.items():
+        waits = path.name != INDEX and (folder / f"{name}{NEW}").exists()
+        seeds[int(name[5:].partition(".")[0])] = _read_seed(folder / f"{name}{NEW * waits}", digest)
     if len(figures := figures_kept(seeds.values())) > 1:
         raise DataError(folder, f"has curves of {' and of '.join(figures)}; {AGAIN}")
     for number, seed in seeds.items():

@@ -178,7 +178,9 @@ def unusable(source: str | Path, what: str, error: Exception) -> CheckpointError
             f"{source} brings Python code along, and that of models is never run (no --trust-remote-code); install it"
             " as a package that registers the model with transformers, see docs/your-own-model.md"
         )
-    return CheckpointError(f"{source}: {what} ({first_line(error)})")
+    return CheckpointError(
+        f"{source}: {what} ({first_line(error)}); if its files are damaged or incomplete, restore them"
+    )
 
 
 def first_line(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from reflectkit.core.checksums import refuse_damage
 from reflectkit.core.errors import CheckpointError, ConfigError, DivergedError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, write_json
 from reflectkit.core.text import counted
@@ -95,6 +96,8 @@ def load_player(
     """
     folder = Path(source)
     facts = checked_facts(folder, role) if looks_local(source) else {}
+    if looks_local(source):
+        refuse_damage(folder)
     base_name = base_of(folder)
     fetching = hub_options(base_name or source)
     from transformers import AutoModelForCausalLM

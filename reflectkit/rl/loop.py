@@ -355,7 +355,7 @@ class Trainer:
         reflector = self.agent.reflector
         if reflector is None:
             return self.agent.policy.tokens, 0, 0
-        return self.agent.policy.tokens + reflector.tokens, reflector.requests, reflector.hits
+        return self.agent.policy.tokens + reflector.sampler.tokens, reflector.requests, reflector.hits
 
 
 def learning_rate_factor(schedule: str, step: int, steps: int, warmup: int) -> float:

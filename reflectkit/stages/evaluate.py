@@ -130,7 +130,10 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
             require_oracle(self.kind, ["oracle"])
         if not self.policy:
             raise ConfigError("evaluate needs at least one --policy NAME=CHECKPOINT")
-        names = [parse_policy(text, self.baselines, self.kind.methods)[0] for text in self.policy]
+        parsed = [parse_policy(text, self.baselines, self.kind.methods) for text in self.policy]
+        if self.swap_comments and not any(reflector for _, _, reflector in parsed):
+            raise ConfigError("--swap-comments needs comments; give a --policy NAME=CHECKPOINT+REFLECTOR")
+        names = [name for name, _, _ in parsed]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"--policy: the name {twice[0]!r} is given twice")
         for level in self.level:

@@ -37,7 +37,7 @@ from reflectkit.data.own_comments import (
 )
 from reflectkit.data.sft import FILE_OF_ROLE, Lesson, read_rows, reflection_row
 from reflectkit.stages.shared.environments import WorldConfig
-from reflectkit.stages.shared.players import model_folders, place_of
+from reflectkit.stages.shared.players import model_folders, place_of, refuse_without_model
 from reflectkit.stages.shared.replaying import drawn_records, replayed_lessons
 
 EXAMPLES = (
@@ -48,7 +48,7 @@ EXAMPLES = (
 )
 BASELINES = ("none", "empty", "others")
 OTHERS = 4  # comments on other states that make up the baseline "others"
-AT_ONCE = 64  # states that are judged together and saved together
+AT_ONCE = 64  # states that are judged together and saved together; the last group may have one more
 JUDGED, VALIDATION = "judged.jsonl", "validation.jsonl"
 SELECTING = ("margin", "most", "rehearse", "out_dir")
 """Settings that only select among judged comments, or say where to."""
@@ -115,6 +115,9 @@ class Config(WorldConfig):
         within("max_new_tokens", self.max_new_tokens, 1, 10_000)
         within("margin", self.margin, -1000, 1000)
         within("most", self.most, 1, 1000)
+        refuse_without_model(self.load_dir, self.reflect_load_dir)
+        if self.baseline == "others" and 1 in (self.states, self.validate_states):
+            raise ConfigError("--baseline others compares the comments on several states; give more than 1")
 
 
 @memory_explained("use smaller models")
@@ -213,6 +216,19 @@ def _states(config: Config, source: Path, records: Sequence[Any], count: int, pr
     return [right[place] for place in drawn]
 
 
+def groups(count: int) -> list[tuple[int, int]]:
+    """(first, end) of each group of `count` states; none but the only one is of a single state, which has no others to
+    be compared with.
+
+    >>> groups(130), groups(129)
+    ([(0, 64), (64, 128), (128, 130)], [(0, 64), (64, 129)])
+    """
+    starts = list(range(0, count, AT_ONCE))
+    if len(starts) > 1 and count - starts[-1] == 1:
+        starts.pop()
+    return list(zip(starts, [*starts[1:], count], strict=True))
+
+
 class _Judge:
     """The two models: one writes comments, the other says how much they help it."""
 
@@ -237,13 +253,16 @@ class _Judge:
         again; the others are added to it. earlier: by file name, the first states as another selection left them.
         """
         judged, scored = _intact(path), earlier[path.name]
-        if len(judged) < len(lessons):  # a killed run's last group may lack states
-            judged = judged[: len(judged) - len(judged) % AT_ONCE]
+        spans = groups(len(lessons))
+        judged = judged[: max((end for _, end in spans if end <= len(judged)), default=0)]  # of whole groups
         path.parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(path, map(judged_to_json, judged))
         with path.open("a", encoding="utf-8") as file, progress.bar(title, len(lessons), len(judged)) as bar:
-            for start in range(len(judged), len(lessons), AT_ONCE):
-                group, again = lessons[start : start + AT_ONCE], scored[start : start + AT_ONCE]
+            for start, end in spans:
+                if end <= len(judged):
+                    continue
+                self._forget()
+                group, again = lessons[start:end], scored[start:end]
                 complete = len(again) == len(group)
                 part = self._selected(group, again, samples) if complete else self._some(start, group, samples)
                 file.writelines(dumps(judged_to_json(one)) + "\n" for one in part)
@@ -251,6 +270,12 @@ class _Judge:
                 judged += part
                 bar.advance(len(part))
         return judged
+
+    def _forget(self) -> None:
+        """Forget what was read, which has a part in the rounding, so that a resumed run gives the same bytes."""
+        for sampler in (self.policy, self.writer):
+            wait_for(sampler.publish(None, sampler.version))
+            sampler.forget()
 
     def _some(self, first: int, lessons: Sequence[Lesson], samples: int) -> list[Judged]:
         """The states from number `first` on."""

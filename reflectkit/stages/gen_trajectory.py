@@ -22,7 +22,7 @@ from reflectkit.agents.client import ChatClient
 from reflectkit.agents.journal import open_journal
 from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS, fullest
 from reflectkit.agents.scripted import Baseline, Demonstrator, require_oracle
-from reflectkit.core.config import fraction, one_of, option, within
+from reflectkit.core.config import flag, fraction, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError
 from reflectkit.core.folders import write_permission
@@ -136,11 +136,14 @@ class Config(TeacherConfig, PlayConfig):
     def _check_states(self) -> None:
         """Raises ConfigError for settings that are not for --states-of, and an env without an oracle."""
         require_oracle(self.kind)
-        names = ("demonstrations", "noise", "negatives", "level", "teacher", "actor", "min_reward")
+        names = (
+            "demonstrations", "noise", "negatives", "level", "teacher", "actor", "min_reward", "dry_run",
+            "max_cost_usd", "base_url", "history_tokens", "horizon",
+        )  # fmt: skip
         defaults = {item.name: item.default for item in fields(self)}
         for name in names:
             if getattr(self, name) != defaults[name]:
-                raise ConfigError(f"--{name}: with --states-of nothing is demonstrated; leave it out")
+                raise ConfigError(f"{flag(name)}: with --states-of nothing is demonstrated; leave it out")
 
     @property
     def oracle_acts(self) -> bool:

@@ -17,10 +17,11 @@ from reflectkit.core.config import StageConfig, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.folders import write_permission
-from reflectkit.core.identity import read_record
+from reflectkit.core.identity import HASHED_WHOLE, digest, read_record
+from reflectkit.core.jsonl import read_json
 from reflectkit.core.reports import Report, Table
 from reflectkit.data.episodes import no_share, read_compared
-from reflectkit.data.packs import INDEX, Curve, Pack, Seed, figures_kept, merged, players, read_pack, write_pack
+from reflectkit.data.packs import Curve, Pack, Seed, figures_kept, is_pack, merged, players, read_pack, write_pack
 from reflectkit.stages.shared.curves import read_curves
 from reflectkit.stages.shared.eval_tables import clusters_of, counted_as_0
 
@@ -99,7 +100,7 @@ def _pair(text: str) -> tuple[str, str]:
 def run(config: Config, progress: Progress) -> Report:
     """Write the pack. Raises ConfigError, and DataError if a run is missing or damaged."""
     write_permission(config.out)
-    old = read_pack(config.out) if (config.out / INDEX).exists() else None
+    old = read_pack(config.out) if is_pack(config.out) else None
     if old is None and config.add:
         raise ConfigError(f"--add: there is no pack in {config.out} yet; leave it out to make one")
     if old is None and not config.title:
@@ -157,7 +158,7 @@ def _read(config: Config, path: Path) -> tuple[int, Seed]:
         raise DataError(
             path, f"has evaluations of seeds {', '.join(map(str, sorted(numbers)))}; name each one's folder"
         )
-    parts = {folder.name: read_compared(folder) for folder in folders}
+    parts = {folder.name: read_compared(_whole(folder, "episodes.jsonl").parent) for folder in folders}
     several = Counter(name for part in parts.values() for name in {str(one["name"]) for one in part})
     episodes: list[dict[str, Any]] = []
     for step, part in parts.items():
@@ -168,9 +169,22 @@ def _read(config: Config, path: Path) -> tuple[int, Seed]:
     return numbers.pop(), Seed(tuple(episodes), tuple(_curves(config, path)))
 
 
+def _whole(folder: Path, name: str) -> Path:
+    """The file of that name. Raises DataError if the run's report has another checksum for it."""
+    path = folder / name
+    report = read_json(folder / "report.json") if (folder / "report.json").is_file() else {}
+    outputs = report.get("outputs") if isinstance(report, dict) else None
+    recorded = {Path(written).name: one for written, one in outputs.items()} if isinstance(outputs, dict) else {}
+    if path.is_file() and path.stat().st_size <= HASHED_WHOLE and recorded.get(name, digest(path)) != digest(path):
+        raise DataError(
+            path, "is not what the run wrote, by the checksum in its report.json; restore it, or run it again"
+        )
+    return path
+
+
 def _curves(config: Config, path: Path) -> Sequence[Curve]:
     pairs = [(name, path / run_name) for name, _, run_name in (text.partition("=") for text in config.curve)]
-    read = read_curves([run / "metrics.jsonl" for _, run in pairs], config.figure)
+    read = read_curves([_whole(run, "metrics.jsonl") for _, run in pairs], config.figure)
     for _, run in pairs:
         if not (run / "report.json").is_file():
             raise DataError(run, "is not finished, and its curve would end early; let it end, then pack it")

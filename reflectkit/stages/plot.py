@@ -94,6 +94,8 @@ class Config(StageConfig):
         unused = ("against", "smooth") if curves else ("against", "smooth", "reach")
         if self.packs and (given := self.departed(unused)):
             raise ConfigError(f"{flag(given[0])} does not change this figure of --packs; leave it out")
+        if self.evals and (given := self.departed(("against", "smooth", "reach"))):
+            raise ConfigError(f"{flag(given[0])} is for curves, and --evals draws bars; leave it out")
         of_effects = self.packs and (self.figure or PACK_FIGURES)[0] == PACK_FIGURES[0]
         for name in ("page", "first"):
             if getattr(self, name) and not of_effects:

@@ -24,7 +24,13 @@ from reflectkit.core.text import counted
 from reflectkit.data.trajectories import read_records
 from reflectkit.models.hub import hub_options
 from reflectkit.stages.shared.environments import check_level, model_source
-from reflectkit.stages.shared.players import model_folders, newest_checkpoint, newest_name, place_of
+from reflectkit.stages.shared.players import (
+    model_folders,
+    newest_checkpoint,
+    newest_name,
+    place_of,
+    refuse_without_model,
+)
 from reflectkit.stages.shared.sampling import LOCAL
 from reflectkit.stages.tuning.algorithm import AlgorithmConfig
 from reflectkit.stages.tuning.distributed import shared_run, start_processes
@@ -177,6 +183,7 @@ class Config(SecondPlayerConfig, AlgorithmConfig, TrainingConfig):
             raise ConfigError(
                 "--critic-trunk separate trains a full copy of the trunk, but --lora-r an adapter; use detached"
             )
+        refuse_without_model(self.load_dir, self.reflect_load_dir)
         if self.swap_comments and self.reflect_load_dir is None:
             raise ConfigError("--swap-comments needs comments; add --reflect-load-dir")
         if self.reflect_prob != 1 and self.reflect_load_dir is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectkit.core.checksums import CHECKSUMS, seal, verify
+from reflectkit.core.checksums import CHECKSUMS, refuse_damage, seal, verify
 from reflectkit.core.errors import CheckpointError
 
 
@@ -53,3 +53,16 @@ def test_a_file_that_was_added_is_noticed(sealed: Path) -> None:
     (sealed / "optimizer.pt").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"optimizer\.pt is not listed"):
         verify(sealed)
+
+
+def test_what_is_loaded_may_have_more_or_fewer_files_but_no_changed_one(sealed: Path) -> None:
+    (sealed / "note.txt").write_text("mine")
+    (sealed / "a.json").unlink()
+    refuse_damage(sealed)
+    refuse_damage(sealed / "deep")
+    (sealed / "deep" / "c.json").write_bytes(b"other")
+    for folder in (sealed, sealed / "deep"):
+        with pytest.raises(CheckpointError, match=r"c\.json is damaged: .*; train it again"):
+            refuse_damage(folder)
+    (sealed / CHECKSUMS).write_text("{")
+    refuse_damage(sealed)

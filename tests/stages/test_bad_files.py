@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from reflectkit.core.checksums import CHECKSUMS, seal
 from tests.commands import error_of
 
 
@@ -76,7 +77,12 @@ def test_unusable_models_are_one_line(
     assert "is a policy model, not a reflector" in evaluate(f"{checkpoints['policy']}+{checkpoints['policy']}")
     broken = tmp_path / "broken"
     shutil.copytree(checkpoints["policy"], broken)
-    (broken / "model.safetensors").write_bytes((broken / "model.safetensors").read_bytes()[:1000])
+    whole = (broken / "model.safetensors").read_bytes()
+    seal(broken)
+    (broken / "model.safetensors").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "model.safetensors is damaged: its checksum differs" in evaluate(str(broken))
+    (broken / CHECKSUMS).unlink()
+    (broken / "model.safetensors").write_bytes(whole[:1000])
     assert "cannot load the model" in evaluate(str(broken))
     (broken / "model.safetensors").unlink()
     assert "cannot load the model" in evaluate(str(broken))

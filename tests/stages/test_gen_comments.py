@@ -97,18 +97,18 @@ def test_a_run_in_which_both_learned_stands_for_its_reflector(
 
 
 def test_the_same_bytes_after_a_kill(tmp_path: Path, data: Path, checkpoints: dict[str, Path]) -> None:
-    whole = commented(tmp_path / "a", data, checkpoints)
+    whole = commented(tmp_path / "a", data, checkpoints, states=140, validate_states=70)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     again = tmp_path / "b" / "results" / whole.folder.name
     lines = (again / "judged.jsonl").read_bytes().splitlines(keepends=True)
-    assert len(lines) == 70
+    assert len(lines) == 140
     shutil.rmtree(tmp_path / "a")
     (again / "report.json").unlink()
     for name in ("judged.jsonl", "validation.jsonl"):
-        kept = (again / name).read_bytes().splitlines(keepends=True)[:66]
-        (again / name).write_bytes(b"".join(kept)[:-9])  # a kill in the middle of a line of the second group
+        kept = (again / name).read_bytes().splitlines(keepends=True)[: 131 if name == "judged.jsonl" else 66]
+        (again / name).write_bytes(b"".join(kept)[:-9])  # a kill in the middle of a line of the last group
     (tmp_path / "b").rename(tmp_path / "a")
-    resumed = commented(tmp_path / "a", data, checkpoints)
+    resumed = commented(tmp_path / "a", data, checkpoints, states=140, validate_states=70)
     assert (resumed.folder / "judged.jsonl").read_bytes().splitlines(keepends=True) == lines
     assert resumed.figures == whole.figures
 
@@ -181,6 +181,20 @@ def test_another_baseline(baseline: str, tmp_path: Path, data: Path, checkpoints
     assert [state.without for state in one if state] != [state.without for state in another if state]
 
 
+def test_a_last_state_is_compared_with_others_too(
+    tmp_path: Path, data: Path, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gen_comments, "AT_ONCE", 4)
+    few: dict[str, Any] = {"states": 5, "validate_states": 0, "baseline": "others"}
+    report = commented(tmp_path, data, checkpoints, **few)
+    judged = [judged_from_json(row) for _, row in read_jsonl(report.folder / "judged.jsonl")]
+    assert len(judged) == 5
+    assert all(one is not None and one.swapped is not None for one in judged)
+    none = commented(tmp_path / "none", data, checkpoints, **few | {"baseline": "none"})
+    apart = [judged_from_json(row) for _, row in read_jsonl(none.folder / "judged.jsonl")]
+    assert all(one and other and one.without != other.without for one, other in zip(judged, apart, strict=True))
+
+
 def test_a_policy_may_comment_itself(tmp_path: Path, data: Path, checkpoints: dict[str, Path]) -> None:
     report = commented(tmp_path, data, checkpoints, reflect_load_dir=checkpoints["policy"], states=3)
     assert report.figures["states"] == 3
@@ -194,6 +208,8 @@ def test_refused(tmp_path: Path, data: Path, checkpoints: dict[str, Path], capsy
     command = ["gen-comments", "--env", "taxi", *places]
     assert "gains --margin 900 nats" in error_of([*command, *few, "--margin", "900"], capsys)
     assert "no --baseline named 'nothing'" in error_of([*command, "--baseline", "nothing"], capsys)
+    assert "give more than 1" in error_of([*command, "--baseline", "others", "--states", "1"], capsys)
+    assert "'nothing' is no model; evaluate" in error_of([*command, "--reflect-load-dir", "nothing"], capsys)
     assert "--samples must" in error_of([*command, "--samples", "0"], capsys)
     assert "no such file" in error_of([*command, "--validate-file", str(tmp_path / "x.json")], capsys)
     assert "no such file" in error_of([*command, "--rehearse", str(tmp_path / "x.jsonl")], capsys)

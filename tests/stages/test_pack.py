@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from PIL import Image
 
 from reflectkit.cli.main import main
 from reflectkit.core.errors import DataError
+from reflectkit.core.identity import digest
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.core.seeding import generator
 from reflectkit.data.episodes import read_compared
@@ -174,6 +176,37 @@ def test_a_seed_is_added_and_packing_again_changes_nothing(runs: list[str]) -> N
     assert sum(map(len, before.values())) < 12_000  # nothing that was seen or said is kept
 
 
+@pytest.mark.parametrize("steps", range(12))
+def test_a_pack_whose_writing_stops_is_the_old_or_the_new_one(
+    steps: int, runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before any of its renamings, it can be read, and the same command makes it whole."""
+    folder = pack(*runs[:2], "--title", "Old", *PAIRS)
+    old = read_pack(folder)
+    new = replace(old, title="New", seeds={**old.seeds, 0: Seed(old.seeds[0].episodes[:30]), 2: old.seeds[1]})
+    left, rename = [steps], os.replace
+
+    def killed(*paths: Any, **options: Any) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        rename(*paths, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", killed)
+        patched.setattr(Path, "replace", lambda path, target: killed(path, target))
+        try:
+            write_pack(folder, new)
+        except KeyboardInterrupt:
+            assert steps < 8
+        else:
+            assert steps >= 8
+    assert read_pack(folder) == (old if steps < 4 else new)
+    whole = {path.name: path.read_bytes() for path in write_pack(Path("whole"), new)}
+    write_pack(folder, new)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
+
+
 def test_an_arm_can_be_added_to_the_seeds(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Evaluation by evaluation, the pack is that of both at once; an arm that is there is replaced."""
     both = ["--title", "T", "--compare", "ours - random"]
@@ -265,6 +298,18 @@ def test_the_table_goes_into_a_page(runs: list[str], capsys: pytest.CaptureFixtu
     Path("page.md").write_text("nothing")
     capsys.readouterr()
     assert "has no <!-- effects -->" in error_of(command, capsys)
+
+
+@pytest.mark.parametrize("name", ["evaluation/episodes.jsonl", "ours-rl/metrics.jsonl"])
+def test_a_file_that_its_run_did_not_write_is_not_packed(
+    name: str, runs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cut at a line's end, it can be read; the run's report tells."""
+    path = Path(runs[0]) / name
+    write_json(path.parent / "report.json", {"outputs": {f"elsewhere/{path.name}": digest(path)}})
+    pack(runs[0], "--title", "Whole")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert "is not what the run wrote" in error_of(["pack", runs[0], "--out", "packed", *CURVES], capsys)
 
 
 def test_damage_is_one_line(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:

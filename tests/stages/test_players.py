@@ -95,6 +95,9 @@ def test_the_teacher_comments_in_a_reflectors_place(runs: Path, capsys: pytest.C
     assert "Elsewhere." in lines
     assert " to the right." in lines
     assert "data/corridor/sft_reflection.jsonl" in read_json(Path("results/swapped/config.json"))["inputs"]
+    bare = ["evaluate", "--env", "corridor", "--policy", "random", "--swap-comments", "0.5"]
+    assert "--swap-comments needs comments" in error_of(bare, capsys)
+    assert "'nothing' is no model" in error_of(["evaluate", "--env", "corridor", "--policy", "x=nothing"], capsys)
     assert played["episodes"] == 6
     capsys.readouterr()
     assert main(["play", *arguments, "--auto"]) == 0

@@ -199,6 +199,8 @@ def test_bars_of_an_evaluation(
     capsys.readouterr()
     assert main(["plot", "--evals", str(run), "--figure", "acuracy"]) == 2
     assert "available: success, tool_success" in capsys.readouterr().err
+    assert main(["plot", "--evals", str(run), "--reach", "0.9"]) == 2
+    assert "--reach is for curves, and --evals draws bars" in capsys.readouterr().err
     assert main(["plot", "--evals", str(run), "--runs", "a=b"]) == 2
     assert main(["plot"]) == 2
     assert main(["plot", "--evals", "nowhere"]) == 2

@@ -99,6 +99,9 @@ def test_a_run_in_a_reflectors_place_stands_for_its_reflector(
         ("--reflect-load-dir r --processes 2", "runs in one process; leave out --processes"),
         ("--reflect-load-dir r --plan", "--plan does not know the reflector's turns"),
         ("--reflect-load-dir r --sampler vllm:http://localhost:1 --max-staleness 1", "leave that out"),
+        ("--reflect-load-dir r --train-reflector 9 --max-steps 2", "learn nothing in --max-steps 2; give at most that"),
+        ("--reflect-load-dir r --reflect-prob 0", "leave out --reflect-prob 0"),
+        ("--reflect-load-dir nothing", "'nothing' is no model; evaluate and play take it behind the +"),
         ("--reflect-load-dir r --reflector-comments 1", "--reflector-comments must lie between 2"),
         ("--reflect-load-dir r --reflector-reward praise", "praise"),
         (
@@ -114,6 +117,21 @@ def test_what_the_reflector_cannot_learn_with_is_refused_in_one_line(
     env = [] if "--env" in more else ["--env", "corridor"]
     assert message in error_of(["rlft", *env, "--load-dir", "p", "--train-reflector", "1", *more.split()], capsys)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_judgement_needs_enumerated_actions_before_anything_is_trained(
+    corridor_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = [
+        "--load-dir", str(corridor_folder / "policy"), "--reflect-load-dir", str(corridor_folder / "reflection"),
+        "--task-file", "data/support/data.json",
+    ]  # fmt: skip
+    assert main(["gen-task", "--env", "support", "--instances", "2", "--customers", "30"]) == 0
+    capsys.readouterr()
+    judging = ["--train-reflector", "2", "--max-steps", "2", "--reflector-reward", "judgement"]
+    line = error_of(["rlft", "--env", "support", "--brief", *made, *judging, "--name", "late"], capsys)
+    assert "judgement compares enumerated actions, and task" in line
+    assert not list(Path("results/late").glob("metrics.jsonl"))
 
 
 def test_settings_of_its_turns_need_turns(capsys: pytest.CaptureFixture[str]) -> None:

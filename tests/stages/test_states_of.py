@@ -121,6 +121,10 @@ def test_bad_input_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str])
     assert "choose one with --player" in error_of([*asked, two], capsys)
     assert "has only random, oracle" in error_of([*asked, two, "--player", "Oracle"], capsys)
     assert "leave it out" in error_of([*asked, two, "--noise", "0.1"], capsys)
+    before = sorted(path.name for path in folder.iterdir())
+    for more in ("--dry-run", "--horizon 3", "--history-tokens 5", "--max-cost-usd 3", "--base-url http://localhost:1"):
+        assert f"{more.split()[0]}: with --states-of" in error_of([*asked, two, *more.split()], capsys)
+    assert sorted(path.name for path in folder.iterdir()) == before
     assert "needs --states-of" in error_of(["gen-trajectory", *places, "--states", "5"], capsys)
 
 

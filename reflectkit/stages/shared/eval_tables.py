@@ -46,9 +46,7 @@ def completed(episodes: Sequence[Json]) -> list[Json]:
     """`episodes`, each with every figure that the env reported for any player on its level: 0 where an episode was cut
     off before that. ABORTED ones stay as they are.
     """
-    reported: dict[str, dict[str, float]] = {
-        level: dict.fromkeys(names, 0.0) for level, names in _reported(episodes).items()
-    }
+    reported = _reported(episodes)
     return [
         {**episode, "figures": {**reported[episode["level"]], **episode.get("figures", {})}}
         if reported[episode["level"]] and episode["status"] != "aborted"
@@ -57,12 +55,12 @@ def completed(episodes: Sequence[Json]) -> list[Json]:
     ]
 
 
-def _reported(episodes: Iterable[Json]) -> dict[str, set[str]]:
-    """By level, the figures that the env reported."""
-    reported: dict[str, set[str]] = {}
+def _reported(episodes: Iterable[Json]) -> dict[str, dict[str, float]]:
+    """By level, the figures that the env reported, in the order of their first episode, with 0.0."""
+    reported: dict[str, dict[str, float]] = {}
     for episode in episodes:
-        names = {name for name in episode.get("figures", {}) if name not in OWN_FIGURES}
-        reported.setdefault(episode["level"], set()).update(names)
+        names = [name for name in episode.get("figures", {}) if name not in OWN_FIGURES]
+        reported.setdefault(episode["level"], {}).update(dict.fromkeys(names, 0.0))
     return reported
 
 
@@ -76,7 +74,7 @@ def counted_as_0(parts: Mapping[str, Sequence[Json]]) -> list[str]:
         f"{name}: no episode at level {level} reports {', '.join(sorted(missing))}, as others do; counted as 0 there"
         for name, reported in by_part.items()
         for level, figures in reported.items()
-        if (missing := every[level] - figures)
+        if (missing := every[level].keys() - figures.keys())
     ]
 
 

@@ -94,7 +94,17 @@ def parse_policy(
         raise ConfigError(
             f"--policy {text!r}: write NAME=CHECKPOINT, NAME=CHECKPOINT+REFLECTOR, or one of {names}{hint}"
         )
+    refuse_without_model(Path(policy))
     return name, Path(policy), Path(reflector) if reflector else None
+
+
+def refuse_without_model(*models: Path | None) -> None:
+    """Raises ConfigError if one of the players to load has a name that stands for comments without a model."""
+    for model in models:
+        if model in WITHOUT_MODEL:
+            raise ConfigError(
+                f"'{model}' is no model; evaluate and play take it behind the + of --policy NAME=CHECKPOINT+{model}"
+            )
 
 
 def newest_checkpoint(path: Path) -> Path:

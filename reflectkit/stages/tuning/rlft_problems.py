@@ -10,6 +10,7 @@ from reflectkit.core.eventloop import result_of
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import read_records
+from reflectkit.rl.reflector import JUDGEMENT
 from reflectkit.stages.shared.environments import at_level, not_repeatable
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ def validation_of(config: Config, source: Path) -> Level | None:
 
 
 def check_prompts(config: Config, levels: list[Level]) -> None:
-    """Raises ConfigError or CheckpointError if the policy's tokenizer or context does not fit these problems, or they
-    begin otherwise each time.
+    """Raises ConfigError or CheckpointError if the policy's tokenizer or context, or the reflector's reward, does not
+    fit these problems, or they begin otherwise each time.
 
     Only its tokenizer and config are loaded, not its weights. Problems whose env fails are left out: their episodes
     will be ABORTED.
@@ -66,6 +67,11 @@ def check_prompts(config: Config, levels: list[Level]) -> None:
                 continue
             if again != observation:
                 raise not_repeatable(config.env_name, task.id, 0)
+            if config.train_reflector and config.reflector_reward == JUDGEMENT and not observation.choices:
+                raise ConfigError(
+                    "--reflector-reward judgement compares enumerated actions, and task"
+                    f" '{task.id}' begins without; use --reflector-reward return"
+                )
             tokens = len(prompt_ids(tokenizer, policy_prompt(observation, None, answer)))
             if observation.choices:
                 tokens += trie(choice_ids(tokenizer, observation.choices, answer)).depth

@@ -66,6 +66,10 @@ class SecondPlayerConfig(AsynchronousConfig):
             "takes turns with the policy, but --max-staleness lets the policy play while it learns; leave that out": (
                 bool(self.max_staleness)
             ),
+            f"it would learn nothing in --max-steps {stage.max_steps}; give at most that": (
+                self.train_reflector > stage.max_steps
+            ),
+            "learns from comments that the policy reads; leave out --reflect-prob 0": stage.reflect_prob == 0,
             "runs in one process; leave out --processes": stage.processes > 1,
             "cannot tell what comments on other states are worth; leave out --swap-comments": bool(self.swap_comments),
             f"--reflector-reward judgement needs an oracle, which {stage.env_name} lacks; use return": (
