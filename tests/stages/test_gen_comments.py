@@ -14,6 +14,7 @@ from reflectkit.core.jsonl import read_jsonl
 from reflectkit.core.reports import Report
 from reflectkit.data.own_comments import judged_from_json
 from reflectkit.models.load import load_player
+from reflectkit.models.local import LocalSampler
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.models.tokens import choice_ids, prompt_ids
 from reflectkit.stages import gen_comments, sft
@@ -96,21 +97,33 @@ def test_a_run_in_which_both_learned_stands_for_its_reflector(
     assert judged[0].read_bytes() == judged[1].read_bytes()
 
 
-def test_the_same_bytes_after_a_kill(tmp_path: Path, data: Path, checkpoints: dict[str, Path]) -> None:
-    whole = commented(tmp_path / "a", data, checkpoints, states=140, validate_states=70)
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    again = tmp_path / "b" / "results" / whole.folder.name
-    lines = (again / "judged.jsonl").read_bytes().splitlines(keepends=True)
+def test_the_same_bytes_after_a_kill(
+    tmp_path: Path, data: Path, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The validation states are training states, so that some prompts are judged twice; a resumed run passes the same
+    batches through the model, since others would be rounded otherwise.
+    """
+    batches: list[Any] = []
+    score = LocalSampler._score_at
+
+    def scored(self: LocalSampler, temperature: float, keys: Any) -> None:
+        batches.append(list(keys))
+        score(self, temperature, keys)
+
+    monkeypatch.setattr(LocalSampler, "_score_at", scored)
+    settings: dict[str, Any] = {"states": 140, "validate_states": 70, "validate_file": data / "taxi" / "train.json"}
+    whole = commented(tmp_path, data, checkpoints, **settings)
+    path = whole.folder / "judged.jsonl"
+    lines, passed = path.read_bytes().splitlines(keepends=True), batches.copy()
     assert len(lines) == 140
-    shutil.rmtree(tmp_path / "a")
-    (again / "report.json").unlink()
-    for name in ("judged.jsonl", "validation.jsonl"):
-        kept = (again / name).read_bytes().splitlines(keepends=True)[: 131 if name == "judged.jsonl" else 66]
-        (again / name).write_bytes(b"".join(kept)[:-9])  # a kill in the middle of a line of the last group
-    (tmp_path / "b").rename(tmp_path / "a")
-    resumed = commented(tmp_path / "a", data, checkpoints, states=140, validate_states=70)
-    assert (resumed.folder / "judged.jsonl").read_bytes().splitlines(keepends=True) == lines
+    (whole.folder / "report.json").unlink()
+    path.write_bytes(b"".join(lines[:67])[:-9])  # a kill in the middle of a line of the second group
+    batches.clear()
+    resumed = commented(tmp_path, data, checkpoints, **settings)
+    assert path.read_bytes().splitlines(keepends=True) == lines
     assert resumed.figures == whole.figures
+    assert 0 < len(batches) < len(passed)
+    assert batches == passed[-len(batches) :]
 
 
 def test_another_margin_selects_again_without_sampling(
