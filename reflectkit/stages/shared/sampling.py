@@ -65,8 +65,8 @@ class SamplerConfig(StageConfig):
 
     swap_comments: float = option(
         0.0,
-        help="Share of the comments that are replaced by those on other states, from the reflector's SFT rows: how much"
-        " wrong ones do harm.",
+        help="Share of the comments that are replaced by the teacher's on other states, from the reflector's SFT rows:"
+        " how much wrong ones do harm.",
     )
 
     def __post_init__(self) -> None:
