@@ -125,3 +125,20 @@ def test_behind_a_checkpoint_a_reflector_guesses_as_little_as_a_resumed_one(tmp_
     assert taken() < first
     checkpoint.save(tmp_path, trainer, {}, {})
     assert taken() == first
+
+
+def test_tokens_are_those_of_both_players_and_of_the_rows() -> None:
+    """What the reflector reads counts, too, as what the policy reads does."""
+    player, other = corridor_player(seed=0), corridor_player(seed=1)
+    trainer = trainer_of(player, objective("reinforce"), 1)
+    trainer.agent = agent_of(player, other, watch=trainer.learner.observe)
+    figures = trainer.advance()
+    rows = sum(
+        len(turn.decision.prompt_ids) + len(turn.decision.token_ids)
+        for trajectory, _ in trainer.latest
+        for turn in trajectory.turns
+    )
+    assert trainer.agent.reflector is not None
+    reading: Any = trainer.agent.reflector.sampler
+    assert reading.tokens > 2 * trainer.agent.reflector.tokens > 0  # prompts are longer than comments
+    assert figures["tokens"] == trainer.agent.policy.tokens + reading.tokens + rows
