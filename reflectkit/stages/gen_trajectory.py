@@ -13,7 +13,7 @@ states that it visited.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -140,10 +140,8 @@ class Config(TeacherConfig, PlayConfig):
             "demonstrations", "noise", "negatives", "level", "teacher", "actor", "min_reward", "dry_run",
             "max_cost_usd", "base_url", "history_tokens", "horizon",
         )  # fmt: skip
-        defaults = {item.name: item.default for item in fields(self)}
-        for name in names:
-            if getattr(self, name) != defaults[name]:
-                raise ConfigError(f"{flag(name)}: with --states-of nothing is demonstrated; leave it out")
+        if given := self.departed(names):
+            raise ConfigError(f"{flag(given[0])}: with --states-of nothing is demonstrated; leave it out")
 
     @property
     def oracle_acts(self) -> bool:

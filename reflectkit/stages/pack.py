@@ -175,7 +175,7 @@ def _whole(folder: Path, name: str) -> Path:
     report = read_json(folder / "report.json") if (folder / "report.json").is_file() else {}
     outputs = report.get("outputs") if isinstance(report, dict) else None
     recorded = {Path(written).name: one for written, one in outputs.items()} if isinstance(outputs, dict) else {}
-    if path.is_file() and path.stat().st_size <= HASHED_WHOLE and recorded.get(name, digest(path)) != digest(path):
+    if name in recorded and path.is_file() and path.stat().st_size <= HASHED_WHOLE and digest(path) != recorded[name]:
         raise DataError(
             path, "is not what the run wrote, by the checksum in its report.json; restore it, or run it again"
         )
