@@ -115,6 +115,8 @@ class Config(WorldConfig):
         within("max_new_tokens", self.max_new_tokens, 1, 10_000)
         within("margin", self.margin, -1000, 1000)
         within("most", self.most, 1, 1000)
+        if self.most > self.samples:
+            raise ConfigError(f"--most {self.most}: there are {self.samples} comments on a state; raise --samples")
         refuse_without_model(self.load_dir, self.reflect_load_dir)
         if self.baseline == "others" and 1 in (self.states, self.validate_states):
             raise ConfigError("--baseline others compares the comments on several states; give more than 1")

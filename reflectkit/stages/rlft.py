@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from reflectkit.core.config import DTYPES, PACKAGED, QUANTIZE, TINY, above, fraction, one_of, option, within
+from reflectkit.core.config import DTYPES, PACKAGED, QUANTIZE, TINY, above, flag, fraction, one_of, option, within
 from reflectkit.core.console import Progress, Quiet
 from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.core.identity import digest, plain_settings
@@ -74,6 +74,8 @@ LIMITS = {
     "processes": (1, 1024),
 }
 """The range of each of these settings."""
+OF_COMMENTS = ("reflect_prob", "reflect_temperature", "swap_comments", "reflector_sampler")
+"""Settings that do nothing without a reflector."""
 
 
 @dataclass(frozen=True)
@@ -184,12 +186,10 @@ class Config(SecondPlayerConfig, AlgorithmConfig, TrainingConfig):
                 "--critic-trunk separate trains a full copy of the trunk, but --lora-r an adapter; use detached"
             )
         refuse_without_model(self.load_dir, self.reflect_load_dir)
-        if self.swap_comments and self.reflect_load_dir is None:
-            raise ConfigError("--swap-comments needs comments; add --reflect-load-dir")
-        if self.reflect_prob != 1 and self.reflect_load_dir is None:
-            raise ConfigError(
-                f"--reflect-prob {self.reflect_prob} needs a reflector; give --reflect-load-dir or omit --reflect-prob"
-            )
+        if self.reflect_load_dir is None and (given := self.departed(OF_COMMENTS)):
+            raise ConfigError(f"{flag(given[0])} needs comments; add --reflect-load-dir, or leave it out")
+        if not self.lora_r and (given := self.departed(("lora_alpha", "lora_targets"))):
+            raise ConfigError(f"{flag(given[0])} is a setting of a new adapter; add --lora-r, or leave it out")
 
     @property
     def start(self) -> Path | str:

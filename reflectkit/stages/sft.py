@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from reflectkit.core.checksums import seal
 from reflectkit.core.config import DTYPES, PASSAGE, QUANTIZE, TINY, above, fraction, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
@@ -125,6 +126,8 @@ class Config(EnvConfig, TrainingConfig):
             raise ConfigError("--lora-dropout is that of a new adapter; add --lora-r, or use --dropout")
         if self.lora_targets and not self.lora_r:
             raise ConfigError("--lora-targets are those of a new adapter; add --lora-r")
+        if self.departed(("lora_alpha",)) and not self.lora_r:
+            raise ConfigError("--lora-alpha is that of a new adapter; add --lora-r")
         if self.batch_size % self.gradient_accumulation:
             raise ConfigError(
                 f"--gradient-accumulation {self.gradient_accumulation} does not divide --batch-size {self.batch_size}"
@@ -183,7 +186,7 @@ def run(config: Config, progress: Progress) -> Report:
             log = train(config, current.folder / "trainer", resume, player, encoded, progress)
 
         target = current.folder / f"checkpoint-{config.max_steps}"
-        save_player(target, player, {"env": config.env, "model": config.model, "step": config.max_steps})
+        save_player(target, player, {"env": config.env, "model": config.model, "step": config.max_steps}, seal)
         write_jsonl(current.folder / "metrics.jsonl", log)
         shutil.rmtree(current.folder / "trainer", ignore_errors=True)
         figures = {

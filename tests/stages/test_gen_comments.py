@@ -223,6 +223,7 @@ def test_refused(tmp_path: Path, data: Path, checkpoints: dict[str, Path], capsy
     assert "no --baseline named 'nothing'" in error_of([*command, "--baseline", "nothing"], capsys)
     assert "give more than 1" in error_of([*command, "--baseline", "others", "--states", "1"], capsys)
     assert "'nothing' is no model; evaluate" in error_of([*command, "--reflect-load-dir", "nothing"], capsys)
+    assert "raise --samples" in error_of([*command, "--samples", "2", "--most", "3"], capsys)
     assert "--samples must" in error_of([*command, "--samples", "0"], capsys)
     assert "no such file" in error_of([*command, "--validate-file", str(tmp_path / "x.json")], capsys)
     assert "no such file" in error_of([*command, "--rehearse", str(tmp_path / "x.jsonl")], capsys)

@@ -27,6 +27,12 @@ LIMITS = rlft.LIMITS | ALGORITHM_LIMITS | CriticSettings.LIMITS | GrpoSettings.L
     ("more", "message"),
     [
         ("--algo ppo --critic none", "--algo ppo needs a critic"),
+        ("--reflect-temperature 1", "--reflect-temperature needs comments"),
+        ("--reflect-prob 0.5", "--reflect-prob needs comments"),
+        ("--reflector-sampler vllm:http://localhost:1", "--reflector-sampler needs comments"),
+        ("--lora-alpha 32", "--lora-alpha is a setting of a new adapter"),
+        ("--lora-targets q_proj", "--lora-targets is a setting of a new adapter"),
+        ("--is-cap 3", "add --max-staleness"),
         ("--algo grpo --group-size 1", "--group-size must be at least 2"),
         ("--algo grpo --group-size 4 --replay-size 5", "in no current group"),
         ("--baseline leave-one-out", "--group-size must be at least 2"),

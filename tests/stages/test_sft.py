@@ -20,6 +20,7 @@ from reflectkit.core.checksums import seal, verify
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError, ReflectkitError
 from reflectkit.models.checks import all_finite
+from reflectkit.models.load import load_player
 from reflectkit.stages import sft
 from tests.kill import hashes
 from tests.sft_runs import Interrupting, config, train, write_rows
@@ -60,6 +61,14 @@ def flip_a_bit(path: Path) -> None:
 
 def cut_in_half(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_the_last_checkpoint_is_sealed(rows: Path, tmp_path: Path) -> None:
+    checkpoint = train(rows, tmp_path)
+    verify(checkpoint)
+    flip_a_bit(checkpoint / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
+        load_player(checkpoint, device="cpu")
 
 
 FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "checksums.json")

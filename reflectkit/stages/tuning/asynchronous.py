@@ -40,6 +40,8 @@ class AsynchronousConfig(SamplerConfig):
                 f"--max-staleness {self.max_staleness} plays with other weights than those that learn, which takes a"
                 " server: --sampler vllm:URL; or leave it out"
             )
+        if not self.max_staleness and self.departed(("is_cap",)):
+            raise ConfigError("--is-cap is a setting of play that is ahead of learning; add --max-staleness")
         if self.oversample > 1 + self.max_staleness:
             raise ConfigError(
                 f"--oversample {self.oversample:g} keeps groups for later updates, which --max-staleness"
