@@ -68,10 +68,17 @@ class SamplerConfig(StageConfig):
         help="Share of the comments that are replaced by the teacher's on other states, from the reflector's SFT rows:"
         " how much wrong ones do harm.",
     )
+    swap_from: Path | None = option(
+        None,
+        help="With --swap-comments, other rows to take those from, such as those of `gen-comments`, in the reflector's"
+        " own words.",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         fraction("swap_comments", self.swap_comments)
+        if self.swap_from is not None and not self.swap_comments:
+            raise ConfigError(f"--swap-from {self.swap_from} is for --swap-comments; add that, or leave it out")
         one_of("thinking", self.thinking, THINKING)
         one_of("answer", self.answer or ANSWERS[0], ANSWERS)
         within("episode_tokens", self.episode_tokens, 0, 10**9)
@@ -137,6 +144,8 @@ class SamplerConfig(StageConfig):
         """Where --swap-comments takes comments from, if it does."""
         if not self.swap_comments:
             return []
+        if self.swap_from is not None:
+            return [self.swap_from]
         folder: Path = getattr(self, "folder")  # noqa: B009 (of the env, which each stage with a policy has)
         return [folder / FILE_OF_ROLE["reflection"]]
 
