@@ -230,7 +230,7 @@ def merged(old: Pack, new: Pack, add: bool = False) -> Pack:
     if add:
         seeds |= {number: _both(old.seeds[number], seed) for number, seed in new.seeds.items() if number in old.seeds}
         comparisons = tuple(dict.fromkeys((*old.comparisons, *new.comparisons)))
-    return Pack(new.title or old.title, comparisons, seeds, new.measure or old.measure)
+    return Pack(new.title or old.title, comparisons, dict(sorted(seeds.items())), new.measure or old.measure)
 
 
 def _both(old: Seed, new: Seed) -> Seed:
