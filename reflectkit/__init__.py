@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from reflectkit.version import VERSION
 
 if TYPE_CHECKING:
-    from reflectkit.core.config import option
+    from reflectkit.core.config import Config, option
     from reflectkit.core.errors import ReflectkitError
     from reflectkit.core.protocols import StepResult
     from reflectkit.core.rollout import Episode, rollout
@@ -28,6 +28,7 @@ __all__ = [
     "Act",
     "BaseEnv",
     "ChoiceEnv",
+    "Config",
     "Decision",
     "Episode",
     "LoadedAgent",
@@ -47,7 +48,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "reflectkit.core.config": ("option",),
+    "reflectkit.core.config": ("Config", "option"),
     "reflectkit.core.errors": ("ReflectkitError",),
     "reflectkit.core.protocols": ("StepResult",),
     "reflectkit.core.rollout": ("Episode", "rollout"),

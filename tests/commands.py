@@ -18,9 +18,9 @@ DATA_FILES = ("data_reflection_negative.json", "train.json", "validate.json", "t
 def prepare(folder: Path, env: str = "taxi", seed: int = 0, **settings: object) -> Path:
     """The data stages run in `folder`; returns the env's data folder."""
     shared = {"env": env, "data_dir": folder / "data", "results_dir": folder / "results", "seed": seed}
-    gen_trajectory.run(gen_trajectory.Config(**shared, **settings), Quiet())
-    split.run(split.Config(**shared), Quiet())
-    gen_sft.run(gen_sft.Config(**shared), Quiet())
+    gen_trajectory.run(gen_trajectory.GenTrajectoryConfig.from_flat(**shared, **settings), Quiet())
+    split.run(split.SplitConfig.from_flat(**shared), Quiet())
+    gen_sft.run(gen_sft.GenSFTConfig.from_flat(**shared), Quiet())
     return folder / "data" / env
 
 

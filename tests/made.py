@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.cli.command import stage_command
-from reflectkit.core.config import from_mapping
+from reflectkit.core.config import build
 from reflectkit.data.sft import FILES
 from reflectkit.stages import STAGES
 from reflectkit.stages.recipes.recipe import load_recipe
 from reflectkit.stages.recipes.schedule import Job, resolved
-from reflectkit.stages.run import Config, planned
+from reflectkit.stages.run import PipelineConfig, planned
 from reflectkit.stages.shared.environments import RECORDS
 
 EVALUATED = ("eval.json", "eval.md", "eval.csv", "episodes.jsonl")
@@ -24,7 +24,7 @@ WITHOUT_RUN = ("view", "pack")
 
 def made_by(stage: str, values: dict[str, Any]) -> list[str]:
     """The paths that `stage` makes with these settings, its first output first."""
-    config = from_mapping(importlib.import_module(STAGES[stage]).Config, values, stage)
+    config = build(config_class(stage), values, stage)
     folder = config.results_dir / (config.name or f"<number>_{stage}")
     outputs: list[Path] = []
     if stage in ("sft", "rlft"):
@@ -71,7 +71,7 @@ def made_by_run(recipe: str, **settings: Any) -> dict[str, list[str]]:
     whole.
     """
     loaded = load_recipe(recipe)
-    config = Config(recipe=recipe, ablate=tuple(loaded.ablations), **settings)
+    config = PipelineConfig.from_flat(recipe=recipe, ablate=tuple(loaded.ablations), **settings)
     made: dict[str, list[str]] = {}
     for job in planned(config)[0]:
         made[job.name] = made_by(job.stage, _with_places(job, made))

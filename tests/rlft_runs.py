@@ -28,7 +28,7 @@ def arguments(corridor_folder: Path, **settings: Any) -> dict[str, Any]:
 
 def train(corridor_folder: Path, results: Path, **settings: Any) -> Path:
     """The last checkpoint of an rlft run in `results`."""
-    report = rlft.run(rlft.Config(**arguments(corridor_folder, results_dir=results, **settings)), Quiet())
+    report = rlft.run(rlft.RLConfig.from_flat(**arguments(corridor_folder, results_dir=results, **settings)), Quiet())
     return report.outputs[0]
 
 

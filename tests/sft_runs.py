@@ -41,10 +41,10 @@ def write_rows(folder: Path) -> Path:
     return path
 
 
-def config(rows: Path, results: Path, **settings: Any) -> sft.Config:
+def config(rows: Path, results: Path, **settings: Any) -> sft.SFTConfig:
     known = {"env": "corridor", "role": "plain", "task_file": rows, "max_steps": 7, "save_steps": 2, "batch_size": 4,
              "max_length": 32, "vocabulary": 300, "device": "cpu"}  # fmt: skip
-    return sft.Config(results_dir=results, **(known | settings))
+    return sft.SFTConfig.from_flat(results_dir=results, **(known | settings))
 
 
 def train(rows: Path, results: Path, progress: Quiet | None = None, **settings: Any) -> Path:

@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reflectkit.agents.commentators import Commentator, Swapped
-from reflectkit.core.config import ANSWERS, THINKING
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.prompts import one_line, policy_prompt, reflection_prompt, with_comments
 from reflectkit.core.protocols import Context
 from reflectkit.core.seeding import derive, uniform
 from reflectkit.core.tools import parse
-from reflectkit.core.types import Comment, Decision, Observation, ToolUse
+from reflectkit.core.types import ANSWERS, THINKING, Comment, Decision, Observation, ToolUse
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.labels import Path
 from reflectkit.models.sampler import Ask, Sampled, Sampler

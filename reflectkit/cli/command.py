@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_origin
 
 import typer
 
 from reflectkit.cli.completion import completer
 from reflectkit.cli.screen import process_number
-from reflectkit.core.config import StageConfig, flag, from_mapping, is_path, parse_yaml
-from reflectkit.core.errors import DataError
+from reflectkit.core.config import (
+    REQUIRED,
+    Config,
+    Leaf,
+    alternatives,
+    build,
+    choosers,
+    elsewhere,
+    flag,
+    foreign_setting,
+    heading,
+    is_path,
+    leaves,
+)
+from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.folders import RunConfig
+from reflectkit.core.yaml_text import parse_yaml
 from reflectkit.stages import STAGES, config_class
 
 ASIDE = {"help", "config"}
@@ -27,45 +41,46 @@ def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
 
     arguments: those of the command line, as some bring further flags along (`--algo package.module:NAME`).
     """
-    module = importlib.import_module(STAGES[name])
+    module, kind = importlib.import_module(STAGES[name]), config_class(name)
     text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
     summary = re.sub(r"(?<!\n)\n(?!\n)", " ", text[:1].upper() + text[1:])
     examples = [f"  $ {example}" for example in module.EXAMPLES]
-    told = module.Config.help_lines(_choices(module.Config, arguments))
+    choices = _choices(kind, arguments)
+    told = module.help_lines(choices) if hasattr(module, "help_lines") else ()
     lines = [*(re.sub(r"(?=\[)", r"\\", line) for line in told), "Examples:", *examples]  # "[" begins rich's markup
     single = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
-    single.command(name, help=summary, epilog="\n\n".join(lines))(_function(name, module, arguments))
+    single.command(name, help=summary, epilog="\n\n".join(lines))(_function(name, module, kind, choices, arguments))
     return typer.main.get_command(single)
 
 
 def stage_flags(*, every_env: bool = False) -> dict[str, set[str]]:
     """The flags of each command. every_env: with the own settings of all envs."""
-    kinds = {name: config_class(name).chosen({}) for name in STAGES}
+    kinds = {name: config_class(name) for name in STAGES}
     return {
-        name: {flag(item.name) for item in dataclasses.fields(kind) if not item.metadata.get("argument")}
-        | {flag(other) for other in (kind.elsewhere() if every_env else ())}
+        name: {flag(leaf.name) for leaf in leaves(kind) if not leaf.is_argument}
+        | {flag(other) for other in (elsewhere(kind) if every_env else ())}
         for name, kind in kinds.items()
     }
 
 
-def _choices(kind: type[StageConfig], arguments: Sequence[str]) -> dict[str, Any]:
+def _choices(kind: type[Config], arguments: Sequence[str]) -> dict[str, Any]:
     """The settings in `arguments`, or in their --config file, that decide which flags there are."""
+    choosing = choosers(kind)
     given: dict[str, str] = {}
-    if positional := [item.name for item in dataclasses.fields(kind) if item.metadata.get("argument")]:
+    if positional := [leaf.name for leaf in leaves(kind) if leaf.is_argument]:
         given |= dict(zip(positional, _positional(kind, arguments), strict=False))
     for position, argument in enumerate(arguments):
         written, equals, value = argument.partition("=")
-        for name in ("config", *kind.choosers()):
+        for name in ("config", *choosing):
             if written == flag(name) and (equals or position + 1 < len(arguments)):
                 given[name] = value if equals else arguments[position + 1]
-    settings = _settings(Path(given.pop("config"))) if kind.choosers() and "config" in given else {}
-    return {name: value for name, value in (settings | given).items() if name in kind.choosers()}
+    settings = _settings(Path(given.pop("config"))) if choosing and "config" in given else {}
+    return {name: value for name, value in (settings | given).items() if name in choosing}
 
 
-def _positional(kind: type[StageConfig], arguments: Sequence[str]) -> list[str]:
+def _positional(kind: type[Config], arguments: Sequence[str]) -> list[str]:
     """The arguments that are neither flags nor values of flags."""
-    hints = get_type_hints(kind)
-    alone = {"--help", "-h"} | {flag(name) for name, hint in hints.items() if hint is bool}
+    alone = {"--help", "-h"} | {flag(leaf.name) for leaf in leaves(kind) if leaf.hint is bool}
     values: list[str] = []
     before = ""
     for argument in arguments:
@@ -78,51 +93,56 @@ def _positional(kind: type[StageConfig], arguments: Sequence[str]) -> list[str]:
     return values
 
 
-def _refuse_foreign(kind: type[StageConfig], arguments: Sequence[str]) -> None:
-    """Raises ConfigError for a flag that the command has with another env only."""
-    own = {item.name for item in dataclasses.fields(kind)}
-    for argument in arguments:
-        name = argument.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
-        if argument.startswith("--") and name not in own | ASIDE and (refusal := kind.refusal(name)):
-            raise refusal
+def _refuse_foreign(kind: type[Config], rows: Sequence[Leaf], choices: Mapping[str, Any], given: Sequence[str]) -> None:
+    """Raises ConfigError for a flag that the command has only with another choice, e.g. another env."""
+    own = {leaf.name for leaf in rows} | ASIDE
+    names = [
+        argument.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
+        for argument in given
+        if argument.startswith("--")
+    ]
+    if unknown := [name for name in names if name not in own]:
+        others = elsewhere(kind, choices)
+        for name in unknown:
+            if name in others:
+                raise ConfigError(foreign_setting(name, others[name][0]))
 
 
-def _function(name: str, module: Any, arguments: Sequence[str]) -> Callable[..., None]:
-    """A function whose signature is the config's fields, as typer reads it."""
-    chosen = module.Config.chosen(_choices(module.Config, arguments))
-    _refuse_foreign(chosen, arguments)
-    hints = get_type_hints(chosen)
-    first = next((item.name for item in dataclasses.fields(chosen) if item.metadata.get("argument")), None)
+def _function(
+    name: str, module: Any, kind: type[Config], choices: Mapping[str, Any], arguments: Sequence[str]
+) -> Callable[..., None]:
+    """A function whose signature is the config's leaves, as typer reads it."""
+    rows = leaves(kind, choices)
+    _refuse_foreign(kind, rows, choices, arguments)
+    first = next((leaf.name for leaf in rows if leaf.is_argument), None)
     positional = {first: arguments[0]} if first and arguments and not arguments[0].startswith("-") else {}
     parameters = []
-    for item in sorted(dataclasses.fields(chosen), key=order):
-        required = item.default is dataclasses.MISSING
-        kind = _plain(hints[item.name])
-        complete = completer(name, item.name, positional)
-        metavar = "PATH" if is_path(hints[item.name]) and kind != list[str] else None
-        if item.metadata.get("argument"):
-            argument = typer.Argument(help=item.metadata["help"], metavar=metavar, autocompletion=complete)
-            annotation: Any = Annotated[kind, argument]
+    for leaf in sorted(rows, key=order):
+        required = leaf.default is REQUIRED
+        plain = _plain(leaf.hint)
+        complete = completer(name, leaf.name, positional)
+        metavar = "PATH" if is_path(leaf.hint) and plain != list[str] else None
+        if leaf.is_argument:
+            argument = typer.Argument(help=leaf.help, metavar=metavar, autocompletion=complete)
+            annotation: Any = Annotated[plain, argument]
         else:
-            declared = flag(item.name)
-            both = item.default is True or hints[item.name] == bool | None
-            names = [f"{declared}/--no-{declared[2:]}" if both else declared]
-            text = item.metadata["help"] + (" Required." if required else "")
+            declared = flag(leaf.name)
+            both = leaf.default is True or leaf.hint == bool | None
             annotation = Annotated[
-                kind | None if required else kind,
+                plain | None if required else plain,
                 typer.Option(
-                    *names,
-                    help=text,
+                    f"{declared}/--no-{declared[2:]}" if both else declared,
+                    help=leaf.help + (" Required." if required else ""),
                     metavar=metavar,
-                    rich_help_panel=panel(chosen, item.name),
+                    rich_help_panel=leaf.panel,
                     autocompletion=complete,
                 ),
             ]
-        default: Any = inspect.Parameter.empty if item.metadata.get("argument") and required else None
+        default: Any = inspect.Parameter.empty if leaf.is_argument and required else None
         if not required:
-            default = list(item.default) if isinstance(item.default, tuple) else item.default
+            default = list(map(str, leaf.default)) if isinstance(leaf.default, tuple) else leaf.default
         parameters.append(
-            inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            inspect.Parameter(leaf.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         )
 
     def command(context: typer.Context, config: Path | None, **values: Any) -> None:
@@ -133,7 +153,7 @@ def _function(name: str, module: Any, arguments: Sequence[str]) -> Callable[...,
             for key, value in values.items()
             if getattr(context.get_parameter_source(key), "name", "") != "DEFAULT"
         }
-        settings = from_mapping(module.Config, (_settings(config) if config else {}) | given, name)
+        settings = build(kind, (_settings(config) if config else {}) | given, name)
         console = Screen(quiet=process_number() > 0)
         with RichProgress(console) as progress:
             report = _run(module, settings, progress)
@@ -142,7 +162,7 @@ def _function(name: str, module: Any, arguments: Sequence[str]) -> Callable[...,
             raise typer.Exit(report.code)
 
     text = "YAML file of settings, by the names of these flags; flags on the command line override it."
-    file = Annotated[Path | None, typer.Option("--config", help=text, rich_help_panel=StageConfig.PANEL)]
+    file = Annotated[Path | None, typer.Option("--config", help=text, rich_help_panel=heading(RunConfig))]
     parameters.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=file))
     parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -175,23 +195,17 @@ def _settings(path: Path) -> dict[str, Any]:
     return {key.replace("-", "_"): setting for key, setting in value.items()}
 
 
-def order(item: Any) -> int:
-    """Required settings first, the ones that every stage has last."""
-    return 2 if item.name in inspect.get_annotations(StageConfig) else 0 if item.default is dataclasses.MISSING else 1
-
-
-def panel(config: type[StageConfig], name: str) -> str | None:
-    """The heading of the class that setting `name` is from; None for the command's own."""
-    owner = next(kind for kind in config.__mro__ if name in inspect.get_annotations(kind))
-    return owner.__dict__.get("PANEL")
+def order(leaf: Leaf) -> int:
+    """Required settings first, the ones that every command has last."""
+    return 2 if leaf.panel == heading(RunConfig) else 0 if leaf.default is REQUIRED else 1
 
 
 def _plain(hint: Any) -> Any:
-    """The type that typer gets: a tuple of text is a repeated flag. Paths stay text, as `Path("")` is the current
-    folder.
+    """The type that typer gets: a tuple is a repeated flag. Paths stay text, as `Path("")` is the current folder, and
+    choices too, as pydantic's error names the nearest.
     """
-    if get_origin(hint) is tuple:
+    (kind,) = alternatives(hint)
+    if get_origin(kind) is tuple:
         return list[str]
-    if is_path(hint):
-        return str if hint is Path else str | None
-    return hint
+    plain = str if kind is Path or get_origin(kind) is Literal else kind
+    return plain if kind is hint else plain | None

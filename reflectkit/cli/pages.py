@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
 import sys
 from pathlib import Path
-from typing import Any
 
-from reflectkit.cli.command import order, panel
-from reflectkit.core.config import NoSettings, StageConfig, flag
+from reflectkit.cli.command import order
+from reflectkit.core.config import REQUIRED, Leaf, choices, flag, heading, leaves
+from reflectkit.core.folders import RunConfig
 from reflectkit.core.jsonl import write_text
-from reflectkit.envs import ENVS, env_class
-from reflectkit.stages import STAGES
-from reflectkit.stages.recipes.recipe import recipe_names
+from reflectkit.stages import STAGES, config_class
 
 
 def page(name: str) -> str:
@@ -22,17 +19,12 @@ def page(name: str) -> str:
     module = importlib.import_module(STAGES[name])
     text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
     rows_of: dict[str | None, list[str]] = {}
-    kind = module.Config
-    for item in sorted(dataclasses.fields(kind), key=order):
-        rows_of.setdefault(panel(kind, item.name), []).append(_row(item))
-    for env in ENVS if "env" in kind.choosers() else ():
-        for item in dataclasses.fields(kind.own_settings(env_class(env)) or NoSettings):
-            rows_of.setdefault(f"Environment {env}", []).append(_row(item))
-    for recipe in recipe_names() if name == "run" else ():
-        chosen = kind.chosen({"recipe": recipe})
-        for item in dataclasses.fields(chosen)[len(dataclasses.fields(kind)) :]:
-            rows_of.setdefault(f"Recipe {recipe}", []).append(_row(item))
-    rows_of[StageConfig.PANEL] = rows_of.pop(StageConfig.PANEL)  # comes last
+    kind = config_class(name)
+    for leaf in sorted(leaves(kind), key=order):
+        rows_of.setdefault(leaf.panel, []).append(_row(leaf))
+    rows_of[heading(RunConfig)] = rows_of.pop(heading(RunConfig))  # comes last
+    for owner, of_choice in choices(kind).items():
+        rows_of[owner] = [_row(leaf) for leaf in of_choice]
     lines = [
         f"# {name}",
         "",
@@ -44,10 +36,10 @@ def page(name: str) -> str:
         "",
         "Settings can also be read from a YAML file, by these names without the dashes: `--config settings.yaml`.",
     ]
-    for heading, rows in rows_of.items():
+    for title, rows in rows_of.items():
         lines += [
             "",
-            *([f"## {heading}", ""] if heading else []),
+            *([f"## {title[:1].upper()}{title[1:]}", ""] if title else []),
             "| flag | default | description |",
             "|---|---|---|",
             *rows,
@@ -66,15 +58,15 @@ def write_pages(folder: Path) -> list[Path]:
     return written
 
 
-def _row(item: Any) -> str:
-    label = item.name.upper() if item.metadata.get("argument") else f"`{flag(item.name)}`"
-    if item.default is dataclasses.MISSING:
+def _row(leaf: Leaf) -> str:
+    label = leaf.name.upper() if leaf.is_argument else f"`{flag(leaf.name)}`"
+    if leaf.default is REQUIRED:
         default = "required"
-    elif item.default is None or item.default in ("", ()):
+    elif leaf.default is None or leaf.default in ("", ()):
         default = ""
     else:
-        default = f"`{item.default}`"
-    text = item.metadata["help"].replace("|", "\\|").replace("<", "&lt;")
+        default = f"`{leaf.default}`"
+    text = leaf.help.replace("|", "\\|").replace("<", "&lt;")
     return f"| {label} | {default} | {text} |"
 
 

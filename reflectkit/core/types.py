@@ -10,12 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from reflectkit.core.errors import DataError
 
 AGENT_MARKER = "Agent:"
 """What the agent says follows this, in the text of a conversation."""
+Answer = Literal["label", "text"]
+"""What a policy answers where it chooses: the choice's number, or its own words."""
+ANSWERS: tuple[Answer, ...] = get_args(Answer)
+Thinking = Literal["on", "off", "hidden"]
+"""Reasoning of a model with a chat template: as its template does, off, or not shown to it later."""
+THINKING: tuple[Thinking, ...] = get_args(Thinking)
 LARGEST = 1e100
 """Largest magnitude of a reward, a return or a figure: sums of the squares of larger numbers overflow."""
 

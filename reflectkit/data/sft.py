@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import ANSWERS
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import lone_surrogate, read_jsonl
 from reflectkit.core.prompts import (
@@ -29,7 +28,7 @@ from reflectkit.core.prompts import (
     reflection_prompt,
     with_comments,
 )
-from reflectkit.core.types import AGENT_MARKER, Observation, ToolUse, Trajectory
+from reflectkit.core.types import AGENT_MARKER, ANSWERS, Observation, ToolUse, Trajectory
 
 ORIGINAL_MARKERS = (" # Action:\n", " # Analyze:\n")
 """Before the completion in the original's rows: the action where there is one, else the comment."""

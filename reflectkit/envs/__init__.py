@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -71,8 +71,7 @@ def _with_traits(kind: Any, name: str) -> Any:
         kind = type(kind)(kind.__name__, (kind, BaseEnv), namespace)
     check_class(kind, name)
     check_own_settings(kind.Settings, f"env '{name}'")
-    setting_names = {item.name for item in fields(kind.Settings)}
-    if unknown := sorted(kind.chat_settings.keys() - setting_names):
+    if unknown := sorted(kind.chat_settings.keys() - kind.Settings.model_fields.keys()):
         raise ConfigError(f"{name}: chat_settings names '{unknown[0]}', which its Settings do not have; add it")
     return kind
 

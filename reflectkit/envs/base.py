@@ -5,30 +5,24 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from reflectkit.core.checked import is_flag
-from reflectkit.core.config import NoSettings, option, within
+from reflectkit.core.config import Config, NoSettings, build, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, IllegalActionError
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.types import Message, Observation, Task, ToolUse, Trajectory
 
-MOST_TOKENS = 1_000_000  # of a prompt or an answer
 
-
-@dataclass(frozen=True)
-class PromptSettings:
+class PromptSettings(Config):
     """Limits on the length of outputs and prompts."""
 
-    result_tokens: int = option(400, help="Approximate number of tokens shown of a command's output.")
-    prompt_tokens: int = option(800, help="Approximate token limit of a prompt; the oldest commands are dropped first.")
-
-    def __post_init__(self) -> None:
-        within("result_tokens", self.result_tokens, 1, MOST_TOKENS)
-        within("prompt_tokens", self.prompt_tokens, 50, MOST_TOKENS)
+    result_tokens: int = option(400, help="Approximate number of tokens shown of a command's output.", ge=1)
+    prompt_tokens: int = option(
+        800, help="Approximate token limit of a prompt; the oldest commands are dropped first.", ge=50
+    )
 
 
 class BaseEnv:
@@ -52,10 +46,8 @@ class BaseEnv:
     """The actions, if they are the same in every state."""
     offers_tools: ClassVar[bool] = False
     """Whether actions are tool calls."""
-    Settings: ClassVar[type[Any]] = NoSettings
-    """A frozen dataclass, its fields made by `core.config.option`: they are flags of every command that makes envs, and
-    keyword arguments of the constructor.
-    """
+    Settings: ClassVar[type[Config]] = NoSettings
+    """A `Config`: its fields are flags of every command that makes envs, and keyword arguments of the constructor."""
     needs_horizon: ClassVar[bool] = False
     """Whether the constructor takes the horizon, as `horizon`."""
     chat_settings: ClassVar[Mapping[str, str]] = {}
@@ -107,7 +99,7 @@ class BaseEnv:
     """
 
     def __init__(self, **settings: Any) -> None:
-        self.settings = self.Settings(**settings)
+        self.settings: Any = build(self.Settings, settings, f"env '{self.name}'")
 
     @classmethod
     def has(cls, *methods: str) -> bool:
@@ -120,7 +112,7 @@ class BaseEnv:
 
         folder: the env's data folder, where files lie unless a setting says otherwise.
         """
-        return {item.name: getattr(settings, item.name) for item in fields(settings)}
+        return {name: getattr(settings, name) for name in type(settings).model_fields}
 
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Begin `task`. Raises DataError if `task.data` is not valid for this env."""

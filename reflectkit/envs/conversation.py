@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from reflectkit.core.config import above, option
+from reflectkit.core.config import Config, option
 from reflectkit.core.errors import ConfigError, IllegalActionError
 from reflectkit.core.eventloop import followed
 from reflectkit.core.protocols import StepResult
@@ -151,16 +151,11 @@ CHAT_USER = {"user": "reflectkit.agents.user:ChatUser"}
 """The `chat_settings` of an env whose user may be a chat model."""
 
 
-@dataclass(frozen=True)
-class UserSettings:
+class UserSettings(Config):
     """Settings of a chat model that plays the user; a subclass adds `user`, which names it."""
 
     user_url: str | None = option(None, help="The server of the user's model; for local: http://localhost:1234/v1.")
-    user_max_usd: float | None = option(None, help="The most that the user's model may cost, in US dollars.")
-
-    def __post_init__(self) -> None:
-        if self.user_max_usd is not None:
-            above("user_max_usd", self.user_max_usd, 0)
+    user_max_usd: float | None = option(None, help="The most that the user's model may cost, in US dollars.", gt=0)
 
 
 class ConversationEnv(BaseEnv):

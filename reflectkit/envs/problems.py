@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from reflectkit.core.config import Config
 from reflectkit.core.console import Progress
 from reflectkit.core.reports import Table
 from reflectkit.core.types import Task
@@ -28,8 +29,8 @@ class Generated:
 class ProblemGenerator:
     """Makes the problems of one env; named by its `problem_generator`."""
 
-    Settings: ClassVar[type[Any]]
-    """A frozen dataclass with fields made by `core.config.option`: flags of `gen-task` for this env."""
+    Settings: ClassVar[type[Config]]
+    """A `Config` with fields made by `option`: flags of `gen-task` for this env."""
     noun: ClassVar[str]
     """What the problems are called, in the plural."""
 

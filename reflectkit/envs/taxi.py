@@ -21,11 +21,10 @@ Source
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-from reflectkit.core.config import option
+from reflectkit.core.config import Config, option
 from reflectkit.core.types import Task
 from reflectkit.envs.base import task_int
 from reflectkit.envs.taxi_world import (
@@ -61,8 +60,7 @@ def world() -> World:
     return World(SIDE, stands, walls, next_state, delivers, distances(next_state, delivers))
 
 
-@dataclass(frozen=True)
-class TaxiSettings:
+class TaxiSettings(Config):
     """What the text of a state has besides the map."""
 
     with_prompt: bool = option(False, help="Begin with the rules, the goal and the rewards.")

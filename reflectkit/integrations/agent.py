@@ -13,31 +13,31 @@ import os
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from reflectkit.agents.endpoints import key_of
 from reflectkit.agents.requests import HISTORY_TOKENS
-from reflectkit.core.config import THINKING, option, within
+from reflectkit.core.config import Config, build, option
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import AgentError, ConfigError, DataError, ReflectkitError
 from reflectkit.core.eventloop import LoopThread
+from reflectkit.core.folders import RunConfig
 from reflectkit.core.identity import read_record
 from reflectkit.core.protocols import Agent, Context
 from reflectkit.core.seeding import derive
 from reflectkit.core.text import counted
-from reflectkit.core.types import Decision, Observation
+from reflectkit.core.types import THINKING, Decision, Observation
 from reflectkit.envs import env_class
-from reflectkit.envs.base import MOST_TOKENS, BaseEnv
+from reflectkit.envs.base import BaseEnv
 from reflectkit.integrations.acts import Act, Seen, as_act, has_answers, observation_of
 from reflectkit.models.facts import model_facts
 from reflectkit.stages.shared.chat import ChatConfig
 from reflectkit.stages.shared.players import (
     Players,
+    PlayersConfig,
     chat_parts,
-    endpoint_of,
     parse_policy,
     place_of,
     trained_with_comments,
@@ -45,22 +45,15 @@ from reflectkit.stages.shared.players import (
 from reflectkit.stages.shared.sampling import SamplerConfig
 
 
-@dataclass(frozen=True)
-class _Config(SamplerConfig, ChatConfig):
-    """What `Players` reads of the settings of evaluate and play."""
+class AgentConfig(Config):
+    """Settings of an agent in your own program."""
 
-    policy: tuple[str, ...] = option((), help="As given.")
-    temperature: float = option(0.0, help="Of the sampling.")
-    max_new_tokens: int = option(128, help="Of an answer without choices.")
+    temperature: float = option(0.0, help="Of the sampling.", ge=0)
+    max_new_tokens: int = option(128, help="Of an answer without choices.", ge=1)
     device: str = option("auto", help="auto, cpu, cuda, …")
-    history_tokens: int = option(HISTORY_TOKENS, help="Unused: each request is about one state.")
-    env_folder: Path = option(Path(), help="Folder for the answers of chat models.")
-    kind: ClassVar[type[BaseEnv]] = BaseEnv
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within("temperature", self.temperature, 0, 100)
-        within("max_new_tokens", self.max_new_tokens, 1, MOST_TOKENS)
+    sampler: SamplerConfig = SamplerConfig()
+    chat: ChatConfig = ChatConfig()
+    run: RunConfig = RunConfig()
 
 
 class _Program(BaseEnv):
@@ -103,24 +96,36 @@ def load_agent(
     """
     name, policy_model, reflector_model = _parsed(policy, reflector)
     folder = TemporaryDirectory(prefix="reflectkit-agent-") if chat_parts(name) else None
-    config = _Config(
-        policy=(name,),
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-        device=device,
-        answer=answer,
-        base_url=base_url,
-        env_folder=Path(folder.name if folder else "."),
-        seed=seed,
-    )
-    policy_place = place_of(policy_model, config, Quiet())
-    reflector_place = place_of(reflector_model, config, Quiet(), reflects=True)
+    given = {
+        "temperature": temperature,
+        "max_new_tokens": max_new_tokens,
+        "device": device,
+        "answer": answer,
+        "base_url": base_url,
+        "seed": seed,
+    }
+    config = build(AgentConfig, given, "load_agent")
+    policy_place = place_of(policy_model, config.run.data_dir, Quiet())
+    reflector_place = place_of(reflector_model, config.run.data_dir, Quiet(), reflects=True)
     if policy_place is not None:
         _warn_of_mismatch(policy_place, reflector_place)
-    config = dataclasses.replace(config, thinking=thinking or _trained_with(policy_place).get("thinking", THINKING[0]))
+    given["thinking"] = thinking or _trained_with(policy_place).get("thinking", THINKING[0])
+    config = build(AgentConfig, given, "load_agent")
+    settings = PlayersConfig(
+        BaseEnv,
+        Path(folder.name if folder else "."),
+        Path(),
+        config.sampler,
+        config.chat,
+        (name,),
+        temperature,
+        max_new_tokens,
+        HISTORY_TOKENS,
+        device,
+    )
     for part in chat_parts(name):
-        key_of(endpoint_of(config, part))
-    players = Players(config)
+        key_of(settings.endpoint_of(part))
+    players = Players(settings)
     agent = players.agent(name, policy_place, reflector_place)
     closing = (players.close, *([folder.cleanup] if folder else []))
     return LoadedAgent(agent, _trained_env(policy_place), seed=seed, rules=rules, closing=closing)
@@ -281,9 +286,8 @@ def _trained_env(policy: Path | None) -> tuple[type[BaseEnv], Any] | None:
         return None
     try:
         kind = env_class(name)
-        names = {item.name for item in dataclasses.fields(kind.Settings)}
-        own = {key: value for key, value in _trained_with(policy).items() if key in names}
-        return kind, kind.Settings(**own)
+        own = {key: value for key, value in _trained_with(policy).items() if key in kind.Settings.model_fields}
+        return kind, build(kind.Settings, own)
     except (ReflectkitError, DataError, TypeError, ValueError):  # of a module or a version that is not here
         return None
 

@@ -18,9 +18,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import from_mapping
+from reflectkit.core.config import Config, build
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
 from reflectkit.core.eventloop import shared_result_of
+from reflectkit.core.folders import RunConfig
 from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.prompts import RESULT_MARKER, UNSEEN, as_data, label, one_line
 from reflectkit.core.protocols import rules_of
@@ -40,7 +41,7 @@ from reflectkit.envs import env_class
 from reflectkit.envs.conversation import MARKS
 from reflectkit.integrations.problems import tasks_of
 from reflectkit.models.tokens import encodable
-from reflectkit.stages.shared.environments import PlayConfig
+from reflectkit.stages.shared.environments import EnvConfig, RolloutConfig, World
 
 PREFIX = "reflectkit/"
 CHOICE_RULES = "Answer with the number of one action."
@@ -58,7 +59,7 @@ def register(env: str, name: str = "", **settings: Any) -> str:
     from skyrl_gym.envs.registration import register as add
     from skyrl_gym.envs.registration import registry
 
-    _config(env, settings)
+    _world(env, settings)
     name = name or f"{PREFIX}{env}"
     arguments = {"env": env, **settings}
     if name not in registry:
@@ -81,11 +82,11 @@ def rows(
     ------
     UnknownNameError: no such env or level. ConfigError, DataError: no problems, or wrong settings.
     """
-    config = _config(env, settings)
+    world = _world(env, settings)
     made = []
     for task in tasks_of(env, level, task_file):
         start = derive(seed, "skyrl", task.id) % 2**31  # Arrow and JSON readers hold it exactly
-        inner: Any = config.make(config.horizon_at(task.level))
+        inner: Any = world.make(world.horizon_at(task.level))
         prompt = _View(rules_of(inner)).first(shared_result_of(inner.reset(task, start)))
         row = {"prompt": prompt, "env_class": name or f"{PREFIX}{env}", "data_source": f"{task.env}/{task.level}"}
         made.append(row | {"task": json.dumps(to_json(task)), "level": task.level, "seed": start})
@@ -107,9 +108,20 @@ def write_rows(path: Path | str, rows: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
-def _config(env: str, settings: Mapping[str, Any]) -> PlayConfig:
+class SkyRLConfig(Config):
+    """The settings of an environment in SkyRL; its own configuration sets the rest."""
+
+    env: EnvConfig
+    rollout: RolloutConfig = RolloutConfig()
+    run: RunConfig = RunConfig()
+
+
+def _world(env: str, settings: Mapping[str, Any]) -> World:
     env_class(env)
-    return from_mapping(PlayConfig, {"env": env, **settings}, f"settings of env '{env}'")
+    config = build(SkyRLConfig, {"env": env, **settings}, f"settings of env '{env}'")
+    return World(
+        config.env.name, config.run.data_dir, config.env.settings, config.env.shuffle_action, config.rollout.horizon
+    )
 
 
 def __getattr__(name: str) -> Any:
@@ -143,10 +155,10 @@ def _text_env() -> type[Any]:
             **settings: Any,
         ) -> None:
             super().__init__()
-            config = _config(env, {**settings, **dict(env_config or {})})
+            world = _world(env, {**settings, **dict(env_config or {})})
             self.task, self.seed = _row(extras or {})
-            self.max_turns = _turns(extras or {}, config.horizon_at(self.task.level))
-            self.inner: Any = config.make(self.max_turns)
+            self.max_turns = _turns(extras or {}, world.horizon_at(self.task.level))
+            self.inner: Any = world.make(self.max_turns)
             self.view = _View(rules_of(self.inner))
             self.failure = ""
             self.total, self.illegal, self.figures = 0.0, 0, dict[str, float]()

@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from reflectkit.core.config import THINKING
 from reflectkit.core.errors import CheckpointError
 from reflectkit.core.prompts import (
     REFLECTION_MARKER,
@@ -40,7 +39,7 @@ from reflectkit.core.tools import (
     form_text,
     tools_text,
 )
-from reflectkit.core.types import Message, Observation, ToolSpec, ToolUse
+from reflectkit.core.types import THINKING, Message, Observation, ToolSpec, ToolUse
 from reflectkit.models.tokens import encodable, prompt_ids
 
 MEMO_LIMIT = 4096  # conversations; the oldest are dropped first

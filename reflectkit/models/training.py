@@ -16,11 +16,11 @@ _CLASSES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adafactor": (torch.optim.Adafactor, {}),
     "sgd": (torch.optim.SGD, {"momentum": MOMENTUM}),
 }
-"""Those in `core.config.OPTIMIZERS`, each with its settings besides learning rate and weight decay."""
+"""The optimizers by name, each with its settings besides learning rate and weight decay."""
 
 
 def optimizer_class(name: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The optimizer `name` of `core.config.OPTIMIZERS`, and its own settings."""
+    """The optimizer `name`, and its own settings."""
     kind, settings = _CLASSES[name]
     return kind, dict(settings)
 

@@ -11,17 +11,15 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from reflectkit.core.config import above, check_own_settings, fraction, one_of, option, within
+from reflectkit.core.config import Config, build, check_own_settings, option
 from reflectkit.core.errors import ConfigError, ReflectkitError, user_code_line
 from reflectkit.core.memory import out_of_memory
 from reflectkit.core.registry import resolve
 from reflectkit.core.text import counted
 from reflectkit.core.types import Status, Trajectory
 from reflectkit.rl.advantages import (
-    BASELINES,
-    GROUPINGS,
     Estimates,
     Numbers,
     Rollouts,
@@ -34,9 +32,7 @@ from reflectkit.rl.losses import TrainedTokens, clipped_loss, weighted_loss
 if TYPE_CHECKING:
     import torch
 
-Own = TypeVar("Own")
-CRITIC_HEADS = ("linear", "mlp")
-CRITIC_TRUNKS = ("detached", "shared", "separate")
+Own = TypeVar("Own", bound=Config)
 
 
 @dataclass(frozen=True)
@@ -44,8 +40,9 @@ class Algorithm(Generic[Own]):
     """How rlft learns from the episodes of an update."""
 
     settings: type[Own]
-    """A frozen dataclass: the algorithm's own settings, which become flags. `core.config.option` gives a field a help
-    text. A subclass of CriticSettings means that the algorithm trains a critic."""
+    """A `Config`: the algorithm's own settings, which become flags. `option` gives a field a help text. A subclass of
+    CriticSettings means that the algorithm trains a critic.
+    """
     estimate: Callable[[Rollouts, Own], Estimates]
     """The advantage, and the critic's target, of each decision."""
     loss: Callable[[TrainedTokens, Own], torch.Tensor]
@@ -165,74 +162,49 @@ def _one_each(numbers: Numbers, name: str, played: Sequence[Trajectory]) -> Numb
     return rows
 
 
-@dataclass(frozen=True)
-class ReinforceSettings:
+class ReinforceSettings(Config):
     """REINFORCE's own settings."""
 
-    baseline: str = option(
+    baseline: Literal["none", "batch", "leave-one-out"] = option(
         "batch", help="Baseline subtracted from the returns: none, batch (their mean) or leave-one-out."
     )
 
-    def __post_init__(self) -> None:
-        one_of("baseline", self.baseline, BASELINES)
 
-
-@dataclass(frozen=True)
-class CriticSettings:
+class CriticSettings(Config):
     """Settings of an algorithm with a critic."""
 
-    LIMITS: ClassVar = {"critic_rate": (0, 1000), "value_clip": (0, 10**6)}
-    critic: str = option("auto", help="Critic head: linear or mlp; auto means linear.")
-    critic_trunk: str = option(
+    critic: Literal["auto", "linear", "mlp"] = option("auto", help="Critic head: linear or mlp; auto means linear.")
+    critic_trunk: Literal["detached", "shared", "separate"] = option(
         "detached",
         help="Critic trunk: the policy's without training it (detached) or with (shared), or a separate copy.",
     )
-    critic_rate: float = option(5e-3, help="Learning rate of the critic.")
+    critic_rate: float = option(5e-3, help="Learning rate of the critic.", gt=0)
     value_clip: float = option(
-        0.0, help="Clip range of the critic's values around those at sampling time; 0: no clipping."
+        0.0, help="Clip range of the critic's values around those at sampling time; 0: no clipping.", ge=0
     )
-
-    def __post_init__(self) -> None:
-        one_of("critic", self.critic, ("auto", "none", *CRITIC_HEADS))
-        one_of("critic_trunk", self.critic_trunk, CRITIC_TRUNKS)
-        for name, (low, high) in self.LIMITS.items():
-            within(name, getattr(self, name), low, high)
-        above("critic_rate", self.critic_rate, 0)
 
     @property
     def head(self) -> str:
-        """One of CRITIC_HEADS."""
-        return CRITIC_HEADS[0] if self.critic == "auto" else self.critic
+        """linear or mlp."""
+        return "linear" if self.critic == "auto" else self.critic
 
 
-@dataclass(frozen=True)
 class PpoSettings(CriticSettings):
     """PPO's own settings."""
 
-    gae_lambda: float = option(1.0, help="GAE's λ: 1 uses full returns, 0 one-step TD errors.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fraction("gae_lambda", self.gae_lambda)
+    gae_lambda: float = option(1.0, help="GAE's λ: 1 uses full returns, 0 one-step TD errors.", ge=0, le=1)
 
 
-@dataclass(frozen=True)
-class GrpoSettings:
+class GrpoSettings(Config):
     """GRPO's own settings."""
 
-    LIMITS: ClassVar = {"step_groups": (0, 10**6)}
-    advantages: str = option(
+    advantages: Literal["episode", "step", "own"] = option(
         "episode",
         help="What is compared in a group: episode (returns), step (returns-to-go) or own (each step's own reward).",
     )
     step_groups: float = option(
-        0.0, help="Weight of a second comparison, among a group's steps from the same state (GiGPO); 0: off."
+        0.0, help="Weight of a second comparison, among a group's steps from the same state (GiGPO); 0: off.", ge=0
     )
-
-    def __post_init__(self) -> None:
-        one_of("advantages", self.advantages, GROUPINGS)
-        for name, (low, high) in self.LIMITS.items():
-            within(name, getattr(self, name), low, high)
 
 
 ALGORITHMS: dict[str, Algorithm[Any]] = {
@@ -286,4 +258,4 @@ def objective(name: str, *, gamma: float = 1.0, normalize: bool = True, **settin
     'linear'
     """
     chosen = algorithm(name)
-    return Objective(chosen, chosen.settings(**settings), gamma, normalize)
+    return Objective(chosen, build(chosen.settings, settings, name), gamma, normalize)

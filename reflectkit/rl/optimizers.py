@@ -40,7 +40,7 @@ class Steps:
     max_norm: float
     """Maximum gradient norm."""
     optimizer: str = "adamw"
-    """One of `core.config.OPTIMIZERS`; sharded policies have AdamW."""
+    """Its name, e.g. "adamw"; sharded policies have AdamW."""
     decay: float = 0.0
     """Weight decay; see `models.training.decays`."""
 

@@ -1,4 +1,4 @@
-"""One file per command: a frozen config and `run(config, progress) → Report`. No printing, no math.
+"""One file per command: `run(config, progress) → Report` and the class of its config. No printing, no math.
 
 `STAGES` is the pipeline in order; the command line and `run` read it, and a module is imported when its stage is used.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
+from dataclasses import dataclass
 from importlib.abc import InspectLoader
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from reflectkit.core.config import StageConfig
+    from reflectkit.core.config import Config
 
 STAGES = {
     "play": "reflectkit.stages.play",
@@ -34,9 +36,33 @@ STAGES = {
 }
 
 
-def config_class(name: str) -> type[StageConfig]:
-    """The config of stage `name`, whose class says what the stage reads and writes."""
-    kind: type[StageConfig] = importlib.import_module(STAGES[name]).Config
+@dataclass(frozen=True)
+class Traits:
+    """What a recipe must know of a stage; its module's `TRAITS` differ from these defaults."""
+
+    writes_data: bool = False
+    """Whether it writes into the data folder: a recipe's later steps wait for it."""
+    trains: bool = False
+    """Whether it trains a model."""
+    makes_arm: bool = False
+    """Whether its output belongs to one arm of a recipe, so that an ablation may change its settings."""
+    output: str = ""
+    """The setting with its output path, which two arms must not share."""
+    arms: tuple[str, ...] = ()
+    """Settings that list one entry for each arm, as NAME=…"""
+    reports: bool = False
+    """Whether its tables are part of a recipe's own report."""
+
+
+def traits(name: str) -> Traits:
+    """What a recipe must know of stage `name`."""
+    return getattr(importlib.import_module(STAGES[name]), "TRAITS", Traits())
+
+
+def config_class(name: str) -> type[Config]:
+    """The class of the settings of stage `name`, which its `run` takes."""
+    module = importlib.import_module(STAGES[name])
+    kind: type[Config] = getattr(module, inspect.signature(module.run).parameters["config"].annotation)
     return kind
 
 

@@ -10,14 +10,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, Self
+
+from pydantic import model_validator
 
 from reflectkit.agents.endpoints import key_of
 from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS
 from reflectkit.agents.scripted import require_oracle
-from reflectkit.core.config import option, within
+from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
+from reflectkit.core.folders import RunConfig
 from reflectkit.core.identity import digest
 from reflectkit.core.jsonl import read_json, salvage, write_json, write_text
 from reflectkit.core.memory import memory_explained
@@ -31,9 +34,17 @@ from reflectkit.data.episodes import episode_line, episode_to_json, read_compare
 from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import aspects_of, cluster_of, listed
+from reflectkit.stages import Traits
 from reflectkit.stages.shared.breakdowns import aspect_tables, passes_table
 from reflectkit.stages.shared.chat import ChatConfig
-from reflectkit.stages.shared.environments import MOST_TOKENS, PlayConfig, at_level, check_level
+from reflectkit.stages.shared.environments import (
+    EnvConfig,
+    RolloutConfig,
+    World,
+    at_level,
+    check_level,
+    refuse_uncounted,
+)
 from reflectkit.stages.shared.eval_estimate import estimate
 from reflectkit.stages.shared.eval_tables import (
     counted_as_0,
@@ -49,8 +60,8 @@ from reflectkit.stages.shared.eval_tables import (
 from reflectkit.stages.shared.oracle_scores import advised, known_scores, oracle_scores
 from reflectkit.stages.shared.players import (
     Players,
+    PlayersConfig,
     chat_parts,
-    endpoint_of,
     mismatch,
     model_folders,
     parse_policy,
@@ -69,12 +80,13 @@ Played = dict[tuple[int, int, str, int], tuple[Task, dict[str, Any]]]
 """Tasks and their lines of episodes.jsonl, by player, horizon, task id and seed."""
 
 
-@dataclass(frozen=True)
-class Config(SamplerConfig, ChatConfig, PlayConfig):
+TRAITS = Traits(reports=True, arms=("policy",))
+
+
+class EvaluateConfig(Config):
     """Settings of evaluate."""
 
-    REPORTS: ClassVar[bool] = True
-    ARMS: ClassVar[tuple[str, ...]] = ("policy",)
+    env: EnvConfig
     policy: tuple[str, ...] = option(
         (),
         help="NAME=MODEL or NAME=MODEL+REFLECTOR (each a checkpoint, a run of sft or rlft, or a hub id; +oracle: the"
@@ -92,16 +104,17 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
     problems: int = option(
         0,
         help="Play only this many problems of a level, drawn by --seed as evenly as may be from its clusters; 0: all.",
+        ge=0,
     )
-    eval_reps: int = option(1, help="Episodes per problem; more of them narrow the interval if play is random.")
+    eval_reps: int = option(1, help="Episodes per problem; more of them narrow the interval if play is random.", ge=1)
     episodes: tuple[Path, ...] = option(
         (),
         help="Play nothing, but recompute the tables from these evaluation runs or episodes.jsonl files (repeat the"
         " flag; several are pooled like seeds).",
     )
-    temperature: float = option(0.0, help="Sampling temperature of the policy; 0 takes the most likely action.")
+    temperature: float = option(0.0, help="Sampling temperature of the policy; 0 takes the most likely action.", ge=0)
     max_new_tokens: int = option(
-        128, help="Maximum length of an answer in tokens, in environments without enumerated actions."
+        128, help="Maximum length of an answer in tokens, in environments without enumerated actions.", ge=1
     )
     score_oracle: bool = option(
         False,
@@ -109,61 +122,94 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
         " of the oracle's choice in nats.",
     )
     device: str = option("auto", help="auto, cpu, cuda, …")
-    history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP)
+    history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP, ge=0)
+    rollout: RolloutConfig = RolloutConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    chat: ChatConfig = ChatConfig()
+    run: RunConfig = RunConfig()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.refuse_uncounted(dry_run=self.dry_run, max_cost_usd=self.max_cost_usd)
-        within("eval_reps", self.eval_reps, 1, 10_000)
-        within("problems", self.problems, 0, 10**9)
-        within("max_new_tokens", self.max_new_tokens, 1, MOST_TOKENS)
-        within("temperature", self.temperature, 0, 100)
-        within("history_tokens", self.history_tokens, 0, MOST_TOKENS)
+    @property
+    def world(self) -> World:
+        """The environment."""
+        env, chat = self.env, self.chat
+        return World(
+            env.name,
+            self.run.data_dir,
+            env.settings,
+            env.shuffle_action,
+            self.rollout.horizon,
+            chat.timeout_s,
+            chat.concurrency,
+        )
+
+    @property
+    def players(self) -> PlayersConfig:
+        """What the players are made with."""
+        return PlayersConfig(
+            self.env.kind,
+            self.world.env_folder,
+            self.world.folder,
+            self.sampler,
+            self.chat,
+            self.policy,
+            self.temperature,
+            self.max_new_tokens,
+            self.history_tokens,
+            self.device,
+        )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
         if self.episodes:
-            if self.policy or self.task_file or self.level or self.problems or self.dry_run or self.score_oracle:
+            if self.policy or self.task_file or self.level or self.problems or self.chat.dry_run or self.score_oracle:
                 raise ConfigError(
                     "--episodes plays nothing: omit --policy, --task-file, --level, --problems, --score-oracle and"
                     " --dry-run"
                 )
-            return
+            return self
+        kind = self.env.kind
         if self.score_oracle:
-            require_oracle(self.kind, ["oracle"])
+            require_oracle(kind, ["oracle"])
         if not self.policy:
             raise ConfigError("evaluate needs at least one --policy NAME=CHECKPOINT")
-        parsed = [parse_policy(text, self.baselines, self.kind.methods) for text in self.policy]
-        if self.swap_comments and not any(reflector for _, _, reflector in parsed):
+        parsed = [parse_policy(text, self.baselines, kind.methods) for text in self.policy]
+        if self.sampler.swap_comments and not any(reflector for _, _, reflector in parsed):
             raise ConfigError("--swap-comments needs comments; give a --policy NAME=CHECKPOINT+REFLECTOR")
         names = [name for name, _, _ in parsed]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"--policy: the name {twice[0]!r} is given twice")
         for level in self.level:
-            check_level(self.env, level)
+            check_level(self.env.name, level)
         for text in self.policy:
-            for part in chat_parts(text, self.kind.methods):
-                self.check_budget(endpoint_of(self, part))
+            for part in chat_parts(text, kind.methods):
+                self.chat.check_budget(self.players.endpoint_of(part))
+        return self
 
     @property
     def baselines(self) -> tuple[str, ...]:
         """The named players: the env's baselines, and SFT."""
-        return (SFT, *self.kind.baselines)
+        return (SFT, *self.env.kind.baselines)
 
 
-def entrant(config: Config, text: str) -> tuple[str, Path | None, Path | None]:
+def entrant(config: EvaluateConfig, text: str) -> tuple[str, Path | None, Path | None]:
     """(name, policy, reflector) of a --policy, with the checkpoint of "sft" filled in. Raises ConfigError."""
-    return (SFT, plain_sft(config), None) if text == SFT else parse_policy(text, config.baselines, config.kind.methods)
+    return (
+        (SFT, plain_sft(config), None) if text == SFT else parse_policy(text, config.baselines, config.env.kind.methods)
+    )
 
 
-def plain_sft(config: Config) -> Path:
+def plain_sft(config: EvaluateConfig) -> Path:
     """The checkpoint of the only finished SFT without reflections on the current rows in the env's folder.
 
     Raises
     ------
     ConfigError: there is none, or more than one. DataError: the rows are missing.
     """
-    rows = config.folder / FILE_OF_ROLE["plain"]
+    rows = config.world.folder / FILE_OF_ROLE["plain"]
     checkpoints = [
         str(output)
-        for report in finished(config.results_dir, "sft", {"role": "plain"}, digest(rows))
+        for report in finished(config.run.results_dir, "sft", {"role": "plain"}, digest(rows))
         for output in report.outputs
     ]
     if len(checkpoints) == 1:
@@ -171,25 +217,29 @@ def plain_sft(config: Config) -> Path:
     if checkpoints:
         raise ConfigError(f"--policy sft could be any of {', '.join(checkpoints)}; write --policy sft=CHECKPOINT")
     raise ConfigError(
-        f"--policy sft: {config.results_dir} has no finished SFT on {rows}; create it with `reflectkit sft --env"
-        f" {config.env} --role plain`, or write --policy sft=CHECKPOINT"
+        f"--policy sft: {config.run.results_dir} has no finished SFT on {rows}; create it with `reflectkit sft --env"
+        f" {config.env.name} --role plain`, or write --policy sft=CHECKPOINT"
     )
 
 
 @memory_explained("lower --width, or use a smaller model")
-def run(config: Config, progress: Progress) -> Report:
+def run(config: EvaluateConfig, progress: Progress) -> Report:
     """Write `eval.json`, `eval.md` and `eval.csv` (a row per policy and level), and `episodes.jsonl`.
 
     Episodes are saved as they end and are not played again by a restarted run. Raises CheckpointError, DataError.
     """
     if config.episodes:
         return _recompute(config, progress)
-    levels = tuple(dict.fromkeys(config.level)) or (config.kind.levels[-1],)
+    levels = tuple(dict.fromkeys(config.level)) or (config.env.kind.levels[-1],)
     source, problems = _problems(config, levels)
     entrants = [entrant(config, text) for text in config.policy]
-    if not config.dry_run:
+    if not config.chat.dry_run:
         entrants = [
-            (name, place_of(policy, config, progress), place_of(reflector, config, progress, reflects=True))
+            (
+                name,
+                place_of(policy, config.run.data_dir, progress),
+                place_of(reflector, config.run.data_dir, progress, reflects=True),
+            )
             for name, policy, reflector in entrants
         ]
     matches = [
@@ -197,28 +247,33 @@ def run(config: Config, progress: Progress) -> Report:
         for number, (name, policy, reflector) in enumerate(entrants)
         for level in levels
     ]
-    if config.dry_run:
+    if config.chat.dry_run:
         return estimate(config, matches, progress)
     if source is None:
         progress.news(
-            f"{config.folder / HELD_OUT} does not exist: playing all problems that env '{config.env}' lists, none of"
-            " them held out from training; create it with `reflectkit gen-trajectory` and `reflectkit split`"
+            f"{config.world.folder / HELD_OUT} does not exist: playing all problems that env '{config.env.name}' lists,"
+            " none of them held out from training; create it with `reflectkit gen-trajectory` and `reflectkit split`"
         )
     for text in config.policy:
-        for part in chat_parts(text, config.kind.methods):
-            key_of(endpoint_of(config, part))
+        for part in chat_parts(text, config.env.kind.methods):
+            key_of(config.players.endpoint_of(part))
     tasks = [task for level in levels for task in problems[level]]
     for _, policy, _ in entrants:
         if policy is not None:
-            config.answer_of(policy)
+            config.sampler.answer_of(policy)
     models = model_folders(path for _, *paths in entrants for path in paths)
     with (
         open_run(
             "evaluate",
             config,
-            [*([source] if source else []), *models, *config.input_files(tasks), *config.comment_files],
+            [
+                *([source] if source else []),
+                *models,
+                *config.world.input_files(tasks),
+                *config.sampler.comment_files(config.world.folder),
+            ],
         ) as current,
-        contextlib.closing(Players(config, config.max_cost_usd)) as players,
+        contextlib.closing(Players(config.players)) as players,
     ):
         warnings = [text for player in entrants if (text := mismatch(*player))]
         for text in warnings:
@@ -233,12 +288,12 @@ def run(config: Config, progress: Progress) -> Report:
             (match.name, match.level, play_match(config, match, episodes_folder, players, progress, already))
             for match in matches
         ]
-        rows = rows_of(config.env_name, played)
+        rows = rows_of(config.world.env_name, played)
         episodes = [episode for _, _, part in played for episode in part]
         players.report_damage(progress)
         write_episodes(current.folder / "episodes.jsonl", episodes)
         title = _title(config, source, problems)
-        asked = players.usage | config.asked(progress)
+        asked = players.usage | config.world.asked(progress)
         outputs = _write_tables(current, title, rows, episodes, {"asked": asked})
         outputs.append(current.folder / "episodes.jsonl")
         extra: dict[str, Any] = {"asked": asked} if asked else {}
@@ -248,19 +303,19 @@ def run(config: Config, progress: Progress) -> Report:
         return report
 
 
-def _problems(config: Config, levels: Sequence[str]) -> tuple[Path | None, dict[str, tuple[Task, ...]]]:
+def _problems(config: EvaluateConfig, levels: Sequence[str]) -> tuple[Path | None, dict[str, tuple[Task, ...]]]:
     """(file of held-out problems, problems by level). There is no file if none was given or made and the env lists its
     own.
     """
-    source = config.task_file or config.folder / HELD_OUT
-    if config.task_file is None and not source.exists() and config.kind.has("tasks"):
-        return None, {level: _drawn(config, listed(config.env, level)) for level in levels}
-    tasks = [record.task for record in read_records(source, config.env_name)]
-    return source, {level: _drawn(config, at_level(config.env, tasks, level, source)) for level in levels}
+    source = config.task_file or config.world.folder / HELD_OUT
+    if config.task_file is None and not source.exists() and config.env.kind.has("tasks"):
+        return None, {level: _drawn(config, listed(config.env.name, level)) for level in levels}
+    tasks = [record.task for record in read_records(source, config.world.env_name)]
+    return source, {level: _drawn(config, at_level(config.env.name, tasks, level, source)) for level in levels}
 
 
-def _drawn(config: Config, tasks: Sequence[Task]) -> tuple[Task, ...]:
-    chosen = drawn([cluster_of(config.env, task) for task in tasks], config.problems, config.seed)
+def _drawn(config: EvaluateConfig, tasks: Sequence[Task]) -> tuple[Task, ...]:
+    chosen = drawn([cluster_of(config.env.name, task) for task in tasks], config.problems, config.run.seed)
     return tuple(tasks[place] for place in chosen)
 
 
@@ -275,15 +330,15 @@ def drawn(clusters: Sequence[str], count: int, seed: int) -> list[int]:
     return sorted(sorted(order, key=rank.__getitem__)[: count or None])
 
 
-def _title(config: Config, source: Path | None, problems: Mapping[str, Sequence[Task]]) -> str:
+def _title(config: EvaluateConfig, source: Path | None, problems: Mapping[str, Sequence[Task]]) -> str:
     """The title of the table; it says if the problems are not held out."""
     if source is None:
-        return f"All problems that {config.env} lists, none held out"
+        return f"All problems that {config.env.name} lists, none held out"
     training = source.with_name("train.json")
     trains = training.is_file() and read_json(training) != []  # a split may leave nothing to train on
-    trained = [record.task for record in read_records(training, config.env_name)] if trains else []
+    trained = [record.task for record in read_records(training, config.world.env_name)] if trains else []
     for level, played in problems.items():
-        moved = [config.kind.at_level(task, level) for task in trained]
+        moved = [config.env.kind.at_level(task, level) for task in trained]
         if {task.id for task in moved if task is not None} & {task.id for task in played}:
             return f"Problems of {source}, not held out from training"
     return f"Held-out problems of {source}"
@@ -304,13 +359,13 @@ def _write_tables(
     return [current.folder / name for name in ("eval.json", "eval.md", "eval.csv")]
 
 
-def _recompute(config: Config, progress: Progress) -> Report:
+def _recompute(config: EvaluateConfig, progress: Progress) -> Report:
     """The tables of saved episodes, computed by this version. Raises DataError."""
     parts = [read_compared(path) for path in config.episodes]
     for path, part in zip(config.episodes, parts, strict=True):
-        if others := {episode["env"] for episode in part if "env" in episode} - {config.env_name}:
+        if others := {episode["env"] for episode in part if "env" in episode} - {config.world.env_name}:
             raise DataError(
-                path, f"has episodes of env '{min(others)}', not of '{config.env_name}'; choose it with --env"
+                path, f"has episodes of env '{min(others)}', not of '{config.world.env_name}'; choose it with --env"
             )
     for text in counted_as_0(dict(zip(map(str, config.episodes), parts, strict=True))):
         progress.news(text)
@@ -340,7 +395,7 @@ class Match:
 
 
 def play_match(
-    config: Config,
+    config: EvaluateConfig,
     match: Match,
     folder: Path,
     players: Players,
@@ -355,11 +410,11 @@ def play_match(
     """
     path = folder / f"{match.number}-{match.level}.jsonl"
     episodes = [
-        Episode(task, derive(config.seed, "evaluate", task.id, repeat))
+        Episode(task, derive(config.run.seed, "evaluate", task.id, repeat))
         for task in match.tasks
         for repeat in range(config.eval_reps)
     ]
-    same = match.number, config.horizon_at(match.level)
+    same = match.number, config.world.horizon_at(match.level)
     done = {}
     for episode in episodes:
         task, line = already.get((*same, episode.task.id, episode.seed), (None, {}))
@@ -373,9 +428,9 @@ def play_match(
             with path.open("a", encoding="utf-8") as file:
 
                 def on_end(trajectory: Trajectory) -> None:
-                    cluster = cluster_of(config.env, trajectory.task)
+                    cluster = cluster_of(config.env.name, trajectory.task)
                     line = episode_to_json(match.name, trajectory, cluster=cluster) | {"level": match.level}
-                    if aspects := aspects_of(config.env, trajectory.task):
+                    if aspects := aspects_of(config.env.name, trajectory.task):
                         line["aspects"] = aspects
                     if config.score_oracle:
                         line["figures"] = {**line.get("figures", {}), **oracle_scores(trajectory)}
@@ -386,8 +441,10 @@ def play_match(
                     bar.advance()
 
                 agent = players.agent(match.name, match.policy, match.reflector)
-                make = advised(config.maker(match.level)) if config.score_oracle else config.maker(match.level)
-                rollout(remaining, make, agent, width=config.width, on_end=on_end)
+                make = (
+                    advised(config.world.maker(match.level)) if config.score_oracle else config.world.maker(match.level)
+                )
+                rollout(remaining, make, agent, width=config.rollout.width, on_end=on_end)
                 players.stop_if_spent(match.name)
     played = [done[episode.task.id, episode.seed] for episode in episodes]
     played = known_scores(played) if config.score_oracle else played

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import DTYPES, StageConfig, one_of, option
+from reflectkit.core.config import Config, option, with_values
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.folders import RunConfig
 from reflectkit.core.jsonl import read_json
 from reflectkit.core.prompts import ACTION_MARKER, REFLECTION_MARKER
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.runs import open_run
+from reflectkit.models.facts import DType
 from reflectkit.stages.shared.players import newest_checkpoint
 from reflectkit.version import VERSION
 
@@ -37,25 +38,21 @@ ANSWERED = {"label": ("numbered actions", "a number"), "text": ("a list of actio
 """How the actions are listed, and what is answered, by the form of the answer."""
 
 
-@dataclass(frozen=True)
-class Config(StageConfig):
+class ExportConfig(Config):
     """Settings of export."""
 
     load_dir: Path = option(help="Checkpoint of sft or rlft, or a run, for its newest one.")
     out_dir: Path = option(help="Folder to write; it must not exist, unless it is an earlier export (with --force).")
-    dtype: str = option("float32", help="float32, bfloat16 or float16.")
+    dtype: DType = option("float32", help="float32, bfloat16 or float16.")
     license: str = option(
         "", help="Licence identifier for the card, e.g. apache-2.0; the base model's licence binds you."
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("dtype", self.dtype, DTYPES)
+    run: RunConfig = RunConfig()
 
 
-def run(config: Config, progress: Progress) -> Report:
+def run(config: ExportConfig, progress: Progress) -> Report:
     """Write the folder. Raises CheckpointError, and ConfigError if something else is in its place."""
-    config = replace(config, load_dir=newest_checkpoint(config.load_dir))
+    config = with_values(config, load_dir=newest_checkpoint(config.load_dir))
     with open_run("export", config, [config.load_dir]) as current:
         if current.done:
             return current.done
@@ -67,7 +64,7 @@ def run(config: Config, progress: Progress) -> Report:
         earlier = model_facts(target).get("exported_from")
         if target.exists() and earlier is None:
             raise ConfigError(f"{target} already exists and is not an export; choose another --out-dir")
-        if earlier not in (None, str(config.load_dir)) and not config.force:
+        if earlier not in (None, str(config.load_dir)) and not config.run.force:
             raise ConfigError(f"{target} already exists, from {earlier}; choose another --out-dir (or use --force)")
         with progress.bar(f"export {config.load_dir}", 1) as bar:
             origin_facts = model_facts(config.load_dir)
@@ -86,7 +83,7 @@ def run(config: Config, progress: Progress) -> Report:
         return current.finish(figures, [target])
 
 
-def card(config: Config, origin_facts: dict[str, Any], base: str | None) -> str:
+def card(config: ExportConfig, origin_facts: dict[str, Any], base: str | None) -> str:
     """The model card: description, origin, metrics, settings and use."""
     role, run_dir = origin_facts.get("role") or "policy", config.load_dir.parent
     settings = _recorded(run_dir / "config.json", "settings")
@@ -140,7 +137,7 @@ def card(config: Config, origin_facts: dict[str, Any], base: str | None) -> str:
     return "\n".join(lines)
 
 
-def _use(config: Config, origin_facts: Mapping[str, Any], role: str) -> list[str]:
+def _use(config: ExportConfig, origin_facts: Mapping[str, Any], role: str) -> list[str]:
     """The card's lines about acting with the model and its partner."""
     target = config.out_dir
     reflector = origin_facts.get("reflector") or ("PATH/OF/ITS/REFLECTOR" if role == "policy" else None)

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
-from reflectkit.core.config import above, option, within
+from pydantic import field_validator
+
+from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import DataError
-from reflectkit.core.folders import write_permission
+from reflectkit.core.folders import RunConfig, write_permission
 from reflectkit.core.included import REPOSITORIES, repositories_in
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.data.repos import Filtered, filter_repository, name_fault, readable, repositories, repository_name
-from reflectkit.stages.shared.environments import EnvConfig, explorer
+from reflectkit.stages import Traits
+from reflectkit.stages.shared.environments import World, explorer
 
 EXAMPLES = (
     "reflectkit filter-repo --repo-dir data/auto_explore/repos",
@@ -29,30 +30,37 @@ EXAMPLES = (
 )
 
 
-@dataclass(frozen=True)
-class Config(EnvConfig):
+TRAITS = Traits(writes_data=True)
+
+
+class FilterRepoConfig(Config):
     """Settings of filter-repo."""
 
-    WRITES_DATA: ClassVar[bool] = True
     env: str = option("auto_explore", help="The environment that explores repositories.")
     repo_dir: Path = option(
         REPOSITORIES,
         help="Folder of the repositories: folders, .zip, .tar.gz. The included ones where the default is missing.",
     )
-    max_file_mb: float = option(5.0, help="Files larger than this are dropped (MiB).")
+    max_file_mb: float = option(5.0, help="Files larger than this are dropped (MiB).", gt=0)
+    run: RunConfig = RunConfig()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        explorer("filter-repo", self.env)
-        above("max_file_mb", self.max_file_mb, 0)
-        within("max_file_mb", self.max_file_mb, 0, 1024)
+    @property
+    def world(self) -> World:
+        """The environment."""
+        return World(self.env, self.run.data_dir)
+
+    @field_validator("env")
+    @classmethod
+    def _explores(cls, env: str) -> str:
+        explorer("filter-repo", env)
+        return env
 
 
-def run(config: Config, progress: Progress) -> Report:
+def run(config: FilterRepoConfig, progress: Progress) -> Report:
     """Write `repos_filtered/<name>/` for each repository. Raises DataError if none is left."""
     source = repositories_in(config.repo_dir)
     paths = repositories(source)
-    target = config.repos_folder
+    target = config.world.repos_folder
     originals, copies = source.resolve(), target.resolve()
     if originals.is_relative_to(copies) or copies.is_relative_to(originals):
         raise DataError(

@@ -7,20 +7,23 @@ Drops empty questions and missing files, writes commands as the environment offe
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from reflectkit.core.config import option
+from pydantic import field_validator
+
+from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import DataError
-from reflectkit.core.folders import write_permission
+from reflectkit.core.folders import RunConfig, write_permission
 from reflectkit.core.jsonl import read_json_list, write_json
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.data.questions import Question, normal_path, read_question, to_json
 from reflectkit.envs.base import Explorer
-from reflectkit.stages.shared.environments import EnvConfig, explorer
+from reflectkit.stages import Traits
+from reflectkit.stages.shared.environments import World, explorer
 
 EXAMPLES = (
     "reflectkit filter-task",
@@ -28,11 +31,12 @@ EXAMPLES = (
 )
 
 
-@dataclass(frozen=True)
-class Config(EnvConfig):
+TRAITS = Traits(writes_data=True)
+
+
+class FilterTaskConfig(Config):
     """Settings of filter-task."""
 
-    WRITES_DATA: ClassVar[bool] = True
     env: str = option("auto_explore", help="The environment that the questions are for.")
     task_file: Path | None = option(
         None, help="A JSON file, or a folder of them; default: tasks in the env's data folder."
@@ -40,18 +44,26 @@ class Config(EnvConfig):
     repos_dir: Path | None = option(
         None, help="The filtered repositories; default: repos_filtered in the env's data folder."
     )
+    run: RunConfig = RunConfig()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        explorer("filter-task", self.env)
+    @property
+    def world(self) -> World:
+        """The environment."""
+        return World(self.env, self.run.data_dir)
+
+    @field_validator("env")
+    @classmethod
+    def _explores(cls, env: str) -> str:
+        explorer("filter-task", env)
+        return env
 
 
-def run(config: Config, progress: Progress) -> Report:
+def run(config: FilterTaskConfig, progress: Progress) -> Report:
     """Write `tasks_filtered/data.json`. Raises DataError, naming file, record and field."""
-    source = config.task_file or config.env_folder / "tasks"
+    source = config.task_file or config.world.env_folder / "tasks"
     files = _json_files(source)
-    repos, env = config.repos_dir or config.repos_folder, explorer("filter-task", config.env)
-    write_permission(config.folder)
+    repos, env = config.repos_dir or config.world.repos_folder, explorer("filter-task", config.env)
+    write_permission(config.world.folder)
     with open_run("filter-task", config, files) as current:
         if current.done:
             return current.done
@@ -66,7 +78,7 @@ def run(config: Config, progress: Progress) -> Report:
             raise DataError(
                 source, f"no questions are left: {dict(dropped)}; were the repositories filtered into {repos}?"
             )
-        target = config.folder / "data.json"
+        target = config.world.folder / "data.json"
         write_json(target, [_record(question, trajectories) for question, trajectories in kept.values()])
         levels = Counter(question.n_level for question, _ in kept.values())
         figures = {

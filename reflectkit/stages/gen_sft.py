@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, Literal, Self
 
-from reflectkit.core.config import ANSWERS, fraction, one_of, option, within
+from pydantic import model_validator
+
+from reflectkit.core.config import Config, option, with_values
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.eventloop import wait_for
-from reflectkit.core.folders import write_permission
+from reflectkit.core.folders import RunConfig, write_permission
 from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.text import counted
+from reflectkit.core.types import Answer
 from reflectkit.data.sft import FILES, Lesson, joined, mismatched, plain_row, policy_row, reflection_row
-from reflectkit.stages.shared.environments import WorldConfig
+from reflectkit.stages import Traits
+from reflectkit.stages.shared.environments import EnvConfig, World
 from reflectkit.stages.shared.players import model_folders, place_of
 from reflectkit.stages.shared.replaying import drawn_records, replayed_lessons
 
@@ -30,70 +33,75 @@ EXAMPLES = (
     " --out-dir data/taxi/both",
     "reflectkit gen-sft --env auto_explore --answer text",
 )
-COMMENTS = ("teacher", "reflector", "both", "nothing")
 
 
-@dataclass(frozen=True)
-class Config(WorldConfig):
+TRAITS = Traits(writes_data=True, makes_arm=True, output="out_dir")
+
+
+class GenSFTConfig(Config):
     """Settings of gen-sft."""
 
-    WRITES_DATA: ClassVar[bool] = True
-    MAKES_ARM: ClassVar[bool] = True
-    OUTPUT: ClassVar[str] = "out_dir"
+    env: EnvConfig
     task_file: Path | None = option(None, help="Records to learn from; default: train.json in the env's data folder.")
     out_dir: Path | None = option(None, help="Folder for the five files; default: the env's data folder.")
-    demonstrations: int = option(0, help="Use the demonstrations of only this many problems, drawn by --seed; 0: all.")
-    comments: str = option(
+    demonstrations: int = option(
+        0, help="Use the demonstrations of only this many problems, drawn by --seed; 0: all.", ge=0
+    )
+    comments: Literal["teacher", "reflector", "both", "nothing"] = option(
         "teacher",
         help="Whose comments the policy's rows show: teacher, reflector, both (one row each), or nothing (empty ones).",
     )
     reflect_load_dir: Path | None = option(
         None, help="The reflector's checkpoint, or a run in which both learned, for --comments reflector or both."
     )
-    answer: str = option(
-        ANSWERS[0],
+    answer: Answer = option(
+        "label",
         help="What the policy answers where it chooses: label (the choice's number) or text (its own words).",
     )
     repeats: int = option(
-        1, help="Replays of each demonstration; they differ if something is random, e.g. with --shuffle-action."
+        1, help="Replays of each demonstration; they differ if something is random, e.g. with --shuffle-action.", ge=1
     )
     mismatch: float = option(
-        0.0, help="Share of the policy's rows that show another step's comment, so that it learns to check them."
+        0.0,
+        help="Share of the policy's rows that show another step's comment, so that it learns to check them.",
+        ge=0,
+        le=1,
     )
+    run: RunConfig = RunConfig()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("comments", self.comments, COMMENTS)
-        one_of("answer", self.answer, ANSWERS)
-        fraction("mismatch", self.mismatch)
-        within("repeats", self.repeats, 1, 1000)
-        within("demonstrations", self.demonstrations, 0, 10_000_000)
+    @property
+    def world(self) -> World:
+        """The environment."""
+        return World(self.env.name, self.run.data_dir, self.env.settings, self.env.shuffle_action)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if (self.comments in ("teacher", "nothing")) != (self.reflect_load_dir is None):
-            raise ConfigError(
-                f"--comments {self.comments} "
-                + ("takes no" if self.reflect_load_dir else "needs")
-                + " --reflect-load-dir"
-            )
+            needs = "takes no" if self.reflect_load_dir else "needs"
+            raise ConfigError(f"--comments {self.comments} {needs} --reflect-load-dir")
+        return self
 
 
 @memory_explained("use a smaller --reflect-load-dir model")
-def run(config: Config, progress: Progress) -> Report:
+def run(config: GenSFTConfig, progress: Progress) -> Report:
     """Write sft, sft_reflection, sft_policy and the last two's `_positive` variants, one prompt and
     completion a line.
     """
-    source = config.task_file or config.folder / "train.json"
-    target = config.out_dir or config.folder
+    source = config.task_file or config.world.folder / "train.json"
+    target = config.out_dir or config.world.folder
     write_permission(target)
-    config = replace(config, reflect_load_dir=place_of(config.reflect_load_dir, config, progress, reflects=True))
+    config = with_values(
+        config, reflect_load_dir=place_of(config.reflect_load_dir, config.run.data_dir, progress, reflects=True)
+    )
     reflector = model_folders([config.reflect_load_dir])
-    records = drawn_records(config, source, config.demonstrations)
+    records = drawn_records(config.world, config.run.seed, source, config.demonstrations)
     with open_run(
-        "gen-sft", config, [source, *reflector, *config.input_files(record.task for record in records)]
+        "gen-sft", config, [source, *reflector, *config.world.input_files(record.task for record in records)]
     ) as current:
         if current.done:
             return current.done
         steps, faults = replayed_lessons(
-            config, source, records, progress, answer=config.answer, repeats=config.repeats
+            config.world, source, records, progress, answer=config.answer, repeats=config.repeats
         )
         if not steps:
             raise DataError(source, "no record has a demonstration; generate some with `reflectkit gen-trajectory`")
@@ -119,7 +127,7 @@ def run(config: Config, progress: Progress) -> Report:
         return current.finish(figures, outputs)
 
 
-def _reflector_comments(config: Config, steps: list[Lesson], progress: Progress) -> dict[str, str]:
+def _reflector_comments(config: GenSFTConfig, steps: list[Lesson], progress: Progress) -> dict[str, str]:
     """The trained reflector's own comment on each step, by the step's text; empty if only the teacher comments."""
     if config.reflect_load_dir is None:
         return {}
@@ -141,7 +149,7 @@ def _reflector_comments(config: Config, steps: list[Lesson], progress: Progress)
     return own
 
 
-def _policy_rows(config: Config, steps: list[Lesson], own: dict[str, str]) -> list[dict[str, Any]]:
+def _policy_rows(config: GenSFTConfig, steps: list[Lesson], own: dict[str, str]) -> list[dict[str, Any]]:
     sources: dict[str, Callable[[Lesson], str]] = {
         "teacher": lambda step: step.reflection,
         "reflector": lambda step: own.get(step.observation.text, ""),
@@ -150,7 +158,7 @@ def _policy_rows(config: Config, steps: list[Lesson], own: dict[str, str]) -> li
     rows: list[dict[str, Any]] = []
     for name in ("teacher", "reflector") if config.comments == "both" else (config.comments,):
         if steps:
-            chance = generator(derive(config.seed, "mismatch"), name)
+            chance = generator(derive(config.run.seed, "mismatch"), name)
             comment_on = sources[name]
             shown = mismatched([comment_on(step) for step in steps], config.mismatch, chance)
             read: dict[str, str] = {}  # the comment on each state, as the policy reads it later in the conversation

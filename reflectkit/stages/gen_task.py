@@ -9,16 +9,16 @@ Each answer is stored in `journal.jsonl`, so that a killed run, or the same comm
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, Self
 
-from typing_extensions import override
+from pydantic import model_validator
 
-from reflectkit.core.config import option, within
+from reflectkit.core.config import Config, NoSettings, chosen_by, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.folders import write_permission
+from reflectkit.core.folders import RunConfig, write_permission
 from reflectkit.core.jsonl import write_json
 from reflectkit.core.registry import code_files, resolve
 from reflectkit.core.reports import Report, Table
@@ -29,10 +29,12 @@ from reflectkit.data.overlap import found_by_words
 from reflectkit.data.questions import Question, to_json
 from reflectkit.data.repos import DEPTH, kind_of
 from reflectkit.data.trajectories import Record, record_to_json
-from reflectkit.envs.base import BaseEnv, Explorer
+from reflectkit.envs import ENVS, env_class
+from reflectkit.envs.base import Explorer
 from reflectkit.envs.problems import ProblemGenerator
-from reflectkit.stages.shared.chat import ORACLE, TeacherConfig, call_figures, free_estimate, stop_if_spent
-from reflectkit.stages.shared.environments import EnvConfig, explorer
+from reflectkit.stages import Traits
+from reflectkit.stages.shared.chat import TeacherConfig, call_figures, free_estimate, stop_if_spent
+from reflectkit.stages.shared.environments import World, explorer
 from reflectkit.stages.shared.questioning import Excerpts, File, ask_teacher, estimate_questions
 
 EXAMPLES = (
@@ -53,75 +55,76 @@ FEWEST_TOKENS, MOST_TOKENS = 50, 2000  # in an excerpt, as in the paper's pipeli
 WHOLE_TOKENS = 20_000  # maximum size of a file for the oracle
 
 
-@dataclass(frozen=True)
-class QuestionSettings:
+class QuestionSettings(Config):
     """Settings for envs that explore repositories."""
 
     repos_dir: Path | None = option(
         None, help="The filtered repositories; default: repos_filtered in the env's data folder."
     )
-    max_level: int = option(2, help="Maximum folder depth of the files.")
-    per_file: int = option(3, help="Maximum questions per file.")
-    min_tokens: int = option(FEWEST_TOKENS, help="Skip files with fewer tokens (approximate).")
+    max_level: int = option(2, help="Maximum folder depth of the files.", ge=0, le=DEPTH)
+    per_file: int = option(3, help="Maximum questions per file.", ge=1)
+    min_tokens: int = option(FEWEST_TOKENS, help="Skip files with fewer tokens (approximate).", ge=1)
     max_tokens: int = option(
         MOST_TOKENS,
         help="Approximate token limit of the excerpt to ask about; of longer files, the beginning and end.",
+        ge=1,
     )
     paraphrase: bool = option(False, help="The oracle asks in other words than the file's.")
     check: bool = option(
         True, help="Ask a chat teacher which files answer each question, and keep those with one answer."
     )
 
-    def __post_init__(self) -> None:
-        within("max_level", self.max_level, 0, DEPTH)
-        within("per_file", self.per_file, 1, 1000)
-        within("min_tokens", self.min_tokens, 1, 1_000_000)
-        within("max_tokens", self.max_tokens, 1, 1_000_000)
+
+def _generator(env: str) -> type[ProblemGenerator] | None:
+    """The generator of the env's problems; None if a teacher writes them."""
+    name = env_class(env).problem_generator
+    return resolve("problem generator", name, {}) if name else None
 
 
-@dataclass(frozen=True)
-class Config(TeacherConfig, EnvConfig):
+def _settings(env: str) -> type[Config]:
+    """The settings of the env's generator, or of questions about files."""
+    generator = _generator(env)
+    return generator.Settings if generator else QuestionSettings if env_class(env).repositories_folder else NoSettings
+
+
+TRAITS = Traits(writes_data=True)
+
+
+class GenTaskConfig(Config):
     """Settings of gen-task."""
 
-    WRITES_DATA: ClassVar[bool] = True
     env: str = option("auto_explore", help="Environment of the problems; for its settings: --env NAME --help.")
+    settings: Any = chosen_by("env", settings=_settings, names=lambda: ENVS)
+    teacher: TeacherConfig = TeacherConfig()
+    run: RunConfig = RunConfig()
 
-    def __post_init__(self) -> None:
-        EnvConfig.__post_init__(self)
-        TeacherConfig.__post_init__(self)
+    @property
+    def world(self) -> World:
+        """The environment."""
+        return World(self.env, self.run.data_dir)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         generator = self.generator
         if generator is None:
             explorer("gen-task", self.env)
-        elif self.teacher != ORACLE:
+        elif not self.teacher.is_oracle:
             raise ConfigError(
-                f"--teacher {self.teacher}: {generator.noun} are generated without a teacher; leave out the flag"
+                f"--teacher {self.teacher.name}: {generator.noun} are generated without a teacher; leave out the flag"
             )
-        if getattr(self.settings, "paraphrase", False) and self.teacher != ORACLE:
-            raise ConfigError(f"--paraphrase is for the oracle; --teacher {self.teacher} is told to use its own words")
-
-    @classmethod
-    @override
-    def own_settings(cls, kind: type[BaseEnv]) -> type[Any] | None:
-        """Settings of the env's generator, or of questions about files."""
-        generator = _generator(kind)
-        return generator.Settings if generator else QuestionSettings if kind.repositories_folder else None
+        if getattr(self.settings, "paraphrase", False) and not self.teacher.is_oracle:
+            raise ConfigError(
+                f"--paraphrase is for the oracle; --teacher {self.teacher.name} is told to use its own words"
+            )
+        return self
 
     @property
     def generator(self) -> type[ProblemGenerator] | None:
         """The generator of the env's problems; None if a teacher writes them."""
-        return _generator(self.kind)
-
-    @property
-    def settings(self) -> Any:
-        """The settings for this env alone. Raises ConfigError."""
-        return self.part(self.own_settings(self.kind) or QuestionSettings)
+        return _generator(self.env)
 
 
-def _generator(kind: type[BaseEnv]) -> type[ProblemGenerator] | None:
-    return resolve("problem generator", kind.problem_generator, {}) if kind.problem_generator else None
-
-
-def run(config: Config, progress: Progress) -> Report:
+def run(config: GenTaskConfig, progress: Progress) -> Report:
     """Write `tasks/<repository>.json`, or what the env's generator makes: `data.json`, and others beside it.
 
     Raises
@@ -131,20 +134,20 @@ def run(config: Config, progress: Progress) -> Report:
     if config.generator is not None:
         return _generate(config, config.generator, progress)
     settings: QuestionSettings = config.settings
-    repos = settings.repos_dir or config.repos_folder
+    repos = settings.repos_dir or config.world.repos_folder
     if not repos.is_dir():
         raise DataError(repos, "no such folder; run `reflectkit filter-repo` first, or give --repos-dir")
     names = sorted(path.name for path in repos.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not names:
         raise DataError(repos, "has no repositories; run `reflectkit filter-repo` first")
-    target, journal = config.env_folder / "tasks", config.env_folder / "journal.jsonl"
-    if config.dry_run and config.teacher == ORACLE:
-        return Report("gen-task", config.env_folder, *free_estimate())
-    if config.dry_run:
+    target, journal = config.world.env_folder / "tasks", config.world.env_folder / "journal.jsonl"
+    if config.teacher.chat.dry_run and config.teacher.is_oracle:
+        return Report("gen-task", config.world.env_folder, *free_estimate())
+    if config.teacher.chat.dry_run:
         excerpts: Excerpts = {name: {} for name in names}
         files = [file for name in names for file in _files(repos / name, config, {}, excerpts[name], progress)]
-        figures, table = estimate_questions(config, files, excerpts, settings.per_file, settings.check, journal)
-        return Report("gen-task", config.env_folder, figures, (), (table,))
+        figures, table = estimate_questions(config.teacher, files, excerpts, settings.per_file, settings.check, journal)
+        return Report("gen-task", config.world.env_folder, figures, (), (table,))
     write_permission(target)
     with open_run("gen-task", config, [repos / name for name in names]) as current:
         if current.done:
@@ -173,7 +176,7 @@ def run(config: Config, progress: Progress) -> Report:
         if not outputs and figures.get("rejected"):
             raise DataError(
                 target / "rejected.jsonl",
-                f"{config.teacher} wrote no usable question about any file; try another model",
+                f"{config.teacher.name} wrote no usable question about any file; try another model",
             )
         if not outputs and figures.get("dropped"):
             raise DataError(repos, f"no question is answered by its file alone: {figures['dropped']}; see --no-check")
@@ -202,7 +205,7 @@ def run(config: Config, progress: Progress) -> Report:
 
 
 def _files(
-    folder: Path, config: Config, passed: dict[str, int], excerpts: dict[str, str], progress: Progress
+    folder: Path, config: GenTaskConfig, passed: dict[str, int], excerpts: dict[str, str], progress: Progress
 ) -> list[File]:
     """The files of a repository that are asked about; `passed` counts the others by reason, and `excerpts` gets what
     all that can be read begin and end with. An unreadable repository has none.
@@ -234,12 +237,17 @@ def _files(
 
 
 def _ask(
-    config: Config, files_of: dict[str, list[File]], around: Excerpts, journal: Path, target: Path, progress: Progress
+    config: GenTaskConfig,
+    files_of: dict[str, list[File]],
+    around: Excerpts,
+    journal: Path,
+    target: Path,
+    progress: Progress,
 ) -> tuple[dict[str, list[Question]], dict[str, Any]]:
     """Questions by repository, and the figures of the calls; the caller calls their `stop` after writing all files."""
     files = [file for these in files_of.values() for file in these]
     env, settings = explorer("gen-task", config.env), config.settings
-    if config.teacher == ORACLE:
+    if config.teacher.is_oracle:
         questions_of: dict[str, list[Question]] = {}
         with progress.bar("Questions", len(files)) as bar:
             for name, these in files_of.items():
@@ -248,40 +256,42 @@ def _ask(
                 questions_of[name] = [_with_way(question, env) for file in these for question in questions[file.path]]
                 bar.advance(len(these))
         return questions_of, {"stop": None}
-    with config.client(journal) as client:
-        asked = ask_teacher(client, files, around, settings.per_file, settings.check, str(config.endpoint), progress)
+    with config.teacher.client(journal) as client:
+        asked = ask_teacher(
+            client, files, around, settings.per_file, settings.check, str(config.teacher.endpoint), progress
+        )
         questions_of = {name: [] for name in files_of}
         for file, pairs in asked.questions.items():
             depth = file.path.count("/")
             questions_of[file.root] += [
-                _with_way(Question(question, file.path, file.root, answer, (), depth, config.model_name), env)
+                _with_way(Question(question, file.path, file.root, answer, (), depth, config.teacher.model_name), env)
                 for question, answer in pairs
             ]
         figures = call_figures(client, asked.rejected, target / "rejected.jsonl", progress)
 
         def stop() -> None:
             done = f"{len(asked.questions)} of {counted(len(files), 'file')} asked about; the questions are in {target}"
-            stop_if_spent(config, client, done)
+            stop_if_spent(config.teacher.chat, client, done)
 
         return questions_of, figures | {"dropped": dict(asked.dropped), "stop": stop}
 
 
-def _generate(config: Config, generator: type[ProblemGenerator], progress: Progress) -> Report:
+def _generate(config: GenTaskConfig, generator: type[ProblemGenerator], progress: Progress) -> Report:
     """Write the problems of the env's generator."""
-    if config.dry_run:
-        return Report("gen-task", config.env_folder, *free_estimate())
-    maker = generator(config.settings, config.env_folder, config.seed)
+    if config.teacher.chat.dry_run:
+        return Report("gen-task", config.world.env_folder, *free_estimate())
+    maker = generator(config.settings, config.world.env_folder, config.run.seed)
     inputs = maker.inputs()
-    for folder in (*maker.outputs(), config.folder):
+    for folder in (*maker.outputs(), config.world.folder):
         write_permission(folder)
-    code = [*config.code_files, *code_files([type(maker).__module__])]
+    code = [*config.world.code_files, *code_files([type(maker).__module__])]
     with open_run("gen-task", config, [*inputs, *code]) as current:
         if current.done:
             return current.done
         generated = maker.generate(progress)
         outputs = []
         for name, tasks in generated.tasks.items():
-            path = config.folder / f"{name}.json"
+            path = config.world.folder / f"{name}.json"
             if tasks:
                 write_json(path, [record_to_json(Record(task, ())) for task in tasks])
                 outputs.append(path)

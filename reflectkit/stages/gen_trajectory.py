@@ -13,19 +13,20 @@ states that it visited.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Literal, Self
+
+from pydantic import model_validator
 
 from reflectkit.agents.chat import ChatTeacher, Recovery, Rehearsal
 from reflectkit.agents.client import ChatClient
 from reflectkit.agents.journal import open_journal
 from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS, fullest
 from reflectkit.agents.scripted import Baseline, Demonstrator, require_oracle
-from reflectkit.core.config import flag, fraction, one_of, option, within
+from reflectkit.core.config import Config, flag, non_default, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError
-from reflectkit.core.folders import write_permission
+from reflectkit.core.folders import RunConfig, write_permission
 from reflectkit.core.jsonl import write_json
 from reflectkit.core.protocols import Agent
 from reflectkit.core.reports import Report, Table, figures_table
@@ -36,9 +37,17 @@ from reflectkit.core.text import counted
 from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.envs import listed
+from reflectkit.stages import Traits
 from reflectkit.stages.shared.chat import ORACLE, TeacherConfig, call_figures, estimate, free_estimate, stop_if_spent
 from reflectkit.stages.shared.demonstrations import Planned, add_demonstrations, figures_of, low_rewards, rejected
-from reflectkit.stages.shared.environments import MOST_TOKENS, RECORDS, PlayConfig, check_level
+from reflectkit.stages.shared.environments import (
+    RECORDS,
+    EnvConfig,
+    RolloutConfig,
+    World,
+    check_level,
+    refuse_uncounted,
+)
 from reflectkit.stages.shared.visited import read_visits, visited
 
 DEMONSTRATIONS = 57  # a 7:2:1 split then trains on 40
@@ -56,26 +65,31 @@ ANALYSIS_TOKENS = 90  # that a teacher writes per step
 CALLS_TOKENS = 300  # and of calls
 
 
-@dataclass(frozen=True)
-class Config(TeacherConfig, PlayConfig):
+TRAITS = Traits(writes_data=True)
+
+
+class GenTrajectoryConfig(Config):
     """Settings of gen-trajectory."""
 
-    WRITES_DATA: ClassVar[bool] = True
+    env: EnvConfig
     task_file: Path | None = option(
         None, help="Problems, for envs that do not list their own; default: data.json in its folder."
     )
     level: str = option("", help="Curriculum level of the problems; default: the env's last, which is the full task.")
     demonstrations: int | None = option(
-        None, help="Number of problems to demonstrate; default: 57, or all if they come from a file."
+        None, help="Number of problems to demonstrate; default: 57, or all if they come from a file.", ge=1
     )
-    actor: str = option(
+    actor: Literal["teacher", "oracle"] = option(
         TEACHER, help="Who acts: teacher, or oracle with comments by a chat teacher, which sees the best action."
     )
     noise: float | None = option(
-        None, help="Probability that a step of the oracle is a mistake; default: the env's own, usually 0.2."
+        None,
+        help="Probability that a step of the oracle is a mistake; default: the env's own, usually 0.2.",
+        ge=0,
+        le=1,
     )
     negatives: int | None = option(
-        None, help="Demonstrations with a mistake per problem; default: the env's own, usually 0."
+        None, help="Demonstrations with a mistake per problem; default: the env's own, usually 0.", ge=0
     )
     min_reward: float | None = option(
         None,
@@ -88,106 +102,116 @@ class Config(TeacherConfig, PlayConfig):
         " (DAgger) and add them to the training split's, in train_visited.json.",
     )
     player: str = option("", help="Whose episodes to take from --states-of, if it has several players.")
-    states: int = option(0, help="Comment on at most this many of these states; 0: all.")
-    history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP)
+    states: int = option(0, help="Comment on at most this many of these states; 0: all.", ge=0)
+    history_tokens: int = option(HISTORY_TOKENS, help=HISTORY_HELP, ge=0)
+    teacher: TeacherConfig = TeacherConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    run: RunConfig = RunConfig()
 
-    def __post_init__(self) -> None:
-        PlayConfig.__post_init__(self)
-        TeacherConfig.__post_init__(self)
-        self.refuse_uncounted(dry_run=self.dry_run, max_cost_usd=self.max_cost_usd)
-        within("states", self.states, 0, 10**9)
+    @property
+    def world(self) -> World:
+        """The environment."""
+        env, chat = self.env, self.teacher.chat
+        return World(
+            env.name,
+            self.run.data_dir,
+            env.settings,
+            env.shuffle_action,
+            self.rollout.horizon,
+            chat.timeout_s,
+            chat.concurrency,
+        )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        kind, teacher = self.env.kind, self.teacher
+        refuse_uncounted(self.env, dry_run=teacher.chat.dry_run, max_cost_usd=teacher.chat.max_cost_usd)
         if self.states_of is None and (self.states or self.player):
             raise ConfigError(f"{'--states' if self.states else '--player'} needs --states-of; leave it out")
         if self.states_of is not None:
             self._check_states()
-            return
+            return self
         if self.task_file is not None and not self.from_file:
-            raise ConfigError(f"env '{self.env}' lists its own problems; leave out --task-file {self.task_file}")
-        if self.demonstrations is not None:
-            within("demonstrations", self.demonstrations, 1, 10_000_000)
-        if self.noise is not None:
-            fraction("noise", self.noise)
-        if self.min_reward is not None:
-            within("min_reward", self.min_reward, -1_000_000, 1_000_000)
-        if self.negatives is not None:
-            within("negatives", self.negatives, 0, 10_000_000)
-            if self.negatives and not self.kind.has("slips"):
-                raise ConfigError(
-                    f"env '{self.env}' has no negative examples (no slips()); use --noise, and --negatives 0"
-                )
-        if self.level:
-            check_level(self.env, self.level)
-        within("history_tokens", self.history_tokens, 0, MOST_TOKENS)
-        one_of("actor", self.actor, (TEACHER, ORACLE))
-        if self.oracle_acts:
-            require_oracle(self.kind)
-            return
-        if not self.kind.taught_by_chat(self.settings):
+            raise ConfigError(f"env '{self.env.name}' lists its own problems; leave out --task-file {self.task_file}")
+        if self.negatives and not kind.has("slips"):
             raise ConfigError(
-                f"--teacher {self.teacher} acts by choosing from a list, and env '{self.env}' has none here; add"
+                f"env '{self.env.name}' has no negative examples (no slips()); use --noise, and --negatives 0"
+            )
+        if self.level:
+            check_level(self.env.name, self.level)
+        if self.oracle_acts:
+            require_oracle(kind)
+            return self
+        if not kind.taught_by_chat(self.env.settings):
+            raise ConfigError(
+                f"--teacher {teacher.name} acts by choosing from a list, and env '{self.env.name}' has none here; add"
                 " --actor oracle"
             )
         if self.noise:
             raise ConfigError(
-                f"--noise {self.noise:g} needs the oracle to act, but {self.teacher} acts here; add --actor oracle, or"
+                f"--noise {self.noise:g} needs the oracle to act, but {teacher.name} acts here; add --actor oracle, or"
                 " leave out --noise"
             )
+        return self
 
     def _check_states(self) -> None:
         """Raises ConfigError for settings that are not for --states-of, and an env without an oracle."""
-        require_oracle(self.kind)
+        require_oracle(self.env.kind)
         names = (
             "demonstrations", "noise", "negatives", "level", "teacher", "actor", "min_reward", "dry_run",
             "max_cost_usd", "base_url", "history_tokens", "horizon",
         )  # fmt: skip
-        if given := self.departed(names):
+        if given := non_default(self, *names):
             raise ConfigError(f"{flag(given[0])}: with --states-of nothing is demonstrated; leave it out")
 
     @property
     def oracle_acts(self) -> bool:
         """Whether the env's oracle acts."""
-        return ORACLE in (self.actor, self.teacher)
+        return self.actor == ORACLE or self.teacher.is_oracle
 
     @property
     def from_file(self) -> bool:
         """Whether the env's problems come from a file, such as `gen-task` writes."""
-        if not self.kind.has("tasks"):
+        kind = self.env.kind
+        if not kind.has("tasks"):
             return True
-        return bool(self.kind.problem_generator and (self.task_file or (self.folder / "data.json").exists()))
+        return bool(kind.problem_generator and (self.task_file or (self.world.folder / "data.json").exists()))
 
 
-def run(config: Config, progress: Progress) -> Report:
+def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
     """Write `data_reflection_negative.json`. Raises ConfigError, also if no episode becomes a demonstration, DataError,
     ApiError, BudgetSpentError, and EnvironmentFailure if every episode was aborted.
     """
     if config.states_of is not None:
         return _comment_on_visited(config, config.states_of, progress)
-    level = config.level or config.kind.levels[-1]
-    source = (config.task_file or config.folder / "data.json") if config.from_file else None
+    level = config.level or config.env.kind.levels[-1]
+    source = (config.task_file or config.world.folder / "data.json") if config.from_file else None
     source_records = _problems(config, level, source)
     tasks = [record.task for record in source_records]
     eligible = [index for index, task in enumerate(tasks) if source is None or _has_level(config, task, level)]
     count = _count(config, level, len(eligible))
-    chosen = sorted(generator(config.seed, "chosen").sample(eligible, count))
-    negatives = config.kind.negatives if config.negatives is None else config.negatives
+    chosen = sorted(generator(config.run.seed, "chosen").sample(eligible, count))
+    negatives = config.env.kind.negatives if config.negatives is None else config.negatives
     planned = [("positive", 0, tasks[index]) for index in chosen]
     planned += [("negative", number, tasks[index]) for index in chosen for number in range(negatives)]
-    journal = config.env_folder / "journal.jsonl"
-    if config.dry_run and config.teacher == ORACLE:
-        return Report("gen-trajectory", config.env_folder, *free_estimate())
-    if config.dry_run:
+    journal = config.world.env_folder / "journal.jsonl"
+    if config.teacher.chat.dry_run and config.teacher.is_oracle:
+        return Report("gen-trajectory", config.world.env_folder, *free_estimate())
+    if config.teacher.chat.dry_run:
         return _dry_run(config, level, planned, journal, progress)
-    write_permission(config.folder)
-    with open_run("gen-trajectory", config, [*([source] if source else []), *config.input_files(tasks)]) as current:
+    write_permission(config.world.folder)
+    with open_run(
+        "gen-trajectory", config, [*([source] if source else []), *config.world.input_files(tasks)]
+    ) as current:
         if current.done:
             return current.done
-        path = config.folder / RECORDS
-        if config.teacher == ORACLE:
+        path = config.world.folder / RECORDS
+        if config.teacher.is_oracle:
             played, usage = _play(config, level, planned, _oracle(config), progress), {}
         else:
-            with config.client(journal) as client:
+            with config.teacher.client(journal) as client:
                 played = _play(config, level, planned, _chat_teacher(config, client), progress)
-                usage = call_figures(client, rejected(played), config.folder / "rejected.jsonl", progress)
+                usage = call_figures(client, rejected(played), config.world.folder / "rejected.jsonl", progress)
         demonstrations = {record.task.id: list(record.trajectories) for record in source_records if record.trajectories}
         given = sum(map(len, demonstrations.values()))
         add_demonstrations(config, level, planned, played, demonstrations)
@@ -197,7 +221,9 @@ def run(config: Config, progress: Progress) -> Report:
             write_json(path, [record_to_json(record) for record in records])
         if usage:
             done = counted(given + made, "demonstration")
-            stop_if_spent(config, client, f"{done} in {path}" if made else "no episode has become a demonstration")
+            stop_if_spent(
+                config.teacher.chat, client, f"{done} in {path}" if made else "no episode has become a demonstration"
+            )
         low = low_rewards(config, played)
         if not made:
             raise _nothing_kept(config, played, low)
@@ -215,30 +241,30 @@ def run(config: Config, progress: Progress) -> Report:
         }:
             figures["aborted_because"] = failed
             current.tables.append(Table("Aborted", ("problem", "reason"), tuple(failed.items())[:MOST_SHOWN]))
-        if asked := config.asked(progress):
+        if asked := config.world.asked(progress):
             figures["asked"] = asked
         return current.finish(figures, [path])
 
 
-def _comment_on_visited(config: Config, states_of: Path, progress: Progress) -> Report:
+def _comment_on_visited(config: GenTrajectoryConfig, states_of: Path, progress: Progress) -> Report:
     """Write the source's records with the demonstrations of `visited` added, next to the source."""
-    source = config.task_file or config.folder / "train.json"
-    records = read_records(source, config.env_name)
-    write_permission(config.folder)
+    source = config.task_file or config.world.folder / "train.json"
+    records = read_records(source, config.world.env_name)
+    write_permission(config.world.folder)
     tasks = {record.task.id: record.task for record in records}
     run = states_of.parent if states_of.name == "eval.json" else states_of
     played = run / "episodes.jsonl" if run.is_dir() else run
-    with open_run("gen-trajectory", config, [source, played, *config.input_files(tasks.values())]) as current:
+    with open_run("gen-trajectory", config, [source, played, *config.world.input_files(tasks.values())]) as current:
         if current.done:
             return current.done
-        visits = read_visits(played, config.env_name, config.player)
-        visits = generator(config.seed, "visits").sample(visits, len(visits))
+        visits = read_visits(played, config.world.env_name, config.player)
+        visits = generator(config.run.seed, "visits").sample(visits, len(visits))
         with progress.bar("Visited states", config.states or len(visits)) as bar:
             found = visited(
                 visits,
                 tasks,
-                config.make,
-                config.model_name,
+                config.world.make,
+                config.teacher.model_name,
                 config.states,
                 lambda steps: bar.advance(steps if config.states else 1),
             )
@@ -256,7 +282,7 @@ def _comment_on_visited(config: Config, states_of: Path, progress: Progress) -> 
         return current.finish(figures, [path])
 
 
-def _nothing_kept(config: Config, played: Sequence[Trajectory], low: Sequence[float]) -> ReflectkitError:
+def _nothing_kept(config: GenTrajectoryConfig, played: Sequence[Trajectory], low: Sequence[float]) -> ReflectkitError:
     """Why no episode became a demonstration, and what to do."""
     ended = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
     if not ended:
@@ -267,35 +293,35 @@ def _nothing_kept(config: Config, played: Sequence[Trajectory], low: Sequence[fl
             " use another teacher"
         )
     return ConfigError(
-        f"none of {counted(len(ended), 'episode')} by {config.teacher} is a demonstration in env '{config.env}'; use"
-        " another teacher, or more problems"
+        f"none of {counted(len(ended), 'episode')} by {config.teacher.name} is a demonstration in env"
+        f" '{config.env.name}'; use another teacher, or more problems"
     )
 
 
-def _oracle(config: Config) -> Demonstrator:
-    return Demonstrator(config.kind.noise if config.noise is None else config.noise)
+def _oracle(config: GenTrajectoryConfig) -> Demonstrator:
+    return Demonstrator(config.env.kind.noise if config.noise is None else config.noise)
 
 
-def _chat_teacher(config: Config, client: ChatClient) -> ChatTeacher:
+def _chat_teacher(config: GenTrajectoryConfig, client: ChatClient) -> ChatTeacher:
     return ChatTeacher(client, _oracle(config) if config.oracle_acts else None, config.history_tokens)
 
 
-def _problems(config: Config, level: str, source: Path | None) -> list[Record]:
+def _problems(config: GenTrajectoryConfig, level: str, source: Path | None) -> list[Record]:
     """The problems, with the demonstrations that their file already has."""
     if source is None:
-        return [Record(task, ()) for task in listed(config.env, level)]
-    records = read_records(source, config.env_name)
+        return [Record(task, ()) for task in listed(config.env.name, level)]
+    records = read_records(source, config.world.env_name)
     kept = [record for record in records if _has_level(config, record.task, level)]
     if not kept:
         raise DataError(source, f"has no task of level '{level}'")
-    return records if config.kind.keeps_other_levels else kept
+    return records if config.env.kind.keeps_other_levels else kept
 
 
-def _has_level(config: Config, task: Task, level: str) -> bool:
-    return not config.kind.has("at_level") or config.kind.at_level(task, level) is not None
+def _has_level(config: GenTrajectoryConfig, task: Task, level: str) -> bool:
+    return not config.env.kind.has("at_level") or config.env.kind.at_level(task, level) is not None
 
 
-def _count(config: Config, level: str, problems: int) -> int:
+def _count(config: GenTrajectoryConfig, level: str, problems: int) -> int:
     usual = problems if config.from_file else min(DEMONSTRATIONS, problems)
     count = usual if config.demonstrations is None else config.demonstrations
     if count > problems:
@@ -305,7 +331,9 @@ def _count(config: Config, level: str, problems: int) -> int:
     return count
 
 
-def _play(config: Config, level: str, planned: Planned, teacher: Agent, progress: Progress) -> list[Trajectory]:
+def _play(
+    config: GenTrajectoryConfig, level: str, planned: Planned, teacher: Agent, progress: Progress
+) -> list[Trajectory]:
     """An episode for each item of `planned`, in order: positive ones by the teacher, negative ones corrected by it."""
     played: list[Trajectory] = []
     for kind, agent in (("positive", teacher), ("negative", Recovery(teacher))):
@@ -314,29 +342,29 @@ def _play(config: Config, level: str, planned: Planned, teacher: Agent, progress
             with progress.bar(f"Demonstrations, {kind}", len(episodes)) as bar:
                 played += rollout(
                     episodes,
-                    config.maker(level),
+                    config.world.maker(level),
                     agent,
-                    width=config.width,
+                    width=config.rollout.width,
                     on_end=lambda _, bar=bar: bar.advance(),  # type: ignore[misc]
                 )
     return played
 
 
-def _seed(config: Config, kind: str, number: int, task: Task) -> int:
+def _seed(config: GenTrajectoryConfig, kind: str, number: int, task: Task) -> int:
     path = ("demonstration", task.id) if kind == "positive" else ("negative", number, task.id)
-    return derive(config.seed, *path)
+    return derive(config.run.seed, *path)
 
 
-def _dry_run(config: Config, level: str, planned: Planned, journal: Path, progress: Progress) -> Report:
+def _dry_run(config: GenTrajectoryConfig, level: str, planned: Planned, journal: Path, progress: Progress) -> Report:
     """The expected and maximum cost of a teacher, without the answers that are already in the journal.
 
     A teacher that acts is assumed to act like the oracle after the end of the journal; with tools, like the env's first
     baseline, which needs no oracle.
     """
-    called = config.kind.offers_tools and not config.oracle_acts
-    stand_in: Agent = Baseline(config.kind.baselines[0]) if called else Demonstrator(0.0)
+    called = config.env.kind.offers_tools and not config.oracle_acts
+    stand_in: Agent = Baseline(config.env.kind.baselines[0]) if called else Demonstrator(0.0)
     with open_journal(journal, write=False) as answered:
-        client = ChatClient(config.endpoint, answered, config.prices)
+        client = ChatClient(config.teacher.endpoint, answered, config.teacher.prices)
         rehearsal = Rehearsal(_chat_teacher(config, client), stand_in)
         _play(config, level, planned, rehearsal, progress)
         if config.oracle_acts:
@@ -350,16 +378,16 @@ def _dry_run(config: Config, level: str, planned: Planned, journal: Path, progre
         elif called:
             told = zip(rehearsal.requests, rehearsal.steps, strict=True)
             longest_requests = [fullest(request, steps * request.max_tokens) for request, steps in told]
-            usual = f"a memory as large as that of {config.kind.baselines[0]}"
+            usual = f"a memory as large as that of {config.env.kind.baselines[0]}"
             bound = "every answer has its full length, and later states show all of it"
         else:
             longest = [fullest(request, config.history_tokens) for request in rehearsal.requests]
             longest = sorted(longest, key=lambda request: -request.prompt_tokens)[:1]
-            longest_requests = longest * (len(planned) * config.horizon_at(level))
+            longest_requests = longest * (len(planned) * config.world.horizon_at(level))
             usual = "a teacher that makes no mistake"
             bound = "every episode runs to its horizon, and every prompt has the maximum length"
         client.close()
     written = ANALYSIS_TOKENS + (CALLS_TOKENS if called else 0)
-    figures, table = estimate(config, rehearsal.requests, written, journal, longest_requests)
+    figures, table = estimate(config.teacher, rehearsal.requests, written, journal, longest_requests)
     progress.news(f"expected: {usual}; at most: {bound}")
-    return Report("gen-trajectory", config.env_folder, figures, (), (table,))
+    return Report("gen-trajectory", config.world.env_folder, figures, (), (table,))

@@ -8,16 +8,19 @@ prompt, h lists the commands. Every episode is saved in `episodes.jsonl`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import model_validator
 
 from reflectkit.agents.human import Human
 from reflectkit.agents.person import PersonUser
 from reflectkit.agents.scripted import require_oracle
-from reflectkit.core.config import one_of, option, within
+from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, unknown_name
+from reflectkit.core.folders import RunConfig
 from reflectkit.core.protocols import Agent, Context
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.rollout import Episode, rollout
@@ -28,9 +31,18 @@ from reflectkit.data.episodes import episode_line, episode_to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of, listed
 from reflectkit.models.sampler import Ask
-from reflectkit.stages.shared.environments import MOST_TOKENS, HorizonConfig, at_level, check_level
+from reflectkit.stages.shared.chat import ChatConfig
+from reflectkit.stages.shared.environments import HORIZON_HELP, EnvConfig, World, at_level, chat_endpoint, check_level
 from reflectkit.stages.shared.narrator import Commentator, Narrator, Reporter
-from reflectkit.stages.shared.players import Players, chat_parts, mismatch, model_folders, parse_policy, place_of
+from reflectkit.stages.shared.players import (
+    Players,
+    PlayersConfig,
+    chat_parts,
+    mismatch,
+    model_folders,
+    parse_policy,
+    place_of,
+)
 from reflectkit.stages.shared.sampling import SamplerConfig
 from reflectkit.stages.shared.verdict import verdict_text
 
@@ -51,10 +63,10 @@ NOBODY = "standard input is closed or empty; use a terminal, pipe in the answers
 NO_USER = "standard input is closed or empty; use a terminal, or pipe in what you say"
 
 
-@dataclass(frozen=True)
-class Config(SamplerConfig, HorizonConfig):
+class PlayConfig(Config):
     """Settings of play."""
 
+    env: EnvConfig
     policy: str = option(
         PERSON, help="Who plays: person, oracle, random, a baseline of the env, or NAME=MODEL[+REFLECTOR]."
     )
@@ -65,22 +77,45 @@ class Config(SamplerConfig, HorizonConfig):
     )
     level: str = option("", help="Curriculum level; default: the last, or any level in a file.")
     task: str = option("", help="The problem's id; default: a random one, by --seed.")
-    episodes: int = option(1, help="Number of episodes to play.")
-    as_: str = option(
+    episodes: int = option(1, help="Number of episodes to play.", ge=1)
+    as_: Literal["agent", "user"] = option(
         AGENT, help="Who you are: agent; or user, who talks with the agent of --policy in an environment with a user."
     )
     auto: bool = option(False, help="Do not wait for a key between the steps of a player other than a person.")
-    temperature: float = option(0.0, help="Sampling temperature of a checkpoint; 0 takes the likeliest action.")
-    max_new_tokens: int = option(128, help="Maximum tokens of an answer in environments without enumerated actions.")
+    temperature: float = option(0.0, help="Sampling temperature of a checkpoint; 0 takes the likeliest action.", ge=0)
+    max_new_tokens: int = option(
+        128, help="Maximum tokens of an answer in environments without enumerated actions.", ge=1
+    )
     device: str = option("auto", help="auto, cpu, cuda, …")
+    horizon: int = option(0, help=HORIZON_HELP, ge=0)
+    sampler: SamplerConfig = SamplerConfig()
+    run: RunConfig = RunConfig()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within("episodes", self.episodes, 1, 1_000_000)
-        within("max_new_tokens", self.max_new_tokens, 1, MOST_TOKENS)
-        within("temperature", self.temperature, 0, 100)
+    @property
+    def world(self) -> World:
+        """The environment."""
+        return World(self.env.name, self.run.data_dir, self.env.settings, self.env.shuffle_action, self.horizon)
+
+    @property
+    def players(self) -> PlayersConfig:
+        """What the players are made with."""
+        return PlayersConfig(
+            self.env.kind,
+            self.world.env_folder,
+            self.world.folder,
+            self.sampler,
+            ChatConfig(),
+            (),
+            self.temperature,
+            self.max_new_tokens,
+            0,
+            self.device,
+        )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.level:
-            check_level(self.env, self.level)
+            check_level(self.env.name, self.level)
         if self.reflector is not None and self.teacher:
             raise ConfigError("--reflector and --teacher both comment; leave one out")
         if (self.reflector is not None or self.teacher) and self.player[1] is not None:
@@ -88,16 +123,16 @@ class Config(SamplerConfig, HorizonConfig):
                 "a checkpoint reads its own reflector's comment: write --policy NAME=CHECKPOINT+REFLECTOR"
             )
         if self.teacher:
-            require_oracle(self.kind, ["reflection"])
-        one_of("as_", self.as_, (AGENT, USER))
+            require_oracle(self.env.kind, ["reflection"])
         if self.as_ == USER:
             self._check_user()
+        return self
 
     def _check_user(self) -> None:
         """Raises ConfigError where a person cannot be the user."""
-        if USER not in self.kind.chat_settings:
-            raise ConfigError(f"--as user: env '{self.env}' has no user; leave it out")
-        if self._endpoint(USER):
+        if USER not in self.env.kind.chat_settings:
+            raise ConfigError(f"--as user: env '{self.env.name}' has no user; leave it out")
+        if chat_endpoint(self.env.settings, USER):
             raise ConfigError("--as user and --user are both the user; leave one out")
         if self.policy == PERSON:
             raise ConfigError("--as user talks with an agent; name it, --policy NAME=MODEL[+REFLECTOR]")
@@ -117,10 +152,10 @@ class Config(SamplerConfig, HorizonConfig):
             raise ConfigError(
                 f"--policy {self.policy}: chat models play in `reflectkit evaluate`; `view` shows their episodes"
             )
-        return parse_policy(self.policy, (PERSON, *self.kind.baselines))
+        return parse_policy(self.policy, (PERSON, *self.env.kind.baselines))
 
 
-def run(config: Config, progress: Progress) -> Report:
+def run(config: PlayConfig, progress: Progress) -> Report:
     """Write `episodes.jsonl`, a line after each episode. Raises ConfigError, CheckpointError, DataError."""
     name, *models = config.player
     user = PersonUser(progress) if config.as_ == USER else None
@@ -128,29 +163,34 @@ def run(config: Config, progress: Progress) -> Report:
         raise ConfigError("there is no terminal to wait for keys; add --auto")
     source, tasks = _problems(config)
     policy, *commenting = *models, config.reflector
-    policy = place_of(policy, config, progress)
-    reflector, commentator = (place_of(model, config, progress, reflects=True) for model in commenting)
+    policy = place_of(policy, config.run.data_dir, progress)
+    reflector, commentator = (place_of(model, config.run.data_dir, progress, reflects=True) for model in commenting)
     if policy is not None:
-        config.answer_of(policy)
+        config.sampler.answer_of(policy)
     if warning := mismatch(name, policy, reflector):
         progress.show(f"warning: {warning}")
     folders = model_folders((policy, reflector, commentator))
     if folders:
         progress.news(f"loading {' and '.join(map(str, folders))}")
-    inputs = [*([source] if source else []), *folders, *config.input_files(tasks), *config.comment_files]
+    inputs = [
+        *([source] if source else []),
+        *folders,
+        *config.world.input_files(tasks),
+        *config.sampler.comment_files(config.world.folder),
+    ]
     with open_run("play", config, inputs, again=True) as current:
         path = current.folder / "episodes.jsonl"
-        players = Players(config)
+        players = Players(config.players)
         agent: Any = Human(progress) if name == PERSON else _player(players, name, policy, reflector)
         shown = Narrator(
             agent, _commentator(config, players, commentator), progress, wait=name != PERSON and not config.auto
         )
         played: list[Trajectory] = []
         for number, task in zip(range(config.episodes), _draw_tasks(config, tasks), strict=False):
-            progress.show(f"{config.env}, level {task.level}, task {task.id}")
+            progress.show(f"{config.env.name}, level {task.level}, task {task.id}")
             shown.begin()
-            env = config.make(config.horizon_at(task.level), user)
-            episode = Episode(task, derive(config.seed, "play", task.id, number))
+            env = config.world.make(config.world.horizon_at(task.level), user)
+            episode = Episode(task, derive(config.run.seed, "play", task.id, number))
             if user is None:
                 played += rollout([episode], lambda env=env: Reporter(env, shown), shown, width=1)  # type: ignore[misc]
             else:
@@ -160,7 +200,7 @@ def run(config: Config, progress: Progress) -> Report:
                 raise ConfigError(NOBODY if user is None else NO_USER)
             progress.show("\n".join(filter(None, (_ending(played[-1]), verdict_text(played[-1])))))
             with path.open("a", encoding="utf-8") as file:
-                file.write(episode_line(episode_to_json(name, played[-1], cluster=cluster_of(config.env, task))))
+                file.write(episode_line(episode_to_json(name, played[-1], cluster=cluster_of(config.env.name, task))))
             if shown.left or (user is not None and user.left):
                 break
         if len(played) > 1:
@@ -174,35 +214,37 @@ def run(config: Config, progress: Progress) -> Report:
         return current.finish(figures, [path])
 
 
-def _problems(config: Config) -> tuple[Path | None, list[Task]]:
+def _problems(config: PlayConfig) -> tuple[Path | None, list[Task]]:
     """(file of the problems, problems to draw from)."""
-    kind, source = config.kind, config.task_file
+    kind, source = config.env.kind, config.task_file
     if source is None and kind.has("tasks"):
-        tasks = listed(config.env, config.level or kind.levels[-1])
+        tasks = listed(config.env.name, config.level or kind.levels[-1])
     else:
-        existing = [config.folder / name for name in ("test.json", "data.json") if (config.folder / name).is_file()]
+        existing = [
+            config.world.folder / name for name in ("test.json", "data.json") if (config.world.folder / name).is_file()
+        ]
         source = source or next(iter(existing), None)
         if source is None and kind.has("example"):
-            return None, [kind.example(config.level or kind.levels[0], derive(config.seed, "example"))]
+            return None, [kind.example(config.level or kind.levels[0], derive(config.run.seed, "example"))]
         if source is None:
-            hint = f"run `reflectkit gen-task --env {config.env}` first, or " if kind.problem_generator else ""
+            hint = f"run `reflectkit gen-task --env {config.env.name}` first, or " if kind.problem_generator else ""
             advice = kind.problems_advice or f"{hint}give --task-file"
-            raise ConfigError(f"env '{config.env}' has no problems yet; {advice}")
-        tasks = [record.task for record in read_records(source, config.env_name)]
+            raise ConfigError(f"env '{config.env.name}' has no problems yet; {advice}")
+        tasks = [record.task for record in read_records(source, config.world.env_name)]
         if config.level:
-            tasks = at_level(config.env, tasks, config.level, source)
+            tasks = at_level(config.env.name, tasks, config.level, source)
     if not config.task:
         return source, tasks
     by_id = {task.id: task for task in tasks}
     if config.task not in by_id:
-        raise unknown_name(f"task of {source or config.env}", config.task, by_id)
+        raise unknown_name(f"task of {source or config.env.name}", config.task, by_id)
     return source, [by_id[config.task]]
 
 
-def _draw_tasks(config: Config, tasks: Sequence[Task]) -> list[Task]:
+def _draw_tasks(config: PlayConfig, tasks: Sequence[Task]) -> list[Task]:
     """A problem for each episode, in a random order that the seed determines; they repeat if there are too few."""
     order = list(tasks)
-    generator(config.seed, "play").shuffle(order)
+    generator(config.run.seed, "play").shuffle(order)
     return [order[number % len(order)] for number in range(config.episodes)]
 
 
@@ -239,7 +281,7 @@ class _Valued:
         self.values |= zip(prompts, self.critic(hidden_BD, prompts).tolist(), strict=True)
 
 
-def _commentator(config: Config, players: Players, model: Path | None) -> Commentator | None:
+def _commentator(config: PlayConfig, players: Players, model: Path | None) -> Commentator | None:
     """The commentator for a player without its own reflector. model: where that of --reflector lies."""
     if config.teacher:
         return _oracle_comment

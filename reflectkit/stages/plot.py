@@ -10,19 +10,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, Literal, Self
 
-from reflectkit.core.config import StageConfig, flag, one_of, option, within
+from pydantic import model_validator
+
+from reflectkit.core.config import Config, flag, non_default, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.folders import RunConfig
 from reflectkit.core.jsonl import read_json, rows_so_far
 from reflectkit.core.locks import is_locked
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.core.types import LARGEST
-from reflectkit.stages.shared.curves import AGAINST, number_in, read_curves
+from reflectkit.stages import Traits
+from reflectkit.stages.shared.curves import number_in, read_curves
 from reflectkit.stages.shared.environments import distinct_names
 from reflectkit.stages.shared.figures import Curve, draw_bars, draw_curves
 from reflectkit.stages.shared.packed import PACK_FIGURES, draw_packs
@@ -46,12 +49,12 @@ POLL_S = 1.0  # seconds between looks at a run that is followed
 IDLE_POLLS = 30  # of a run that no process works on; it may be copied here from another machine
 
 
-@dataclass(frozen=True)
-class Config(StageConfig):
+TRAITS = Traits(reports=True, arms=("runs",))
+
+
+class PlotConfig(Config):
     """Settings of plot."""
 
-    REPORTS: ClassVar[bool] = True
-    ARMS: ClassVar[tuple[str, ...]] = ("runs",)
     runs: tuple[str, ...] = option(
         (), help="NAME=RUN, a folder with metrics.jsonl (repeat the flag; seeds share a name)."
     )
@@ -64,12 +67,19 @@ class Config(StageConfig):
         help="Figures of metrics.jsonl (one panel each) or of eval.json (repeat the flag); of packs: effects (default),"
         " success, or a figure of their curves.",
     )
-    against: str = option("episodes", help="Horizontal axis: episodes, step, tokens or seconds.")
-    smooth: int = option(10, help="Size of the moving average, in updates.")
-    reach: float = option(
-        0.0, help="Also tell the area below each curve, as smoothed, and where it first reaches this value; 0: neither."
+    against: Literal["episodes", "step", "tokens", "seconds"] = option(
+        "episodes", help="Horizontal axis: episodes, step, tokens or seconds."
     )
-    first: int = option(0, help="Of --packs: draw only the first N comparisons of each; the table has all. 0: all.")
+    smooth: int = option(10, help="Size of the moving average, in updates.", ge=1)
+    reach: float = option(
+        0.0,
+        help="Also tell the area below each curve, as smoothed, and where it first reaches this value; 0: neither.",
+        ge=0,
+        le=LARGEST,
+    )
+    first: int = option(
+        0, help="Of --packs: draw only the first N comparisons of each; the table has all. 0: all.", ge=0
+    )
     out: Path | None = option(
         None, help="File to write, .png or .svg; default: curves.png, bars.png or packs.png in the run's folder."
     )
@@ -77,13 +87,10 @@ class Config(StageConfig):
         None, help="A Markdown page with `<!-- effects -->` and `<!-- end of effects -->`: the table goes between them."
     )
     live: bool = option(False, help="Follow the first run in the terminal until it ends, without drawing.")
+    run: RunConfig = RunConfig()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within("smooth", self.smooth, 1, 1_000_000)
-        within("reach", self.reach, 0, LARGEST)
-        within("first", self.first, 0, 1_000_000)
-        one_of("against", self.against, AGAINST)
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if sum(map(bool, (self.runs, self.evals, self.packs))) != 1:
             raise ConfigError(
                 "plot needs one of --runs NAME=FOLDER (curves), --evals FOLDER (bars) and --packs FOLDER (effects)"
@@ -92,9 +99,9 @@ class Config(StageConfig):
             raise ConfigError("--packs takes a single --figure")
         curves = self.packs and (self.figure or PACK_FIGURES)[0] not in PACK_FIGURES
         unused = ("against", "smooth") if curves else ("against", "smooth", "reach")
-        if self.packs and (given := self.departed(unused)):
+        if self.packs and (given := non_default(self, *unused)):
             raise ConfigError(f"{flag(given[0])} does not change this figure of --packs; leave it out")
-        if self.evals and (given := self.departed(("against", "smooth", "reach"))):
+        if self.evals and (given := non_default(self, "against", "smooth", "reach")):
             raise ConfigError(f"{flag(given[0])} is for curves, and --evals draws bars; leave it out")
         of_effects = self.packs and (self.figure or PACK_FIGURES)[0] == PACK_FIGURES[0]
         for name in ("page", "first"):
@@ -108,6 +115,7 @@ class Config(StageConfig):
             raise ConfigError(f"--out {self.out}: is a folder; choose another name")
         for text in self.runs:
             parse_run(text)
+        return self
 
 
 def parse_run(text: str) -> tuple[str, Path]:
@@ -119,7 +127,7 @@ def parse_run(text: str) -> tuple[str, Path]:
     return name, (path.parent if path.name.startswith("checkpoint-") else path) / "metrics.jsonl"
 
 
-def run(config: Config, progress: Progress) -> Report:
+def run(config: PlotConfig, progress: Progress) -> Report:
     """Draw. Raises DataError if a run or an evaluation does not have the figure."""
     if config.live:
         return _follow(config, progress)
@@ -170,7 +178,7 @@ def _end(seeds: Sequence[Curve]) -> float:
     return ends[middle] if len(ends) % 2 else (ends[middle - 1] + ends[middle]) / 2
 
 
-def _bars(config: Config, out: Path) -> dict[tuple[str, str], float]:
+def _bars(config: PlotConfig, out: Path) -> dict[tuple[str, str], float]:
     """Draw the bars and return the means by (player, level)."""
     if len(config.figure) > 1:
         raise ConfigError("--evals takes a single --figure")
@@ -206,7 +214,7 @@ def _finite(value: Any) -> float:
     return float(value)
 
 
-def _follow(config: Config, progress: Progress) -> Report:
+def _follow(config: PlotConfig, progress: Progress) -> Report:
     """Show a run's latest figures until it ends or no process works on it. Raises DataError if there is no run."""
     name, path = parse_run(config.runs[0])
     if not path.with_name("config.json").is_file():

@@ -8,40 +8,36 @@ launch`, several processes play and learn together, with the same result.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from reflectkit.core.config import DTYPES, PACKAGED, QUANTIZE, TINY, above, flag, fraction, one_of, option, within
+from reflectkit.core.config import identifying, with_values
 from reflectkit.core.console import Progress, Quiet
 from reflectkit.core.errors import ConfigError, ReflectkitError
-from reflectkit.core.identity import digest, plain_settings
+from reflectkit.core.identity import digest
 from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.text import counted
 from reflectkit.data.trajectories import read_records
-from reflectkit.models.hub import hub_options
-from reflectkit.stages.shared.environments import check_level, model_source
+from reflectkit.models.hub import PACKAGED, hub_options
+from reflectkit.stages import Traits
+from reflectkit.stages.shared.environments import model_source
 from reflectkit.stages.shared.players import (
     model_folders,
     newest_checkpoint,
     newest_name,
     place_of,
-    refuse_without_model,
 )
-from reflectkit.stages.shared.sampling import LOCAL
-from reflectkit.stages.tuning.algorithm import AlgorithmConfig
 from reflectkit.stages.tuning.distributed import shared_run, start_processes
 from reflectkit.stages.tuning.launching import check_launch, launched
+from reflectkit.stages.tuning.rl_config import RLConfig
 from reflectkit.stages.tuning.rlft_plan import plan_of
 from reflectkit.stages.tuning.rlft_problems import check_prompts, levels_of, validation_of
 from reflectkit.stages.tuning.rlft_records import history_of, keep_episodes, with_rows
 from reflectkit.stages.tuning.rlft_resuming import resumed_trainer
-from reflectkit.stages.tuning.second_player import SecondPlayerConfig
 from reflectkit.stages.tuning.trackers import require_trackers, tracking
-from reflectkit.stages.tuning.training import TrainingConfig
 
 if TYPE_CHECKING:
     from reflectkit.rl.loop import Level, Trainer
@@ -58,205 +54,71 @@ EXAMPLES = (
     "reflectkit rlft --env taxi --load-dir results/taxi-tiny/policy/checkpoint-250 --reflect-load-dir"
     " results/taxi-tiny/reflector/checkpoint-700 --train-reflector 2",
 )
-LIMITS = {
-    "max_steps": (1, 10**9),
-    "episodes": (1, 2**20),
-    "learning_rate": (0, 1000),
-    "temperature": (0.001, 1000),
-    "reflect_temperature": (0, 1000),
-    "max_new_tokens": (1, 2**20),
-    "max_tokens_per_batch": (1, 2**30),
-    "lora_r": (0, 2**16),
-    "lora_alpha": (1, 2**16),
-    "save_steps": (1, 10**9),
-    "validate_steps": (0, 10**9),
-    "keep_episodes": (0, 2**20),
-    "processes": (1, 1024),
-}
-"""The range of each of these settings."""
-OF_COMMENTS = ("reflect_prob", "reflect_temperature", "swap_comments", "reflector_sampler")
-"""Settings that do nothing without a reflector."""
-
-
-@dataclass(frozen=True)
-class Config(SecondPlayerConfig, AlgorithmConfig, TrainingConfig):
-    """Settings of rlft."""
-
-    TRAINS: ClassVar[bool] = True
-    MAKES_ARM: ClassVar[bool] = True
-    load_dir: Path | None = option(
-        None, help="Checkpoint of the policy to train, or a run, for its newest one; alternatively --model."
-    )
-    model: str = option(
-        "", help="Instead of --load-dir, a model without SFT: smollm2-135m, a folder or a Hugging Face id."
-    )
-    reflect_load_dir: Path | None = option(
-        None,
-        help="Checkpoint of the reflector, or a run in which both players learned; without one it is the SFT + RL arm.",
-    )
-    share_base: bool = option(
-        False, help="Load the base once for a policy and a reflector that are LoRA adapters on it."
-    )
-    resume_from: Path | None = option(
-        None, help="Checkpoint of another rlft run to resume from; the other settings must match."
-    )
-    task_file: Path | None = option(None, help="Problems to train on; default: train.json in the env's data folder.")
-    max_steps: int = option(60, help="Number of updates.")
-    episodes: int = option(128, help="Episodes per update, over all processes.")
-    learning_rate: float = option(2.5e-4, help="Peak learning rate.")
-    warmup_steps: int = option(0, help="Updates in which the learning rate rises to its peak.")
-    max_grad_norm: float = option(0.3, help="Gradients are clipped to this norm.")
-    temperature: float = option(1.0, help="Sampling temperature of the policy, in rollouts and in the loss.")
-    reflect_prob: float = option(1.0, help="Probability that the policy sees the comment at a step.")
-    reflect_temperature: float = option(
-        0.0, help="Sampling temperature of the comments; 0 is greedy, and comments are cached."
-    )
-    max_new_tokens: int = option(
-        128, help="Maximum length of an answer in tokens, in environments without enumerated actions."
-    )
-    lora_r: int = option(0, help="Rank of a new LoRA adapter; 0 trains all weights, or the existing adapter.")
-    lora_alpha: int = option(16, help="Scale of the LoRA adapter.")
-    lora_targets: str = option(
-        "", help="Layers that a new LoRA adapter changes: all-linear, or names like q_proj,v_proj; default: peft's."
-    )
-    dtype: str = option("", help="float32, bfloat16 or float16; default: that of the checkpoint, or float32.")
-    quantize: str = option("", help="Quantise the base weights: 8bit, 4bit or none; default: as in the checkpoint.")
-    gradient_checkpointing: bool = option(False, help="Save memory by recomputing activations; about a third slower.")
-    max_tokens_per_batch: int = option(
-        16384, help="Tokens per forward pass, padding included; halved if memory runs out."
-    )
-    share_prefixes: bool = option(
-        False, help="Read what rows of an update begin with once; faster on transcripts, and changes rounding."
-    )
-    save_steps: int = option(20, help="Updates between checkpoints.")
-    keep_episodes: int = option(0, help="Episodes to keep for `view` at each checkpoint; 0: none.")
-    validate_steps: int = option(
-        0, help="Updates between greedy validations on validate.json, next to the problems; 0: none."
-    )
-    processes: int = option(1, help="Processes on this machine that share the work; changes rounding alone.")
-    device: str = option("auto", help="auto, cpu, cuda, …")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, (low, high) in LIMITS.items():
-            within(name, getattr(self, name), low, high)
-        for name in ("learning_rate", "max_grad_norm"):
-            above(name, getattr(self, name), 0)
-        fraction("reflect_prob", self.reflect_prob)
-        one_of("dtype", self.dtype or DTYPES[0], DTYPES)
-        one_of("quantize", self.quantize or QUANTIZE[0], QUANTIZE)
-        for level in self.curriculum:
-            check_level(self.env, level)
-        if bool(self.load_dir) == bool(self.model):
-            raise ConfigError(
-                "give the policy to train with either --load-dir CHECKPOINT or --model FOLDER_OR_ID, not both"
-            )
-        if self.model in TINY:
-            raise ConfigError(
-                f"--model {self.model} has no weights yet; train it with `reflectkit sft --model {self.model}`"
-            )
-        if self.episodes % self.repeats:
-            near = max(1, round(self.episodes / self.repeats)) * self.repeats
-            raise ConfigError(
-                f"--episodes {self.episodes} is not a multiple of the group size {self.repeats}; use {near}"
-            )
-        if self.processes > 1 and self.remote:
-            raise ConfigError(f"--sampler {self.sampler} trains in one process; leave out --processes")
-        if self.max_staleness and self.share_base and self.reflector_sampler == LOCAL:
-            raise ConfigError(
-                "--max-staleness lets the reflector comment while the policy learns, which two adapters on one base in"
-                " this process cannot; leave out --share-base, or give --reflector-sampler"
-            )
-        if self.share_base and (self.reflect_load_dir is None or self.load_dir is None or self.lora_r):
-            raise ConfigError(
-                "--share-base needs --load-dir and --reflect-load-dir, two LoRA adapters on the same base, and no"
-                " --lora-r"
-            )
-        if self.share_prefixes and self.gradient_checkpointing:
-            raise ConfigError(
-                "--share-prefixes needs the keys and values that --gradient-checkpointing drops; leave out one of them"
-            )
-        critic = self.critic_settings
-        if (
-            critic is not None
-            and critic.critic_trunk == "separate"
-            and (self.lora_r or self.quantize not in ("", "none"))
-        ):
-            raise ConfigError(
-                "--critic-trunk separate trains a full copy of the trunk, but --lora-r an adapter; use detached"
-            )
-        refuse_without_model(self.load_dir, self.reflect_load_dir)
-        if self.reflect_load_dir is None and (given := self.departed(OF_COMMENTS)):
-            raise ConfigError(f"{flag(given[0])} needs comments; add --reflect-load-dir, or leave it out")
-        if not self.lora_r and (given := self.departed(("lora_alpha", "lora_targets"))):
-            raise ConfigError(f"{flag(given[0])} is a setting of a new adapter; add --lora-r, or leave it out")
-
-    @property
-    def start(self) -> Path | str:
-        """Where the policy comes from."""
-        return self.load_dir or self.model
-
-    @property
-    def stages(self) -> list[tuple[str, ...]]:
-        """The levels of each stage of the curriculum."""
-        levels: list[tuple[str, ...]] = [(level,) for level in self.curriculum] or [(self.kind.levels[-1],)]
-        if self.merge_first_two:
-            levels = [levels[0] + levels[1], *levels[2:]]
-        kept = self.merge_after or len(levels)
-        rest = tuple(level for names in levels[kept:] for level in names)
-        return [*levels[:kept], rest] if rest else levels
+TRAITS = Traits(trains=True, makes_arm=True)
 
 
 @memory_explained("lower --width or --max-tokens-per-batch, or use --lora-r, --quantize or a smaller model")
-def run(config: Config, progress: Progress) -> Report:
+def run(config: RLConfig, progress: Progress) -> Report:
     """Train and write `metrics.jsonl` and `checkpoint-<step>/`.
 
     Raises CheckpointError, DataError, DivergedError, and ConfigError if the model cannot read the prompts.
     """
     check_launch(config.processes)
-    if config.processes > 1 and not config.plan:
+    if config.processes > 1 and not config.checkpoints.plan:
         return launched("rlft", config, config.processes, progress)
-    require_trackers(config.report_to)
-    source = config.task_file or config.folder / "train.json"
-    tasks = [record.task for record in read_records(source, config.env_name)]
-    if config.model not in PACKAGED:
-        hub_options(config.start)  # whether it can be fetched is known before torch is imported
-    progress.news(f"rlft ({config.algo}): loading torch for {counted(len(tasks), 'problem')} of {source}")
+    require_trackers(config.checkpoints.report_to)
+    source = config.task_file or config.world.folder / "train.json"
+    tasks = [record.task for record in read_records(source, config.world.env_name)]
+    if config.policy.model not in PACKAGED:
+        hub_options(config.policy.start)  # whether it can be fetched is known before torch is imported
+    progress.news(f"rlft ({config.algo.name}): loading torch for {counted(len(tasks), 'problem')} of {source}")
     levels = levels_of(config, tasks, source)
-    processes = start_processes(config.device, config.threads)
-    if processes.sharded and config.share_base:
+    processes = start_processes(config.policy.device, config.run.threads)
+    if processes.sharded and config.reflector.share_base:
         raise ConfigError(
             "--share-base needs an unsharded base in each process; omit it, or use `accelerate launch --config_file"
             ' "$(reflectkit list --configs multi_gpu)"`'
         )
-    if processes.kind == "DEEPSPEED" and config.target_kl:
+    if processes.kind == "DEEPSPEED" and config.algo.target_kl:
         raise ConfigError(
             "--target-kl cannot discard gradients under DeepSpeed; omit it, or use `accelerate launch --config_file"
             ' "$(reflectkit list --configs fsdp2)"`'
         )
-    if processes.sharded and config.optimizer != "adamw":
-        raise ConfigError(f"--optimizer {config.optimizer} needs the whole policy in each process; use adamw")
+    if processes.sharded and config.optim.optimizer != "adamw":
+        raise ConfigError(f"--optimizer {config.optim.optimizer} needs the whole policy in each process; use adamw")
     progress = progress if processes.first else Quiet()
     with processes.first_then_rest():
-        reflector = place_of(config.reflect_load_dir, config, progress, reflects=True)
-        model = model_source(newest_name(config.model) if config.model else "", config.data_dir, progress)
-        policy = config.load_dir and newest_checkpoint(config.load_dir)
-        config = replace(config, model=model, load_dir=policy, reflect_load_dir=reflector)
-    models = [path for path in (config.load_dir, *model_folders([reflector]), config.resume_from) if path]
-    if Path(config.model).is_dir() and config.model:
-        models.append(Path(config.model))
+        reflector = place_of(config.reflector.load_dir, config.run.data_dir, progress, reflects=True)
+        model = model_source(
+            newest_name(config.policy.model) if config.policy.model else "", config.run.data_dir, progress
+        )
+        policy = config.policy.load_dir and newest_checkpoint(config.policy.load_dir)
+        config = with_values(config, model=model, load_dir=policy, reflect_load_dir=reflector)
+    models = [path for path in (config.policy.load_dir, *model_folders([reflector]), config.resume_from) if path]
+    if Path(config.policy.model).is_dir() and config.policy.model:
+        models.append(Path(config.policy.model))
     check_prompts(config, levels)
-    if config.plan:
+    if config.checkpoints.plan:
         return plan_of(config, levels, processes, progress)
     held_out = [source.with_name("validate.json")] if config.validate_steps else []
     with shared_run(
-        "rlft", config, [source, *held_out, *models, *config.input_files(tasks), *config.comment_files], processes
+        "rlft",
+        config,
+        [
+            source,
+            *held_out,
+            *models,
+            *config.world.input_files(tasks),
+            *config.algo.code_files,
+            *config.sampler.comment_files(config.world.folder),
+        ],
+        processes,
     ) as current:
         if current.done:
             return current.done
-        settings = plain_settings(config) | {"problems": digest(source)}
+        settings = identifying(config) | {"problems": digest(source)}
         trainer = resumed_trainer(config, levels, current.folder, settings, processes, progress)
-        progress.news(f"rlft ({config.algo}): {counted(len(tasks), 'problem')} of {source} → {current.folder}")
+        progress.news(f"rlft ({config.algo.name}): {counted(len(tasks), 'problem')} of {source} → {current.folder}")
         try:
             target = _loop(config, trainer, validation_of(config, source), current.folder, settings, progress)
         except ReflectkitError as error:
@@ -272,7 +134,7 @@ def run(config: Config, progress: Progress) -> Report:
             "return": fmean(row["return"] for row in last) if last else None,
         }
         current.tables.append(figures_table(f"RL in {target} (rates: last tenth, training problems)", "value", figures))
-        if asked := config.asked(progress):
+        if asked := config.world.asked(progress):
             figures["asked"] = asked
         if not processes.first:
             return Report("rlft", current.folder, figures, (target,))
@@ -280,7 +142,7 @@ def run(config: Config, progress: Progress) -> Report:
 
 
 def _loop(
-    config: Config,
+    config: RLConfig,
     trainer: Trainer,
     validation: Level | None,
     folder: Path,
@@ -298,11 +160,11 @@ def _loop(
         progress.news(f"{metrics}: {figures_lost}, though what they learned is not; --force trains again")
     if processes.first:
         write_jsonl(metrics, history)
-    facts = {"env": config.env, "reflector": str(config.reflect_load_dir) if config.reflect_load_dir else None}
+    facts = {"env": config.env.name, "reflector": str(config.reflector.load_dir) if config.reflector.load_dir else None}
     target = folder / f"checkpoint-{trainer.step}"
-    title = "Reflect-RL" if config.reflect_load_dir else "SFT + RL"
+    title = "Reflect-RL" if config.reflector.load_dir else "SFT + RL"
     with (
-        tracking(config.report_to, folder, settings) as log,
+        tracking(config.checkpoints.report_to, folder, settings) as log,
         progress.bar(title, config.max_steps, trainer.step) as bar,
     ):
         while trainer.step < config.max_steps:
@@ -310,13 +172,13 @@ def _loop(
             if validation and (trainer.step % config.validate_steps == 0 or trainer.step == config.max_steps):
                 figures |= trainer.validate(validation)
             history.append(figures)
-            due = trainer.step % config.save_steps == 0 or trainer.step == config.max_steps
+            due = trainer.step % config.checkpoints.save_steps == 0 or trainer.step == config.max_steps
             if processes.first:
                 write_jsonl(metrics, history)
             if due and config.keep_episodes and processes.first:
                 keep_episodes(config, trainer, folder / "episodes.jsonl", progress)
             if due:
-                target = checkpoint.save(folder, trainer, settings, facts, config.keep_checkpoints)
+                target = checkpoint.save(folder, trainer, settings, facts, config.checkpoints.keep_checkpoints)
                 processes.wait()
             log(figures, trainer.step)
             recent = [row["success_rate"] for row in history[-10:]]

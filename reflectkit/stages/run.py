@@ -16,34 +16,31 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
-
-from typing_extensions import override
+from typing import Any, get_origin
 
 from reflectkit.core.config import (
-    PACKAGED,
-    Elsewhere,
-    StageConfig,
-    as_lists,
-    check_run_name,
+    Config,
+    Leaf,
+    build,
+    chosen_by,
     flag,
-    from_mapping,
+    flat,
+    non_default,
     option,
-    parse_yaml,
-    settings_elsewhere,
-    with_own_settings,
-    within,
+    with_values,
     without_foreign,
 )
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, unknown_name
+from reflectkit.core.folders import RunConfig, check_run_name
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.reports import Report
 from reflectkit.core.runs import open_run
+from reflectkit.core.yaml_text import parse_yaml
 from reflectkit.data.episodes import no_share
-from reflectkit.stages import config_class, plot
+from reflectkit.models.hub import PACKAGED
+from reflectkit.stages import config_class, plot, traits
 from reflectkit.stages.recipes.ablations import (
     MARK,
     Ablation,
@@ -62,7 +59,7 @@ from reflectkit.stages.recipes.parameters import (
     overrides,
     settings_class,
 )
-from reflectkit.stages.recipes.recipe import RECORD, Recipe, chosen, fields_of, load_recipe, recipe_names, settings_of
+from reflectkit.stages.recipes.recipe import RECORD, Recipe, leaves_of, load_recipe, recipe_names, settings_of
 from reflectkit.stages.recipes.schedule import Job, check_script, perform
 from reflectkit.stages.recipes.workers import CHECKS
 from reflectkit.stages.shared import eval_tables
@@ -78,93 +75,39 @@ EXAMPLES = (
     "reflectkit run auto-explore-tiny --repo-dir ~/projects",
     "reflectkit run my_recipe.yaml --fast",
 )
-WHOLE_RUN = frozenset({"data_dir", "results_dir", "name", "seed", "threads", "force", "keep"})
-TAKEN = ("recipe", "config", "help", "context", "traceback")  # names of arguments of `run` that are no settings
+WHOLE_RUN = frozenset(RunConfig.model_fields)
+TAKEN = ("config", "help", "context", "traceback")  # names of arguments of `run` that are no settings
 
 
-@dataclass(frozen=True)
-class Config(StageConfig):
-    """Settings of run; with `recipe`, also its parameters. RECIPE: whose parameters the class has, after `chosen`.
-    OWN_FOLDERS: the parameter whose values have folders of their own, and its value in the recipe.
+def _parameters(recipe: str) -> type[Config]:
+    """The settings that a recipe's parameters are. Raises what `load_recipe` raises, and ConfigError for a name that
+    cannot be a flag.
     """
+    parameters = load_recipe(recipe).resolved
+    for name in parameters:
+        if name in TAKEN or hasattr(Config, name):
+            raise ConfigError(f"recipe '{recipe}': a parameter can't have the name {name!r}; `run` uses it already")
+    return settings_class(recipe, parameters)
 
-    CHOOSERS: ClassVar[tuple[str, ...]] = ("recipe",)
-    RECIPE: ClassVar[str] = ""
-    OWN_FOLDERS: ClassVar[tuple[str, str]] = ("", "")
-    recipe: str = dataclasses.field(
-        metadata={"help": "Name of a packaged recipe, or a YAML file.", "argument": True}, kw_only=True
-    )
+
+class PipelineConfig(Config):
+    """Settings of run."""
+
+    recipe: str = option(help="Name of a packaged recipe, or a YAML file.", argument=True)
+    parameters: Any = chosen_by("recipe", settings=_parameters, names=recipe_names)
     set: tuple[str, ...] = option(
         (), help="STEP.SETTING=VALUE overrides the recipe (repeat the flag); STEP may also be a stage or defaults."
     )
     ablate: tuple[str, ...] = option(
         (), help="Ablations of the recipe to run as well, separated by commas (or repeat the flag)."
     )
-    seeds: int = option(1, help="Number of seeds to run, starting at --seed; several use folders seed0, seed1, …")
-    jobs: int = option(2, help="Steps to run in parallel.")
+    seeds: int = option(1, help="Number of seeds to run, starting at --seed; several use folders seed0, seed1, …", ge=1)
+    jobs: int = option(2, help="Steps to run in parallel.", ge=1, identity=False)
     fast: bool = option(
         False,
         help="Short variant of the recipe, with a check that every step runs or with what `reflectkit list` says.",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within("seeds", self.seeds, 1, 1000)
-        within("jobs", self.jobs, 1, 256)
-
-    @classmethod
-    @override
-    def chosen(cls, values: Mapping[str, Any]) -> type[Self]:
-        """The class with the parameters of the recipe. Raises what `load_recipe` raises, and ConfigError if one has the
-        name of a flag.
-        """
-        name = values.get("recipe")
-        if cls.RECIPE or not isinstance(name, str):
-            return cls
-        recipe = load_recipe(name)
-        if not recipe.parameters:
-            return cls
-        for key in recipe.parameters:
-            if hasattr(cls, key) or key in TAKEN:
-                raise ConfigError(f"recipe '{name}': a parameter can't have the name {key!r}; `run` uses it already")
-        own = [key for key, one in recipe.parameters.items() if one.own_folders]
-        marks = {"OWN_FOLDERS": (own[0], str(recipe.resolved[own[0]].default)) if own else ("", "")}
-        fields = settings_class(name, recipe.resolved)
-        return with_own_settings(cls, fields, f"Recipe {name}", f"recipe '{name}'", RECIPE=name, **marks)
-
-    @classmethod
-    @override
-    def help_lines(cls, values: Mapping[str, Any]) -> Sequence[str]:
-        """The ablations of the recipe, for --ablate."""
-        name = values.get("recipe")
-        recipe = load_recipe(name) if isinstance(name, str) else None
-        if recipe is None or not recipe.ablations:
-            return ()
-        lines = [
-            f"  {key}: {one.description}" if one.description else f"  {key}" for key, one in recipe.ablations.items()
-        ]
-        return (f"Ablations of {name}, for --ablate:", *lines)
-
-    @classmethod
-    @override
-    def elsewhere(cls) -> Mapping[str, Elsewhere]:
-        """The parameters of the other packaged recipes."""
-        field_names = fields_of(cls)
-        return settings_elsewhere(
-            (name, recipe, () if isinstance(one.default, list | tuple) else None)
-            for recipe in recipe_names()
-            for name, one in load_recipe(recipe).resolved.items()
-            if name not in field_names
-        )
-
-    @classmethod
-    @override
-    def refusal(cls, name: str) -> ConfigError | None:
-        """The error for a parameter of another packaged recipe."""
-        other = cls.elsewhere().get(name)
-        if other is None:
-            return None
-        return ConfigError(f"{flag(name)} is a parameter of {other.owner}, not of this recipe; leave it out")
+    run: RunConfig = RunConfig()
 
     @property
     def ablated(self) -> list[str]:
@@ -177,13 +120,20 @@ class Config(StageConfig):
         -fast appended.
         """
         own = re.sub(r"[^A-Za-z0-9_.@-]+", "-", Path(self.recipe).stem).lstrip(".@-")[:40] or "recipe"
-        return self.name or "-".join([own, *self._marks])
+        return self.run.name or "-".join([own, *self._marks])
+
+    @property
+    def own_folders(self) -> tuple[str, Any]:
+        """The parameter whose values have folders of their own, and its value here; ("", None) without one."""
+        parameters = load_recipe(self.recipe).parameters
+        name = next((name for name, parameter in parameters.items() if parameter.own_folders), "")
+        return name, getattr(self.parameters, name, None)
 
     @property
     def label(self) -> str:
         """What tells these data from those of other values of a parameter with folders of its own; "" without one."""
-        name, default = self.OWN_FOLDERS
-        return folder_label(getattr(self, name), default, name) if name else ""
+        name, value = self.own_folders
+        return folder_label(value, str(load_recipe(self.recipe).resolved[name].default), name) if name else ""
 
     @property
     def _marks(self) -> list[str]:
@@ -193,43 +143,53 @@ class Config(StageConfig):
     @property
     def data_folder(self) -> Path:
         """The data folder of all steps: --data-dir, or a folder in it for --fast and for a label."""
-        return self.data_dir / "-".join(self._marks)
+        return self.run.data_dir / "-".join(self._marks)
 
     @property
     def in_full(self) -> list[str]:
         """The arguments of `run` for the full recipe with the same parameters and settings, in folders of its own."""
-        arguments = [self.recipe]
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if item.name in ("recipe", "fast", "name", "force", "keep") or value == item.default:
+        arguments, values = [self.recipe], flat(self)
+        for name in non_default(self):
+            value = values[name]
+            if name in ("recipe", "fast", "name", "force", "keep"):
                 continue
             if isinstance(value, bool):
-                arguments.append(flag(item.name) if value else f"--no-{flag(item.name)[2:]}")
+                arguments.append(flag(name) if value else f"--no-{flag(name)[2:]}")
                 continue
-            for one in value if isinstance(value, tuple) else [value]:
-                arguments += [flag(item.name), str(one)]
+            for part in value if isinstance(value, tuple) else [value]:
+                arguments += [flag(name), str(part)]
         return arguments
 
 
-def run(config: Config, progress: Progress) -> Report:
+def help_lines(choices: Mapping[str, Any]) -> Sequence[str]:
+    """What the help shows above its examples: the ablations of the recipe, for --ablate."""
+    name = choices.get("recipe")
+    recipe = load_recipe(name) if isinstance(name, str) else None
+    if recipe is None or not recipe.ablations:
+        return ()
+    lines = [f"  {key}: {one.description}" if one.description else f"  {key}" for key, one in recipe.ablations.items()]
+    return (f"Ablations of {name}, for --ablate:", *lines)
+
+
+def run(config: PipelineConfig, progress: Progress) -> Report:
     """Run every step that is not finished. Raises what the stages raise, and UnknownNameError for a step or setting."""
     check_script()
     recipe = load_recipe(config.recipe)
     jobs, ablations = planned(config)
     check_settings(jobs)
     if config.label:
-        name = config.OWN_FOLDERS[0]
+        name = config.own_folders[0]
         progress.news(
-            f"{flag(name)} {getattr(config, name)} has folders of its own: {config.data_folder} and"
-            f" {config.results_dir / config.folder}"
+            f"{flag(name)} {config.own_folders[1]} has folders of its own: {config.data_folder} and"
+            f" {config.run.results_dir / config.folder}"
         )
     flags = {target: flag(name) for name, one in recipe.parameters.items() for target in one.sets}
     if any(str(value) in PACKAGED for job in jobs for value in job.values.values()):
-        share_models(config.data_dir, dict.fromkeys(job.values["data_dir"] for job in jobs))
+        share_models(config.run.data_dir, dict.fromkeys(job.values["data_dir"] for job in jobs))
     jobs = with_checks(jobs, flags)
-    with open_run("run", dataclasses.replace(config, name=f"{config.folder}/{RECORD}", keep=True)) as current:
+    with open_run("run", with_values(config, name=f"{config.folder}/{RECORD}", keep=True)) as current:
         reports = {name: one for name, one in perform(jobs, config.jobs, progress).items() if one.stage != CHECKS}
-        finals = [report for name, report in reports.items() if config_class(report.stage).REPORTS]
+        finals = [report for name, report in reports.items() if traits(report.stage).reports]
         figures: dict[str, Any] = {"steps": {name: str(report.folder) for name, report in reports.items()}}
         evaluations: dict[str, list[Report]] = {}  # by step, a report each seed
         for job in jobs:
@@ -273,14 +233,18 @@ def run(config: Config, progress: Progress) -> Report:
             current.tables.append(seed_differences_table(apart, recipe.measure))
         if drawn_from := _all_curves(jobs, reports):
             picture = current.folder / "curves.png"
-            drawn_from |= {"results_dir": config.results_dir, "name": f"{config.folder}/{RECORD}.curves", "keep": True}
-            drawn = plot.run(from_mapping(plot.Config, drawn_from | {"out": picture}, "plot"), progress)
+            drawn_from |= {
+                "results_dir": config.run.results_dir,
+                "name": f"{config.folder}/{RECORD}.curves",
+                "keep": True,
+            }
+            drawn = plot.run(build(plot.PlotConfig, drawn_from | {"out": picture}, "plot"), progress)
             current.tables += drawn.tables
             outputs.append(picture)
         return current.finish(figures, outputs)
 
 
-def planned(config: Config) -> tuple[list[Job], dict[str, Ablation]]:
+def planned(config: PipelineConfig) -> tuple[list[Job], dict[str, Ablation]]:
     """(every job, seed by seed in the recipe's order; the ablations in --ablate by name).
 
     Raises
@@ -289,10 +253,10 @@ def planned(config: Config) -> tuple[list[Job], dict[str, Ablation]]:
     """
     recipe = load_recipe(config.recipe)
     if not config.fast:  # what is wrong in it is told now, and not when it is needed
-        _jobs(config, recipe, {}, _of_fast(recipe), config.seed)
+        _jobs(config, recipe, {}, _of_fast(recipe), config.run.seed)
     ablations = _chosen_ablations(config, recipe)
     changes = _overrides(config, recipe, ablations)
-    seeds = range(config.seed, config.seed + config.seeds)
+    seeds = range(config.run.seed, config.run.seed + config.seeds)
     return [job for seed in seeds for job in _jobs(config, recipe, ablations, changes, seed)], ablations
 
 
@@ -301,7 +265,7 @@ def _episodes(evaluation: Report) -> list[Mapping[str, Any]]:
     return [episode for _, episode in read_jsonl(evaluation.folder / "episodes.jsonl")]
 
 
-def _chosen_ablations(config: Config, recipe: Recipe) -> dict[str, Ablation]:
+def _chosen_ablations(config: PipelineConfig, recipe: Recipe) -> dict[str, Ablation]:
     """The ablations in --ablate, by name. Raises ConfigError."""
     if config.ablate and not config.ablated:
         raise ConfigError("--ablate is empty; `reflectkit list` shows the ablations of each recipe")
@@ -313,7 +277,7 @@ def _chosen_ablations(config: Config, recipe: Recipe) -> dict[str, Ablation]:
     return {name: recipe.ablations[name].named(name) for name in config.ablated}
 
 
-def _overrides(config: Config, recipe: Recipe, ablations: Mapping[str, Ablation]) -> list[tuple[str, str, Any]]:
+def _overrides(config: PipelineConfig, recipe: Recipe, ablations: Mapping[str, Ablation]) -> list[tuple[str, str, Any]]:
     """(step or stage, setting, value) of `--fast`, parameters, `--set` and the ablations; the ablations' steps come
     last.
     """
@@ -324,7 +288,7 @@ def _overrides(config: Config, recipe: Recipe, ablations: Mapping[str, Ablation]
         for key, value in settings.items()
     ]
     changes += _of_fast(recipe) if config.fast else []
-    changes += overrides(config, recipe.resolved)
+    changes += overrides(config.parameters, recipe.resolved)
     steps = with_copies(recipe.steps, ablations)
     targets = {step["name"] for step in steps} | {step["stage"] for step in steps}
     for text in config.set:
@@ -346,19 +310,23 @@ def _of_fast(recipe: Recipe) -> list[tuple[str, str, Any]]:
 
 
 def _jobs(
-    config: Config, recipe: Recipe, ablations: Mapping[str, Ablation], changes: list[tuple[str, str, Any]], seed: int
+    config: PipelineConfig,
+    recipe: Recipe,
+    ablations: Mapping[str, Ablation],
+    changes: list[tuple[str, str, Any]],
+    seed: int,
 ) -> list[Job]:
     prefix = f"seed{seed}/" if config.seeds > 1 else ""
-    data, results = (folder / prefix if prefix else folder for folder in (config.data_folder, config.results_dir))
+    data, results = (folder / prefix if prefix else folder for folder in (config.data_folder, config.run.results_dir))
     jobs: list[Job] = []
     defaults = recipe.defaults | {key: value for name, key, value in changes if name == DEFAULTS}
     for step in with_copies(recipe.steps, ablations):
         base, _, ablation = step["name"].partition(MARK)
         values: dict[str, Any] = {key: value for key, value in step.items() if key not in ("name", "stage")}
         values |= {key: value for name, key, value in changes if name in (step["name"], base, step["stage"])}
-        kind = chosen(step["stage"], defaults | values)
-        values = {key: value for key, value in defaults.items() if key in fields_of(kind)} | values
-        values = as_lists(kind, values)
+        rows, about = leaves_of(step["stage"], defaults | values), traits(step["stage"])
+        values = {key: value for key, value in defaults.items() if key in rows} | values
+        values = {key: _as_list(value, rows.get(key)) for key, value in values.items()}
         if shared := sorted(WHOLE_RUN & values.keys()):
             raise ConfigError(
                 f"step '{step['name']}': {shared[0]} applies to the whole run; set it with {flag(shared[0])}"
@@ -366,27 +334,27 @@ def _jobs(
         if ablation:
             renamed = names(recipe.steps, ablation, ablations[ablation])
             values = {key: follow(value, renamed) for key, value in values.items()}
-            if kind.OUTPUT and values.get(kind.OUTPUT) in [None, *(job.values.get(kind.OUTPUT) for job in jobs)]:
+            if about.output and values.get(about.output) in [None, *(job.values.get(about.output) for job in jobs)]:
                 raise ConfigError(
-                    f"step '{step['name']}' writes to the same folder as another; give it its own {kind.OUTPUT}"
+                    f"step '{step['name']}' writes to the same folder as another; give it its own {about.output}"
                 )
         else:
             values |= {
                 key: with_arms(values[key], ablations, recipe.steps)
-                for key in kind.ARMS
+                for key in about.arms
                 if isinstance(values.get(key), list)
             }
         values |= {"data_dir": data, "results_dir": results, "name": f"{config.folder}/{step['name']}", "keep": True}
-        values |= {"seed": seed, "threads": config.threads, "force": config.force}
+        values |= {"seed": seed, "threads": config.run.threads, "force": config.run.force}
         check_run_name(values["name"])
-        values = without_foreign(kind, values, f"step '{step['name']}' ({step['stage']})")
+        values = without_foreign(config_class(step["stage"]), values, f"step '{step['name']}' ({step['stage']})")
         before = [job for job in jobs if job.name.partition(MARK)[2] in ("", ablation)]
         earlier = [job.name.removeprefix(prefix) for job in jobs]
         for reference in sorted(references(values)):
             if reference not in earlier:
                 raise unknown_name(f"step before '{step['name']}'", reference, earlier)
         after = {prefix + name for name in references(values)} | {
-            job.name for job in before if config_class(job.stage).WRITES_DATA
+            job.name for job in before if traits(job.stage).writes_data
         }
         jobs.append(Job(prefix + step["name"], step["stage"], values, frozenset(after), prefix))
     played = [
@@ -397,6 +365,11 @@ def _jobs(
             missing = next((arm for arm in (one.of, one.arm) if not any(arm in arms for arms in played)), one.arm)
             raise ConfigError(f"--ablate {name}: no evaluation in recipe '{config.recipe}' plays {missing!r}")
     return jobs
+
+
+def _as_list(value: Any, leaf: Leaf | None) -> Any:
+    """`value`, a single text for a list setting as a list."""
+    return [value] if isinstance(value, str) and leaf is not None and get_origin(leaf.hint) is tuple else value
 
 
 def _all_curves(jobs: list[Job], reports: Mapping[str, Report]) -> dict[str, Any]:

@@ -11,14 +11,15 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Literal, Self
 
-from reflectkit.core.config import fraction, one_of, option
+from pydantic import model_validator
+
+from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.folders import write_permission
+from reflectkit.core.folders import RunConfig, write_permission
 from reflectkit.core.jsonl import write_json
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
@@ -26,8 +27,9 @@ from reflectkit.core.seeding import generator
 from reflectkit.core.text import counted
 from reflectkit.data.splits import NAMES, split_groups, split_weighted
 from reflectkit.data.trajectories import Record, read_records, record_to_json
-from reflectkit.envs import split_of
-from reflectkit.stages.shared.environments import RECORDS, EnvConfig
+from reflectkit.envs import env_class, split_of
+from reflectkit.stages import Traits
+from reflectkit.stages.shared.environments import ENV_HELP, RECORDS, World
 
 EXAMPLES = (
     "reflectkit split --env taxi",
@@ -36,18 +38,19 @@ EXAMPLES = (
     "reflectkit split --env auto_explore --ratio 8:2:2",
     "reflectkit split --env alfworld --unseen-rooms 0.2",
 )
-BY = ("group", "repo", "question")
 UNSEEN = "unseen"
 UNBALANCED = 0.05  # deviation of a split's share of all questions above which a message appears
 
 
-@dataclass(frozen=True)
-class Config(EnvConfig):
+TRAITS = Traits(writes_data=True)
+
+
+class SplitConfig(Config):
     """Settings of split."""
 
-    WRITES_DATA: ClassVar[bool] = True
+    env: str = option(help=ENV_HELP)
     task_file: Path | None = option(None, help=f"Records to split; default: {RECORDS} in the env's data folder.")
-    by: str = option(
+    by: Literal["", "group", "repo", "question"] = option(
         "", help="Unit to keep in one split: group (a start state), repo or question; default: the env's own."
     )
     ratio: str = option("7:2:1", help="Shares of train, validate and test.")
@@ -55,16 +58,22 @@ class Config(EnvConfig):
         0.0,
         help="If problems are set in rooms, as in alfworld: share of each kind of room (at least one) whose problems"
         " all go to unseen.json; 0: none.",
+        ge=0,
+        le=1,
     )
+    run: RunConfig = RunConfig()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fraction("unseen_rooms", self.unseen_rooms)
-        _ = self.shares
-        if self.by:
-            one_of("by", self.by, BY)
-        if self.by and self.by not in self.kind.split_by:
+    @property
+    def world(self) -> World:
+        """The environment."""
+        return World(self.env, self.run.data_dir)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.by and self.by not in env_class(self.env).split_by:
             raise ConfigError(f"--by {self.by} is not for env '{self.env}'; leave it out")
+        _ = self.shares
+        return self
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -75,21 +84,21 @@ class Config(EnvConfig):
         return tuple(map(int, parts))
 
 
-def run(config: Config, progress: Progress) -> Report:
+def run(config: SplitConfig, progress: Progress) -> Report:
     """Write `{train,validate,test}.json`.
 
     By repository the splits hold about --ratio of the questions. Else groups with demonstrations and groups without are
     each split so.
     """
-    source = config.task_file or config.folder / RECORDS
-    write_permission(config.folder)
-    with open_run("split", config, [source, *config.code_files]) as current:
+    source = config.task_file or config.world.folder / RECORDS
+    write_permission(config.world.folder)
+    with open_run("split", config, [source, *config.world.code_files]) as current:
         if current.done:
             return current.done
-        records = read_records(source, config.env_name)
-        by, kinds = config.by or config.kind.split_by[0], ""
+        records = read_records(source, config.world.env_name)
+        by, kinds = config.by or config.world.kind.split_by[0], ""
         group_of = {record.task.id: record.task.id if by == "question" else record.task.group for record in records}
-        room_of = {record.task.id: config.kind.room_of(record.task) for record in records}
+        room_of = {record.task.id: config.world.kind.room_of(record.task) for record in records}
         unseen = _unseen_rooms(set(room_of.values()), config, source)
         held_out = [record for record in records if room_of[record.task.id] in unseen]
         records = [record for record in records if room_of[record.task.id] not in unseen]
@@ -97,7 +106,7 @@ def run(config: Config, progress: Progress) -> Report:
         free = [record for record in records if not own[record.task.id]]
         if by == "repo":
             sizes = Counter(group_of[record.task.id] for record in free)
-            name_of_group = split_weighted(sizes, generator(config.seed, "split"), config.shares)
+            name_of_group = split_weighted(sizes, generator(config.run.seed, "split"), config.shares)
             _say_if_unbalanced(sizes, name_of_group, config.shares, progress)
         else:
             taught = {group_of[record.task.id] for record in free if record.trajectories}
@@ -107,16 +116,16 @@ def run(config: Config, progress: Progress) -> Report:
                 for group in [group_of[record.task.id]]
             }
             kinds = f" of {many} kinds" if (many := len(set(strata.values()))) > 1 else ""
-            name_of_group = split_groups(strata, generator(config.seed, "split"), config.shares)
+            name_of_group = split_groups(strata, generator(config.run.seed, "split"), config.shares)
         outputs, rows, figures = [], [], {}
         parts: dict[str, list[Record]] = {name: [] for name in NAMES}
         for record in records:
             parts[own[record.task.id] or name_of_group[group_of[record.task.id]]].append(record)
-        (config.folder / f"{UNSEEN}.json").unlink(
+        (config.world.folder / f"{UNSEEN}.json").unlink(
             missing_ok=True
         )  # of an earlier split; its rooms may be in this one's training split
         for name, part in (parts | ({UNSEEN: held_out} if unseen else {})).items():
-            path = config.folder / f"{name}.json"
+            path = config.world.folder / f"{name}.json"
             write_json(path, [record_to_json(record) for record in part])
             outputs.append(path)
             demonstrated = sum(bool(record.trajectories) for record in part)
@@ -134,7 +143,7 @@ def run(config: Config, progress: Progress) -> Report:
         return current.finish(figures, outputs)
 
 
-def _unseen_rooms(rooms: AbstractSet[str], config: Config, source: Path) -> frozenset[str]:
+def _unseen_rooms(rooms: AbstractSet[str], config: SplitConfig, source: Path) -> frozenset[str]:
     """The held-out rooms. rooms: those of all problems; "" for a problem without one.
 
     Raises ConfigError for tasks that are set in none, DataError where no room is left.
@@ -143,10 +152,10 @@ def _unseen_rooms(rooms: AbstractSet[str], config: Config, source: Path) -> froz
         return frozenset()
     if "" in rooms:
         raise ConfigError(f"--unseen-rooms: env '{config.env}' has no rooms; leave it out")
-    chance = generator(config.seed, "unseen rooms")
+    chance = generator(config.run.seed, "unseen rooms")
     unseen: set[str] = set()
-    for kind in sorted(set(map(config.kind.kind_of_room, rooms))):
-        of_kind = sorted(room for room in rooms if config.kind.kind_of_room(room) == kind)
+    for kind in sorted(set(map(config.world.kind.kind_of_room, rooms))):
+        of_kind = sorted(room for room in rooms if config.world.kind.kind_of_room(room) == kind)
         unseen |= set(chance.sample(of_kind, max(1, round(config.unseen_rooms * len(of_kind)))))
     if unseen == rooms:
         raise DataError(

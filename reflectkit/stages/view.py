@@ -10,13 +10,15 @@ import tempfile
 import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from reflectkit.core.config import StageConfig, option
+from pydantic import model_validator
+
+from reflectkit.core.config import Config, option
 from reflectkit.core.console import Bar, Progress
 from reflectkit.core.errors import NO_ROOM, ConfigError, DataError
+from reflectkit.core.folders import RunConfig
 from reflectkit.core.jsonl import read_json, replacing
 from reflectkit.core.reports import Report
 from reflectkit.core.tree import visible_files
@@ -37,17 +39,13 @@ KILOBYTE = 1000
 IN_MEMORY = 2**20  # bytes of a log that are kept in memory
 
 
-@dataclass(frozen=True)
-class Config(StageConfig):
+class ViewConfig(Config):
     """Settings of view."""
 
-    paths: tuple[Path, ...] = dataclasses.field(
-        default=(),
-        metadata={
-            "help": "Runs, folders of runs, or files of episodes; default: the run --name, or the results folder.",
-            "argument": True,
-        },
-        kw_only=True,
+    paths: tuple[Path, ...] = option(
+        (),
+        help="Runs, folders of runs, or files of episodes; default: the run --name, or the results folder.",
+        argument=True,
     )
     out: Path | None = option(
         None, help="Page to write, or with --inspect a folder; default: view.html beside what is shown first."
@@ -56,20 +54,22 @@ class Config(StageConfig):
         False, help="Write eval logs for `inspect view` instead; default folder: inspect, at the same place."
     )
     open: bool = option(False, help="Open the page in the browser.")
+    run: RunConfig = RunConfig()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.inspect and self.open:
             raise ConfigError("--open opens the page, but --inspect writes none; leave one out")
         if self.out is not None and not self.inspect and self.out.suffix not in (".html", ".htm"):
             raise ConfigError(f"--out {self.out}: write a .html")
         if self.out is not None and self.out.exists() and self.out.is_dir() != self.inspect:
             raise ConfigError(f"--out {self.out}: is a {'file' if self.inspect else 'folder'}; name another")
+        return self
 
 
-def run(config: Config, progress: Progress) -> Report:
+def run(config: ViewConfig, progress: Progress) -> Report:
     """Write the page, or the logs. Raises DataError if a path is missing, has no episodes, or is damaged."""
-    paths = config.paths or (config.results_dir / config.name,)
+    paths = config.paths or (config.run.results_dir / config.run.name,)
     files = episode_files(paths)
     folder = paths[0] if paths[0].is_dir() else paths[0].parent
     sources = [_source(file, name) for file, name in zip(files, distinct_names(list(map(_place, files))), strict=True)]

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.core.config import flag, from_mapping
+from reflectkit.core.config import flag, build
 from reflectkit.core.errors import ConfigError
 from reflectkit.stages import STAGES
 
@@ -52,12 +52,12 @@ def numbers() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("stage", "name"), numbers())
 def test_no_number_may_be_absurd(stage: str, name: str) -> None:
-    config = importlib.import_module(STAGES[stage]).Config
+    config = config_class(stage)
     given = REQUIRED.get(stage, {}) | OTHERS.get(name, {})
     whole = int in {get_type_hints(config)[name], *get_args(get_type_hints(config)[name])}
     for value in (-(2**63), 2**63) if whole else (-1e308, 1e308):
         with pytest.raises(ConfigError, match=f"{flag(name)} must"):
-            from_mapping(config, given | {name: value}, stage)
+            build(config, given | {name: value}, stage)
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.core.config import from_mapping
+from reflectkit.core.config import build
 from reflectkit.core.errors import ConfigError
 from reflectkit.stages import STAGES
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_no_path_setting_may_be_empty(stage: str) -> None:
-    config = importlib.import_module(STAGES[stage]).Config
+    config = config_class(stage)
     hints = get_type_hints(config)
     names = [
         item.name
@@ -29,7 +29,7 @@ def test_no_path_setting_may_be_empty(stage: str) -> None:
         for path in ("", "\0"):
             value: Any = ["fine", path] if get_origin(hints[name]) is tuple else path
             with pytest.raises(ConfigError, match=rf"--{name.replace('_', '-')} (is empty|holds a NUL)"):
-                from_mapping(config, {name: value}, stage)
+                build(config, {name: value}, stage)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_an_empty_flag_is_refused(
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_path_is_utf8(stage: str) -> None:
     """It is recorded in config.json. A byte that is not UTF-8 comes from the command line as half a surrogate pair."""
-    config = importlib.import_module(STAGES[stage]).Config
+    config = config_class(stage)
     needed: dict[str, Any] = {
         "env": "corridor",
         "role": "plain",
@@ -60,4 +60,4 @@ def test_every_path_is_utf8(stage: str) -> None:
     given = {item.name: needed[item.name] for item in dataclasses.fields(config) if item.default is dataclasses.MISSING}
     for name in ("data_dir", "results_dir"):
         with pytest.raises(ConfigError, match=rf"--{name.replace('_', '-')} 'caf.udce9' is not valid UTF-8"):
-            from_mapping(config, given | {name: "caf\udce9"}, stage)
+            build(config, given | {name: "caf\udce9"}, stage)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from reflectkit.core import jsonl, runs
-from reflectkit.core.config import StageConfig, from_mapping, option
+from reflectkit.core.config import StageConfig, build, option
 from reflectkit.core.errors import ConfigError, DataError, UnknownNameError
 from reflectkit.core.types import Task, from_json
 
@@ -106,7 +106,7 @@ class Example(StageConfig):
 
 
 def config(tmp_path: Path, **values: object) -> Example:
-    return from_mapping(Example, {"results_dir": tmp_path / "results", **values}, "example")
+    return build(Example, {"results_dir": tmp_path / "results", **values}, "example")
 
 
 def finish(settings: Example, inputs: list[Path], output: Path) -> runs.Report:
@@ -199,11 +199,11 @@ def test_missing_inputs_are_a_clear_error(tmp_path: Path) -> None:
 
 def test_settings_are_checked_by_name_and_type() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'size'"):
-        from_mapping(Example, {"sise": 1}, "example")
+        build(Example, {"sise": 1}, "example")
     with pytest.raises(ConfigError, match="--size"):
-        from_mapping(Example, {"size": "many"}, "example")
+        build(Example, {"size": "many"}, "example")
     with pytest.raises(ConfigError, match="--seed must lie between 0"):
-        from_mapping(Example, {"seed": -1}, "example")
+        build(Example, {"seed": -1}, "example")
     for value in ("inf", "nan"):
         with pytest.raises(ConfigError, match="--rate must be a finite number"):
-            from_mapping(Example, {"rate": float(value)}, "example")
+            build(Example, {"rate": float(value)}, "example")

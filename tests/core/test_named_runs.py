@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from reflectkit.core import runs
-from reflectkit.core.config import StageConfig, from_mapping, option
+from reflectkit.core.config import StageConfig, build, option
 from reflectkit.core.errors import ConfigError, DataError
 
 
@@ -24,7 +24,7 @@ def make(
     results: Path, *inputs: Path, stage: str = "sft", again: bool = False, ended: bool = True, **values: Any
 ) -> runs.Report:
     """A run of `stage` that writes a checkpoint; not `ended`, it is left without a report, as by a kill."""
-    settings = from_mapping(Example, {"results_dir": results, **values}, "example")
+    settings = build(Example, {"results_dir": results, **values}, "example")
     with runs.open_run(stage, settings, inputs, again=again) as run:
         if run.done:
             return run.done
@@ -172,7 +172,7 @@ def test_a_failed_run_gives_its_number_and_its_name_back(tmp_path: Path) -> None
     folders: list[Path] = []
 
     def failing(error: type[BaseException], made: str, values: dict[str, Any]) -> None:
-        settings = from_mapping(Example, {"results_dir": tmp_path, **values}, "example")
+        settings = build(Example, {"results_dir": tmp_path, **values}, "example")
         with runs.open_run("sft", settings) as run:
             folders.append(run.folder)
             if made:
@@ -199,7 +199,7 @@ def test_a_failed_run_gives_its_number_and_its_name_back(tmp_path: Path) -> None
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_run_that_fails_at_once_gives_back_what_force_replaced(tmp_path: Path, keep: bool) -> None:
     made = make(tmp_path, name="r/policy")
-    settings = from_mapping(
+    settings = build(
         Example, {"results_dir": tmp_path, "name": "r/policy", "force": True, "keep": keep}, "example"
     )
 
@@ -222,7 +222,7 @@ def test_a_run_that_fails_at_once_gives_back_what_force_replaced(tmp_path: Path,
 
 def test_who_waits_for_a_run_that_fails_makes_its_own(tmp_path: Path) -> None:
     """The second waits for the first's folder, which is gone when the first has failed."""
-    settings = from_mapping(Example, {"results_dir": tmp_path}, "example")
+    settings = build(Example, {"results_dir": tmp_path}, "example")
     reports: list[runs.Report] = []
     waiting = threading.Thread(target=lambda: reports.append(make(tmp_path)))
 
@@ -254,7 +254,7 @@ def test_a_finished_run_is_recognised_by_its_record_until_a_file_changes(tmp_pat
 
     def recognised(**values: Any) -> runs.Report | None:
         settings = {"results_dir": tmp_path / "results", "name": "a", **values}
-        return runs.finished_as("sft", from_mapping(Example, settings, "example"))
+        return runs.finished_as("sft", build(Example, settings, "example"))
 
     report = recognised()
     assert report is not None

@@ -105,8 +105,8 @@ def test_levels_keep_the_map() -> None:
 
 def test_a_split_holds_out_whole_maps(tmp_path: Path) -> None:
     shared = {"env": "taxi-maps", "data_dir": tmp_path / "data", "results_dir": tmp_path / "results"}
-    gen_trajectory.run(gen_trajectory.Config(**shared, demonstrations=8), Quiet())
-    split.run(split.Config(**shared, ratio="20:1:10"), Quiet())
+    gen_trajectory.run(gen_trajectory.GenTrajectoryConfig.from_flat(**shared, demonstrations=8), Quiet())
+    split.run(split.SplitConfig.from_flat(**shared, ratio="20:1:10"), Quiet())
     parts = [
         {
             record.task.data["map"]

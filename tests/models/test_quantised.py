@@ -26,7 +26,7 @@ def test_an_adapter_on_quantised_weights(
         {"prompt": policy_prompt(seen), "completion": label(number % 6)} for number, seen in enumerate(observations)
     ]
     write_jsonl(tmp_path / "rows.jsonl", rows)
-    config = sft.Config(
+    config = sft.SFTConfig.from_flat(
         env="taxi",
         role="plain",
         task_file=tmp_path / "rows.jsonl",

@@ -12,7 +12,7 @@ from reflectkit.core.reports import Report
 from reflectkit.stages.recipes.ablations import Ablation, compared
 from reflectkit.stages.recipes.recipe import load_recipe, recipe_names
 from reflectkit.stages.recipes.schedule import Job
-from reflectkit.stages.run import Config, planned
+from reflectkit.stages.run import PipelineConfig, planned
 
 RECIPE = """
 description: the toy env, for tests
@@ -32,7 +32,7 @@ ablations:
 
 
 def jobs(recipe: str, *ablate: str, **more: object) -> dict[str, Job]:
-    config = Config(recipe=recipe, ablate=ablate, **more)  # type: ignore[arg-type]
+    config = PipelineConfig.from_flat(recipe=recipe, ablate=ablate, **more)  # type: ignore[arg-type]
     return {job.name: job for job in planned(config)[0]}
 
 
@@ -119,7 +119,7 @@ def test_steps_lie_in_the_recipes_folder_or_the_named_one(
     monkeypatch.chdir(tmp_path / "here")
     if recipe not in recipe_names():
         Path(recipe).write_text("description: One.\nsteps: [{name: a, stage: split, env: taxi}]\n", encoding="utf-8")
-    assert Config(recipe=recipe, **more).folder == folder  # type: ignore[arg-type]
+    assert PipelineConfig.from_flat(recipe=recipe, **more).folder == folder  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("recipe", recipe_names())

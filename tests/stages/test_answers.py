@@ -40,7 +40,7 @@ def text_rows(taxi_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture(scope="module")
 def checkpoint(text_rows: Path) -> Path:
     """A policy that was trained for three steps to answer in words."""
-    config = sft.Config(
+    config = sft.SFTConfig.from_flat(
         env="taxi", role="plain", task_file=text_rows / "sft.jsonl", max_steps=3, device="cpu", results_dir=text_rows
     )
     return sft.run(config, Quiet()).outputs[0]
@@ -212,4 +212,4 @@ def test_two_choices_of_the_same_words_are_one_line(
     assert "choices 0 and 1 are both go; use --answer label" in _last(
         ["gen-sft", "--env", "twins:Twins", "--answer", "text"], capsys
     )
-    assert gen_sft.Config(env="twins:Twins").answer == "label"
+    assert gen_sft.GenSFTConfig.from_flat(env="twins:Twins").answer == "label"

@@ -20,11 +20,11 @@ from tests.sft_runs import config, write_rows
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> sft.Config:
+def settings(tmp_path: Path) -> sft.SFTConfig:
     return config(write_rows(tmp_path), tmp_path / "results", max_steps=6)
 
 
-def trained(settings: sft.Config, folder: Path, watched: bool) -> tuple[dict[str, torch.Tensor], list[Any]]:
+def trained(settings: sft.SFTConfig, folder: Path, watched: bool) -> tuple[dict[str, torch.Tensor], list[Any]]:
     """(weights after training, steps measured)."""
     with Quiet().bar("sft", 6) as bar:
         trainer = sft_trainer.open_training(settings, folder, bar)
@@ -35,14 +35,14 @@ def trained(settings: sft.Config, folder: Path, watched: bool) -> tuple[dict[str
     return {name: weight.clone() for name, weight in trainer.model.state_dict().items()}, watch.steps
 
 
-def test_the_floor_leaves_training_as_it_is(settings: sft.Config, tmp_path: Path) -> None:
+def test_the_floor_leaves_training_as_it_is(settings: sft.SFTConfig, tmp_path: Path) -> None:
     alone, _ = trained(settings, tmp_path, False)
     beside, steps = trained(settings, tmp_path, True)
     assert len(steps) == 6
     assert all(torch.equal(weight, beside[name]) for name, weight in alone.items())
 
 
-def test_the_floor_has_the_loss_and_gradients_of_the_step(settings: sft.Config, tmp_path: Path) -> None:
+def test_the_floor_has_the_loss_and_gradients_of_the_step(settings: sft.SFTConfig, tmp_path: Path) -> None:
     with Quiet().bar("sft", 1) as bar:
         trainer = sft_trainer.open_training(settings, tmp_path, bar)
     rows = [{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]}, {"input_ids": [9, 5], "labels": [-100, 5]}]
@@ -56,7 +56,7 @@ def test_the_floor_has_the_loss_and_gradients_of_the_step(settings: sft.Config, 
     torch.testing.assert_close(weight.grad, expected, rtol=0, atol=1e-6)
 
 
-def test_tokens_padding_and_trained_tokens_are_counted(settings: sft.Config) -> None:
+def test_tokens_padding_and_trained_tokens_are_counted(settings: sft.SFTConfig) -> None:
     with Quiet().bar("sft", 6) as bar:
         rounds = bench_sft.measure(settings, 2, bar)  # 6 steps: a round to warm up and two more, two steps each
     assert len(rounds) == 2
@@ -83,7 +83,7 @@ def test_the_ratio_is_of_the_floors_time_to_that_of_the_steps() -> None:
     assert (values["tokens"], values["padded_tokens"], values["trained_tokens"]) == (240, 285, 24)
 
 
-def test_waiting_does_not_count(settings: sft.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_does_not_count(settings: sft.SFTConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     wall = iter(range(0, 10**9, 1000))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(wall)))
     with Quiet().bar("sft", 6) as bar:
@@ -106,8 +106,8 @@ def test_the_command(
 
 def test_bad_settings_are_refused_before_anything_runs() -> None:
     with pytest.raises(ConfigError, match="batch-size"):
-        bench.Config(what="sft", batch_size=0)
+        bench.BenchConfig.from_flat(what="sft", batch_size=0)
     with pytest.raises(ConfigError, match="dtype"):
-        bench.Config(what="sft", model=("my-model",), dtype="float31")
+        bench.BenchConfig.from_flat(what="sft", model=("my-model",), dtype="float31")
     with pytest.raises(ConfigError, match="--steps"):  # and not of --max-steps, which bench does not have
-        bench.Config(what="sft", steps=10**7, rounds=1000)
+        bench.BenchConfig.from_flat(what="sft", steps=10**7, rounds=1000)

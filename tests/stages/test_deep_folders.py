@@ -45,10 +45,10 @@ def repos(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_deep_folder_stops_neither_filter_repo_nor_gen_task(repos: Path, tmp_path: Path) -> None:
     shared = {"data_dir": tmp_path / "data", "results_dir": tmp_path / "results"}
-    filtered = filter_repo.run(filter_repo.Config(repo_dir=repos, **shared), Quiet())
+    filtered = filter_repo.run(filter_repo.FilterRepoConfig.from_flat(repo_dir=repos, **shared), Quiet())
     assert filtered.figures["kept"] == 3
     assert filtered.figures["dropped"] == {"folder: nested too deep": 1}
-    asked = gen_task.run(gen_task.Config(repos_dir=repos, min_tokens=1, **shared), Quiet())
+    asked = gen_task.run(gen_task.GenTaskConfig.from_flat(repos_dir=repos, min_tokens=1, **shared), Quiet())
     assert asked.figures["files"] == 3
     (repos / "second" / "episodes.jsonl").touch()
     assert view.episode_files([repos]) == [repos / "second" / "episodes.jsonl"]
@@ -85,7 +85,7 @@ def test_what_may_not_be_read_does_not_stop_the_others(tmp_path: Path) -> None:
     if os.access(tmp_path / "repos" / "shut", os.R_OK):
         pytest.skip("root may read everything")
     shared = {"data_dir": tmp_path / "data", "results_dir": tmp_path / "results"}
-    report = filter_repo.run(filter_repo.Config(repo_dir=tmp_path / "repos", **shared), Quiet())
+    report = filter_repo.run(filter_repo.FilterRepoConfig.from_flat(repo_dir=tmp_path / "repos", **shared), Quiet())
     for name in ("shut", "half/shut"):
         (tmp_path / "repos" / name).chmod(0o755)  # so that it can be removed
     assert set(report.figures["by_repository"]) == {"open", "half"}

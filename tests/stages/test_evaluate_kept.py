@@ -36,9 +36,9 @@ def test_damaged_lines_are_dropped_and_their_episodes_played_again(
     monkeypatch.chdir(tmp_path)
     write_json(tmp_path / "test.json", [record_to_json(Record(task, ())) for task in Corridor.tasks("long")])
     settings = {"env": "corridor", "policy": ("oracle",), "task_file": Path("test.json"), "width": 1}
-    whole = evaluate.run(evaluate.Config(**settings, results_dir=tmp_path / "whole"), Quiet())
+    whole = evaluate.run(evaluate.EvaluateConfig.from_flat(**settings, results_dir=tmp_path / "whole"), Quiet())
     with pytest.raises(KeyboardInterrupt):
-        evaluate.run(evaluate.Config(**settings), Interrupting())
+        evaluate.run(evaluate.EvaluateConfig.from_flat(**settings), Interrupting())
     (kept,) = (tmp_path / "results").glob("*_evaluate/episodes/*.jsonl")
     lines = kept.read_bytes().splitlines(keepends=True)
     assert len(lines) == 3

@@ -11,18 +11,18 @@ from typing import Any
 from reflectkit.core.console import Quiet
 from reflectkit.core.types import Task
 from reflectkit.envs.corridor import Corridor
-from reflectkit.stages.evaluate import Config, Match, drawn, play_match
+from reflectkit.stages.evaluate import EvaluateConfig, Match, drawn, play_match
 from reflectkit.stages.shared.players import Players
 
 
 def test_what_another_level_played_is_not_played_again(tmp_path: Path) -> None:
-    config = Config(env="corridor", policy=("random",), horizon=5)
+    config = EvaluateConfig.from_flat(env="corridor", policy=("random",), horizon=5)
     tasks = tuple(Corridor.tasks("long"))
     already: dict[Any, Any] = {}
 
     def play(number: int, folder: str, horizon: int = 5, tasks: tuple[Task, ...] = tasks) -> list[dict[str, Any]]:
         match = Match(number, "random", None, None, "long", tasks)
-        settled = Config(env="corridor", policy=("random",), horizon=horizon)
+        settled = EvaluateConfig.from_flat(env="corridor", policy=("random",), horizon=horizon)
         with contextlib.closing(Players(config)) as players:
             return play_match(settled, match, tmp_path / folder, players, Quiet(), already)
 

@@ -37,12 +37,12 @@ FILES = ("sft", "sft_reflection", "sft_policy", "sft_reflection_positive", "sft_
 def prepare(folder: Path, repos: Path = BOXED, seed: int = 0) -> Path:
     """Every data stage; returns the env's data folder."""
     shared: Any = {"data_dir": folder / "data", "results_dir": folder / "results", "seed": seed}
-    filter_repo.run(filter_repo.Config(repo_dir=repos, **shared), Quiet())
-    gen_task.run(gen_task.Config(**shared), Quiet())
-    filter_task.run(filter_task.Config(**shared), Quiet())
-    gen_trajectory.run(gen_trajectory.Config(env=ENV, **shared), Quiet())
-    split.run(split.Config(env=ENV, **shared), Quiet())
-    gen_sft.run(gen_sft.Config(env=ENV, **shared), Quiet())
+    filter_repo.run(filter_repo.FilterRepoConfig.from_flat(repo_dir=repos, **shared), Quiet())
+    gen_task.run(gen_task.GenTaskConfig.from_flat(**shared), Quiet())
+    filter_task.run(filter_task.FilterTaskConfig.from_flat(**shared), Quiet())
+    gen_trajectory.run(gen_trajectory.GenTrajectoryConfig.from_flat(env=ENV, **shared), Quiet())
+    split.run(split.SplitConfig.from_flat(env=ENV, **shared), Quiet())
+    gen_sft.run(gen_sft.GenSFTConfig.from_flat(env=ENV, **shared), Quiet())
     return folder / "data" / ENV
 
 
@@ -193,7 +193,7 @@ def test_a_half_copied_repository_is_never_there(tmp_path: Path) -> None:
     (target / ".reflectkit-tmp-bookshop").mkdir(parents=True)
     (target / ".reflectkit-tmp-bookshop" / "half.py").write_text("half a file")
     filter_repo.run(
-        filter_repo.Config(repo_dir=BOXED, data_dir=tmp_path / "data", results_dir=tmp_path / "results"), Quiet()
+        filter_repo.FilterRepoConfig.from_flat(repo_dir=BOXED, data_dir=tmp_path / "data", results_dir=tmp_path / "results"), Quiet()
     )
     assert not list(target.glob(".reflectkit-tmp-*"))
     assert not list(target.rglob("half.py"))
@@ -356,7 +356,7 @@ def test_a_record_that_lies_about_its_file_is_refused_while_playing(old: Path) -
     write_json(path, [record | {"trajectories": [{"info": "positive0", "trajectory": steps("id README.md")}]}])
     with pytest.raises(DataError, match="root"):
         gen_sft.run(
-            gen_sft.Config(env=ENV, task_file=path, data_dir=old / "data", results_dir=old / "results"), Quiet()
+            gen_sft.GenSFTConfig.from_flat(env=ENV, task_file=path, data_dir=old / "data", results_dir=old / "results"), Quiet()
         )
 
 

@@ -42,7 +42,7 @@ def commented(folder: Path, data: Path, checkpoints: dict[str, Path], **settings
         "validate_states": 8,
         "margin": -1000.0,
     }
-    return gen_comments.run(gen_comments.Config(**defaults | settings), Quiet())
+    return gen_comments.run(gen_comments.GenCommentsConfig.from_flat(**defaults | settings), Quiet())
 
 
 def test_rows_are_what_judged_says_and_train_a_reflector(
@@ -57,7 +57,7 @@ def test_rows_are_what_judged_says_and_train_a_reflector(
     gains = [one.gains[index] for one in judged if one for index in one.kept]
     assert min(gains) >= 0
     trained = sft.run(
-        sft.Config(
+        sft.SFTConfig.from_flat(
             env="taxi",
             role="reflection",
             model=str(checkpoints["reflection"]),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from reflectkit.cli.main import main
-from reflectkit.core.config import from_mapping
+from reflectkit.core.config import build
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.prompts import label, policy_prompt
 from reflectkit.data.trajectories import Record, record_to_json
@@ -85,8 +85,8 @@ def test_its_settings_are_flags_and_keys_of_files_and_recipes(module: str, capsy
     assert main(["rlft", "--env", "corridor", "--load-dir", "none", "--config", "settings.yaml"]) == 2
     assert "rlft: --clip-high: " in capsys.readouterr().err
     settings: dict[str, Any] = {"env": "corridor", "load_dir": "none", "algo": algorithm}
-    assert from_mapping(rlft.Config, settings | {"clip_high": 0.5}, "rlft").objective.settings.clip_high == 0.5
-    assert from_mapping(rlft.Config, settings, "rlft").objective.settings.clip_high == 0.28
+    assert build(rlft.RLConfig, settings | {"clip_high": 0.5}, "rlft").objective.settings.clip_high == 0.5
+    assert build(rlft.RLConfig, settings, "rlft").objective.settings.clip_high == 0.28
     write_json(
         Path("mine.yaml"),
         {"description": "", "steps": [{"name": "train", "stage": "rlft", **settings, "clip_hihg": 1}]},

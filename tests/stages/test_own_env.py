@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.core.config import from_mapping
+from reflectkit.core.config import build
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import read_json, write_json
 from reflectkit.envs import env_class
@@ -73,12 +73,12 @@ def test_its_setting_is_a_key_of_files_and_recipes(module: str, capsys: pytest.C
 def test_an_env_and_an_algorithm_bring_their_settings_along(module: str) -> None:
     Path(f"{module}_algorithm.py").write_text(examples(CONTRIBUTING)["my_algorithm"], encoding="utf-8")
     values = {"env": f"{module}:Lock", "algo": f"{module}_algorithm:ALGORITHM", "load_dir": "none"}
-    config = from_mapping(rlft.Config, values | {"turn_cost": 0.4, "clip_high": 0.5}, "rlft")
+    config = build(rlft.RLConfig, values | {"turn_cost": 0.4, "clip_high": 0.5}, "rlft")
     assert config.settings.turn_cost == 0.4
     assert config.objective.settings.clip_high == 0.5
     again = dataclasses.replace(config, seed=3)
     assert type(again) is type(config)
-    assert again == rlft.Config(**(values | {"load_dir": Path("none"), "turn_cost": 0.4, "clip_high": 0.5, "seed": 3}))
+    assert again == rlft.RLConfig.from_flat(**(values | {"load_dir": Path("none"), "turn_cost": 0.4, "clip_high": 0.5, "seed": 3}))
 
 
 CODE = """
@@ -476,10 +476,10 @@ def test_settings_of_another_env_may_stand_at_their_defaults() -> None:
     """As in a file of settings that was made from an earlier version's config.json."""
     values = {"env": "corridor", "policy": ["oracle"], "recent": 5, "parquet": []}
     with pytest.raises(ConfigError, match="no setting of evaluate named 'parquet'"):
-        from_mapping(evaluate.Config, values, "evaluate")
+        build(evaluate.EvaluateConfig, values, "evaluate")
     del values["parquet"]
-    assert from_mapping(evaluate.Config, values, "evaluate").env == "corridor"
+    assert build(evaluate.EvaluateConfig, values, "evaluate").env == "corridor"
     with pytest.raises(ConfigError, match="--recent is not for env 'corridor', it is a setting of env 'memory'"):
-        from_mapping(evaluate.Config, values | {"recent": 6}, "evaluate")
-    config: Any = gen_sft.Config(env="memory", recent=6)
+        build(evaluate.EvaluateConfig, values | {"recent": 6}, "evaluate")
+    config: Any = gen_sft.GenSFTConfig.from_flat(env="memory", recent=6)
     assert config.settings.recent == 6

@@ -130,7 +130,7 @@ def test_sft_plans_an_adapter_on_a_frozen_base(corridor_folder: Path, rows: Path
 def test_rlft_plans_without_writing(corridor_folder: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {"results_dir": tmp_path / "results", "plan": True, "kl": 0.1}
     given["reflect_load_dir"] = corridor_folder / "reflection"
-    report = rlft.run(rlft.Config(**arguments(corridor_folder, **given, episodes=96)), Quiet())
+    report = rlft.run(rlft.RLConfig.from_flat(**arguments(corridor_folder, **given, episodes=96)), Quiet())
     figures = report.figures
     assert not (tmp_path / "results").exists()
     assert figures["frozen"] == 2 * figures["trained"], "the reflector and the reference"
@@ -154,4 +154,4 @@ def test_rlft_plans_in_one_process_only(corridor_folder: Path, tmp_path: Path) -
     processes = Processes()
     processes.count = 2
     with pytest.raises(ConfigError, match="--plan runs in one process"):
-        rlft_plan.plan_of(rlft.Config(**arguments(corridor_folder, plan=True)), [], processes, Quiet())
+        rlft_plan.plan_of(rlft.RLConfig.from_flat(**arguments(corridor_folder, plan=True)), [], processes, Quiet())

@@ -90,9 +90,9 @@ def test_a_policy_that_cannot_read_or_answer_is_refused_before_its_weights(
     [(name, value) for name, (_, high) in LIMITS.items() for value in (high * 1.01, 1e308, 2**63)],
 )
 def test_absurd_numbers_are_refused(corridor_folder: Path, name: str, value: float) -> None:
-    whole = isinstance(rlft.Config.__dataclass_fields__[name].default, int)
+    whole = isinstance(rlft.RLConfig.__dataclass_fields__[name].default, int)
     with pytest.raises(ConfigError, match=rf"^--{name.replace('_', '-')} must lie between .* and .*, got "):
-        rlft.Config(**arguments(corridor_folder, **{name: int(value) if whole else float(value)}))
+        rlft.RLConfig.from_flat(**arguments(corridor_folder, **{name: int(value) if whole else float(value)}))
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,12 @@ def test_absurd_numbers_are_refused(corridor_folder: Path, name: str, value: flo
     ],
 )
 def test_levels_of_the_curriculum_are_merged(settings: dict[str, Any], stages: list[tuple[str, ...]]) -> None:
-    config = rlft.Config(env="taxi", load_dir=Path("x"), curriculum=("pickup", "dropoff", "full"), **settings)
+    config = rlft.RLConfig.from_flat(env="taxi", load_dir=Path("x"), curriculum=("pickup", "dropoff", "full"), **settings)
     assert config.stages == stages
 
 
 def test_few_data_are_the_first_of_each_level() -> None:
-    config = rlft.Config(env="taxi", load_dir=Path("x"), curriculum=("pickup", "full"), few_data=3)
+    config = rlft.RLConfig.from_flat(env="taxi", load_dir=Path("x"), curriculum=("pickup", "full"), few_data=3)
     levels = rlft_problems.levels_of(config, Taxi.tasks("pickup") + Taxi.tasks("full"), Path("x"))
     assert [[task.id for task in level.tasks] for level in levels] == [
         [task.id for task in Taxi.tasks(name)[:3]] for name in ("pickup", "full")

@@ -11,7 +11,7 @@ from reflectkit.cli.main import main
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ConfigError
 from reflectkit.stages.recipes.recipe import load_recipe
-from reflectkit.stages.run import Config, planned
+from reflectkit.stages.run import PipelineConfig, planned
 from reflectkit.stages.shared.environments import model_source
 from tests.commands import error_of
 
@@ -40,7 +40,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(**given: object) -> dict[str, dict[str, object]]:
-    return {job.name: dict(job.values) for job in planned(Config(recipe="r.yaml", **given))[0]}
+    return {job.name: dict(job.values) for job in planned(PipelineConfig.from_flat(recipe="r.yaml", **given))[0]}
 
 
 def test_a_parameter_sets_what_the_recipe_says() -> None:
@@ -59,9 +59,9 @@ def test_a_parameter_overrides_fast_and_set_overrides_both() -> None:
 
 
 def test_each_value_of_a_path_has_its_own_folders(tmp_path: Path) -> None:
-    names = [Config(recipe="r.yaml", place=Path(folder)).folder for folder in ("a/repos", "b/repos", "a/repos/")]
+    names = [PipelineConfig.from_flat(recipe="r.yaml", place=Path(folder)).folder for folder in ("a/repos", "b/repos", "a/repos/")]
     assert len(set(names)) == 2
-    assert names[0] == names[2] == Config(recipe="r.yaml", place=tmp_path / "a" / "repos").folder
+    assert names[0] == names[2] == PipelineConfig.from_flat(recipe="r.yaml", place=tmp_path / "a" / "repos").folder
     assert names[0].startswith("r-repos-")
     given = settings(place=Path("a/repos"))["repos"]
     assert given["data_dir"] == Path("data") / names[0].removeprefix("r-")
@@ -69,7 +69,7 @@ def test_each_value_of_a_path_has_its_own_folders(tmp_path: Path) -> None:
 
 
 def test_each_value_of_a_number_has_its_own_folders() -> None:
-    five, usual = Config(recipe="taxi-few", demonstrations=5), Config(recipe="taxi-few", demonstrations=10)
+    five, usual = PipelineConfig.from_flat(recipe="taxi-few", demonstrations=5), PipelineConfig.from_flat(recipe="taxi-few", demonstrations=10)
     assert (five.folder, five.data_folder) == ("taxi-few-demonstrations-5", Path("data/demonstrations-5"))
     assert (usual.folder, usual.data_folder) == ("taxi-few", Path("data"))
     given = {job.name: job.values for job in planned(five)[0]}
@@ -79,29 +79,29 @@ def test_each_value_of_a_number_has_its_own_folders() -> None:
 
 
 def test_the_fast_variant_has_its_own_data_also_for_a_path() -> None:
-    assert Config(recipe="r.yaml", fast=True).data_folder == Path("data/fast")
-    assert Config(recipe="r.yaml", fast=True, name="own", data_dir=Path("d")).data_folder == Path("d/fast")
-    own = Config(recipe="r.yaml", fast=True, place=Path("a/repos"))
+    assert PipelineConfig.from_flat(recipe="r.yaml", fast=True).data_folder == Path("data/fast")
+    assert PipelineConfig.from_flat(recipe="r.yaml", fast=True, name="own", data_dir=Path("d")).data_folder == Path("d/fast")
+    own = PipelineConfig.from_flat(recipe="r.yaml", fast=True, place=Path("a/repos"))
     assert own.folder == f"r-{own.label}-fast"
     assert settings(fast=True, place=Path("a/repos"))["repos"]["data_dir"] == Path("data") / f"{own.label}-fast"
 
 
 def test_the_full_run_has_the_same_parameters_and_settings() -> None:
     given = {"place": Path("my repos"), "levels": ("pickup", "full"), "shuffle": False, "set": ("demos.noise=0",)}
-    fast = Config(recipe="r.yaml", fast=True, name="own", keep=True, seed=3, **given)
+    fast = PipelineConfig.from_flat(recipe="r.yaml", fast=True, name="own", keep=True, seed=3, **given)
     first, *rest = fast.in_full
     assert first == "r.yaml"
     pairs = {("--place", "my repos"), ("--levels", "pickup"), ("--levels", "full"), ("--set", "demos.noise=0")}
     assert pairs | {("--seed", "3")} == {pair for pair in pairwise(rest) if pair[0] in ALONG}
     assert [one for one in rest if one.startswith("--") and one not in ALONG] == ["--no-shuffle"]
     assert len(rest) == 11
-    assert Config(recipe="r.yaml", fast=True).in_full == ["r.yaml"]
+    assert PipelineConfig.from_flat(recipe="r.yaml", fast=True).in_full == ["r.yaml"]
 
 
 def test_the_recipes_own_value_keeps_the_usual_folders() -> None:
-    assert Config(recipe="r.yaml", place=Path("mine")).folder == "r"
+    assert PipelineConfig.from_flat(recipe="r.yaml", place=Path("mine")).folder == "r"
     assert settings(place=Path("mine"))["repos"]["data_dir"] == Path("data")
-    assert Config(recipe="r.yaml", place=Path("other"), name="own").folder == "own"
+    assert PipelineConfig.from_flat(recipe="r.yaml", place=Path("other"), name="own").folder == "own"
 
 
 def test_help_and_list_show_parameters(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +168,7 @@ def test_the_packaged_recipes_name_what_they_set() -> None:
 
 def test_an_unknown_parameter_is_refused_in_python() -> None:
     with pytest.raises((ConfigError, TypeError)):
-        Config(recipe="r.yaml", nowhere=1)
+        PipelineConfig.from_flat(recipe="r.yaml", nowhere=1)
 
 
 MODEL = """

@@ -46,9 +46,9 @@ if __name__ == "__main__":
 
 UNGUARDED = """
 from reflectkit.core.console import Quiet
-from reflectkit.stages.run import Config, run
+from reflectkit.stages.run import PipelineConfig, run
 
-run(Config(recipe="recipe.yaml"), Quiet())
+run(PipelineConfig.from_flat(recipe="recipe.yaml"), Quiet())
 """
 
 

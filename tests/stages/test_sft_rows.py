@@ -26,7 +26,7 @@ def test_sft_loss_is_on_the_completion_alone(tmp_path: Path, monkeypatch: pytest
     rows = [("a longer prompt of words", " 0"), ("short", " 1")]
     path = tmp_path / "rows.jsonl"
     write_jsonl(path, [{"prompt": prompt, "completion": completion} for prompt, completion in rows])
-    config = sft.Config(
+    config = sft.SFTConfig.from_flat(
         env="taxi", role="policy", task_file=path, results_dir=tmp_path, max_steps=2, batch_size=2, max_length=32
     )
     seen: list[dict[str, list[list[int]]]] = []
@@ -70,7 +70,7 @@ def test_rows_of_the_original_are_read(tmp_path: Path) -> None:
     ]
     for role, text in (("policy", action), ("reflection", comment)):
         write_jsonl(path, [{"text": text}] * 2)
-        config = sft.Config(
+        config = sft.SFTConfig.from_flat(
             env="auto_explore", role=role, task_file=path, results_dir=tmp_path, max_steps=1, batch_size=2
         )
         assert load_player(sft.run(config, Quiet()).outputs[0], device="cpu").role == role

@@ -34,11 +34,11 @@ def shared(folder: Path) -> dict[str, object]:
 
 def play(folder: Path, split: str = "train", *players: str) -> Path:
     settings = shared(folder) | {"policy": players or ("random",), "task_file": folder / f"{split}.json"}
-    return evaluate.run(evaluate.Config(**settings, problems=40, eval_reps=3), Quiet()).folder
+    return evaluate.run(evaluate.EvaluateConfig.from_flat(**settings, problems=40, eval_reps=3), Quiet()).folder
 
 
 def states_of(folder: Path, run: Path, **settings: object) -> Report:
-    return gen_trajectory.run(gen_trajectory.Config(**shared(folder), states_of=run, **settings), Quiet())
+    return gen_trajectory.run(gen_trajectory.GenTrajectoryConfig.from_flat(**shared(folder), states_of=run, **settings), Quiet())
 
 
 def visited(path: Path) -> list[tuple[dict[str, int], Demonstration]]:
@@ -73,7 +73,7 @@ def test_every_state_that_was_visited_gets_the_oracles_comment_and_its_action(fo
             assert step.best in ("", best)
     out = folder / "rows"
     settings = shared(folder) | {"task_file": path, "out_dir": out}
-    gen_sft.run(gen_sft.Config(**settings), Quiet())
+    gen_sft.run(gen_sft.GenSFTConfig.from_flat(**settings), Quiet())
     for name, expected in rows.items():
         written = [(row["prompt"], row["completion"]) for _, row in read_jsonl(out / f"{name}.jsonl")]
         assert set(expected) <= set(written)
@@ -132,7 +132,7 @@ def test_rows_of_fewer_problems_are_among_those_of_more(folder: Path, capsys: py
     prompts = []
     for count in (3, 7, 0):
         out = folder / f"rows{count}"
-        gen_sft.run(gen_sft.Config(**shared(folder) | {"out_dir": out, "demonstrations": count}), Quiet())
+        gen_sft.run(gen_sft.GenSFTConfig.from_flat(**shared(folder) | {"out_dir": out, "demonstrations": count}), Quiet())
         prompts.append([row["prompt"] for _, row in read_jsonl(out / "sft.jsonl")])
     assert set(prompts[0]) < set(prompts[1]) < set(prompts[2])
     places = ["--env", "taxi", "--data-dir", str(folder.parent), "--results-dir", str(folder.parents[1] / "results")]

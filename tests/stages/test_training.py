@@ -264,7 +264,7 @@ def test_absurd_numbers_are_refused(name: str, rows: Path, tmp_path: Path, corri
     with pytest.raises(ConfigError, match=rf"^--{name.replace('_', '-')} must lie between"):
         config(rows, tmp_path, **{name: value})
     with pytest.raises(ConfigError, match=rf"^--{name.replace('_', '-')} must lie between"):
-        rlft.Config(**arguments(corridor_folder, **{name: value}))
+        rlft.RLConfig.from_flat(**arguments(corridor_folder, **{name: value}))
 
 
 def test_every_named_optimizer_and_schedule_trains(rows: Path, tmp_path: Path) -> None:

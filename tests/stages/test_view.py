@@ -62,7 +62,7 @@ def unpacked(page: str, name: str) -> Any:
 
 
 def make(*files: Path, quiet: Quiet, **settings: Any) -> Path:
-    report = view.run(view.Config(paths=files, **settings), quiet)
+    report = view.run(view.ViewConfig.from_flat(paths=files, **settings), quiet)
     return report.outputs[0]
 
 
@@ -201,7 +201,7 @@ def test_bad_places_are_one_line(
     assert "folder.html: is a folder" in told("empty", "--out", "folder.html")
     assert "blank.jsonl: is a file" in told("empty", "--inspect", "--out", "blank.jsonl")
     with pytest.raises(ConfigError, match="--open"):
-        view.Config(inspect=True, open=True)
+        view.ViewConfig.from_flat(inspect=True, open=True)
 
 
 def test_the_page_is_beside_what_was_given_first(tmp_path: Path, quiet: Quiet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,8 +213,8 @@ def test_the_page_is_beside_what_was_given_first(tmp_path: Path, quiet: Quiet, m
     for given, place in (
         ((two,), two.parent), ((two.parent, one), two.parent), ((tmp_path / "runs", one), tmp_path / "runs")
     ):  # fmt: skip
-        assert view.run(view.Config(paths=given), quiet).outputs == (place / "view.html",)
-        (log,) = view.run(view.Config(paths=given[:1], inspect=True), quiet).outputs[:1]
+        assert view.run(view.ViewConfig.from_flat(paths=given), quiet).outputs == (place / "view.html",)
+        (log,) = view.run(view.ViewConfig.from_flat(paths=given[:1], inspect=True), quiet).outputs[:1]
         assert log.parent == place / "inspect"
     assert list(elsewhere.iterdir()) == []
 
@@ -263,7 +263,7 @@ def test_inspect_log(tmp_path: Path, quiet: Quiet) -> None:
         tmp_path / "run",
         [episode("a"), episode("a", success=False), episode("b\ud800"), episode("c", name="other"), aborted],
     )
-    made = view.run(view.Config(paths=(tmp_path / "run",), inspect=True), quiet).outputs
+    made = view.run(view.ViewConfig.from_flat(paths=(tmp_path / "run",), inspect=True), quiet).outputs
     assert len(made) == 2
     assert all(
         re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\+00-00_taxi-full_\w{22}\.json", path.name) for path in made
@@ -285,7 +285,7 @@ def test_inspect_itself_reads_the_log(tmp_path: Path, quiet: Quiet) -> None:
     inspect_log = pytest.importorskip("inspect_ai.log", reason="needs inspect-ai, with 84 packages")
     aborted = episode("c", status="aborted", success=False)
     write(tmp_path / "run", [episode("a"), episode("b\ud800", success=False), aborted])
-    (made,) = view.run(view.Config(paths=(tmp_path / "run",), inspect=True), quiet).outputs
+    (made,) = view.run(view.ViewConfig.from_flat(paths=(tmp_path / "run",), inspect=True), quiet).outputs
     inspect_log.write_eval_log(inspect_log.read_eval_log(str(made)), str(tmp_path / "log.eval"))
     log = inspect_log.read_eval_log(str(tmp_path / "log.eval"))
     assert [(sample.id, sample.scores["success"].value) for sample in log.samples] == [

@@ -30,7 +30,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 def page(folder: Path, rows: Iterator[dict[str, object]] | list[dict[str, object]]) -> str:
     write(folder, rows)
-    return view.run(view.Config(paths=(folder,)), Quiet()).outputs[0].as_uri()
+    return view.run(view.ViewConfig.from_flat(paths=(folder,)), Quiet()).outputs[0].as_uri()
 
 
 def chosen(browser: Browser, part: str) -> str:

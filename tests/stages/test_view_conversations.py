@@ -115,7 +115,7 @@ def test_an_episode_that_failed_keeps_what_was_asked_last() -> None:
 
 def test_page_holds_the_conversation(tmp_path: Path, quiet: Quiet) -> None:
     rows = [conversation(text) for text in HOSTILE]
-    page = view.run(view.Config(paths=(write(tmp_path, rows),)), quiet).outputs[0].read_text(encoding="utf-8")
+    page = view.run(view.ViewConfig.from_flat(paths=(write(tmp_path, rows),)), quiet).outputs[0].read_text(encoding="utf-8")
     index, block = unpacked(page, "index"), unpacked(page, "block-0")
     texts = block["texts"]
     for (values, turns), row in zip(block["episodes"], rows, strict=True):
@@ -136,13 +136,13 @@ def _message(row: dict[str, str]) -> list[str]:
 
 
 def test_policy_is_stored_once_in_a_block(tmp_path: Path, quiet: Quiet) -> None:
-    page = view.run(view.Config(paths=(write(tmp_path, [conversation()] * 9),)), quiet).outputs[0]
+    page = view.run(view.ViewConfig.from_flat(paths=(write(tmp_path, [conversation()] * 9),)), quiet).outputs[0]
     assert len([text for text in unpacked(page.read_text(), "block-0")["texts"] if "service desk" in text]) == 1
 
 
 def test_inspect_log_keeps_the_messages(tmp_path: Path, quiet: Quiet) -> None:
     file = write(tmp_path, [conversation("half \ud800"), episode_to_json("SFT", played(Demonstrator(0.0), 40))])
-    logs = view.run(view.Config(paths=(file,), inspect=True), quiet).outputs
+    logs = view.run(view.ViewConfig.from_flat(paths=(file,), inspect=True), quiet).outputs
     (sample, other) = [sample for log in logs for sample in json.loads(log.read_text(encoding="utf-8"))["samples"]]
     roles = [message["role"] for message in sample["messages"]]
     assert roles == [
@@ -162,7 +162,7 @@ def test_inspect_log_keeps_the_messages(tmp_path: Path, quiet: Quiet) -> None:
 def test_inspect_itself_reads_conversations(tmp_path: Path, quiet: Quiet) -> None:
     inspect_log = pytest.importorskip("inspect_ai.log", reason="needs inspect-ai, with 84 packages")
     file = write(tmp_path, [conversation("half \ud800"), conversation()])
-    (made,) = view.run(view.Config(paths=(file,), inspect=True), quiet).outputs
+    (made,) = view.run(view.ViewConfig.from_flat(paths=(file,), inspect=True), quiet).outputs
     log = inspect_log.read_eval_log(str(made))
     assert [message.role for message in log.samples[1].input] == ["system", "user"]
     answer, result = log.samples[1].messages[4:6]

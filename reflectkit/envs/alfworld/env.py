@@ -27,11 +27,11 @@ import random
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from reflectkit.core.config import one_of, option
+from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import DataError, EnvironmentFailure, IllegalActionError
 from reflectkit.core.protocols import StepResult
@@ -40,7 +40,7 @@ from reflectkit.core.text import count_short, shorten
 from reflectkit.core.types import Message, Observation, Task, ToolUse
 from reflectkit.envs.alfworld.belief import ROOM, Belief
 from reflectkit.envs.alfworld.engine import CHANGES_NOTHING, GAME, RECORD, State, check_installed
-from reflectkit.envs.alfworld.expert import EXPERTS, LOOK, SEARCH, TYPES, Goal, good, progress, rules
+from reflectkit.envs.alfworld.expert import LOOK, SEARCH, TYPES, Goal, good, progress, rules
 from reflectkit.envs.alfworld.games import FOLDER, inside, read, room_kind
 from reflectkit.envs.alfworld.games import task as task_of
 from reflectkit.envs.alfworld.pool import Engine, pool
@@ -59,21 +59,16 @@ HELP = "help"  # never a deliberate mistake: its long answer displaces the histo
 MORE = "make games with `reflectkit gen-task --env alfworld`, or say where they are with --games-dir"
 
 
-@dataclass(frozen=True)
 class AlfworldSettings(PromptSettings):
     """The env's settings."""
 
     games_dir: Path | None = option(
         None, help=f"Folder of the games (contains json_2.1.1); default: {FOLDER} in the env's data folder."
     )
-    expert: str = option(
+    expert: Literal["search", "handcoded", "planner"] = option(
         SEARCH, help="The oracle: search (uses only what it has seen), or the package's handcoded or planner."
     )
     typed: bool = option(False, help="The policy writes commands as text instead of choosing from a list.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("expert", self.expert, EXPERTS)
 
 
 class Alfworld(BaseEnv):
@@ -83,7 +78,7 @@ class Alfworld(BaseEnv):
     levels: ClassVar[tuple[str, ...]] = (*TYPES, ALL)
     """The type of the task; "all" is any type."""
     horizons: ClassVar[dict[str, int]] = dict.fromkeys(levels, HORIZON)
-    Settings: ClassVar[type[Any]] = AlfworldSettings
+    Settings: ClassVar[type[Config]] = AlfworldSettings
     settings: AlfworldSettings
     problem_generator: ClassVar[str] = "reflectkit.envs.alfworld.problems:Games"
     rules: ClassVar[str] = (

@@ -8,11 +8,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from reflectkit.core.config import option, within
+from pydantic import model_validator
+
+from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, sweep, write_text
@@ -38,11 +39,10 @@ RECORDS_OF = {"data": SPLITS[:1], VALID: SPLITS[1:]} | {split: (split,) for spli
 ALIKE = "like another game"
 
 
-@dataclass(frozen=True)
-class GameSettings:
+class GameSettings(Config):
     """The generator's settings."""
 
-    instances: int | None = option(None, help=f"Games to generate; default: {GAMES}.")
+    instances: int | None = option(None, help=f"Games to generate; default: {GAMES}.", ge=1)
     games_dir: Path | None = option(
         None, help="List the games in this folder (from alfworld-download) instead of generating some."
     )
@@ -50,10 +50,11 @@ class GameSettings:
         (), help="Only games whose name matches, e.g. 'pick_heat_*-Egg-*' (repeat the flag)."
     )
 
-    def __post_init__(self) -> None:
-        within("instances", self.number, 1, 1_000_000)
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.games_dir is not None and self.instances is not None:
             raise ConfigError("--instances generates games and --games-dir lists existing ones; leave one out")
+        return self
 
     @property
     def number(self) -> int:
@@ -64,7 +65,7 @@ class GameSettings:
 class Games(ProblemGenerator):
     """Generated games, the types in turn, or the games of a folder."""
 
-    Settings: ClassVar[type[Any]] = GameSettings
+    Settings: ClassVar[type[Config]] = GameSettings
     noun: ClassVar[str] = "games"
     settings: GameSettings
 

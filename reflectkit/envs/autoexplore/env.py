@@ -23,12 +23,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.core.config import fraction, option
+from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import DataError, IllegalActionError
 from reflectkit.core.protocols import StepResult
@@ -52,21 +51,18 @@ REPOSITORIES = "repos_filtered"
 FILES_IN_A_FOLDER = 20  # of a benchmark repository
 
 
-@dataclass(frozen=True)
 class AutoExploreSettings(PromptSettings):
     """The env's settings."""
 
     repos_dir: Path | None = option(
         None, help=f"The filtered repositories; default: {REPOSITORIES} in the env's data folder."
     )
-    leaveout_prob: float = option(0.0, help="Share of unrelated files that each episode leaves out at random.")
+    leaveout_prob: float = option(
+        0.0, help="Share of unrelated files that each episode leaves out at random.", ge=0, le=1
+    )
     accept_teacher_answers: bool = option(False, help="Also accept the file that the teacher named.")
     easy: bool = option(False, help='Name the file: the task is "Find PATH" instead of the question.')
     first_step: bool = option(False, help="Episodes of one step, for which the first command of the way is right.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fraction("leaveout_prob", self.leaveout_prob)
 
 
 class AutoExplore(BaseEnv):
@@ -78,7 +74,7 @@ class AutoExplore(BaseEnv):
     name: ClassVar[str] = "auto_explore"
     levels: ClassVar[tuple[str, ...]] = (*(str(depth) for depth in range(DEEPEST + 1)), ALL)
     """Depth of the target's folder; "all" is any depth."""
-    Settings: ClassVar[type[Any]] = AutoExploreSettings
+    Settings: ClassVar[type[Config]] = AutoExploreSettings
     settings: AutoExploreSettings
     needs_horizon: ClassVar[bool] = True
     repositories_folder: ClassVar[str] = REPOSITORIES

@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from reflectkit.core.config import Config
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import DataError, IllegalActionError
 from reflectkit.core.eventloop import followed
@@ -72,7 +73,7 @@ class Memory(BaseEnv):
     name: ClassVar[str] = "memory"
     levels: ClassVar[tuple[str, ...]] = ("short", "long")
     horizons: ClassVar[dict[str, int]] = {"short": LONGEST_SHORT, "long": 1000}
-    Settings: ClassVar[type[Any]] = MemorySettings
+    Settings: ClassVar[type[Config]] = MemorySettings
     settings: MemorySettings
     needs_horizon: ClassVar[bool] = True
     chat_settings: ClassVar[Mapping[str, str]] = {

@@ -5,11 +5,12 @@ Mem-α data.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, Self
 
-from reflectkit.core.config import option, within
+from pydantic import model_validator
+
+from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.reports import figures_table
@@ -23,27 +24,27 @@ from reflectkit.envs.problems import Generated, ProblemGenerator
 CONVERSATIONS = 400
 
 
-@dataclass(frozen=True)
-class ConversationSettings:
+class ConversationSettings(Config):
     """The generator's settings."""
 
-    instances: int | None = option(None, help=f"Conversations of 4 to 10 chunks to generate; default: {CONVERSATIONS}.")
-    long_instances: int = option(300, help="Conversations of 40 chunks to generate.")
+    instances: int | None = option(
+        None, help=f"Conversations of 4 to 10 chunks to generate; default: {CONVERSATIONS}.", ge=0
+    )
+    long_instances: int = option(300, help="Conversations of 40 chunks to generate.", ge=0)
     parquet: tuple[Path, ...] = option((), help="Files in the Mem-α format to read instead (repeat the flag).")
     text: Path | None = option(
         None, help="Folder of texts and conversations to cut into chunks instead, each with NAME.questions.json."
     )
-    chunk_tokens: int = option(2048, help="Approximate most tokens of a chunk of --text.")
+    chunk_tokens: int = option(2048, help="Approximate most tokens of a chunk of --text.", ge=16)
     titles: Path | None = option(None, help="JSON file of ids by title, for questions about recommendations.")
 
-    def __post_init__(self) -> None:
-        within("instances", self.number, 0, 1_000_000)
-        within("long_instances", self.long_instances, 0, 1_000_000)
-        within("chunk_tokens", self.chunk_tokens, 16, 1_000_000)
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.parquet and self.text:
             raise ConfigError("--parquet and --text are two sources; give one of them")
         if not self.parquet and not self.text and self.number + self.long_instances == 0:
             raise ConfigError("--instances and --long-instances are both 0; generate at least one conversation")
+        return self
 
     @property
     def number(self) -> int:
@@ -54,7 +55,7 @@ class ConversationSettings:
 class Conversations(ProblemGenerator):
     """Short conversations of 4 to 10 chunks and long ones of 40, or those of parquet files or texts."""
 
-    Settings: ClassVar[type[Any]] = ConversationSettings
+    Settings: ClassVar[type[Config]] = ConversationSettings
     noun: ClassVar[str] = "conversations"
     settings: ConversationSettings
 

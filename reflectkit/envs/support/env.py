@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.core.config import option
+from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.seeding import generator
@@ -48,7 +47,6 @@ MOST_CUSTOMERS = 100_000
 BENCHMARK = 64  # tasks to measure the env on
 
 
-@dataclass(frozen=True)
 class SupportSettings(UserSettings):
     """The env's settings."""
 
@@ -65,7 +63,7 @@ class Support(ConversationEnv):
     levels: ClassVar[tuple[str, ...]] = (ONE, SEVERAL, REFUSE, ALL)
     horizons: ClassVar[dict[str, int]] = {ONE: 20, SEVERAL: 40, REFUSE: 20, ALL: 40}
     chat_settings: ClassVar[Mapping[str, str]] = CHAT_USER
-    Settings: ClassVar[type[Any]] = SupportSettings
+    Settings: ClassVar[type[Config]] = SupportSettings
     settings: SupportSettings
     problem_generator: ClassVar[str] = "reflectkit.envs.support.problems:SupportTasks"
     rules: ClassVar[str] = (

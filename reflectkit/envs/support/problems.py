@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from reflectkit.core.config import option, within
+from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.eventloop import result_of
@@ -19,16 +18,13 @@ from reflectkit.envs.support.tasks import ONE, REFUSE, SEVERAL, make_task, sourc
 INSTANCES = 400
 
 
-@dataclass(frozen=True)
-class SupportTaskSettings:
+class SupportTaskSettings(Config):
     """The generator's settings."""
 
-    instances: int | None = option(None, help=f"Tasks of each level (one, several, refuse); default: {INSTANCES}.")
-    customers: int = option(CUSTOMERS, help="Customers of the generated shop.")
-
-    def __post_init__(self) -> None:
-        within("instances", self.number, 1, 1_000_000)
-        within("customers", self.customers, 20, 100_000)
+    instances: int | None = option(
+        None, help=f"Tasks of each level (one, several, refuse); default: {INSTANCES}.", ge=1
+    )
+    customers: int = option(CUSTOMERS, help="Customers of the generated shop.", ge=20)
 
     @property
     def number(self) -> int:
@@ -39,7 +35,7 @@ class SupportTaskSettings:
 class SupportTasks(ProblemGenerator):
     """Tasks with one request, with several, and with one that must be refused."""
 
-    Settings: ClassVar[type[Any]] = SupportTaskSettings
+    Settings: ClassVar[type[Config]] = SupportTaskSettings
     noun: ClassVar[str] = "tasks"
     settings: SupportTaskSettings
 

@@ -22,10 +22,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar, Self
 
-from reflectkit.core.config import option
+from pydantic import model_validator
+
+from reflectkit.core.config import Config, option
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.text import counted
 from reflectkit.core.tools import use_of
@@ -46,7 +48,6 @@ FILE_OF_SPLIT = {"train": "train", "dev": "validate", "test": "test"}
 LOOK_UP = "get_user_details"  # a tool of both domains
 
 
-@dataclass(frozen=True)
 class TauSettings(UserSettings):
     """The env's settings."""
 
@@ -59,12 +60,13 @@ class TauSettings(UserSettings):
         None, help="The package's own simulated user instead: MODEL@PROVIDER as litellm names them, e.g. gpt-4o@openai."
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.simulator is not None:
             parse_simulator(self.simulator)
             if self.user != NOBODY:
                 raise ConfigError("--user and --simulator both play the user; leave one out")
+        return self
 
 
 class Nobody:
@@ -86,7 +88,7 @@ class Tau(ConversationEnv):
     """The domains; "all" is any of them."""
     horizons: ClassVar[dict[str, int]] = dict.fromkeys(levels, HORIZON)
     chat_settings: ClassVar[Mapping[str, str]] = CHAT_USER
-    Settings: ClassVar[type[Any]] = TauSettings
+    Settings: ClassVar[type[Config]] = TauSettings
     settings: TauSettings
     problem_generator: ClassVar[str] = "reflectkit.envs.tau.problems:Problems"
     rules: ClassVar[str] = (

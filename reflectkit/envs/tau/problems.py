@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, Self
 
-from reflectkit.core.config import one_of, option
+from pydantic import model_validator
+
+from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError
+from reflectkit.core.errors import ConfigError, unknown_name
 from reflectkit.core.reports import Table
 from reflectkit.core.types import Task
 from reflectkit.envs.problems import Generated, ProblemGenerator
@@ -17,21 +18,24 @@ from reflectkit.envs.tau.package import SPLITS, problems
 EVERY = tuple(dict.fromkeys(split for splits in SPLITS.values() for split in splits))
 
 
-@dataclass(frozen=True)
-class ProblemSettings:
+class ProblemSettings(Config):
     """The generator's settings."""
 
     domain: tuple[str, ...] = option((), help=f"Only this domain: {' or '.join(SPLITS)} (repeat the flag).")
     split: tuple[str, ...] = option((), help=f"Only this split: {', '.join(EVERY)} (repeat the flag).")
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         for name in self.domain:
-            one_of("domain", name, SPLITS)
+            if name not in SPLITS:
+                raise unknown_name("--domain", name, SPLITS)
         for name in self.split:
-            one_of("split", name, EVERY)
+            if name not in EVERY:
+                raise unknown_name("--split", name, EVERY)
         if not self.selected:
             (name,) = set(self.domain)
             raise ConfigError(f"--split {', '.join(self.split)}: {name} has only {', '.join(SPLITS[name])}")
+        return self
 
     @property
     def selected(self) -> list[tuple[str, str]]:
@@ -47,7 +51,7 @@ class ProblemSettings:
 class Problems(ProblemGenerator):
     """The tasks of the chosen domains and splits."""
 
-    Settings: ClassVar[type[Any]] = ProblemSettings
+    Settings: ClassVar[type[Config]] = ProblemSettings
     noun: ClassVar[str] = "tasks"
     settings: ProblemSettings
 

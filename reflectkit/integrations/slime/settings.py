@@ -14,10 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import THINKING, fraction, from_mapping, one_of, option, parse_yaml, within
+from reflectkit.core.config import Config, build, option
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.types import Task, from_json
-from reflectkit.stages.shared.environments import PlayConfig
+from reflectkit.core.folders import RunConfig
+from reflectkit.core.types import Task, Thinking, from_json
+from reflectkit.core.yaml_text import parse_yaml
+from reflectkit.stages.shared.environments import EnvConfig, RolloutConfig, World
 
 KEY = "reflectkit"
 """The settings in the file of --custom-config-path, and in a prompt's metadata."""
@@ -28,24 +30,26 @@ NOT_HERE = ("results_dir", "name", "seed", "threads", "force", "keep", "width")
 """Settings of commands; slime has its own."""
 
 
-@dataclass(frozen=True)
-class SlimeConfig(PlayConfig):
+class SlimeConfig(Config):
     """The settings of our part; slime's own arguments set the sampling, the lengths and the seed."""
 
-    thinking: str = option(THINKING[0], help="Reasoning: on, off, or hidden (not shown to the model later).")
-    episode_tokens: int = option(0, help="Most tokens that the policy may write in an episode; 0: no limit.")
-    reflect_prob: float = option(1.0, help="Probability that the policy sees the reflector's comment at a step.")
-    reflect_temperature: float = option(0.0, help="Temperature of the comments; greedy ones are cached.")
+    env: EnvConfig
+    thinking: Thinking = option("on", help="Reasoning: on, off, or hidden (not shown to the model later).")
+    episode_tokens: int = option(0, help="Most tokens that the policy may write in an episode; 0: no limit.", ge=0)
+    reflect_prob: float = option(
+        1.0, help="Probability that the policy sees the reflector's comment at a step.", ge=0, le=1
+    )
+    reflect_temperature: float = option(0.0, help="Temperature of the comments; greedy ones are cached.", ge=0)
     one_row: bool = option(
         False, help="Return each episode as one Sample instead of a list; an error if an episode has several rows."
     )
+    rollout: RolloutConfig = RolloutConfig()
+    run: RunConfig = RunConfig()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("thinking", self.thinking, THINKING)
-        within("episode_tokens", self.episode_tokens, 0, 10**9)
-        fraction("reflect_prob", self.reflect_prob)
-        within("reflect_temperature", self.reflect_temperature, 0, 1000)
+    @property
+    def world(self) -> World:
+        """The environment."""
+        return World(self.env.name, self.run.data_dir, self.env.settings, self.env.shuffle_action, self.rollout.horizon)
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,10 @@ def read_prompt(args: Any, metadata: Any) -> Prompt:
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where} must be a mapping of settings, got {values!r:.80}")
     config = _config(json.dumps({"env": metadata["env"], **general, **own}, default=str))
-    if task.env != config.env_name:
-        raise ConfigError(f"task {task.id!r} is of env '{task.env}', but {WHERE} has env: {config.env}; leave env out")
+    if task.env != config.world.env_name:
+        raise ConfigError(
+            f"task {task.id!r} is of env '{task.env}', but {WHERE} has env: {config.env.name}; leave env out"
+        )
     return Prompt(task, str(metadata.get("split", "")), config)
 
 
@@ -86,7 +92,7 @@ def _config(text: str) -> SlimeConfig:
     values = json.loads(text)
     if foreign := sorted(set(values) & set(NOT_HERE)):
         raise ConfigError(f"{WHERE}: '{foreign[0]}' is not a setting here; slime has its own arguments")
-    return from_mapping(SlimeConfig, values, WHERE)
+    return build(SlimeConfig, values, WHERE)
 
 
 def check_arguments(args: Any, evaluation: bool) -> None:

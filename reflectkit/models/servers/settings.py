@@ -4,13 +4,14 @@ HTTP client.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from reflectkit.core.config import above, option, within
+from pydantic import model_validator
+
+from reflectkit.core.config import Config, option
 from reflectkit.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,39 +21,45 @@ KEYS = {"vllm": "VLLM_API_KEY", "sglang": "SGLANG_API_KEY"}
 """The kinds of servers, and the environment variable with the key of each."""
 
 
-@dataclass(frozen=True)
-class ServerSettings:
+class ServerSettings(Config):
     """How to use an inference server."""
 
-    LIMITS: ClassVar = {
-        "server_timeout_s": (0, 86_400),
-        "server_patience_s": (0, 7 * 86_400),
-        "server_connections": (1, 4096),
-    }
     served_model: str = option(
-        "", help="Name under which the server serves the policy's base; default: the one whose path is the base's."
+        "",
+        help="Name under which the server serves the policy's base; default: the one whose path is the base's.",
+        identity=False,
     )
     reflector_served_model: str = option(
-        "", help="Name under which the server of --reflector-sampler serves the reflector's base; default: as above."
+        "",
+        help="Name under which the server of --reflector-sampler serves the reflector's base; default: as above.",
+        identity=False,
     )
     adapter_dir: Path | None = option(
-        None, help="Folder where trained weights are written for the server to load; default: a temporary one."
+        None,
+        help="Folder where trained weights are written for the server to load; default: a temporary one.",
+        identity=False,
     )
     adapter_dir_there: str = option(
-        "", help="Path of --adapter-dir on the server's machine, if it differs from the one here."
+        "",
+        help="Path of --adapter-dir on the server's machine, if it differs from the one here.",
+        identity=False,
     )
-    server_timeout_s: float = option(120.0, help="Seconds after which a request to the server is sent again.")
+    server_timeout_s: float = option(
+        120.0, help="Seconds after which a request to the server is sent again.", gt=0, identity=False
+    )
     server_patience_s: float = option(
-        900.0, help="Seconds that the server may be away, e.g. to restart, before the command stops."
+        900.0,
+        help="Seconds that the server may be away, e.g. to restart, before the command stops.",
+        ge=0,
+        identity=False,
     )
-    server_connections: int = option(128, help="Most requests that the server is sent at once.")
+    server_connections: int = option(128, help="Most requests that the server is sent at once.", ge=1, identity=False)
 
-    def __post_init__(self) -> None:
-        for name, (low, high) in self.LIMITS.items():
-            within(name, getattr(self, name), low, high)
-        above("server_timeout_s", self.server_timeout_s, 0)
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.adapter_dir_there and self.adapter_dir is None:
             raise ConfigError("--adapter-dir-there is the server's path of --adapter-dir; give that too")
+        return self
 
 
 def is_server(name: str) -> bool:

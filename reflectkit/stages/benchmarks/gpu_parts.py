@@ -68,14 +68,14 @@ def setup(bench: Bench) -> Measured:
 
     silence_libraries()
     shared, quiet = _shared(bench), Quiet()
-    filter_repo.run(filter_repo.Config(repo_dir=_repositories(bench), **shared), quiet)
+    filter_repo.run(filter_repo.FilterRepoConfig.from_flat(repo_dir=_repositories(bench), **shared), quiet)
     questions: dict[str, Any] = {"per_file": 1 if bench.fast else 10}
-    gen_task.run(gen_task.Config(**questions, **shared), quiet)
-    filter_task.run(filter_task.Config(**shared), quiet)
+    gen_task.run(gen_task.GenTaskConfig.from_flat(**questions, **shared), quiet)
+    filter_task.run(filter_task.FilterTaskConfig.from_flat(**shared), quiet)
     count = 12 if bench.fast else None
-    gen_trajectory.run(gen_trajectory.Config(env=ENV, demonstrations=count, negatives=2, **PROMPTS, **shared), quiet)
-    split.run(split.Config(env=ENV, by="question" if bench.fast else "repo", **shared), quiet)
-    gen_sft.run(gen_sft.Config(env=ENV, answer="text", **PROMPTS, **shared), quiet)
+    gen_trajectory.run(gen_trajectory.GenTrajectoryConfig.from_flat(env=ENV, demonstrations=count, negatives=2, **PROMPTS, **shared), quiet)
+    split.run(split.SplitConfig.from_flat(env=ENV, by="question" if bench.fast else "repo", **shared), quiet)
+    gen_sft.run(gen_sft.GenSFTConfig.from_flat(env=ENV, answer="text", **PROMPTS, **shared), quiet)
     return Measured(note=f"data, and {_make_model(bench)}")
 
 
@@ -139,7 +139,7 @@ def reflector_rows(bench: Bench) -> list[dict[str, Any]]:
     """The reflector's rows, whose completions are text."""
     from reflectkit.stages import rlft
 
-    folder = rlft.Config(env=ENV, model="-", data_dir=bench.folder / "data").folder
+    folder = rlft.RLConfig.from_flat(env=ENV, model="-", data_dir=bench.folder / "data").folder
     return [dict(row) for _, row in read_jsonl(folder / "sft_reflection.jsonl")]
 
 
@@ -168,7 +168,7 @@ def train(bench: Bench, quantize: str = "none") -> Measured:
     path = bench.folder / f"sft-{quantize}.jsonl"
     write_jsonl(path, lines)
     watch = StepTimes()
-    config = sft.Config(
+    config = sft.SFTConfig.from_flat(
         env=ENV,
         role="reflection",
         task_file=path,
@@ -240,7 +240,7 @@ def _rlft(bench: Bench, settings: dict[str, Any], name: str = "rlft") -> Measure
     from reflectkit.stages import rlft
 
     need_setup(bench)
-    config = rlft.Config(**_rlft_settings(bench, name), **settings)
+    config = rlft.RLConfig.from_flat(**_rlft_settings(bench, name), **settings)
     return _learnt(rlft.run(config, Quiet()).folder)
 
 
@@ -323,7 +323,7 @@ def _one_process(place: Path) -> None:
     if bench.device == "cuda" and int(os.environ["WORLD_SIZE"]) > torch.cuda.device_count():
         torch.cuda.set_device(0)
         torch.distributed.init_process_group("gloo")
-    config = rlft.Config(**_rlft_settings(bench, record["name"]), model=str(bench.folder / "model"), answer="text")
+    config = rlft.RLConfig.from_flat(**_rlft_settings(bench, record["name"]), model=str(bench.folder / "model"), answer="text")
     rlft.run(config, Quiet())
     write_json(bench.folder / f"{record['name']}.rank{os.environ['RANK']}.json", {"peak_gib": peak_gib()})
 

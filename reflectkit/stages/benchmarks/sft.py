@@ -66,7 +66,7 @@ def write_rows(path: Path, count: int, seed: int) -> None:
     write_jsonl(path, [{"prompt": text(*PROMPT_WORDS), "completion": text(*COMPLETION_WORDS)} for _ in range(count)])
 
 
-def measure(config: sft.Config, rounds: int, bar: Bar) -> list[Measured]:
+def measure(config: sft.SFTConfig, rounds: int, bar: Bar) -> list[Measured]:
     """The sums of each round of `config.max_steps` / (`rounds` + 1) steps; one more, the first, warms up."""
     with tempfile.TemporaryDirectory(prefix="reflectkit-bench-") as scratch:
         trainer = sft_trainer.open_training(config, Path(scratch), bar)

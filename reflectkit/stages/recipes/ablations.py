@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import read_jsonl
 from reflectkit.core.reports import Report
-from reflectkit.stages import config_class
+from reflectkit.stages import traits
 from reflectkit.stages.shared import eval_tables
 
 MARK = "@"
@@ -53,12 +53,12 @@ def names(steps: Sequence[Step], name: str, ablation: Ablation) -> dict[str, str
     read = {step["name"]: references(step | ablation.steps.get(step["name"], {})) for step in steps}
     changed: set[str] = set()
     for step in steps:
-        if step["name"] in ablation.steps or (config_class(step["stage"]).MAKES_ARM and read[step["name"]] & changed):
+        if step["name"] in ablation.steps or (traits(step["stage"]).makes_arm and read[step["name"]] & changed):
             changed.add(step["name"])
     entries = [
         entry
         for step in steps
-        for key in config_class(step["stage"]).ARMS
+        for key in traits(step["stage"]).arms
         for entry in step.get(key, ())
         if _is_of(entry, ablation)
     ]

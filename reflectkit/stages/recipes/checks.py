@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.agents.scripted import Demonstrator
-from reflectkit.core.config import PACKAGED, TINY, StageConfig, from_mapping, option
+from reflectkit.core.config import Config, build, flat, option, with_values
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import CheckpointError, ConfigError, ReflectkitError
+from reflectkit.core.folders import RunConfig
 from reflectkit.core.jsonl import read_json
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.reports import Report
@@ -24,12 +25,12 @@ from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import read_records
-from reflectkit.models.hub import hub_options, looks_local
-from reflectkit.stages import config_class, evaluate, sft
+from reflectkit.models.hub import PACKAGED, TINY, hub_options, looks_local
+from reflectkit.stages import config_class, evaluate, sft, traits
 from reflectkit.stages.recipes.ablations import references
 from reflectkit.stages.recipes.schedule import Job
 from reflectkit.stages.recipes.workers import CHECKS
-from reflectkit.stages.shared.environments import RECORDS, PlayConfig, model_source
+from reflectkit.stages.shared.environments import RECORDS, model_source
 from reflectkit.stages.shared.players import WITHOUT_MODEL, parse_policy
 
 BLOCK = 64  # a suggested --max-length is a multiple of it
@@ -38,14 +39,14 @@ MADE = ("data_dir", "out_dir")
 ROOM = 1.1  # of a suggested --max-length over the longest prompt, for walks that are not the shortest
 
 
-@dataclass(frozen=True)
-class Config(StageConfig):
+class ChecksConfig(Config):
     """What is checked."""
 
     steps: tuple[dict[str, Any], ...] = option(
         (), help="name, stage and values of each step; ready: its data are made."
     )
-    flags: dict[str, str] = option(None, help="The recipe's flag that sets STEP.SETTING or STAGE.SETTING.")
+    flags: dict[str, str] = option({}, help="The recipe's flag that sets STEP.SETTING or STAGE.SETTING.")
+    run: RunConfig = RunConfig()
 
 
 Fix = tuple[str, str, str, Any]
@@ -79,10 +80,10 @@ def with_checks(jobs: Sequence[Job], flags: Mapping[str, str]) -> list[Job]:
         part = [job for job in jobs if job.prefix == prefix]
         later: set[str] = set()
         for job in part:
-            if config_class(job.stage).TRAINS or job.after & later:
+            if traits(job.stage).trains or job.after & later:
                 later.add(job.name)
         data = frozenset(job.name for job in part if job.name not in later)
-        makers = {job.name for job in part if config_class(job.stage).WRITES_DATA}
+        makers = {job.name for job in part if traits(job.stage).writes_data}
         if not later or not data:
             result += part
             continue
@@ -100,7 +101,7 @@ def with_checks(jobs: Sequence[Job], flags: Mapping[str, str]) -> list[Job]:
         for job in part:
             if job.name in later and check not in result:
                 result.append(check)
-            trains = config_class(job.stage).TRAINS
+            trains = traits(job.stage).trains
             result.append(replace(job, after=job.after | {check.name}) if trains else job)
     return result
 
@@ -129,9 +130,10 @@ def check_settings(jobs: Sequence[Job]) -> None:
 
 def _models(config: Any) -> list[str]:
     """The models that a step loads, as they are written."""
-    loaded = [getattr(config, setting, None) for setting in ("load_dir", "reflect_load_dir", "model")]
-    for text in config.policy if isinstance(config, evaluate.Config) else ():
-        _, *players = parse_policy(text, config.baselines, config.kind.methods)
+    settings = flat(config)
+    loaded = [settings.get(name) for name in ("load_dir", "reflect_load_dir", "model")]
+    for text in config.policy if isinstance(config, evaluate.EvaluateConfig) else ():
+        _, *players = parse_policy(text, config.baselines, config.env.kind.methods)
         loaded += players
     none = (*map(str, WITHOUT_MODEL), *TINY, *PACKAGED)
     return [str(model) for model in loaded if model and str(model) not in none]
@@ -144,7 +146,7 @@ def _check_model(model: str) -> None:
         raise ConfigError(f"{model} does not exist, and no step makes it; write {{STEP}} for what a step makes")
 
 
-def run(config: Config, progress: Progress) -> Report:
+def run(config: ChecksConfig, progress: Progress) -> Report:
     """Check every step. Raises ConfigError with all problems and their fixes."""
     steps = {one["name"]: _step(one) for one in config.steps}
     problems: list[Problem] = []
@@ -161,7 +163,7 @@ def run(config: Config, progress: Progress) -> Report:
     problems += _too_long(needed, readers)
     if problems:
         raise ConfigError(_explained(list({one.text: one for one in problems}.values()), config.flags or {}))
-    return Report(CHECKS, config.results_dir, {})
+    return Report(CHECKS, config.run.results_dir, {})
 
 
 def _step(one: Mapping[str, Any]) -> Step:
@@ -173,7 +175,7 @@ def _settings(name: str, stage: str, values: Mapping[str, Any]) -> Any:
     """The settings of a step; a checkpoint that another step makes has that step's name there. Raises ConfigError."""
     place = f"step '{name}'"
     try:
-        return from_mapping(config_class(stage), {key: _placed(one, values) for key, one in values.items()}, place)
+        return build(config_class(stage), {key: _placed(one, values) for key, one in values.items()}, place)
     except ReflectkitError as error:
         raise ConfigError(str(error) if place in str(error) else f"{place}: {error}") from None
 
@@ -192,15 +194,17 @@ def _tasks(step: Step, steps: Mapping[str, Step], problems: list[Problem]) -> di
     """The problems of each level that the step plays; what is missing is added to `problems`."""
     config = step.config
     if step.stage == "evaluate":
-        source = config.task_file or config.folder / evaluate.HELD_OUT
-        levels = list(dict.fromkeys(config.level)) or [config.kind.levels[-1]]
+        source = config.task_file or config.world.folder / evaluate.HELD_OUT
+        levels = list(dict.fromkeys(config.level)) or [config.world.kind.levels[-1]]
     else:
-        source = config.task_file or config.folder / "train.json"
-        levels = list(dict.fromkeys(level for names in config.stages for level in names))
+        source = config.task_file or config.world.folder / "train.json"
+        levels = list(
+            dict.fromkeys(level for names in config.curriculum.stages(config.world.kind.levels[-1]) for level in names)
+        )
     if not source.is_file():
         return {}  # evaluate plays all problems that the env lists; rlft says what is missing
     splitter = next(
-        (one for one in steps.values() if one.stage == "split" and source.parent == one.config.folder), None
+        (one for one in steps.values() if one.stage == "split" and source.parent == one.config.world.folder), None
     )
     by_question = _by_question(splitter)
     if read_json(source) == []:
@@ -209,8 +213,8 @@ def _tasks(step: Step, steps: Mapping[str, Step], problems: list[Problem]) -> di
         why = f"{repositories} cannot be split 7:2:1" if count else "there are too few to split them 7:2:1"
         problems.append(Problem(f"{source}, which step '{step.name}' plays, has no problems: {why}", by_question))
         return {}
-    tasks = [record.task for record in read_records(source, config.env_name)]
-    at_level = config.kind.at_level if config.kind.has("at_level") else lambda task, _: task
+    tasks = [record.task for record in read_records(source, config.world.env_name)]
+    at_level = config.world.kind.at_level if config.world.kind.has("at_level") else lambda task, _: task
     by_level = {level: [task for task in tasks if at_level(task, level)] for level in levels}
     if missing := [level for level, part in by_level.items() if not part]:
         there = ", ".join(sorted({task.level for task in tasks}))
@@ -230,14 +234,14 @@ def _tasks(step: Step, steps: Mapping[str, Step], problems: list[Problem]) -> di
 
 def _by_question(splitter: Step | None) -> Fix | None:
     """The change to a split by question; None if there is no split by repository."""
-    if splitter is None or (splitter.config.by or splitter.config.kind.split_by[0]) != "repo":
+    if splitter is None or (splitter.config.by or splitter.config.world.kind.split_by[0]) != "repo":
         return None
     return (splitter.name, splitter.stage, "by", "question")
 
 
 def _all_tasks(splitter: Step) -> list[Task]:
-    source = splitter.config.task_file or splitter.config.folder / RECORDS
-    return [record.task for record in read_records(source, splitter.config.env_name)]
+    source = splitter.config.task_file or splitter.config.world.folder / RECORDS
+    return [record.task for record in read_records(source, splitter.config.world.env_name)]
 
 
 # ---------------------------------------------------------------------------------------------------------- the lengths
@@ -257,7 +261,7 @@ def _measure_rows(
             return
         tokenizer, context = readers[base.name]
     else:
-        config = replace(step.config, model=model_source(step.config.model, step.config.data_dir, progress))
+        config = with_values(step.config, model=model_source(step.config.model, step.config.run.data_dir, progress))
         if sft.is_finished(config):
             return
         tokenizer, context = sft.reader(config)
@@ -278,20 +282,20 @@ def _measure_prompts(
     from reflectkit.models.labels import trie
     from reflectkit.models.tokens import choice_ids, prompt_ids
 
-    config: PlayConfig = step.config
-    if not config.kind.repositories_folder or config.kind.chat_settings:
+    config = step.config
+    if not config.world.kind.repositories_folder or config.world.kind.chat_settings:
         return
     players = [step.values.get("load_dir")] if step.stage == "rlft" else list(step.values.get("policy") or ())
     trained = {one.name: one for text in players if (one := _first_trained(text, steps)) and one.name in readers}
     if not trained:
         return
-    one_a_file = {config.kind.cluster(task): (level, task) for level, part in tasks.items() for task in part}
+    one_a_file = {config.world.kind.cluster(task): (level, task) for level, part in tasks.items() for task in part}
     shown: list[tuple[Any, str | None, Task]] = []
     for level in dict.fromkeys(level for level, _ in one_a_file.values()):
         episodes = [
-            Episode(task, derive(config.seed, "check", task.id)) for at, task in one_a_file.values() if at == level
+            Episode(task, derive(config.run.seed, "check", task.id)) for at, task in one_a_file.values() if at == level
         ]
-        for played in rollout(episodes, config.maker(level), Demonstrator(0.0), width=config.width):
+        for played in rollout(episodes, config.world.maker(level), Demonstrator(0.0), width=config.rollout.width):
             shown += [(turn.observation, turn.decision.reflection, played.task) for turn in played.turns]
     for sft_step in trained.values():
         tokenizer, _ = readers[sft_step.name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 import shutil
@@ -11,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import flag
+from reflectkit.core.config import flag, leaves
 from reflectkit.core.reports import Report
 from reflectkit.stages import config_class
 from reflectkit.stages.recipes.schedule import Job, resolved
@@ -58,10 +57,8 @@ def _last(levels: Sequence[str]) -> str:
 
 def _command(stage: str, values: Mapping[str, Any]) -> str:
     """The command of `stage` with those of `values` that are its settings and not its defaults."""
-    kind = config_class(stage)
-    chosen = kind.chosen({key: value for key, value in values.items() if key in kind.choosers()})
     parts = [_program(), stage]
-    for item in dataclasses.fields(chosen):
+    for item in leaves(config_class(stage), values):
         value = values.get(item.name)
         if item.name in DECIDED or value is None or str(value) == str(item.default) or value in ("", [], ()):
             continue

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import keyword
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_origin
 
-from reflectkit.core.config import StageConfig, as_plain, option
+from pydantic import create_model
+
+from reflectkit.core.config import REQUIRED, Config, Leaf, alternatives, as_plain, flat, option
 from reflectkit.core.errors import DataError, unknown_name
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -52,10 +51,10 @@ class Resolved:
 
 def resolve_parameters(
     parameters: Mapping[str, Parameter],
-    steps: Sequence[tuple[str, str, type[StageConfig], Mapping[str, Any]]],
+    steps: Sequence[tuple[str, str, Mapping[str, Leaf], Mapping[str, Any]]],
     path: Path,
 ) -> dict[str, Resolved]:
-    """The parameters of the recipe at `path`, checked. steps: (name, stage, class of the settings, settings in the
+    """The parameters of the recipe at `path`, checked. steps: (name, stage, its settings by name, their values in the
     recipe). Raises DataError, and UnknownNameError for a step or setting.
     """
     return {name: _resolve(name, parameter, steps, path) for name, parameter in parameters.items()}
@@ -64,7 +63,7 @@ def resolve_parameters(
 def _resolve(
     name: str,
     parameter: Parameter,
-    steps: Sequence[tuple[str, str, type[StageConfig], Mapping[str, Any]]],
+    steps: Sequence[tuple[str, str, Mapping[str, Leaf], Mapping[str, Any]]],
     path: Path,
 ) -> Resolved:
     place = f"parameters.{name}"
@@ -79,50 +78,41 @@ def _resolve(
         names = {step for step, *_ in steps} | {stage for _, stage, *_ in steps} | {DEFAULTS}
         if owner not in names:
             raise unknown_name(f"step of recipe {path} in {place}", owner or target, names)
-        chosen = [(kind, values) for step, stage, kind, values in steps if owner in (step, stage, DEFAULTS)]
-        having = [(kind, values) for kind, values in chosen if setting in _field_names(kind)]
+        chosen = [(rows, values) for step, stage, rows, values in steps if owner in (step, stage, DEFAULTS)]
+        having = [(rows, values) for rows, values in chosen if setting in rows]
         if not having or (owner != DEFAULTS and len(having) < len(chosen)):
-            raise unknown_name(f"setting of '{owner}' in {place}", setting, _field_names(chosen[0][0]))
-        for kind, values in having:
-            hints_and_values.append((_without_none(get_type_hints(kind)[setting]), _value(kind, values, setting)))
+            raise unknown_name(f"setting of '{owner}' in {place}", setting, chosen[0][0])
+        for rows, values in having:
+            kinds = alternatives(rows[setting].hint)
+            hints_and_values.append((kinds[0] if len(kinds) == 1 else kinds, _value(rows[setting], values)))
     hints = {str(hint) for hint, _ in hints_and_values}
-    if len(hints) > 1 or hints_and_values[0][0] not in TYPES:
+    hint = hints_and_values[0][0]
+    if len(hints) > 1 or (hint not in TYPES and get_origin(hint) is not Literal):
         raise DataError(
             path, f"what it sets has the types {', '.join(sorted(hints))}; expected one plain type", field=place
         )
-    if parameter.own_folders and hints_and_values[0][0] not in (Path, int):
+    if parameter.own_folders and hint not in (Path, int):
         raise DataError(path, "own_folders is for a path or a whole number", field=place)
     return Resolved(parameter, *hints_and_values[0])
 
 
-def settings_class(recipe: str, resolved: Mapping[str, Resolved]) -> type:
-    """A dataclass with a field for each parameter, which is None or () unless it is given."""
-    rows = []
-    for name, one in resolved.items():
-        shown = ", ".join(one.default) if isinstance(one.default, list | tuple) else one.default
-        text = one.parameter.help.rstrip(".") + (f". Default: {shown}." if shown not in (None, "") else ".")
-        rows.append((name, one.hint, text))
-    return _settings_class(recipe, tuple(rows))
+def settings_class(recipe: str, resolved: Mapping[str, Resolved]) -> type[Config]:
+    """The settings with a field for each parameter, which is None or () unless it is given."""
+    fields: dict[str, Any] = {}
+    for name, parameter in resolved.items():
+        default, is_list = parameter.default, get_origin(parameter.hint) is tuple
+        shown = ", ".join(default) if isinstance(default, list | tuple) else default
+        text = parameter.parameter.help.rstrip(".") + (f". Default: {shown}." if shown not in (None, "") else ".")
+        hint = parameter.hint if is_list else parameter.hint | None
+        fields[name] = (hint, option(() if is_list else None, help=text))
+    return create_model(f"Parameters of {recipe}", __base__=Config, **fields)
 
 
-@cache
-def _settings_class(recipe: str, rows: tuple[tuple[str, Any, str], ...]) -> type:
-    fields = [
-        (
-            name,
-            hint if get_origin(hint) is tuple else hint | None,
-            option(() if get_origin(hint) is tuple else None, help=text),
-        )
-        for name, hint, text in rows
-    ]
-    return dataclasses.make_dataclass(f"Parameters of {recipe}".title().replace(" ", ""), fields, frozen=True)
-
-
-def overrides(config: StageConfig, resolved: Mapping[str, Resolved]) -> list[tuple[str, str, Any]]:
+def overrides(config: Config, resolved: Mapping[str, Resolved]) -> list[tuple[str, str, Any]]:
     """(step, stage or "defaults", setting, value) of each parameter that `config` gives. Lists are split at commas."""
-    given = []
+    given, values = [], flat(config)
     for name, one in resolved.items():
-        value = getattr(config, name, None)
+        value = values.get(name)
         if value in (None, ()):
             continue
         if isinstance(value, tuple):
@@ -149,19 +139,7 @@ def folder_label(path: Path | str | int | None, default: str, name: str = "") ->
     return f"{own}-{hashlib.sha256(str(whole).encode('utf-8', 'surrogateescape')).hexdigest()[:6]}"
 
 
-def _field_names(kind: type[StageConfig]) -> set[str]:
-    return {item.name for item in dataclasses.fields(kind)}
-
-
-def _value(kind: type[StageConfig], values: Mapping[str, Any], setting: str) -> Any:
-    if setting in values:
-        return values[setting]
-    default = next(item.default for item in dataclasses.fields(kind) if item.name == setting)
-    return None if default is dataclasses.MISSING else as_plain(default)
-
-
-def _without_none(hint: Any) -> Any:
-    if not isinstance(hint, UnionType):
-        return hint
-    parts = [part for part in get_args(hint) if part is not NoneType]
-    return parts[0] if len(parts) == 1 else hint
+def _value(leaf: Leaf, values: Mapping[str, Any]) -> Any:
+    if leaf.name in values:
+        return values[leaf.name]
+    return None if leaf.default is REQUIRED else as_plain(leaf.default)

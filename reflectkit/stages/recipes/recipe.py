@@ -11,9 +11,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import StageConfig, parse_yaml
+from reflectkit.core.config import Leaf, leaves
 from reflectkit.core.errors import DataError, unknown_name
-from reflectkit.stages import STAGES, config_class
+from reflectkit.core.yaml_text import parse_yaml
+from reflectkit.stages import STAGES, config_class, traits
 from reflectkit.stages.recipes.ablations import Ablation, references
 from reflectkit.stages.recipes.parameters import DEFAULTS, Parameter, Resolved, resolve_parameters
 from reflectkit.stages.recipes.workers import CHECKS
@@ -133,8 +134,8 @@ def _checked(value: Any, path: Path) -> Recipe:
         if not NAME.fullmatch(name):
             raise DataError(path, f"{name!r} can't name an ablation; use lower-case letters", field="ablations")
         for changed in ablation.steps:
-            if not config_class(stages[changed]).MAKES_ARM:
-                makers = [stage for stage in STAGES if config_class(stage).MAKES_ARM]
+            if not traits(stages[changed]).makes_arm:
+                makers = [stage for stage in STAGES if traits(stage).makes_arm]
                 raise DataError(
                     path,
                     f"an ablation changes steps of {', '.join(makers)}, not '{changed}'",
@@ -149,21 +150,15 @@ def _resolved(recipe: Recipe, path: Path) -> dict[str, Resolved]:
     steps = []
     for step in recipe.steps if recipe.parameters else ():
         values = recipe.defaults | {key: value for key, value in step.items() if key not in ("name", "stage")}
-        steps.append((step["name"], step["stage"], chosen(step["stage"], values), values))
+        steps.append((step["name"], step["stage"], leaves_of(step["stage"], values), values))
     return resolve_parameters(recipe.parameters, steps, path)
 
 
 def settings_of(recipe: Recipe) -> set[str]:
     """The settings of the stages of `recipe`."""
-    return {name for step in recipe.steps for name in fields_of(chosen(step["stage"], recipe.defaults | step))}
+    return {name for step in recipe.steps for name in leaves_of(step["stage"], recipe.defaults | step)}
 
 
-def fields_of(kind: type[StageConfig]) -> set[str]:
-    """The names of the settings of `kind`."""
-    return {item.name for item in dataclasses.fields(kind)}
-
-
-def chosen(stage: str, values: Mapping[str, Any]) -> type[StageConfig]:
-    """The settings' class of `stage`, with what those of `values` bring along that are its own."""
-    kind = config_class(stage)
-    return kind.chosen({key: value for key, value in values.items() if key in kind.choosers()})
+def leaves_of(stage: str, values: Mapping[str, Any]) -> dict[str, Leaf]:
+    """The settings of `stage` by name, with those that the choices in `values` bring."""
+    return {leaf.name: leaf for leaf in leaves(config_class(stage), values)}

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from reflectkit.core.config import from_mapping
+from reflectkit.core.config import build
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.reports import Report
 from reflectkit.core.runs import finished_as
-from reflectkit.stages import config_class
+from reflectkit.stages import config_class, traits
 from reflectkit.stages.recipes.forking import Source
 from reflectkit.stages.recipes.workers import CHECKS, Relay, Work, ended, start, stop
 
@@ -42,7 +42,7 @@ def perform(jobs: Sequence[Job], side_by_side: int, progress: Progress) -> dict[
         return reports
     progress.news("starting the steps")
     unfinished = [job for job in jobs if job.name not in reports and job.stage != CHECKS]
-    source = Source(trains=any(config_class(job.stage).TRAINS for job in unfinished))
+    source = Source(trains=any(traits(job.stage).trains for job in unfinished))
     events: Any = source.context.Queue()
     workers: dict[str, BaseProcess] = {}
     relay = Relay(progress)
@@ -90,7 +90,7 @@ def _finished(jobs: Sequence[Job], progress: Progress) -> dict[str, Report]:
             checks[job.name] = Report(CHECKS, job.values["results_dir"], {}, skipped=True)
             continue
         values = {key: resolved(value, job, reports) for key, value in job.values.items()}
-        config = from_mapping(config_class(job.stage), values, f"step '{job.name}'")
+        config = build(config_class(job.stage), values, f"step '{job.name}'")
         if report := finished_as(job.stage, config):
             reports[job.name] = report
             _say_done(job.name, report, progress)
@@ -112,7 +112,7 @@ def check_script() -> None:
 
 def _needs_torch(job: Job) -> bool:
     """Whether the step reads or trains a model, as far as its stage says."""
-    return job.stage == CHECKS or not config_class(job.stage).WRITES_DATA
+    return job.stage == CHECKS or not traits(job.stage).writes_data
 
 
 def _check_alive(workers: Mapping[str, BaseProcess], events: Any) -> None:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from reflectkit.core.config import from_mapping
+from reflectkit.core.config import build
 from reflectkit.core.console import Bar, Progress, Quiet
 from reflectkit.core.errors import ReflectkitError, user_code_line
-from reflectkit.stages import STAGES
+from reflectkit.stages import STAGES, config_class
 from reflectkit.stages.recipes.forking import end_with, stop_later
 
 CHECKS = "checks"
@@ -144,7 +144,8 @@ def _work(given: Work, events: Any, parent: int, environment: Mapping[str, str])
     end_with(parent)
     try:
         module = importlib.import_module(f"{__package__}.{CHECKS}" if stage == CHECKS else STAGES[stage])
-        config = from_mapping(module.Config, given.values, place)
+        kind = module.ChecksConfig if stage == CHECKS else config_class(stage)
+        config = build(kind, given.values, place)
         report = module.run(config, Quiet() if given.label is None else _Wire(name, events, given.label))
         events.put((name, "done", report))
     except ReflectkitError as error:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, Self
+
+from pydantic import model_validator
 
 from reflectkit.agents.budget import Budget, BudgetSpentError
 from reflectkit.agents.client import ChatClient, open_client
@@ -15,7 +16,7 @@ from reflectkit.agents.endpoints import Endpoint, parse_endpoint
 from reflectkit.agents.exchange import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, Rejected, Request, written_limit
 from reflectkit.agents.journal import open_journal
 from reflectkit.agents.prices import Prices, prices_of
-from reflectkit.core.config import StageConfig, above, option, within
+from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import write_jsonl
@@ -27,46 +28,47 @@ CALL_FIGURES = ("calls", "replayed", "rejected", "prompt_tokens", "completion_to
 """Figures of a teacher's calls, in the order in which they are shown; usd is None if the price is unknown."""
 
 
-@dataclass(frozen=True)
-class ChatConfig(StageConfig):
-    """Settings of a stage that asks chat models."""
+class ChatConfig(Config):
+    """Chat models: how they are asked."""
 
-    PANEL: ClassVar = "Chat models"
     base_url: str | None = option(
         None, help="URL of a server with OpenAI's protocol; for local: http://localhost:1234/v1."
     )
-    concurrency: int = option(8, help="Number of concurrent requests.")
+    concurrency: int = option(8, help="Number of concurrent requests.", ge=1, identity=False)
     timeout_s: float = option(
-        120.0, help="Timeout of a whole call in seconds, to its last byte; then it is retried, at most twice."
+        120.0,
+        help="Timeout of a whole call in seconds, to its last byte; then it is retried, at most twice.",
+        gt=0,
+        identity=False,
     )
     max_cost_usd: float | None = option(
-        None, help="Stop cleanly before this budget is exceeded; what the journal paid for counts."
+        None,
+        help="Stop cleanly before this budget is exceeded; what the journal paid for counts.",
+        gt=0,
+        identity=False,
     )
     price_in: float | None = option(
-        None, help="US dollars per million prompt tokens, for models with an unknown price."
+        None,
+        help="US dollars per million prompt tokens, for models with an unknown price.",
+        ge=0,
+        identity=False,
     )
     price_out: float | None = option(
-        None, help="US dollars per million completion tokens, for models with an unknown price."
+        None,
+        help="US dollars per million completion tokens, for models with an unknown price.",
+        ge=0,
+        identity=False,
     )
     dry_run: bool = option(
-        False, help="Show the expected and maximum number of calls, tokens and dollars, without sending requests."
+        False,
+        help="Show the expected and maximum number of calls, tokens and dollars, without sending requests.",
+        identity=False,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within("concurrency", self.concurrency, 1, 1024)
-        above("timeout_s", self.timeout_s, 0)
-        within("timeout_s", self.timeout_s, 0, 86_400)
-        for name in ("max_cost_usd", "price_in", "price_out"):
-            if getattr(self, name) is not None:
-                within(name, getattr(self, name), 0, 1_000_000)
 
     def check_budget(self, endpoint: Endpoint) -> None:
         """Raises ConfigError if the budget cannot be enforced for `endpoint`."""
-        if self.max_cost_usd is not None:
-            above("max_cost_usd", self.max_cost_usd, 0)
-            if not self.prices_at(endpoint).known:
-                raise ConfigError(f"--max-cost-usd needs the price of {endpoint}: give --price-in and --price-out")
+        if self.max_cost_usd is not None and not self.prices_at(endpoint).known:
+            raise ConfigError(f"--max-cost-usd needs the price of {endpoint}: give --price-in and --price-out")
 
     def prices_at(self, endpoint: Endpoint) -> Prices:
         """The token prices of `endpoint`. Raises ConfigError."""
@@ -84,36 +86,44 @@ class ChatConfig(StageConfig):
             yield client
 
 
-@dataclass(frozen=True)
-class TeacherConfig(ChatConfig):
-    """Settings of a stage that asks a teacher."""
+class TeacherConfig(Config):
+    """Teacher: who demonstrates, comments or asks questions."""
 
-    teacher: str = option(ORACLE, help="oracle (no network), openai:MODEL, azure:DEPLOYMENT or local:MODEL.")
+    name: str = option(
+        ORACLE, help="oracle (no network), openai:MODEL, azure:DEPLOYMENT or local:MODEL.", name="teacher"
+    )
+    chat: ChatConfig = ChatConfig()
 
-    def __post_init__(self) -> None:
-        ChatConfig.__post_init__(self)
-        if self.teacher != ORACLE:
-            self.check_budget(self.endpoint)
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.is_oracle:
+            self.chat.check_budget(self.endpoint)
+        return self
+
+    @property
+    def is_oracle(self) -> bool:
+        """Whether it is the oracle, which is free."""
+        return self.name == ORACLE
 
     @property
     def endpoint(self) -> Endpoint:
         """The teacher's endpoint. Raises ConfigError."""
-        return parse_endpoint(self.teacher, self.base_url)
+        return parse_endpoint(self.name, self.chat.base_url)
 
     @property
     def prices(self) -> Prices:
         """The teacher's token prices. Raises ConfigError."""
-        return self.prices_at(self.endpoint)
+        return self.chat.prices_at(self.endpoint)
 
     @property
     def model_name(self) -> str:
         """The teacher's name in records."""
-        return ORACLE if self.teacher == ORACLE else self.endpoint.model
+        return ORACLE if self.is_oracle else self.endpoint.model
 
     @contextlib.contextmanager
     def client(self, journal: Path) -> Iterator[ChatClient]:
         """A client for the teacher that keeps its answers in `journal`."""
-        with self.client_at(self.endpoint, journal) as client:
+        with self.chat.client_at(self.endpoint, journal) as client:
             yield client
 
 
@@ -125,7 +135,7 @@ def free_estimate() -> tuple[dict[str, Any], tuple[Path, ...], tuple[Table, ...]
 
 
 def estimate(
-    config: TeacherConfig,
+    teacher: TeacherConfig,
     requests: Sequence[Request],
     written: int | Callable[[Request], int],
     journal: Path,
@@ -138,9 +148,9 @@ def estimate(
     is answered up to the limit, thinking included.
     """
     with open_journal(journal, write=False) as answered:
-        client = ChatClient(config.endpoint, answered, config.prices)
+        client = ChatClient(teacher.endpoint, answered, teacher.prices)
         calls = {request: client.calls_left(request) for request in requests}
-    endpoint = config.endpoint
+    endpoint = teacher.endpoint
     new = [request for request in requests if calls[request]]
     usual = sum(written(request) if callable(written) else written for request in new)
     thinking = len(new) * THINKING_TOKENS if endpoint.thinks else 0
@@ -151,7 +161,7 @@ def estimate(
         math.ceil(sum(times * request.prompt_tokens * PROMPT_MARGIN for request, times in bounds)),
         sum(times * written_limit(endpoint, request) for request, times in bounds),
     )
-    usd = [config.prices.cost(*tokens) if config.prices.known else None for _, *tokens in (expected, at_most)]
+    usd = [teacher.prices.cost(*tokens) if teacher.prices.known else None for _, *tokens in (expected, at_most)]
     answered_count = len(requests) - len(new)
     figures = {
         "already_answered": answered_count,
@@ -165,7 +175,7 @@ def estimate(
     rows = [(name, str(usual), str(bound)) for name, usual, bound in zip(names, expected, at_most, strict=True)]
     dollars = ["unknown" if value is None else f"{value:.4f}" for value in (figures["usd"], figures["most_usd"])]
     title = f"Estimate for {endpoint}; already answered: {counted(answered_count, 'call')}"
-    if not config.prices.known:
+    if not teacher.prices.known:
         title += "; for the price give --price-in and --price-out"
     return figures, Table(title, ("what", "expected", "at most"), (*rows, ("US dollars", *dollars)))
 
@@ -188,10 +198,10 @@ def call_figures(client: ChatClient, rejected: Sequence[Rejected], path: Path, p
     return {name: figures.get(name) for name in CALL_FIGURES}
 
 
-def stop_if_spent(config: ChatConfig, client: ChatClient, done: str) -> None:
+def stop_if_spent(chat: ChatConfig, client: ChatClient, done: str) -> None:
     """Raises BudgetSpentError if the budget left requests unanswered; called after all files are written."""
     if client.stopped:
         raise BudgetSpentError(
-            f"stopped at the budget: ${client.budget.paid:.4f} of --max-cost-usd {config.max_cost_usd:g} spent; {done};"
+            f"stopped at the budget: ${client.budget.paid:.4f} of --max-cost-usd {chat.max_cost_usd:g} spent; {done};"
             " run it again with a larger one to continue"
         )

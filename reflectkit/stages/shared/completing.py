@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.agents.endpoints import KEYS
+from reflectkit.core.config import leaves, literals
 from reflectkit.core.errors import ReflectkitError
 from reflectkit.core.folders import CHECKPOINT
 from reflectkit.core.identity import read_record
@@ -22,6 +23,7 @@ from reflectkit.envs import env_class, env_names
 from reflectkit.envs.base import BaseEnv
 from reflectkit.models.facts import model_facts
 from reflectkit.models.servers.settings import KEYS as SERVERS
+from reflectkit.stages import config_class
 from reflectkit.stages.shared.players import SCRIPTED
 
 MOST_FOLDERS = 5000  # that are looked into
@@ -55,10 +57,17 @@ def values(begun: Begun, setting: str) -> list[tuple[str, str]]:
     found: Iterable[tuple[str, str]] = ()
     with contextlib.suppress(ReflectkitError, OSError, ValueError):
         if source is None:
-            found = _of_parameter(begun, setting)
+            found = [(name, "") for name in _literals(begun, setting)] or _of_parameter(begun, setting)
         else:
             found = [(name, "") for name in _table(source)] if isinstance(source, str) else list(source(begun))
     return [(value, about) for value, about in found if value.startswith(begun.word) and value.isprintable()]
+
+
+def _literals(begun: Begun, setting: str) -> list[str]:
+    """The values of a setting that has only some."""
+    given = {name: value for name, value in begun.settings.items() if isinstance(value, str)}
+    leaf = next((leaf for leaf in leaves(config_class(begun.stage), given) if leaf.name == setting), None)
+    return [str(value) for value in literals(leaf.hint) if value] if leaf else []
 
 
 def _of_parameter(begun: Begun, name: str) -> list[tuple[str, str]]:
@@ -172,7 +181,7 @@ def _models(roles: tuple[str | None, ...]) -> Names:
 
 
 def _bases(begun: Begun) -> Iterator[tuple[str, str]]:
-    from reflectkit.core.config import PACKAGED, TINY
+    from reflectkit.models.hub import PACKAGED, TINY
 
     for name in (*TINY, *PACKAGED):
         yield name, "built in"
@@ -232,19 +241,8 @@ VALUES: dict[str, Names | str] = {
     "export load_dir": _models((*ACTS, *COMMENTS)),
     "resume_from": _models(ACTS),
     "model": _bases,
-    "role": "reflectkit.data.sft:FILE_OF_ROLE",
-    "dtype": "reflectkit.core.config:DTYPES",
-    "quantize": "reflectkit.core.config:QUANTIZE",
-    "thinking": "reflectkit.core.config:THINKING",
     "teacher": _teachers,
-    "actor": lambda begun: [("teacher", ""), ("oracle", "")],
     "baseline": "reflectkit.stages.gen_comments:BASELINES",
-    "comments": "reflectkit.stages.gen_sft:COMMENTS",
-    "report_to": "reflectkit.stages.tuning.trackers:TRACKERS",
-    "schedule": "reflectkit.core.config:SCHEDULES",
-    "optimizer": "reflectkit.core.config:OPTIMIZERS",
-    "by": "reflectkit.stages.split:BY",
-    "against": "reflectkit.stages.plot:AGAINST",
     "what": "reflectkit.stages.bench:WHAT",
     "size": "reflectkit.stages.bench:SIZES",
     "only": _parts,

@@ -28,7 +28,7 @@ def add_demonstrations(
     with a correction.
     """
     for (kind, _, task), trajectory in zip(planned, played, strict=True):
-        if trajectory.status is Status.ABORTED or not config.kind.is_demonstration(trajectory):
+        if trajectory.status is Status.ABORTED or not config.env.kind.is_demonstration(trajectory):
             continue
         if low_rewards(config, [trajectory]):
             continue
@@ -39,7 +39,7 @@ def add_demonstrations(
         if kind == "negative" and not (trajectory.success and "mistake" in notes and "correction" in notes):
             continue
         entry = from_trajectory(
-            trajectory, config.model_name, f"{kind}{sum(item.info.startswith(kind) for item in before)}"
+            trajectory, config.teacher.model_name, f"{kind}{sum(item.info.startswith(kind) for item in before)}"
         )
         if kind == "negative" and any(_commands(entry) == _commands(other) for other in before):
             continue  # there is no other mistake to make
@@ -51,7 +51,7 @@ def low_rewards(config: Any, played: Sequence[Trajectory]) -> list[float]:
     if config.min_reward is None:
         return []
     ended = (trajectory for trajectory in played if trajectory.status is not Status.ABORTED)
-    rewards = [float(config.kind.reward_of(trajectory)) for trajectory in ended]
+    rewards = [float(config.env.kind.reward_of(trajectory)) for trajectory in ended]
     return [reward for reward in rewards if reward < config.min_reward]
 
 
@@ -60,11 +60,11 @@ def _marked(config: Any, level: str, trajectory: Trajectory) -> Trajectory:
 
     Calls are in the teacher's own words, so that only those that could not be executed are wrong.
     """
-    if config.kind.offers_tools:
+    if config.env.kind.offers_tools:
         notes = ["mistake" if turn.info.get("refused") else "" for turn in trajectory.turns]
         return _with_mistakes(trajectory, notes)
     marker = Marker([turn.decision.action for turn in trajectory.turns])
-    (replayed,) = rollout([Episode(trajectory.task, trajectory.seed)], config.maker(level), marker, width=1)
+    (replayed,) = rollout([Episode(trajectory.task, trajectory.seed)], config.world.maker(level), marker, width=1)
     if replayed.status is Status.ABORTED:
         raise EnvironmentFailure(
             f"{trajectory.task.id}: {replayed.reason}; run the same command again; answers so far are kept"

@@ -1,31 +1,20 @@
-"""Code shared by several stages: an env's files, its horizon, and the settings of stages that play episodes."""
+"""The environment that a command works on: its settings, its files, and fresh envs."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
-from typing_extensions import override
+from pydantic import field_validator, model_validator
 
 from reflectkit.agents.endpoints import Endpoint, parse_endpoint
 from reflectkit.agents.prices import prices_of
-from reflectkit.core.config import (
-    PACKAGED,
-    Elsewhere,
-    NoSettings,
-    StageConfig,
-    flag,
-    option,
-    settings_elsewhere,
-    with_own_settings,
-    within,
-)
+from reflectkit.core.config import Config, NoSettings, chosen_by, flag, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.locks import locked
@@ -35,31 +24,72 @@ from reflectkit.core.text import counted
 from reflectkit.core.types import Task
 from reflectkit.core.users import User
 from reflectkit.envs import ENVS, data_folder, env_class, make
-from reflectkit.envs.base import MOST_TOKENS as MOST_TOKENS
 from reflectkit.envs.base import BaseEnv, Explorer
-from reflectkit.stages.shared.chat import ChatConfig
+from reflectkit.models.hub import PACKAGED
 
 RECORDS = "data_reflection_negative.json"
 DEFAULT_HORIZON = 15
 MODELS = "models"
 """Folder in the data folder, of packaged models that were converted."""
 CONVERTING_S = 600.0  # to wait for another process that converts
+ENV_HELP = f"Environment: {', '.join(ENVS)}, or your own as package.module:Class; its settings: --env NAME --help."
+HORIZON_HELP = "Maximum steps per episode; 0: the env's default for the level."
+
+
+class EnvConfig(Config):
+    """Environment: which one, and its own settings."""
+
+    name: str = option(help=ENV_HELP, name="env")
+    settings: Any = chosen_by("name", settings=lambda name: env_class(name).Settings, names=lambda: ENVS)
+    shuffle_action: bool = option(
+        False, help="Shuffle the order of the actions, and therefore their labels, at each step."
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        env_class(name)
+        return name
+
+    @model_validator(mode="after")
+    def _check_budgets(self) -> Self:
+        for name in self.kind.chat_settings:
+            _check_budget(self.settings, name)
+        return self
+
+    @property
+    def kind(self) -> type[BaseEnv]:
+        """The env's class."""
+        return env_class(self.name)
+
+
+class RolloutConfig(Config):
+    """Rollouts: how episodes are played."""
+
+    horizon: int = option(0, help=HORIZON_HELP, ge=0)
+    width: int = option(
+        128, help="Episodes played in parallel; affects speed and memory, not results.", ge=1, identity=False
+    )
 
 
 @dataclass(frozen=True)
-class EnvConfig(StageConfig):
-    """Settings of a stage that works on one environment."""
+class World:
+    """An environment as a command uses it: its class, its folders, and fresh envs."""
 
-    CHOOSERS: ClassVar[tuple[str, ...]] = ("env",)
-    ENV: ClassVar[str] = ""
-    """The env whose own settings the class has, after `chosen`."""
-    env: str = option(
-        help=f"Environment: {', '.join(ENVS)}, or your own as package.module:Class; its settings: --env NAME --help."
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        env_class(self.env)
+    env: str
+    """Its name, or dotted path."""
+    data_dir: Path
+    """The folder of all data."""
+    settings: Any = NoSettings()
+    """The env's own settings."""
+    shuffle_action: bool = False
+    """Whether the actions are in another order at each step."""
+    horizon: int = 0
+    """Maximum steps per episode; 0: the env's default for the level."""
+    timeout_s: float = 120.0
+    """Of a call of a chat model that the env asks."""
+    concurrency: int = 8
+    """Number of such calls at once."""
 
     @property
     def kind(self) -> type[BaseEnv]:
@@ -91,71 +121,14 @@ class EnvConfig(StageConfig):
         """The files of the env's class where it is the user's own: inputs of a run, so that an edit makes a new one."""
         return code_files(base.__module__ for base in self.kind.__mro__)
 
-    @classmethod
-    def own_settings(cls, kind: type[BaseEnv]) -> type[Any] | None:
-        """The dataclass of the settings that this stage has only for this env, if any."""
-        return None
+    def horizon_at(self, level: str) -> int:
+        """The horizon for `level`."""
+        return self.horizon or int(self.kind.horizons.get(level, DEFAULT_HORIZON))
 
-    @classmethod
-    @override
-    def chosen(cls, values: Mapping[str, Any]) -> type[Self]:
-        """The class with the env's own settings. Raises UnknownNameError, and ConfigError if a name is taken."""
-        parent = super().chosen(values)
-        default = next(item.default for item in dataclasses.fields(parent) if item.name == "env")
-        env = values.get("env", default)
-        if parent.ENV or not isinstance(env, str):
-            return parent
-        own = parent.own_settings(env_class(env))
-        return parent if own is None else with_own_settings(parent, own, f"Environment {env}", f"env '{env}'", ENV=env)
-
-    @classmethod
-    @override
-    def elsewhere(cls) -> Mapping[str, Elsewhere]:
-        """The settings of the other envs in the table."""
-        field_names = {item.name for item in dataclasses.fields(cls)}
-        return settings_elsewhere(
-            (item.name, f"env '{env}'", item.default)
-            for env in ENVS
-            for item in dataclasses.fields(cls.own_settings(env_class(env)) or NoSettings)
-            if item.name not in field_names
-        )
-
-    @classmethod
-    @override
-    def refusal(cls, name: str) -> ConfigError | None:
-        """The error for setting `name` of another env."""
-        other = cls.elsewhere().get(name)
-        if other is None:
-            return None
-        place = f" is not for env '{cls.ENV}', it" if cls.ENV else ""
-        return ConfigError(f"{flag(name)}{place} is a setting of {other.owner}; leave it out")
-
-
-@dataclass(frozen=True)
-class WorldConfig(EnvConfig):
-    """Settings of a stage that creates environments, including the env's own."""
-
-    PANEL: ClassVar = "Environments"
-    shuffle_action: bool = option(
-        False, help="Shuffle the order of the actions, and therefore their labels, at each step."
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in self.kind.chat_settings:
-            self._check_budget(name, self._endpoint(name))
-        self.settings  # noqa: B018  checked as they are made
-
-    @classmethod
-    @override
-    def own_settings(cls, kind: type[BaseEnv]) -> type[Any] | None:
-        """The settings of the env."""
-        return kind.Settings
-
-    @property
-    def settings(self) -> Any:
-        """The env's own settings. Raises ConfigError."""
-        return self.part(self.kind.Settings)
+    def maker(self, level: str) -> Callable[[], Env]:
+        """Makes fresh envs with the horizon for `level`."""
+        steps = self.horizon_at(level)
+        return lambda: self.make(steps)
 
     def make(self, horizon: int | None, user: User | None = None) -> Env:
         """A fresh env with these settings. user: who talks with the agent, instead of the env's own user."""
@@ -177,7 +150,7 @@ class WorldConfig(EnvConfig):
             usage = getattr(self._asker_of(name, target), "usage", {})  # an env of your own may ask otherwise
             if not usage:
                 continue
-            model = f"{name} {self._endpoint(name)}"
+            model = f"{name} {chat_endpoint(self.settings, name)}"
             cost = f"{usage['usd']:.4f} US dollars" if "usd" in usage else "at an unknown price"
             answers = counted(int(usage["calls"] + usage["replayed"]), "answer")
             progress.news(f"the {model}: {answers}, {usage['replayed']:,} of them from the journal, {cost}")
@@ -186,14 +159,9 @@ class WorldConfig(EnvConfig):
 
     def _asker_of(self, name: str, target: str) -> Any:
         """The object that asks the chat model in setting `name`; None if the setting names none."""
-        endpoint, budget = self._endpoint(name), getattr(self.settings, _budget_of(name), None)
+        endpoint, budget = chat_endpoint(self.settings, name), getattr(self.settings, _budget_of(name), None)
         journal = self.env_folder / f"{name}.jsonl"
-        return endpoint and _asker(target, endpoint, journal, *self._request_limits, budget)
-
-    @property
-    def _request_limits(self) -> tuple[float, int]:
-        """(timeout in seconds, concurrent calls) of the env's chat models; the stage's own values if it has them."""
-        return (self.timeout_s, self.concurrency) if isinstance(self, ChatConfig) else (120.0, 8)
+        return endpoint and _asker(target, endpoint, journal, self.timeout_s, self.concurrency, budget)
 
     def input_files(self, tasks: Iterable[Task]) -> list[Path]:
         """The files and folders that these tasks use, besides their records, and code of the user's own: inputs of a
@@ -204,40 +172,43 @@ class WorldConfig(EnvConfig):
             raise ConfigError(f"env '{self.env}': input_files must return a list of Path, it returned {files!r:.80}")
         return [*self.code_files, *files]
 
-    def refuse_uncounted(self, *, dry_run: bool, max_cost_usd: float | None) -> None:
-        """Raises ConfigError where a budget or a forecast is wanted, and the env asks a chat model of its own, which
-        neither counts.
-        """
-        for name in self.kind.chat_settings:
-            endpoint = self._endpoint(name)
-            budgeted = getattr(self.settings, _budget_of(name), None) is not None
-            if endpoint and (dry_run or (max_cost_usd is not None and endpoint.kind != "local" and not budgeted)):
-                raise ConfigError(
-                    f"{'--dry-run' if dry_run else '--max-cost-usd'} does not count what {flag(name)} {endpoint} is"
-                    f" asked; leave it out, or leave out {flag(name)}"
-                )
 
-    def _check_budget(self, name: str, endpoint: Endpoint | None) -> None:
-        """Raises ConfigError if there is a budget for the chat model in setting `name` that cannot be enforced."""
-        if getattr(self.settings, _budget_of(name), None) is None:
-            return
-        if endpoint is None:
-            raise ConfigError(f"{flag(_budget_of(name))} needs a {flag(name)}, e.g. openai:MODEL")
-        if not prices_of(endpoint.kind, endpoint.model, None, None).known:
+def refuse_uncounted(env: EnvConfig, *, dry_run: bool, max_cost_usd: float | None) -> None:
+    """Raises ConfigError where a budget or a forecast is wanted, and the env asks a chat model of its own, as
+    neither counts that.
+    """
+    for name in env.kind.chat_settings:
+        endpoint = chat_endpoint(env.settings, name)
+        budgeted = getattr(env.settings, _budget_of(name), None) is not None
+        if endpoint and (dry_run or (max_cost_usd is not None and endpoint.kind != "local" and not budgeted)):
             raise ConfigError(
-                f"{flag(_budget_of(name))} cannot hold for {flag(name)} {endpoint}, whose price is unknown; leave it"
-                " out, or name a model with a known price"
+                f"{'--dry-run' if dry_run else '--max-cost-usd'} does not count what {flag(name)} {endpoint} is"
+                f" asked; leave it out, or leave out {flag(name)}"
             )
 
-    def _endpoint(self, name: str) -> Endpoint | None:
-        """The chat model that the env's setting `name` names; None if it is not a chat model. Raises ConfigError."""
-        address, values = _address_of(name), dataclasses.asdict(self.settings)
-        default = next(item.default for item in dataclasses.fields(self.settings) if item.name == name)
-        if values[name] != default:
-            return parse_endpoint(values[name], values.get(address), flag(name), f"{default}, ", flag(address))
-        if values.get(address) is not None:
-            raise ConfigError(f"{flag(address)} needs a {flag(name)}, e.g. local:MODEL")
-        return None
+
+def _check_budget(settings: Any, name: str) -> None:
+    """Raises ConfigError if there is a budget for the chat model in setting `name` that cannot be enforced."""
+    endpoint = chat_endpoint(settings, name)
+    if getattr(settings, _budget_of(name), None) is None:
+        return
+    if endpoint is None:
+        raise ConfigError(f"{flag(_budget_of(name))} needs a {flag(name)}, e.g. openai:MODEL")
+    if not prices_of(endpoint.kind, endpoint.model, None, None).known:
+        raise ConfigError(
+            f"{flag(_budget_of(name))} cannot hold for {flag(name)} {endpoint}, whose price is unknown; leave it"
+            " out, or name a model with a known price"
+        )
+
+
+def chat_endpoint(settings: Any, name: str) -> Endpoint | None:
+    """The chat model that an env's setting `name` names; None if it is not a chat model. Raises ConfigError."""
+    address, default = _address_of(name), type(settings).model_fields[name].default
+    if (model := getattr(settings, name)) != default:
+        return parse_endpoint(model, getattr(settings, address, None), flag(name), f"{default}, ", flag(address))
+    if getattr(settings, address, None) is not None:
+        raise ConfigError(f"{flag(address)} needs a {flag(name)}, e.g. local:MODEL")
+    return None
 
 
 def _address_of(name: str) -> str:
@@ -256,37 +227,6 @@ def _asker(
 ) -> Any:
     """The object that asks a chat model for an env; one for all envs of the process."""
     return resolve("class", target, {})(endpoint, journal, timeout_s, concurrency, budget_usd)
-
-
-@dataclass(frozen=True)
-class HorizonConfig(WorldConfig):
-    """Settings of a stage in which episodes have an end."""
-
-    horizon: int = option(0, help="Maximum steps per episode; 0: the env's default for the level.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within("horizon", self.horizon, 0, 100_000)
-
-    def horizon_at(self, level: str) -> int:
-        """The horizon for `level`."""
-        return self.horizon or int(self.kind.horizons.get(level, DEFAULT_HORIZON))
-
-    def maker(self, level: str) -> Callable[[], Env]:
-        """Makes fresh envs with the horizon for `level`."""
-        steps = self.horizon_at(level)
-        return lambda: self.make(steps)
-
-
-@dataclass(frozen=True)
-class PlayConfig(HorizonConfig):
-    """Settings of a stage that plays many episodes."""
-
-    width: int = option(128, help="Episodes played in parallel; affects speed and memory, not results.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within("width", self.width, 1, 4096)
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:

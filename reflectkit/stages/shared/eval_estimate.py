@@ -18,7 +18,7 @@ from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.seeding import derive
 from reflectkit.core.text import count_tokens
 from reflectkit.core.types import Trajectory, Turn
-from reflectkit.stages.shared.players import chat_parts, endpoint_of, method_of
+from reflectkit.stages.shared.players import chat_parts, method_of
 
 ANSWER = 90  # tokens that a chat model writes per step, roughly
 
@@ -33,11 +33,11 @@ def estimate(config: Any, matches: Sequence[Any], progress: Progress) -> Report:
     rows, total_calls = [], 0
     random_play: dict[str, list[Trajectory]] = {}
     for match in matches:
-        endpoints = [endpoint_of(config, part) for part in chat_parts(match.name, config.kind.methods)]
-        method, _ = method_of(match.name, config.kind.methods)
+        endpoints = [config.players.endpoint_of(part) for part in chat_parts(match.name, config.env.kind.methods)]
+        method, _ = method_of(match.name, config.env.kind.methods)
         if endpoints and not method and match.level not in random_play:
             random_play[match.level] = _played(config, match, RandomAgent(), "random play", progress)
-        prices = [config.prices_at(endpoint) for endpoint in endpoints]
+        prices = [config.chat.prices_at(endpoint) for endpoint in endpoints]
         if endpoints and method:
             calls, tokens, usd, bound = _method_cost(config, match, method, endpoints[0], progress)
         else:
@@ -52,19 +52,21 @@ def estimate(config: Any, matches: Sequence[Any], progress: Progress) -> Report:
         "Estimate if every episode runs to its horizon; at most: each call three times, at full length, on states as"
         " long as the longest of random play"
     )
-    return Report("evaluate", config.env_folder, {"calls": total_calls}, (), (Table(title, columns, tuple(rows)),))
+    return Report(
+        "evaluate", config.world.env_folder, {"calls": total_calls}, (), (Table(title, columns, tuple(rows)),)
+    )
 
 
 def _players_cost(
     config: Any, match: Any, endpoints: Sequence[Endpoint], episodes: Sequence[Trajectory]
 ) -> tuple[int, int, float, float]:
     """(calls, prompt tokens, US dollars, at most) of chat models that play, or comment on, these episodes."""
-    env: Any = config.maker(match.level)() if endpoints else None
-    prices = [config.prices_at(endpoint) for endpoint in endpoints]
+    env: Any = config.world.maker(match.level)() if endpoints else None
+    prices = [config.chat.prices_at(endpoint) for endpoint in endpoints]
     calls = tokens = 0
     usd = bound = 0.0
     for trajectory in episodes:
-        steps = min(env.steps, config.kind.episode_steps(trajectory.task) or env.steps)
+        steps = min(env.steps, config.env.kind.episode_steps(trajectory.task) or env.steps)
         grown = _growth(trajectory.turns)
         usual = _longest_requests(env, trajectory.turns[:1], len(endpoints), ANSWER)
         longest = _longest_requests(env, trajectory.turns[: 1 if grown else None], len(endpoints), ANSWER_TOKENS)
@@ -95,7 +97,7 @@ def _method_cost(
     """Likewise of a method, whose usual answer is half as long as it may be; each shows the one before it."""
     rehearsal = MethodRehearsal(method)
     _played(config, match, rehearsal, match.name, progress)
-    requests, price, most = rehearsal.requests, config.prices_at(endpoint), config.kind.methods[method]
+    requests, price, most = rehearsal.requests, config.chat.prices_at(endpoint), config.env.kind.methods[method]
     calls, read = len(requests), sum(request.prompt_tokens for request in requests)
     later = calls - len(match.tasks)
     tokens, most_tokens = read + later * most // 2, read + later * most
@@ -109,9 +111,11 @@ def _method_cost(
 
 def _played(config: Any, match: Any, agent: Agent, what: str, progress: Progress) -> list[Trajectory]:
     """An episode of each problem by `agent`, except those whose engine fails at once, which cause no requests."""
-    episodes = [Episode(task, derive(config.seed, "evaluate", task.id, 0)) for task in match.tasks]
+    episodes = [Episode(task, derive(config.run.seed, "evaluate", task.id, 0)) for task in match.tasks]
     with progress.bar(f"{what} ({match.level})", len(episodes)) as bar:
-        played = rollout(episodes, config.maker(match.level), agent, width=config.width, on_end=lambda _: bar.advance())
+        played = rollout(
+            episodes, config.world.maker(match.level), agent, width=config.rollout.width, on_end=lambda _: bar.advance()
+        )
     return [trajectory for trajectory in played if trajectory.turns]
 
 

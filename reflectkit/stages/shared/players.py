@@ -7,24 +7,26 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reflectkit.agents.budget import Budget
 from reflectkit.agents.client import ChatClient
 from reflectkit.agents.endpoints import KEYS, Endpoint, parse_endpoint
-from reflectkit.core.config import StageConfig
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.folders import CHECKPOINT, checkpoints
 from reflectkit.core.protocols import Agent
 from reflectkit.core.registry import plugins, resolve
+from reflectkit.envs.base import BaseEnv
 from reflectkit.models.facts import TOKENIZERS, model_facts
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.sampler import Opening
 from reflectkit.rl.reflector import FOLDER
-from reflectkit.stages.shared.chat import report_damage, stop_if_spent
+from reflectkit.stages.shared.chat import ChatConfig, report_damage, stop_if_spent
 from reflectkit.stages.shared.environments import model_source
+from reflectkit.stages.shared.sampling import SamplerConfig
 
 SCRIPTED = ("oracle", "random")
 TEACHER = Path("oracle")
@@ -58,14 +60,13 @@ def chat_parts(text: str, methods: Iterable[str] = ()) -> list[str]:
     return parts if len(parts) <= most and all(part.partition(":")[0] in KEYS for part in parts) else []
 
 
-def endpoint_of(config: Any, part: str) -> Endpoint:
-    """The endpoint of a chat model in a --policy; with local models, --base-url applies only to them. Raises
-    ConfigError.
+def endpoint_of(part: str, policies: Iterable[str], methods: Iterable[str], base_url: str | None) -> Endpoint:
+    """The endpoint of a chat model in one of the --policy `policies`; with local models, `base_url` applies only to
+    them. Raises ConfigError.
     """
-    policies = (chat_parts(text, config.kind.methods) for text in config.policy)
-    local = any(other.startswith("local:") for others in policies for other in others)
-    base_url = config.base_url if part.startswith("local:") or not local else None
-    return parse_endpoint(part, base_url, "--policy", "")
+    parts = (chat_parts(text, methods) for text in policies)
+    local = any(other.startswith("local:") for others in parts for other in others)
+    return parse_endpoint(part, base_url if part.startswith("local:") or not local else None, "--policy", "")
 
 
 def parse_policy(
@@ -121,7 +122,7 @@ def newest_name(model: str) -> str:
     return model if newest == Path(model) else str(newest)
 
 
-def place_of(model: Path | None, config: StageConfig, progress: Progress, *, reflects: bool = False) -> Path | None:
+def place_of(model: Path | None, data_dir: Path, progress: Progress, *, reflects: bool = False) -> Path | None:
     """Where `model` lies: a run stands for its newest checkpoint, a packaged model is converted first, and a hub id
     stays as it is. reflects: a checkpoint in which both players learned stands for its reflector.
 
@@ -129,7 +130,7 @@ def place_of(model: Path | None, config: StageConfig, progress: Progress, *, ref
     """
     if model is None or model in WITHOUT_MODEL:
         return model
-    source = model_source(str(newest_checkpoint(model)), config.data_dir, progress)
+    source = model_source(str(newest_checkpoint(model)), data_dir, progress)
     hub_options(source)
     place = Path(source)
     return place / FOLDER if reflects and looks_local(source) and (place / FOLDER).is_dir() else place
@@ -187,14 +188,39 @@ def journals(folder: Path, endpoint: Endpoint) -> tuple[Path, Path]:
     return folder / f"evaluate_{endpoint.kind}_{plain[:LONGEST_NAME]}~{checksum}.jsonl", earlier
 
 
+@dataclass(frozen=True)
+class PlayersConfig:
+    """What players are made with."""
+
+    kind: type[BaseEnv]
+    """The env's class."""
+    env_folder: Path
+    """Where the answers of chat models are kept."""
+    folder: Path
+    """The folder of the env's rows."""
+    sampler: SamplerConfig
+    chat: ChatConfig
+    policies: tuple[str, ...]
+    """All of --policy."""
+    temperature: float
+    max_new_tokens: int
+    history_tokens: int
+    """Of earlier turns that a chat model reads."""
+    device: str
+
+    def endpoint_of(self, part: str) -> Endpoint:
+        """The endpoint of a chat model in a --policy. Raises ConfigError."""
+        return endpoint_of(part, self.policies, self.kind.methods, self.chat.base_url)
+
+
 class Players:
     """Creates the players; each reflector is loaded once, and players share its memo."""
 
-    def __init__(self, config: Any, max_cost_usd: float | None = None) -> None:  # evaluate's or play's
-        self.config, self.device = config, config.device
+    def __init__(self, settings: PlayersConfig) -> None:
+        self.settings = settings
         self._reflectors: dict[Path, Any] = {}
         self._clients: dict[str, ChatClient] = {}
-        self._budget = Budget(max_cost_usd)
+        self._budget = Budget(settings.chat.max_cost_usd)
         self._stack = contextlib.ExitStack()
 
     def close(self) -> None:
@@ -203,10 +229,10 @@ class Players:
 
     def stop_if_spent(self, name: str) -> None:
         """Raises BudgetSpentError if the budget of a chat model of `name` ran out."""
-        for part in chat_parts(name, self.config.kind.methods):
-            client = self._clients.get(str(endpoint_of(self.config, part)))
+        for part in chat_parts(name, self.settings.kind.methods):
+            client = self._clients.get(str(self.settings.endpoint_of(part)))
             if client is not None:
-                stop_if_spent(self.config, client, "finished episodes are kept")
+                stop_if_spent(self.settings.chat, client, "finished episodes are kept")
 
     def report_damage(self, progress: Progress) -> None:
         """Report unusable lines in the chat models' journals."""
@@ -222,44 +248,44 @@ class Players:
         from reflectkit.agents.chat import ChatPolicy
 
         clients = [self._client(endpoint) for endpoint in endpoints]
-        return ChatPolicy(clients[0], clients[1] if len(clients) > 1 else None, self.config.history_tokens)
+        return ChatPolicy(clients[0], clients[1] if len(clients) > 1 else None, self.settings.history_tokens)
 
     def _client(self, endpoint: Endpoint) -> ChatClient:
         """The client of `endpoint`, which players share."""
         if str(endpoint) not in self._clients:
-            config = self.config
-            journal, earlier = journals(config.env_folder, endpoint)
-            client = config.client_at(
-                endpoint, journal, earlier=earlier, temperature=config.temperature, budget=self._budget
+            settings = self.settings
+            journal, earlier = journals(settings.env_folder, endpoint)
+            client = settings.chat.client_at(
+                endpoint, journal, earlier=earlier, temperature=settings.temperature, budget=self._budget
             )
             self._clients[str(endpoint)] = self._stack.enter_context(client)
         return self._clients[str(endpoint)]
 
     def agent(self, name: str, policy: Path | None, reflector: Path | None) -> Agent:
         """The agent called `name`."""
-        config = self.config
+        settings, kind = self.settings, self.settings.kind
         from reflectkit.agents.methods import ChatMethod, ModelMethod
         from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
 
-        method, _ = method_of(name, config.kind.methods)
-        if chat := chat_parts(name, config.kind.methods):
-            endpoints = [endpoint_of(config, part) for part in chat]
+        method, _ = method_of(name, kind.methods)
+        if chat := chat_parts(name, kind.methods):
+            endpoints = [settings.endpoint_of(part) for part in chat]
             return ChatMethod(method, self._client(endpoints[0])) if method else self._chat(endpoints)
         if policy is None:
-            if name in _plugins(name) and name not in (*SCRIPTED, *config.kind.baselines):
+            if name in _plugins(name) and name not in (*SCRIPTED, *kind.baselines):
                 return resolve("player", name, {}, PLUGINS)()  # type: ignore[no-any-return]
             return Oracle() if name == "oracle" else RandomAgent() if name == "random" else Baseline(name)
         from reflectkit.agents.two_player import TwoPlayerAgent
 
         commentator = self.reflector(reflector) if reflector else None
         player = TwoPlayerAgent(
-            config.open_sampler(Opening(str(policy), self.device)),
-            commentator and config.swapped(commentator),
-            answer=config.answer_of(policy),
-            temperature=config.temperature,
-            max_new_tokens=config.kind.methods.get(method, config.max_new_tokens),
-            episode_tokens=config.episode_tokens,
-            thinking=config.thinking,
+            settings.sampler.open_policy(Opening(str(policy), settings.device)),
+            commentator and settings.sampler.swapped(commentator, settings.folder),
+            answer=settings.sampler.answer_of(policy),
+            temperature=settings.temperature,
+            max_new_tokens=kind.methods.get(method, settings.max_new_tokens),
+            episode_tokens=settings.sampler.episode_tokens,
+            thinking=settings.sampler.thinking,
             show=True,
         )
         return ModelMethod(method, player) if method else player
@@ -271,10 +297,12 @@ class Players:
         from reflectkit.agents.two_player import Reflector
 
         if checkpoint == TEACHER:
-            require_oracle(self.config.kind, ["reflection"])
+            require_oracle(self.settings.kind, ["reflection"])
             return TeacherComments()
         if checkpoint == SILENCE:
             return Silence()
         if checkpoint not in self._reflectors:
-            self._reflectors[checkpoint] = Reflector(self.config.open_reflector(str(checkpoint), self.device))
+            self._reflectors[checkpoint] = Reflector(
+                self.settings.sampler.open_reflector(str(checkpoint), self.settings.device)
+            )
         return self._reflectors[checkpoint]

@@ -93,20 +93,20 @@ def ask_teacher(
 
 
 def estimate_questions(
-    config: TeacherConfig, files: Sequence[File], excerpts: Excerpts, per_file: int, check: bool, journal: Path
+    teacher: TeacherConfig, files: Sequence[File], excerpts: Excerpts, per_file: int, check: bool, journal: Path
 ) -> tuple[dict[str, Any], Table]:
     """The expected and maximum cost of `ask_teacher`; questions that are not yet written count with their longest."""
     requests = [_request(file, excerpts[file.root], per_file) for file in files]
     usual = dict.fromkeys(requests, TOKENS_A_QUESTION * per_file)
     if check:
         with open_journal(journal, write=False) as answered:
-            client = ChatClient(config.endpoint, answered, config.prices)
+            client = ChatClient(teacher.endpoint, answered, teacher.prices)
             for file, request in zip(files, requests, strict=True):
                 outcome = client.replay(request, partial(parse_questions, path=file.path, count=per_file))
                 pairs = [(PLACEHOLDER, "")] * per_file if outcome is None else outcome.value
                 if pairs:
                     usual[_check(file, pairs, excerpts[file.root]).request] = TOKENS_A_VERDICT * per_file
-    return estimate(config, list(usual), usual.__getitem__, journal)
+    return estimate(teacher, list(usual), usual.__getitem__, journal)
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,15 @@
-"""The sampler of the policy's actions and its own settings: `--sampler`."""
+"""Who samples the policy's actions and the comments: `--sampler`, `--reflector-sampler`, and their own settings."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from typing_extensions import override
+from pydantic import model_validator
 
-from reflectkit.core.config import (
-    ANSWERS,
-    THINKING,
-    StageConfig,
-    check_own_settings,
-    fraction,
-    one_of,
-    option,
-    with_own_settings,
-    within,
-)
+from reflectkit.core.config import Config, NoSettings, check_own_settings, chosen_by, option
 from reflectkit.core.errors import ConfigError
+from reflectkit.core.types import ANSWERS, Thinking
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
 from reflectkit.models.facts import model_facts
 from reflectkit.models.sampler import BACKENDS, Opening, Sampler, backend
@@ -31,42 +19,53 @@ if TYPE_CHECKING:
     from reflectkit.agents.commentators import Commentator
 
 LOCAL = "local"
+_SERVERS = " or ".join(f"{kind}:URL" for kind in KEYS)
 
 
-@dataclass(frozen=True)
-class SamplerConfig(StageConfig):
-    """Settings of a stage in which a trained policy acts."""
+def _own_settings(name: str) -> type[Config]:
+    """The settings of a sampler that is no server. Raises ConfigError if they cannot be flags."""
+    if is_server(name):
+        return NoSettings
+    own = backend(name).settings
+    check_own_settings(own, f"--sampler {name}")
+    return own
 
-    PANEL: ClassVar = "Sampler"
-    CHOOSERS: ClassVar[tuple[str, ...]] = ("sampler", "reflector_sampler")
-    SAMPLER: ClassVar[str] = ""
-    """The sampler whose own settings the class has, after `chosen`."""
-    sampler: str = option(
+
+class SamplerConfig(Config):
+    """Sampler: who samples what a trained policy does, and the comments."""
+
+    policy: str = option(
         LOCAL,
-        help=f"Who samples the policy's actions: {', '.join(BACKENDS)}, a server as"
-        f" {' or '.join(f'{kind}:URL' for kind in KEYS)}, or your own as package.module:NAME.",
+        name="sampler",
+        help=f"Who samples the policy's actions: {', '.join(BACKENDS)}, a server as {_SERVERS}, or your own as"
+        " package.module:NAME.",
     )
-    reflector_sampler: str = option(
-        LOCAL, help=f"Who samples the comments: {LOCAL}, or a server as {' or '.join(f'{kind}:URL' for kind in KEYS)}."
+    reflector: str = option(
+        LOCAL, name="reflector_sampler", help=f"Who samples the comments: {LOCAL}, or a server as {_SERVERS}."
     )
-    thinking: str = option(
-        THINKING[0],
+    settings: Any = chosen_by("policy", settings=_own_settings)
+    server: Any = chosen_by(
+        "policy", "reflector", settings=lambda *names: ServerSettings if any(map(is_server, names)) else NoSettings
+    )
+    thinking: Thinking = option(
+        "on",
         help="Reasoning of a model with a chat template: on (as its template does), off, or hidden (not shown to it"
         " later).",
     )
-    answer: str = option(
+    answer: Literal["", "label", "text"] = option(
         "",
         help="What a policy without SFT answers where it chooses: label (the choice's number) or text (its own words);"
         " others answer as they were trained. Default: label.",
     )
     episode_tokens: int = option(
-        0, help="Most tokens that the policy may write in an episode, without enumerated actions; 0: no limit."
+        0, help="Most tokens that the policy may write in an episode, without enumerated actions; 0: no limit.", ge=0
     )
-
     swap_comments: float = option(
         0.0,
         help="Share of the comments that are replaced by the teacher's on other states, from the reflector's SFT rows:"
         " how much wrong ones do harm.",
+        ge=0,
+        le=1,
     )
     swap_from: Path | None = option(
         None,
@@ -74,37 +73,23 @@ class SamplerConfig(StageConfig):
         " own words.",
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fraction("swap_comments", self.swap_comments)
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.swap_from is not None and not self.swap_comments:
             raise ConfigError(f"--swap-from {self.swap_from} is for --swap-comments; add that, or leave it out")
-        one_of("thinking", self.thinking, THINKING)
-        one_of("answer", self.answer or ANSWERS[0], ANSWERS)
-        within("episode_tokens", self.episode_tokens, 0, 10**9)
-        self.part(backend(self.sampler).settings)  # which checks them
-        if self.reflector_sampler != LOCAL:
-            if not is_server(self.reflector_sampler):
-                raise ConfigError(
-                    f"--reflector-sampler {self.reflector_sampler}: write {LOCAL}, or a server such as"
-                    " vllm:http://localhost:8000"
-                )
-            self.part(backend(self.reflector_sampler).settings)
+        backend(self.policy)
+        if self.reflector != LOCAL and not is_server(self.reflector):
+            raise ConfigError(
+                f"--reflector-sampler {self.reflector}: write {LOCAL}, or a server such as vllm:http://localhost:8000"
+            )
+        if self.reflector != LOCAL:
+            backend(self.reflector)
+        return self
 
-    @classmethod
-    @override
-    def chosen(cls, values: Mapping[str, Any]) -> type[Self]:
-        """The class with the samplers' own settings. Raises UnknownNameError, and ConfigError if a name is taken."""
-        kind, name = super().chosen(values), values.get("sampler", LOCAL)
-        if kind.SAMPLER or not isinstance(name, str):
-            return kind
-        if is_server(name) or is_server(str(values.get("reflector_sampler", LOCAL))):
-            kind = with_own_settings(kind, ServerSettings, "Server", "a server", SAMPLER=name)
-        if is_server(name):
-            return kind
-        own, whose = backend(name).settings, f"--sampler {name}"
-        check_own_settings(own, whose)
-        return with_own_settings(kind, own, whose, whose, SAMPLER=name) if dataclasses.fields(own) else kind
+    @property
+    def remote(self) -> bool:
+        """Whether another process samples the policy's actions."""
+        return backend(self.policy).remote
 
     def answer_of(self, policy: Path | str) -> str:
         """What `policy` answers where it chooses: what it was trained with, else --answer. Raises ConfigError if these
@@ -119,10 +104,9 @@ class SamplerConfig(StageConfig):
             f" train on rows of `gen-sft --answer {self.answer}`"
         )
 
-    @property
-    def remote(self) -> bool:
-        """Whether another process samples the policy's actions."""
-        return backend(self.sampler).remote
+    def open_policy(self, opening: Opening) -> Sampler:
+        """The sampler of the policy's actions. Raises CheckpointError."""
+        return backend(self.policy).open(opening, self.server if is_server(self.policy) else self.settings)
 
     def open_reflector(self, checkpoint: str, device: str, player: Any = None, *, frozen: bool = True) -> Sampler:
         """The sampler of the comments of model `checkpoint`. player: its `models.load.Player`, where it is loaded.
@@ -130,33 +114,23 @@ class SamplerConfig(StageConfig):
 
         Raises CheckpointError, and ConfigError if a server cannot be used.
         """
-        if self.reflector_sampler != LOCAL:
-            row = backend(self.reflector_sampler)
-            return row.open(Opening(checkpoint, device, role="reflection"), self.part(row.settings))
+        if self.reflector != LOCAL:
+            return backend(self.reflector).open(Opening(checkpoint, device, role="reflection"), self.server)
         from reflectkit.models.load import load_player
         from reflectkit.models.local import LocalSampler
 
         player = player or load_player(checkpoint, "reflection", device=device)
         return LocalSampler(player, frozen=frozen, guesses=True, rank=0)
 
-    @property
-    def comment_files(self) -> list[Path]:
-        """Where --swap-comments takes comments from, if it does."""
+    def comment_files(self, folder: Path) -> list[Path]:
+        """Where --swap-comments takes comments from, if it does. folder: of the env's rows."""
         if not self.swap_comments:
             return []
-        if self.swap_from is not None:
-            return [self.swap_from]
-        folder: Path = getattr(self, "folder")  # noqa: B009 (of the env, which each stage with a policy has)
-        return [folder / FILE_OF_ROLE["reflection"]]
+        return [self.swap_from or folder / FILE_OF_ROLE["reflection"]]
 
-    def swapped(self, commentator: Commentator) -> Commentator:
+    def swapped(self, commentator: Commentator, folder: Path) -> Commentator:
         """`commentator`, some of whose comments are on other states. Raises DataError."""
         from reflectkit.agents.commentators import Swapped
 
-        others = [row.parts[0][1].strip() for path in self.comment_files for row in read_rows(path)]
+        others = [row.parts[0][1].strip() for path in self.comment_files(folder) for row in read_rows(path)]
         return Swapped(commentator, others, self.swap_comments) if others else commentator
-
-    def open_sampler(self, opening: Opening) -> Sampler:
-        """The sampler. Raises CheckpointError."""
-        row = backend(self.sampler)
-        return row.open(opening, self.part(row.settings))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from reflectkit.core.config import StageConfig
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.included import launch_config
 from reflectkit.core.runs import Run, open_run
@@ -40,7 +39,7 @@ def start_processes(device: str, threads: int = 1) -> Processes:
 
 
 @contextlib.contextmanager
-def shared_run(stage: str, config: StageConfig, inputs: list[Path], processes: Processes) -> Iterator[Run]:
+def shared_run(stage: str, config: Any, inputs: list[Path], processes: Processes) -> Iterator[Run]:
     """The run, which the first process opens and locks; the others get its folder."""
     with contextlib.ExitStack() as stack:
         own_run = stack.enter_context(open_run(stage, config, inputs)) if processes.first else None

@@ -4,7 +4,6 @@ process. They are forks of one that has imported torch (see `recipes.forking`), 
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import queue
 import socket
@@ -13,7 +12,7 @@ from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from reflectkit.core.config import StageConfig
+from reflectkit.core.config import flat
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.core.reports import Report
@@ -34,15 +33,15 @@ def check_launch(count: int) -> None:
         )
 
 
-def launched(stage: str, config: StageConfig, count: int, progress: Progress) -> Report:
+def launched(stage: str, config: Any, count: int, progress: Progress) -> Report:
     """Run `stage` with the settings of `config`, but for `processes`, in `count` processes; the report of the first.
 
     Raises what the stage raises, and ReflectkitError if a process was killed.
     """
     if report := finished_as(stage, config):
         return report
-    use_threads(config.threads)  # before the server is started, which keeps what the libraries read once
-    values = {item.name: getattr(config, item.name) for item in dataclasses.fields(config)} | {"processes": 1}
+    use_threads(config.run.threads)  # before the server is started, which keeps what the libraries read once
+    values = flat(config) | {"processes": 1}
     context = Source(trains=True).context_of(True, progress)
     events = context.Queue()
     names = [f"{stage}: process {rank}" for rank in range(count)]

@@ -15,36 +15,36 @@ from reflectkit.stages.shared.environments import at_level, not_repeatable
 
 if TYPE_CHECKING:
     from reflectkit.rl.loop import Level
-    from reflectkit.stages.rlft import Config
+    from reflectkit.stages.tuning.rl_config import RLConfig
 
 CHECKED = 8  # problems of each level whose prompts are checked before any weights are loaded
 
 
-def levels_of(config: Config, tasks: list[Task], source: Path) -> list[Level]:
+def levels_of(config: RLConfig, tasks: list[Task], source: Path) -> list[Level]:
     """The curriculum's stages with their problems."""
     from reflectkit.rl.loop import Level
 
     levels = []
-    for names in config.stages:
-        problems = {task.id: task for name in names for task in at_level(config.env, tasks, name, source)}
-        chosen = list(problems.values())[: config.few_data or None]
-        levels.append(Level("+".join(names), chosen, config.maker(names[-1])))
+    for names in config.curriculum.stages(config.env.kind.levels[-1]):
+        problems = {task.id: task for name in names for task in at_level(config.env.name, tasks, name, source)}
+        chosen = list(problems.values())[: config.curriculum.few_data or None]
+        levels.append(Level("+".join(names), chosen, config.world.maker(names[-1])))
     return levels
 
 
-def validation_of(config: Config, source: Path) -> Level | None:
+def validation_of(config: RLConfig, source: Path) -> Level | None:
     """The validation problems at the curriculum's last level; None without validation."""
     from reflectkit.rl.loop import Level
 
     if not config.validate_steps:
         return None
     path = source.with_name("validate.json")
-    tasks = [record.task for record in read_records(path, config.env_name)]
-    name = config.stages[-1][-1]
-    return Level(name, at_level(config.env, tasks, name, path), config.maker(name))
+    tasks = [record.task for record in read_records(path, config.world.env_name)]
+    name = config.curriculum.stages(config.env.kind.levels[-1])[-1][-1]
+    return Level(name, at_level(config.env.name, tasks, name, path), config.world.maker(name))
 
 
-def check_prompts(config: Config, levels: list[Level]) -> None:
+def check_prompts(config: RLConfig, levels: list[Level]) -> None:
     """Raises ConfigError or CheckpointError if the policy's tokenizer or context, or the reflector's reward, does not
     fit these problems, or they begin otherwise each time.
 
@@ -55,19 +55,23 @@ def check_prompts(config: Config, levels: list[Level]) -> None:
     from reflectkit.models.labels import trie
     from reflectkit.models.tokens import choice_ids, prompt_ids
 
-    answer = config.answer_of(config.start)
-    tokenizer, context = load_tokenizer(config.start), context_of(config.start)
+    answer = config.sampler.answer_of(config.policy.start)
+    tokenizer, context = load_tokenizer(config.policy.start), context_of(config.policy.start)
     for level in levels:
         env = level.make()
         for task in level.tasks[:CHECKED]:
             try:
-                observation, again = (result_of(env.reset(task, config.seed)) for _ in range(2))
+                observation, again = (result_of(env.reset(task, config.run.seed)) for _ in range(2))
             except EnvironmentFailure:
                 env = level.make()
                 continue
             if again != observation:
-                raise not_repeatable(config.env_name, task.id, 0)
-            if config.train_reflector and config.reflector_reward == JUDGEMENT and not observation.choices:
+                raise not_repeatable(config.world.env_name, task.id, 0)
+            if (
+                config.reflector_training.every
+                and config.reflector_training.reward == JUDGEMENT
+                and not observation.choices
+            ):
                 raise ConfigError(
                     "--reflector-reward judgement compares enumerated actions, and task"
                     f" '{task.id}' begins without; use --reflector-reward return"
@@ -77,6 +81,6 @@ def check_prompts(config: Config, levels: list[Level]) -> None:
                 tokens += trie(choice_ids(tokenizer, observation.choices, answer)).depth
             if context is not None and tokens > context:
                 raise ConfigError(
-                    f"the first prompt of task '{task.id}' is {tokens} tokens, and {config.start} reads {context}; use"
-                    " a model with a longer context, or train one with a larger --max-length"
+                    f"the first prompt of task '{task.id}' is {tokens} tokens, and {config.policy.start} reads"
+                    f" {context}; use a model with a longer context, or train one with a larger --max-length"
                 )

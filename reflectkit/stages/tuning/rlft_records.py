@@ -17,7 +17,7 @@ from reflectkit.envs import cluster_of
 
 if TYPE_CHECKING:
     from reflectkit.rl.loop import Trainer
-    from reflectkit.stages.rlft import Config
+    from reflectkit.stages.tuning.rl_config import RLConfig
 
 
 def history_of(path: Path, step: int, progress: Progress) -> list[dict[str, Any]]:
@@ -28,14 +28,14 @@ def history_of(path: Path, step: int, progress: Progress) -> list[dict[str, Any]
     return [row for row in rows if row["step"] <= step]
 
 
-def keep_episodes(config: Config, trainer: Trainer, path: Path, progress: Progress) -> None:
+def keep_episodes(config: RLConfig, trainer: Trainer, path: Path, progress: Progress) -> None:
     """Append this update's first episodes to those of earlier updates, dropping those of lost updates."""
     rows, damaged = salvage(path, {"step": int})
     if damaged:
         progress.news(f"{path}: damaged lines dropped: {damaged}")
     earlier = [row for row in rows if row["step"] < trainer.step]
     new = [
-        episode_to_json(f"update {trainer.step}", trajectory, advantages, cluster_of(config.env, trajectory.task))
+        episode_to_json(f"update {trainer.step}", trajectory, advantages, cluster_of(config.env.name, trajectory.task))
         | {"step": trainer.step}
         for trajectory, advantages in trainer.latest[: config.keep_episodes]
     ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError
 from reflectkit.core.folders import checkpoints
-from reflectkit.core.identity import default_settings, foreign_defaults
+from reflectkit.core.identity import recorded_defaults
 from reflectkit.core.jsonl import read_json
 from reflectkit.core.text import counted
 from reflectkit.stages.tuning.rlft_trainer import trainer_of
@@ -17,7 +17,7 @@ from reflectkit.stages.tuning.rlft_trainer import trainer_of
 if TYPE_CHECKING:
     from reflectkit.rl.loop import Level, Trainer
     from reflectkit.rl.processes import Processes
-    from reflectkit.stages.rlft import Config
+    from reflectkit.stages.tuning.rl_config import RLConfig
 
 MAY_DIFFER = (
     "resume_from", "learning_rate", "reflector_rate", "save_steps", "keep_episodes", "device", "report_to",
@@ -27,7 +27,7 @@ MAY_DIFFER = (
 
 
 def resumed_trainer(
-    config: Config,
+    config: RLConfig,
     levels: list[Level],
     folder: Path,
     settings: Mapping[str, Any],
@@ -37,7 +37,7 @@ def resumed_trainer(
     """The trainer: resumed from the latest undamaged checkpoint in `folder`, from --resume-from, or at its start."""
     from reflectkit.rl import checkpoint
 
-    defaults = default_settings(config) | foreign_defaults(config)
+    defaults = recorded_defaults(config)
     for place in reversed(checkpoints(folder)):
         try:
             checkpoint.check_files(place)
@@ -52,7 +52,11 @@ def resumed_trainer(
         state = _state_of(config.resume_from)
         free = (
             *MAY_DIFFER,
-            *(("max_steps",) if config.schedule == "constant" and (len(levels) < 2 or config.advance_at) else ()),
+            *(
+                ("max_steps",)
+                if config.optim.schedule == "constant" and (len(levels) < 2 or config.curriculum.advance_at)
+                else ()
+            ),
         )
         checkpoint.check_settings(
             config.resume_from,

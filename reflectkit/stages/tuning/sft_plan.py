@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from reflectkit.core.config import TINY
+from reflectkit.core.config import with_values
 from reflectkit.core.console import Bar, Progress
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.reports import Report
@@ -17,23 +16,23 @@ from reflectkit.core.seeding import generator
 from reflectkit.core.text import counted
 from reflectkit.core.threads import use_threads
 from reflectkit.data.sft import Row
-from reflectkit.models.hub import hub_options
+from reflectkit.models.hub import TINY, hub_options
 from reflectkit.stages.tuning.estimate import Estimate, Stopwatch, plan_report, shown_bytes, sizes
 from reflectkit.stages.tuning.sft_player import encoded_rows, player_of, with_steps
 from reflectkit.stages.tuning.sft_trainer import trainer_of
 
 if TYPE_CHECKING:
     from reflectkit.models.load import Player
-    from reflectkit.stages.sft import Config
+    from reflectkit.stages.tuning.sft_config import SFTConfig
 
 SAFE = 0.8  # of the free memory, which a calibration may take
 
 
-def plan_of(config: Config, source: Path, rows: Sequence[Row], progress: Progress) -> Report:
+def plan_of(config: SFTConfig, source: Path, rows: Sequence[Row], progress: Progress) -> Report:
     """What training would take: three steps on batches of the longest row are the calibration. Where a batch would not
     fit into memory, which would end this process without a word, they have as many rows as do.
     """
-    use_threads(config.threads)
+    use_threads(config.run.threads)
     progress.news(f"sft --plan: {counted(len(rows), 'row')} of {source}; loading torch")
     if config.model not in TINY:
         hub_options(config.model)
@@ -48,7 +47,7 @@ def plan_of(config: Config, source: Path, rows: Sequence[Row], progress: Progres
     lengths = [len(row["input_ids"]) for row in encoded]
     longest = max(encoded, key=lambda row: len(row["input_ids"]))
     part = config.batch_size // config.gradient_accumulation
-    known = sizes([player.model], config.optimizer)
+    known = sizes([player.model], config.optim.optimizer)
     free = free_memory(next(player.model.parameters()).device)
     measured, watch = 1, _calibrated(config, player, longest, 1, progress)
     activations = each = max(0, watch.memory.peak - known["gradients"])
@@ -71,12 +70,14 @@ def plan_of(config: Config, source: Path, rows: Sequence[Row], progress: Progres
         steps=config.max_steps,
         calibration=calibration,
     )
-    return plan_report("sft", config.results_dir, plan, processes=False)
+    return plan_report("sft", config.run.results_dir, plan, processes=False)
 
 
-def _calibrated(config: Config, player: Player, row: dict[str, list[int]], count: int, progress: Progress) -> Stopwatch:
+def _calibrated(
+    config: SFTConfig, player: Player, row: dict[str, list[int]], count: int, progress: Progress
+) -> Stopwatch:
     """The time and memory of a step on `count` times `row`. Raises ReflectkitError if a GPU has no memory for it."""
-    short = replace(config, batch_size=count, gradient_accumulation=1, max_steps=3, group_by_length=False)
+    short = with_values(config, batch_size=count, gradient_accumulation=1, max_steps=3, group_by_length=False)
     with tempfile.TemporaryDirectory() as scratch, progress.bar("Calibrating", 3) as bar:
         trainer = trainer_of(short, Path(scratch), player, [row] * (3 * count))
         trainer.args.save_strategy = "no"
@@ -106,11 +107,11 @@ def _timer(watch: Stopwatch, bar: Bar) -> Any:
     return Timer()
 
 
-def _padded(lengths: Sequence[int], config: Config) -> float:
+def _padded(lengths: Sequence[int], config: SFTConfig) -> float:
     """Mean tokens of an update, padding included, over random batches of rows of these lengths."""
     if config.group_by_length:
         return config.batch_size * fmean(lengths)
     part = config.batch_size // config.gradient_accumulation
-    chance = generator(config.seed, "plan")
+    chance = generator(config.run.seed, "plan")
     widest = fmean(max(chance.choices(lengths, k=part)) for _ in range(256))
     return config.batch_size * widest

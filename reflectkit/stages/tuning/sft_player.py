@@ -7,20 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reflectkit.core.config import TINY
+from reflectkit.core.config import with_values
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.prompts import LABELS
 from reflectkit.core.text import counted
 from reflectkit.data.sft import FILE_OF_ROLE, Row, read_rows
+from reflectkit.models.hub import TINY
 from reflectkit.stages.tuning.encoding import encode
 
 if TYPE_CHECKING:
     from reflectkit.models.load import Player
-    from reflectkit.stages.sft import Config
+    from reflectkit.stages.tuning.sft_config import SFTConfig
 
 
-def inputs_of(config: Config, source: Path) -> list[Path]:
+def inputs_of(config: SFTConfig, source: Path) -> list[Path]:
     """The rows and the model folder to start from; for a tiny reflector also the policy's rows next to its own, if any.
 
     With their words in its tokenizer, a tiny policy can start from its weights (`--model REFLECTOR`).
@@ -31,7 +32,7 @@ def inputs_of(config: Config, source: Path) -> list[Path]:
     return [source, Path(config.model)] if Path(config.model).is_dir() else [source]
 
 
-def player_of(config: Config, source: Path, rows: Sequence[Row]) -> Player:
+def player_of(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Player:
     """The model to train. Raises CheckpointError."""
     from reflectkit.models.load import Player, load_player, pick_device, with_adapter
     from reflectkit.models.silence import silence_libraries
@@ -43,28 +44,28 @@ def player_of(config: Config, source: Path, rows: Sequence[Row]) -> Player:
 
         tokenizer = tiny_tokenizer(config, source, rows)
         model = build_model(
-            tokenizer, config.max_length, config.seed, config.init_range, hybrid=config.model == "tiny-hybrid"
+            tokenizer, config.max_length, config.run.seed, config.tiny.init_range, hybrid=config.model == "tiny-hybrid"
         )
         if config.dropout is not None:
             set_dropout(model, config.dropout)
         return Player(model.to(pick_device(config.device)), tokenizer, config.role)
     loaded = load_player(config.model, device=config.device, dtype=config.dtype, quantize=config.quantize)
-    if config.lora_r:
+    if config.lora.r:
         loaded = with_adapter(
-            loaded, config.lora_r, config.lora_alpha, config.seed, config.lora_dropout, config.lora_targets
+            loaded, config.lora.r, config.lora.alpha, config.run.seed, config.lora_dropout, config.lora.targets
         )
     if config.dropout is not None:
         set_dropout(loaded.model, config.dropout)
     return replace(loaded, role=config.role)
 
 
-def tiny_tokenizer(config: Config, source: Path, rows: Sequence[Row]) -> Any:
+def tiny_tokenizer(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Any:
     """The tokenizer of a tiny model, trained on the rows."""
     from reflectkit.models.tiny import build_tokenizer
 
     texts = [row.text for row in (*rows, *(row for other in inputs_of(config, source)[1:] for row in read_rows(other)))]
     used = {completion for row in rows for _, completion in row.parts}
-    return build_tokenizer(texts, _labels(texts, used), config.vocabulary)
+    return build_tokenizer(texts, _labels(texts, used), config.tiny.vocabulary)
 
 
 def _labels(texts: list[str], used: set[str]) -> list[str]:
@@ -79,7 +80,7 @@ def _labels(texts: list[str], used: set[str]) -> list[str]:
 
 
 def encoded_rows(
-    config: Config, source: Path, rows: Sequence[Row], player: Player, progress: Progress
+    config: SFTConfig, source: Path, rows: Sequence[Row], player: Player, progress: Progress
 ) -> list[dict[str, list[int]]]:
     """What to train on: the rows, or with --share-prefixes packs of them.
 
@@ -102,6 +103,6 @@ def encoded_rows(
     return packs
 
 
-def with_steps(config: Config, rows: int) -> Config:
+def with_steps(config: SFTConfig, rows: int) -> SFTConfig:
     """`config` with --epochs as a number of steps. rows: how many there are, or groups of them."""
-    return replace(config, max_steps=config.epochs * -(-rows // config.batch_size)) if config.epochs else config
+    return with_values(config, max_steps=config.epochs * -(-rows // config.batch_size)) if config.epochs else config

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reflectkit.core.checksums import CHECKSUMS, seal
+from reflectkit.core.config import identifying
 from reflectkit.core.console import Bar, Progress, Quiet
 from reflectkit.core.errors import CheckpointError, DivergedError
 from reflectkit.core.folders import checkpoints
-from reflectkit.core.identity import plain_settings
 from reflectkit.core.jsonl import disk_full
 from reflectkit.data.sft import read_rows
 from reflectkit.stages.tuning.sft_player import encoded_rows, player_of
@@ -23,14 +23,14 @@ from reflectkit.stages.tuning.trainer_checkpoints import ARGUMENTS
 
 if TYPE_CHECKING:
     from reflectkit.models.load import Player
-    from reflectkit.stages.sft import Config
+    from reflectkit.stages.tuning.sft_config import SFTConfig
 
 ORDER = "epoch_order.safetensors"  # torch's random state at the start of the epoch
 EXPLODED = 10  # times the loss of guessing; no working training comes near it
 
 
 def train(
-    config: Config,
+    config: SFTConfig,
     folder: Path,
     resume: Path | None,
     player: Player,
@@ -46,9 +46,11 @@ def train(
     with progress.bar(f"SFT {config.role}", config.max_steps, done) as bar:
         trainer = trainer_of(config, folder, player, encoded)
         try:
-            with tracking(config.report_to, folder.parent, plain_settings(config)) as log:
+            with tracking(config.checkpoints.report_to, folder.parent, identifying(config)) as log:
                 trainer.add_callback(_order(resume))  # before the one that seals a checkpoint
-                trainer.add_callback(_callback(bar, math.log(len(player.tokenizer)), log, config.keep_checkpoints))
+                trainer.add_callback(
+                    _callback(bar, math.log(len(player.tokenizer)), log, config.checkpoints.keep_checkpoints)
+                )
                 trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         except BaseException as error:
             full = disk_full(folder)
@@ -68,7 +70,7 @@ def train(
     ]
 
 
-def open_training(config: Config, folder: Path, bar: Bar) -> Any:
+def open_training(config: SFTConfig, folder: Path, bar: Bar) -> Any:
     """The trainer that `run` has for these settings, with all that it does in a step, to be measured. It saves nothing.
 
     folder: for what it may write nevertheless. Raises DataError, CheckpointError.
@@ -80,12 +82,12 @@ def open_training(config: Config, folder: Path, bar: Bar) -> Any:
     trainer = trainer_of(config, folder, player, encoded)
     trainer.args.save_strategy = "no"
     trainer.add_callback(
-        _callback(bar, math.log(len(player.tokenizer)), lambda figures, step: None, config.keep_checkpoints)
+        _callback(bar, math.log(len(player.tokenizer)), lambda figures, step: None, config.checkpoints.keep_checkpoints)
     )
     return trainer
 
 
-def trainer_of(config: Config, folder: Path, player: Player, encoded: list[dict[str, list[int]]]) -> Any:
+def trainer_of(config: SFTConfig, folder: Path, player: Player, encoded: list[dict[str, list[int]]]) -> Any:
     """TRL's trainer of `player.model`. folder: for its checkpoints."""
     from datasets import Dataset
     from trl import SFTConfig
@@ -101,15 +103,15 @@ def trainer_of(config: Config, folder: Path, player: Player, encoded: list[dict[
         max_steps=config.max_steps,
         per_device_train_batch_size=config.batch_size // config.gradient_accumulation,
         gradient_accumulation_steps=config.gradient_accumulation,
-        learning_rate=config.learning_rate,
-        lr_scheduler_type="constant_with_warmup" if config.schedule == "constant" else config.schedule,
-        warmup_steps=max(1, config.max_steps // 20) if config.warmup_steps is None else config.warmup_steps,
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
+        learning_rate=config.optim.learning_rate,
+        lr_scheduler_type="constant_with_warmup" if config.optim.schedule == "constant" else config.optim.schedule,
+        warmup_steps=max(1, config.max_steps // 20) if config.optim.warmup_steps is None else config.optim.warmup_steps,
+        weight_decay=config.optim.weight_decay,
+        max_grad_norm=config.optim.max_grad_norm,
         logging_steps=min(20, config.max_steps),
         logging_nan_inf_filter=False,
-        save_steps=config.save_steps,
-        seed=config.seed % 2**32,
+        save_steps=config.checkpoints.save_steps,
+        seed=config.run.seed % 2**32,
         use_cpu=on_cpu,
         bf16=not on_cpu and config.dtype == "bfloat16",
         fp16=not on_cpu and config.dtype == "float16",
@@ -137,14 +139,14 @@ def trainer_of(config: Config, folder: Path, player: Player, encoded: list[dict[
     return trainer
 
 
-def _optimizer(config: Config) -> tuple[Any, dict[str, Any]] | None:
+def _optimizer(config: SFTConfig) -> tuple[Any, dict[str, Any]] | None:
     """The class of the optimizer and its settings; None for the trainer's own AdamW."""
-    if config.optimizer == "adamw":
+    if config.optim.optimizer == "adamw":
         return None
     from reflectkit.models.training import optimizer_class
 
-    kind, settings = optimizer_class(config.optimizer)
-    return kind, settings | {"lr": config.learning_rate}
+    kind, settings = optimizer_class(config.optim.optimizer)
+    return kind, settings | {"lr": config.optim.learning_rate}
 
 
 def _callback(bar: Bar, guessing: float, log: Log, keep: int) -> Any:

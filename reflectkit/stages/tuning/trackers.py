@@ -9,23 +9,16 @@ import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from reflectkit.core.config import one_of
 from reflectkit.core.errors import ConfigError
 
-TRACKERS = ("tensorboard", "wandb", "trackio")
+Tracker = Literal["tensorboard", "wandb", "trackio"]
 REPORT_TO_HELP = "Also log to tensorboard, wandb or trackio (repeat the flag)."
 PROJECT = "reflectkit"
 
 Log = Callable[[Mapping[str, Any], int], None]
 """Called with figures by name and the step; only those that are numbers are logged."""
-
-
-def check_trackers(names: Sequence[str]) -> None:
-    """Raises ConfigError for a name that is not in TRACKERS."""
-    for name in names:
-        one_of("report_to", name, TRACKERS)
 
 
 def require_trackers(names: Sequence[str]) -> None:

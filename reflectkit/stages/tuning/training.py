@@ -1,44 +1,51 @@
-"""The settings that sft and rlft train with alike."""
+"""The settings that sft and rlft have in common: optimizer, LoRA adapter and checkpoints."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Literal
 
-from reflectkit.core.config import OPTIMIZERS, SCHEDULES, StageConfig, one_of, option, within
+from reflectkit.core.config import Config, option
 from reflectkit.stages.tuning.estimate import PLAN_HELP
-from reflectkit.stages.tuning.trackers import REPORT_TO_HELP, check_trackers
-
-TRAINING_LIMITS = {
-    "weight_decay": (0, 1000),
-    "warmup_steps": (0, 10**9),
-    "keep_checkpoints": (1, 10**6),
-    "max_grad_norm": (0, 10**9),
-}
-"""The range of each of these settings."""
+from reflectkit.stages.tuning.trackers import REPORT_TO_HELP, Tracker
 
 
-@dataclass(frozen=True)
-class TrainingConfig(StageConfig):
-    """Settings of a stage that trains."""
+class OptimizerConfig(Config):
+    """Optimizer: how weights change."""
 
-    PANEL: ClassVar = "Training"
-    optimizer: str = option(
-        OPTIMIZERS[0], help="adamw, adafactor (less memory) or sgd (with momentum 0.9); the last two need other rates."
+    learning_rate: float = option(2.5e-4, help="Peak learning rate.", gt=0)
+    warmup_steps: int | None = option(
+        0, help="Steps in which the learning rate rises to its peak; none (default in sft): 5 % of the steps.", ge=0
     )
-    weight_decay: float = option(0.0, help="Weight decay, of all trained weights but biases and norms.")
-    schedule: str = option(
+    schedule: Literal["linear", "cosine", "constant"] = option(
         "linear", help="Learning rate after warm-up: linear or cosine (down to 0 at the last step), or constant."
     )
-    keep_checkpoints: int = option(2, help="Checkpoints to keep, the latest; with 1, a damaged one means a new start.")
-    plan: bool = option(False, help=PLAN_HELP)
-    report_to: tuple[str, ...] = option((), help=REPORT_TO_HELP)
+    optimizer: Literal["adamw", "adafactor", "sgd"] = option(
+        "adamw", help="adamw, adafactor (less memory) or sgd (with momentum 0.9); the last two need other rates."
+    )
+    weight_decay: float = option(0.0, help="Weight decay, of all trained weights but biases and norms.", ge=0)
+    max_grad_norm: float = option(0.3, help="Gradients are clipped to this norm.", gt=0)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("optimizer", self.optimizer, OPTIMIZERS)
-        one_of("schedule", self.schedule, SCHEDULES)
-        for name, (low, high) in TRAINING_LIMITS.items():
-            if getattr(self, name) is not None:
-                within(name, getattr(self, name), low, high)
-        check_trackers(self.report_to)
+
+class LoraConfig(Config):
+    """LoRA adapter: a new one on frozen weights."""
+
+    r: int = option(
+        0, name="lora_r", help="Rank of a new LoRA adapter; 0 trains all weights, or the existing adapter.", ge=0
+    )
+    alpha: int = option(16, name="lora_alpha", help="Scale of the LoRA adapter.", ge=1)
+    targets: str = option(
+        "",
+        name="lora_targets",
+        help="Layers that a new LoRA adapter changes: all-linear, or names like q_proj,v_proj; default: peft's.",
+    )
+
+
+class CheckpointConfig(Config):
+    """Checkpoints: what is kept of training, and where its figures go."""
+
+    save_steps: int = option(20, help="Steps between checkpoints; a killed run resumes from the latest.", ge=1)
+    keep_checkpoints: int = option(
+        2, help="Checkpoints to keep, the latest; with 1, a damaged one means a new start.", ge=1, identity=False
+    )
+    report_to: tuple[Tracker, ...] = option((), help=REPORT_TO_HELP)
+    plan: bool = option(False, help=PLAN_HELP, identity=False)

@@ -1,0 +1,102 @@
+"""Every setting of every command, with values that it cannot have: one line that names it, and exit code 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_origin
+
+import pytest
+
+from reflectkit.cli.main import main
+from reflectkit.core.config import Leaf, alternatives, build, flag, is_path, leaves, literals
+from reflectkit.core.errors import ConfigError
+from reflectkit.envs import ENVS
+from reflectkit.rl.algorithms import ALGORITHMS
+from reflectkit.stages import STAGES, config_class
+
+GIVEN: dict[str, dict[str, Any]] = {
+    "sft": {"role": "plain"},
+    "rlft": {"load_dir": "x"},
+    "evaluate": {"policy": ["random"]},
+    "run": {"recipe": "taxi-few"},
+    "export": {"load_dir": "x", "out_dir": "y"},
+    "view": {"paths": ["x"]},
+    "plot": {"runs": ["a=x"]},
+}
+"""Settings with which a command's config can be built."""
+SEVERAL = {"rlft": [{"algo": name} for name in ALGORITHMS] + [{"sampler": "vllm:http://localhost:1"}]}
+BEFORE = {"gen-task": [{"env": name} for name in ("auto_explore", "memory", "alfworld", "support", "tau")]}
+
+
+def trees() -> list[tuple[str, dict[str, Any]]]:
+    """(stage, settings) of every command, with each choice that brings settings."""
+    found = []
+    for stage in STAGES:
+        names = {leaf.name for leaf in leaves(config_class(stage))}
+        given = GIVEN.get(stage, {}) | ({"env": "corridor"} if "env" in names else {})
+        more = [{"env": env} for env in ENVS if stage == "evaluate"] + SEVERAL.get(stage, [])
+        found += [(stage, given | chosen) for chosen in BEFORE.get(stage, [{}, *more])]
+    return found
+
+
+def bad_values(leaf: Leaf) -> Iterator[Any]:
+    """Values that the setting cannot have: of other types, out of its bounds, NaN, huge and empty ones."""
+    (kind,) = alternatives(leaf.hint)
+    is_list = get_origin(kind) is tuple
+    values: list[Any] = [{"a": 1}, 1.5, True, [[]]]
+    values += [] if kind is not leaf.hint else [None]
+    if kind in (int, float):
+        values += ["3", "", [], float("nan"), float("inf"), 10**400, *out_of_bounds(leaf)]
+        values.remove(1.5) if kind is float else None
+    elif kind is bool:
+        values += ["true", "", [], 0]
+        values.remove(True)
+    elif is_path(leaf.hint):
+        values += ["", "\0", "a\udce9", 3]
+    elif list(literals(leaf.hint)):
+        values += ["no such name", 3] + ([] if is_list else [["x"]])
+    else:
+        values += ["a\udce9", 3] + ([] if is_list else [["x"]])
+    return iter(values)
+
+
+def out_of_bounds(leaf: Leaf) -> Iterator[float]:
+    for bound in leaf.field.metadata:
+        for name, step in (("ge", -1), ("gt", 0), ("le", 1), ("lt", 0)):
+            if (limit := getattr(bound, name, None)) is not None:
+                yield limit + step
+
+
+@pytest.mark.parametrize(("stage", "given"), trees(), ids=lambda value: value if isinstance(value, str) else "")
+def test_no_setting_takes_what_it_cannot_have(stage: str, given: dict[str, Any]) -> None:
+    kind = config_class(stage)
+    build(kind, given, stage)
+    for leaf in leaves(kind, given):
+        for value in bad_values(leaf):
+            with pytest.raises(ConfigError) as caught:
+                build(kind, given | {leaf.name: value}, stage)
+            assert flag(leaf.name) in str(caught.value), (leaf.name, value)
+            assert "\n" not in str(caught.value)
+            assert len(str(caught.value)) < 600
+
+
+def unquoted(value: Any) -> str:
+    """`value` as YAML."""
+    return {"nan": ".nan", "inf": ".inf"}.get(str(value), str(value)) if isinstance(value, float) else repr(value)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_bad_value_in_a_file_is_one_line_and_exit_code_2(
+    stage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = config_class(stage)
+    given = GIVEN.get(stage, {}) | ({"env": "corridor"} if "env" in {leaf.name for leaf in leaves(kind)} else {})
+    arguments = [str(given.pop(leaf.name)) for leaf in leaves(kind) if leaf.is_argument and not leaf.hint == Any]
+    file = tmp_path / "settings.yaml"
+    for key, text in [("seed", "-1"), ("seed", "'3'"), ("threads", "0"), ("keep", "1"), ("data_dir", "''"), ("sead", "1"), ("name", "../x")]:
+        file.write_text("".join(f"{name}: {unquoted(value)}\n" for name, value in given.items()) + f"{key}: {text}\n")
+        assert main([stage, *([] if stage == "view" else arguments), "--config", str(file)]) == 2
+        told = capsys.readouterr()
+        assert (told.out, told.err.count("\n")) == ("", 1), told.err
+        assert key in told.err
