@@ -4,7 +4,6 @@ run.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from reflectkit.cli.command import stage_command
 from reflectkit.core.config import build
 from reflectkit.data.sft import FILES
-from reflectkit.stages import STAGES
+from reflectkit.stages import config_class
 from reflectkit.stages.recipes.recipe import load_recipe
 from reflectkit.stages.recipes.schedule import Job, resolved
 from reflectkit.stages.run import PipelineConfig, planned
@@ -25,7 +24,7 @@ WITHOUT_RUN = ("view", "pack")
 def made_by(stage: str, values: dict[str, Any]) -> list[str]:
     """The paths that `stage` makes with these settings, its first output first."""
     config = build(config_class(stage), values, stage)
-    folder = config.results_dir / (config.name or f"<number>_{stage}")
+    folder = config.run.results_dir / (config.run.name or f"<number>_{stage}")
     outputs: list[Path] = []
     if stage in ("sft", "rlft"):
         outputs = [folder / f"checkpoint-{config.max_steps}", folder / "metrics.jsonl"]
@@ -38,7 +37,7 @@ def made_by(stage: str, values: dict[str, Any]) -> list[str]:
     elif stage == "pack":
         outputs = [config.out / "pack.json"]
     elif stage == "gen-comments":
-        outputs = [(config.out_dir or config.folder / "own-comments") / "sft_reflection.jsonl"]
+        outputs = [(config.out_dir or config.world.folder / "own-comments") / "sft_reflection.jsonl"]
     elif stage == "play":
         outputs = [folder / "episodes.jsonl"]
     elif stage == "export":
@@ -46,22 +45,24 @@ def made_by(stage: str, values: dict[str, Any]) -> list[str]:
     elif stage == "view" and config.paths:
         outputs = [config.out or (config.paths[0] / ("inspect" if config.inspect else "view.html"))]
     elif stage == "filter-repo":
-        outputs = [config.repos_folder]
+        outputs = [config.world.repos_folder]
     elif stage == "gen-task":
-        explores = config.env_name == "auto_explore"
-        outputs = [config.env_folder / "tasks"] if explores else [config.folder / "data.json"]
-        outputs += [config.env_folder / "games"] if config.env_name == "alfworld" else []
-        outputs += [config.folder / "valid.json"] if getattr(config, "games_dir", None) else []
+        explores = config.world.env_name == "auto_explore"
+        outputs = [config.world.env_folder / "tasks"] if explores else [config.world.folder / "data.json"]
+        outputs += [config.world.env_folder / "games"] if config.world.env_name == "alfworld" else []
+        outputs += [config.world.folder / "valid.json"] if getattr(config.settings, "games_dir", None) else []
     elif stage == "filter-task":
-        outputs = [config.folder / "data.json"]
+        outputs = [config.world.folder / "data.json"]
     elif stage == "gen-trajectory":
-        source = config.task_file or config.folder / "train.json"
-        outputs = [source.with_name(f"{source.stem}_visited.json") if config.states_of else config.folder / RECORDS]
+        source = config.task_file or config.world.folder / "train.json"
+        outputs = [
+            source.with_name(f"{source.stem}_visited.json") if config.states_of else config.world.folder / RECORDS
+        ]
     elif stage == "split":
         names = ("train", "validate", "test", *(["unseen"] if config.unseen_rooms else []))
-        outputs = [config.folder / f"{name}.json" for name in names]
+        outputs = [config.world.folder / f"{name}.json" for name in names]
     elif stage == "gen-sft":
-        outputs = [(config.out_dir or config.folder) / f"{name}.jsonl" for name in FILES]
+        outputs = [(config.out_dir or config.world.folder) / f"{name}.jsonl" for name in FILES]
     run = [] if stage in WITHOUT_RUN else [folder, folder / "config.json", folder / "report.json"]
     return [str(path) for path in [*outputs, *run]]
 
@@ -75,7 +76,7 @@ def made_by_run(recipe: str, **settings: Any) -> dict[str, list[str]]:
     made: dict[str, list[str]] = {}
     for job in planned(config)[0]:
         made[job.name] = made_by(job.stage, _with_places(job, made))
-    record = config.results_dir / config.folder / "run"
+    record = config.run.results_dir / config.folder / "run"
     pooled = ["eval.json", "differences.json", "curves.png"] if config.seeds > 1 else []
     return made | {"run": [str(record / name) for name in ("config.json", "report.json", *pooled)]}
 

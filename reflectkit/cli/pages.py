@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from reflectkit.cli.command import order
-from reflectkit.core.config import REQUIRED, Leaf, choices, flag, heading, leaves
+from reflectkit.core.config import REQUIRED, Leaf, choices, heading, leaves
 from reflectkit.core.folders import RunConfig
 from reflectkit.core.jsonl import write_text
 from reflectkit.stages import STAGES, config_class
@@ -59,7 +59,7 @@ def write_pages(folder: Path) -> list[Path]:
 
 
 def _row(leaf: Leaf) -> str:
-    label = leaf.name.upper() if leaf.is_argument else f"`{flag(leaf.name)}`"
+    label = leaf.shown if leaf.is_argument else f"`{leaf.shown}`"
     if leaf.default is REQUIRED:
         default = "required"
     elif leaf.default is None or leaf.default in ("", ()):

@@ -172,6 +172,11 @@ class Leaf:
         return self.field.description or ""
 
     @property
+    def shown(self) -> str:
+        """How errors and pages call it."""
+        return self.name.upper() if self.is_argument else flag(self.name)
+
+    @property
     def is_argument(self) -> bool:
         """Whether it is an argument of the command instead of a flag."""
         return bool(_extra(self.field).get("argument"))
@@ -185,7 +190,8 @@ def leaves(kind: type[Config], values: Mapping[str, Any] = NO_VALUES) -> list[Le
     found: dict[str, Leaf] = {}
     for leaf in _leaves(kind, values, None, (), None):
         if leaf.name in found:
-            raise ConfigError(f"{leaf.panel}: its setting '{leaf.name}' is one of the command's already; rename it")
+            owner = found[leaf.name].panel or leaf.panel
+            raise ConfigError(f"{owner}: its setting '{leaf.name}' is one of the command's already; rename it")
         found[leaf.name] = leaf
     return list(found.values())
 
@@ -267,7 +273,7 @@ def build(kind: type[Kind], values: Mapping[str, Any], where: str = "") -> Kind:
     tree: dict[str, Any] = {}
     for leaf in rows:
         if leaf.default is REQUIRED and leaf.name not in values:
-            raise ConfigError(f"{where or 'this'} needs {flag(leaf.name)} ({leaf.help.rstrip('.')})")
+            raise ConfigError(f"{where or 'this'} needs {leaf.shown} ({leaf.help.rstrip('.')})")
         inner = tree
         for attribute in leaf.path[:-1]:
             inner = inner.setdefault(attribute, {})
@@ -285,7 +291,7 @@ def _explained(error: ValidationError, rows: Iterable[Leaf], where: str) -> Conf
     text, value, prefix = first["msg"].removeprefix("Value error, "), first["input"], f"{where}: " if where else ""
     if leaf is None:
         return ConfigError(prefix + text)
-    name = flag(leaf.name)
+    name = leaf.shown
     if first["type"] == "literal_error" and isinstance(value, str):
         allowed = [str(each) for each in literals(leaf.hint) if each]
         return unknown_name(name, value, allowed)
@@ -376,7 +382,9 @@ def check_own_settings(own: Any, whose: str) -> None:
     try:
         own.model_rebuild()
     except PydanticUndefinedAnnotation as error:
-        raise ConfigError(f"{whose}: a type of its settings cannot be read ({error}); import what it names") from None
+        raise ConfigError(
+            f"{whose}: a type of its settings cannot be read (name '{error.name}' is not defined); import it"
+        ) from None
     for name, field in own.model_fields.items():
         if field.is_required():
             raise ConfigError(f"{whose}: its setting '{name}' needs a default; write option(default, help=…)")

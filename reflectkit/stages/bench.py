@@ -24,24 +24,24 @@ and the same command then goes on with what is missing; it is 2 without a GPU.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self, get_args
 
 import psutil
+from pydantic import model_validator
 
 from reflectkit.agents.scripted import RandomAgent
-from reflectkit.core.config import PACKAGED, TINY, one_of, option, within
+from reflectkit.core.config import Config, option, with_values
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import ConfigError
+from reflectkit.core.errors import ConfigError, unknown_name
 from reflectkit.core.eventloop import result_of
+from reflectkit.core.folders import RunConfig
 from reflectkit.core.jsonl import write_text
 from reflectkit.core.protocols import Env
 from reflectkit.core.reports import Report, Table, figures_table
@@ -51,12 +51,14 @@ from reflectkit.core.seeding import derive, generator
 from reflectkit.core.text import counted
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs import ENVS, NONE_LISTED
+from reflectkit.envs import NONE_LISTED
+from reflectkit.models.facts import DType
+from reflectkit.models.hub import PACKAGED, TINY
 from reflectkit.models.packaged import is_installed
-from reflectkit.stages import sft
 from reflectkit.stages.benchmarks import gpu
-from reflectkit.stages.shared.environments import PlayConfig, at_level, model_source
+from reflectkit.stages.shared.environments import EnvConfig, RolloutConfig, World, at_level, model_source
 from reflectkit.stages.shared.eval_tables import csv_text
+from reflectkit.stages.tuning.sft_config import SFTConfig
 
 EXAMPLES = (
     "reflectkit bench env --env auto_explore",
@@ -67,89 +69,92 @@ EXAMPLES = (
     "reflectkit bench coverage --simulations 500",
     "reflectkit bench gpu",
 )
-WHAT = ("env", "rl", "sft", "coverage", "gpu")
 MOST_SIMULATIONS = 100_000  # per cell, which takes gigabytes
-SIZES = ("tiny", "gpt2-small")
+Size = Literal["tiny", "gpt2-small"]
+SIZES: tuple[Size, ...] = get_args(Size)
 ROUNDS = 5
 STEPS_TINY = 8
 GENERATED_BATCHES = 8
 SIDE_BY_SIDE = 16
 
 
-@dataclass(frozen=True)
-class Config(PlayConfig):
+class BenchConfig(Config):
     """Settings of bench."""
 
-    what: str = dataclasses.field(
-        metadata={"help": "What to measure: env, rl, sft, coverage or gpu.", "argument": True}, kw_only=True
+    what: Literal["env", "rl", "sft", "coverage", "gpu"] = option(
+        help="What to measure: env, rl, sft, coverage or gpu.", argument=True
     )
-    env: str = option("taxi", help=f"env, rl: environment: {', '.join(ENVS)}, or your own as package.module:Class.")
+    env: EnvConfig = EnvConfig(name="taxi")
     steps: int | None = option(
         None,
         help="env: total number of steps; default: 100,000, or 2,000 if the env works in other processes. sft: steps"
         " per round; default: 8, or 1 if the model is pretrained.",
     )
-    size: tuple[str, ...] = option(
+    size: tuple[Size, ...] = option(
         (),
         help="rl: models to measure: tiny, gpt2-small (124 M parameters; repeat the flag); default: both, or tiny alone"
         " where episodes are long.",
     )
-    episodes: int | None = option(None, help="rl: episodes per round; default: about half a minute's, 8 to 128.")
-    rounds: int = option(5, help="rl, sft: number of rounds, summarised by the median; gpt2-small runs half of them.")
+    episodes: int | None = option(None, help="rl: episodes per round; default: about half a minute's, 8 to 128.", ge=1)
+    rounds: int = option(
+        5, help="rl, sft: number of rounds, summarised by the median; gpt2-small runs half of them.", ge=1
+    )
     model: tuple[str, ...] = option(
         (),
         help="sft: models to measure, as in `sft --model` (repeat the flag); default: tiny, tiny-hybrid, and"
         " smollm2-135m if its packages are installed.",
     )
-    dtype: str = option("float32", help="sft: data type of a pretrained model's weights.")
-    lora_r: int = option(16, help="sft: rank of a pretrained model's LoRA adapter; 0 trains all weights.")
-    batch_size: int = option(8, help="sft: rows per gradient step.")
-    max_length: int = option(256, help="sft: maximum tokens per row.")
-    role: str = option("reflection", help="sft: which player the rows of --task-file are for.")
-    files: int = option(1000, help="Number of files in the generated repository, if the env explores one.")
-    simulations: int = option(2000, help="coverage: simulated data sets per cell.")
+    dtype: DType = option("float32", help="sft: data type of a pretrained model's weights.")
+    lora_r: int = option(16, help="sft: rank of a pretrained model's LoRA adapter; 0 trains all weights.", ge=0)
+    batch_size: int = option(8, help="sft: rows per gradient step.", ge=1)
+    max_length: int = option(256, help="sft: maximum tokens per row.", ge=1)
+    role: Literal["reflection", "policy", "plain"] = option(
+        "reflection", help="sft: which player the rows of --task-file are for."
+    )
+    files: int = option(1000, help="Number of files in the generated repository, if the env explores one.", ge=1)
+    simulations: int = option(2000, help="coverage: simulated data sets per cell.", ge=1)
     task_file: Path | None = option(
         None, help="Problems to play, or sft: rows; default: the env's own problems, or generated ones."
     )
-    device: str = option("auto", help="rl: auto (a GPU if there is one), cpu or cuda. gpu: a GPU, or cpu with --fast.")
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "auto", help="rl: auto (a GPU if there is one), cpu or cuda. gpu: a GPU, or cpu with --fast."
+    )
     fast: bool = option(False, help="gpu: tiny shapes, which test the check itself, on a CPU too.")
     only: tuple[str, ...] = option((), help="gpu: run this part only, after setup (repeat the flag).")
-    minutes: float = option(gpu.MINUTES, help="gpu: time for all parts; no new one is started after it.")
+    minutes: float = option(gpu.MINUTES, help="gpu: time for all parts; no new one is started after it.", ge=1)
+    rollout: RolloutConfig = RolloutConfig()
+    run: RunConfig = RunConfig()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("what", self.what, WHAT)
-        within("steps", self.taken, *((1, 100_000) if self.what == "sft" else (ROUNDS, 10_000_000)))
-        within("files", self.files, 1, 100_000)
-        if self.episodes is not None:
-            within("episodes", self.episodes, 1, 100_000)
-        within("rounds", self.rounds, 1, 1000)
-        within("simulations", self.simulations, 1, MOST_SIMULATIONS)
-        within("lora_r", self.lora_r, 0, 2**16)
-        within("batch_size", self.batch_size, 1, 2**16)
-        within("max_length", self.max_length, 1, 2**20)
-        for name in self.size:
-            one_of("size", name, SIZES)
-        one_of("device", self.device, gpu.DEVICES)
+    @property
+    def world(self) -> World:
+        """The environment."""
+        return World(self.env.name, self.run.data_dir, self.env.settings, self.env.shuffle_action, self.rollout.horizon)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        least = 1 if self.what == "sft" else ROUNDS
+        if self.taken < least:
+            raise ConfigError(f"--steps must be at least {least}, got {self.taken}")
         for name in self.only:
-            one_of("only", name, gpu.names_of_parts())
-        within("minutes", self.minutes, 1, 10_000)
+            if name not in gpu.names_of_parts():
+                raise unknown_name("--only", name, gpu.names_of_parts())
         if self.what == "gpu" and self.device == "cpu" and not self.fast:
             raise ConfigError("bench gpu --device cpu tests the check itself and needs --fast")
         if self.what == "sft":
             for name in self.models:
                 self.training(name, Path())
+        return self
 
     @property
     def models(self) -> tuple[str, ...]:
         """The models whose SFT is measured."""
         return self.model or (*TINY, *(name for name in PACKAGED if is_installed(name)))
 
-    def training(self, model: str, rows: Path) -> sft.Config:
+    def training(self, model: str, rows: Path) -> SFTConfig:
         """The settings of `sft` for `model` on the file `rows`: one round to warm up, and the measured ones."""
         tiny = model in TINY
-        return sft.Config(
-            env=self.env,
+        return SFTConfig.from_flat(
+            env=self.env.name,
             role=self.role,
             task_file=rows,
             model=model,
@@ -159,43 +164,46 @@ class Config(PlayConfig):
             lora_r=0 if tiny else self.lora_r,
             dtype="float32" if tiny else self.dtype,
             device="cpu",
-            seed=self.seed,
+            seed=self.run.seed,
         )
 
     @property
     def taken(self) -> int:
         """Total number of steps."""
-        return self.steps if self.steps is not None else 2_000 if self.kind.awaited else 100_000
+        return self.steps if self.steps is not None else 2_000 if self.env.kind.awaited else 100_000
 
 
-def run(config: Config, progress: Progress) -> Report:
+def run(config: BenchConfig, progress: Progress) -> Report:
     """Measure, and write the figures to `report.json`."""
     measured = {"env": _environment, "rl": _learning, "sft": _training, "coverage": _coverage, "gpu": _on_a_gpu}
     return measured[config.what](config, progress)
 
 
-def _coverage(config: Config, progress: Progress) -> Report:
+def _coverage(config: BenchConfig, progress: Progress) -> Report:
     """Simulated data sets; every cell is a row of coverage.csv."""
     from reflectkit.stages.benchmarks import coverage as bench_coverage
 
     total = sum(len(bench_coverage.cells(kind)) for kind in (bench_coverage.RATE, bench_coverage.DIFFERENCE))
-    with open_run("bench", dataclasses.replace(config, force=True)) as current:
+    with open_run("bench", with_values(config, force=True)) as current:
         with progress.bar("coverage: cells", total) as bar:
-            measured = list(bench_coverage.measure(config.simulations, config.seed, bar))
-        current.tables += [*bench_coverage.tables(measured), bench_coverage.repeats(config.simulations, config.seed)]
+            measured = list(bench_coverage.measure(config.simulations, config.run.seed, bar))
+        current.tables += [
+            *bench_coverage.tables(measured),
+            bench_coverage.repeats(config.simulations, config.run.seed),
+        ]
         written = current.folder / "coverage.csv"
         write_text(written, csv_text(bench_coverage.csv_rows(measured)))
         return current.finish({"cells": len(measured), "below": len(bench_coverage.missed(measured))}, [written])
 
 
-def _on_a_gpu(config: Config, progress: Progress) -> Report:
+def _on_a_gpu(config: BenchConfig, progress: Progress) -> Report:
     """What trains and samples, part by part. Raises ConfigError without a GPU."""
-    facts = gpu.machine(config.device, config.threads)
+    facts = gpu.machine(config.device, config.run.threads)
     with open_run("bench", config) as current:
         if current.done:
             return current.done
         device = "cpu" if config.device == "cpu" else "cuda"
-        bench = gpu.Bench(current.folder.absolute(), device, config.fast, config.seed, config.threads)
+        bench = gpu.Bench(current.folder.absolute(), device, config.fast, config.run.seed, config.run.threads)
         chosen = {"setup", *config.only} if config.only else set(gpu.names_of_parts())
         with progress.bar("bench gpu: parts", len(chosen)) as bar:
             rows = gpu.check(sorted(chosen), bench, facts, config.minutes, bar)
@@ -211,28 +219,30 @@ def _on_a_gpu(config: Config, progress: Progress) -> Report:
         return current.finish(figures, written)
 
 
-def _learning(config: Config, progress: Progress) -> Report:
+def _learning(config: BenchConfig, progress: Progress) -> Report:
     """Rollouts and updates of models with random weights."""
     from reflectkit.models.silence import silence_libraries
     from reflectkit.stages.benchmarks.rl import FEWEST, PARTS, fitting, measure, tokens_of_an_episode
 
     silence_libraries()
     with open_run("bench", config, again=True) as current, _problems(config, progress) as (configured, tasks):
-        make = configured.maker(tasks[0].level)
+        make = configured.world.maker(tasks[0].level)
         figures: dict[str, Any] = {}
-        tokens = tokens_of_an_episode(tasks, make, config.seed)
+        tokens = tokens_of_an_episode(tasks, make, config.run.seed)
         fit = {size: fitting(size, tokens) for size in SIZES}
         for size in config.size or (SIZES[0], *(size for size in SIZES[1:] if fit[size] >= FEWEST)):
             episodes = config.episodes or max(FEWEST, fit[size])
             rounds = config.rounds if size == SIZES[0] else -(-config.rounds // 2)
-            with progress.bar(f"{config.env_name}: {size}, {episodes} episodes", (rounds + 1) * PARTS) as bar:
-                measured = measure(size, tasks, make, episodes, rounds, config.seed, bar, config.device)
+            with progress.bar(f"{config.world.env_name}: {size}, {episodes} episodes", (rounds + 1) * PARTS) as bar:
+                measured = measure(size, tasks, make, episodes, rounds, config.run.seed, bar, config.device)
             figures |= {f"{size}_{name}": value for name, value in measured.items()}
-            current.tables.append(figures_table(f"RL in {config.env_name}, {size}, batches of 32", "value", measured))
+            current.tables.append(
+                figures_table(f"RL in {config.world.env_name}, {size}, batches of 32", "value", measured)
+            )
         return current.finish(figures)
 
 
-def _training(config: Config, progress: Progress) -> Report:
+def _training(config: BenchConfig, progress: Progress) -> Report:
     """Training steps of each model, and their floor."""
     from reflectkit.models.silence import silence_libraries
 
@@ -242,10 +252,10 @@ def _training(config: Config, progress: Progress) -> Report:
 
         rows = config.task_file or Path(folder) / "rows.jsonl"
         if config.task_file is None:
-            bench_sft.write_rows(rows, GENERATED_BATCHES * config.batch_size, config.seed)
+            bench_sft.write_rows(rows, GENERATED_BATCHES * config.batch_size, config.run.seed)
         measured = {}
         for model in config.models:
-            training = config.training(model_source(model, config.data_dir, progress), rows)
+            training = config.training(model_source(model, config.run.data_dir, progress), rows)
             with progress.bar(f"sft: {model}", training.max_steps) as bar:
                 measured[model] = bench_sft.figures(bench_sft.measure(training, config.rounds, bar))
         current.tables.append(
@@ -256,17 +266,17 @@ def _training(config: Config, progress: Progress) -> Report:
         )
 
 
-def _environment(config: Config, progress: Progress) -> Report:
+def _environment(config: BenchConfig, progress: Progress) -> Report:
     """Take random steps, and count the CPU time of the resets and the steps."""
     with open_run("bench", config, again=True) as current, _problems(config, progress) as (configured, tasks):
-        env: Any = configured.maker(tasks[0].level)()
-        if config.kind.awaited:
-            result_of(env.reset(tasks[0], config.seed))  # starts its processes before the first round
+        env: Any = configured.world.maker(tasks[0].level)()
+        if config.env.kind.awaited:
+            result_of(env.reset(tasks[0], config.run.seed))  # starts its processes before the first round
         rates, resets = [], []
-        with progress.bar(f"{config.env_name}: steps", config.taken) as bar:
+        with progress.bar(f"{config.world.env_name}: steps", config.taken) as bar:
             for number in range(ROUNDS):
                 share = config.taken * (number + 1) // ROUNDS - config.taken * number // ROUNDS
-                rate, times = play_round(env, tasks, share, derive(config.seed, "bench", number))
+                rate, times = play_round(env, tasks, share, derive(config.run.seed, "bench", number))
                 rates.append(rate)
                 resets += times
                 bar.advance(share, steps_per_cpu_second=rate)
@@ -278,14 +288,14 @@ def _environment(config: Config, progress: Progress) -> Report:
             "reset_cpu_ms_p95": 1000 * sorted(resets)[int(0.95 * len(resets))],
             "resets": len(resets),
         }
-        if config.kind.awaited:
-            figures |= _side_by_side(configured.maker(tasks[0].level), tasks, config.seed)
+        if config.env.kind.awaited:
+            figures |= _side_by_side(configured.world.maker(tasks[0].level), tasks, config.run.seed)
         rows = tuple(
             (name.replace("_", " "), f"{value:,.3f}" if value < 100 else f"{value:,.0f}")
             for name, value in figures.items()
         )
         current.tables.append(
-            Table(f"{config.env_name}: {counted(config.taken, 'random step')}, CPU time", ("what", "value"), rows)
+            Table(f"{config.world.env_name}: {counted(config.taken, 'random step')}, CPU time", ("what", "value"), rows)
         )
         return current.finish(figures)
 
@@ -352,14 +362,14 @@ def _side_by_side(make: Callable[[], Env], tasks: list[Task], seed: int) -> dict
 
 
 @contextmanager
-def _problems(config: Config, progress: Progress) -> Iterator[tuple[Config, list[Task]]]:
+def _problems(config: BenchConfig, progress: Progress) -> Iterator[tuple[BenchConfig, list[Task]]]:
     """The settings of the env, and the problems to play."""
     if config.task_file is not None:
-        tasks = [record.task for record in read_records(config.task_file, config.env_name)]
-        yield config, at_level(config.env, tasks, config.kind.levels[-1], config.task_file)
+        tasks = [record.task for record in read_records(config.task_file, config.world.env_name)]
+        yield config, at_level(config.env.name, tasks, config.env.kind.levels[-1], config.task_file)
         return
     with tempfile.TemporaryDirectory(prefix="reflectkit-bench-") as folder:
-        tasks, settings = config.kind.benchmark(Path(folder), config.files, config.seed, progress)
+        tasks, settings = config.env.kind.benchmark(Path(folder), config.files, config.run.seed, progress)
         if not tasks:
-            raise ConfigError(NONE_LISTED.format(config.env_name, config.kind.levels[-1]))
-        yield dataclasses.replace(config, **settings), tasks
+            raise ConfigError(NONE_LISTED.format(config.world.env_name, config.env.kind.levels[-1]))
+        yield with_values(config, **settings), tasks

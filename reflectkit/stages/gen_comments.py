@@ -9,16 +9,18 @@ round.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any, Literal, Self
 
-from reflectkit.core.config import ANSWERS, one_of, option, within
+from pydantic import model_validator
+
+from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.eventloop import wait_for
-from reflectkit.core.folders import write_permission
+from reflectkit.core.folders import RunConfig, write_permission
 from reflectkit.core.jsonl import dumps, read_jsonl, salvage, write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.prompts import one_line, policy_prompt
@@ -26,6 +28,7 @@ from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run, runs_but_for
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.text import counted
+from reflectkit.core.types import Answer
 from reflectkit.data.own_comments import (
     FIELDS,
     Judged,
@@ -36,7 +39,8 @@ from reflectkit.data.own_comments import (
     round_figures,
 )
 from reflectkit.data.sft import FILE_OF_ROLE, Lesson, read_rows, reflection_row
-from reflectkit.stages.shared.environments import WorldConfig
+from reflectkit.stages import Traits
+from reflectkit.stages.shared.environments import EnvConfig, World
 from reflectkit.stages.shared.players import model_folders, place_of, refuse_without_model
 from reflectkit.stages.shared.replaying import drawn_records, replayed_lessons
 
@@ -65,14 +69,13 @@ COLUMNS = (
 """Columns of the table, with their figures and formats."""
 
 
-@dataclass(frozen=True)
-class Config(WorldConfig):
+TRAITS = Traits(writes_data=True, makes_arm=True, output="out_dir", reports=True)
+
+
+class GenCommentsConfig(Config):
     """Settings of gen-comments."""
 
-    WRITES_DATA: ClassVar[bool] = True
-    MAKES_ARM: ClassVar[bool] = True
-    OUTPUT: ClassVar[str] = "out_dir"
-    REPORTS: ClassVar[bool] = True
+    env: EnvConfig
     load_dir: Path = option(help="Checkpoint of the policy that judges the comments.")
     reflect_load_dir: Path = option(
         help="Checkpoint of the model that writes them: a reflector, the policy itself, or a base model; one in which"
@@ -83,64 +86,63 @@ class Config(WorldConfig):
         None, help="Records whose states measure the model's own comments; default: validate.json there, if it exists."
     )
     out_dir: Path | None = option(None, help="Folder for the rows; default: own-comments in the env's data folder.")
-    demonstrations: int = option(0, help="Use the demonstrations of only this many problems, drawn by --seed; 0: all.")
-    states: int = option(0, help="Comment on only this many of their states, drawn by --seed; 0: all.")
-    validate_states: int = option(200, help="Measure on this many states of --validate-file; 0: none.")
-    samples: int = option(8, help="Comments to sample on each state.")
-    temperature: float = option(1.0, help="Sampling temperature of the comments.")
-    max_new_tokens: int = option(100, help="Maximum length of a comment in tokens.")
-    baseline: str = option(
+    demonstrations: int = option(
+        0, help="Use the demonstrations of only this many problems, drawn by --seed; 0: all.", ge=0
+    )
+    states: int = option(0, help="Comment on only this many of their states, drawn by --seed; 0: all.", ge=0)
+    validate_states: int = option(200, help="Measure on this many states of --validate-file; 0: none.", ge=0)
+    samples: int = option(8, help="Comments to sample on each state.", ge=1)
+    temperature: float = option(1.0, help="Sampling temperature of the comments.", gt=0)
+    max_new_tokens: int = option(100, help="Maximum length of a comment in tokens.", ge=1)
+    baseline: Literal["none", "empty", "others"] = option(
         "none",
         help="What a comment's gain is measured from: no comment (none), an empty one, or the mean over comments on"
         " other states (others), which takes no reward for texts that help anywhere.",
     )
     margin: float = option(0.1, help="The least gain in nats for a comment to be kept.")
-    most: int = option(1, help="Comments to keep for each state at most; the best ones are taken.")
+    most: int = option(1, help="Comments to keep for each state at most; the best ones are taken.", ge=1)
     rehearse: Path | None = option(
         None,
         help="Rows that are put behind those kept, such as the few with the teacher's comments, so that the next"
         " reflector forgets nothing of them.",
     )
-    answer: str = option(ANSWERS[0], help="What the policy was trained to answer where it chooses: label or text.")
+    answer: Answer = option("label", help="What the policy was trained to answer where it chooses: label or text.")
+    run: RunConfig = RunConfig()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("answer", self.answer, ANSWERS)
-        one_of("baseline", self.baseline, BASELINES)
-        within("demonstrations", self.demonstrations, 0, 10_000_000)
-        within("states", self.states, 0, 10_000_000)
-        within("validate_states", self.validate_states, 0, 10_000_000)
-        within("samples", self.samples, 1, 1000)
-        within("temperature", self.temperature, 0.01, 100)
-        within("max_new_tokens", self.max_new_tokens, 1, 10_000)
-        within("margin", self.margin, -1000, 1000)
-        within("most", self.most, 1, 1000)
+    @property
+    def world(self) -> World:
+        """The environment."""
+        return World(self.env.name, self.run.data_dir, self.env.settings, self.env.shuffle_action)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.most > self.samples:
             raise ConfigError(f"--most {self.most}: there are {self.samples} comments on a state; raise --samples")
         refuse_without_model(self.load_dir, self.reflect_load_dir)
         if self.baseline == "others" and 1 in (self.states, self.validate_states):
             raise ConfigError("--baseline others compares the comments on several states; give more than 1")
+        return self
 
 
 @memory_explained("use smaller models")
-def run(config: Config, progress: Progress) -> Report:
+def run(config: GenCommentsConfig, progress: Progress) -> Report:
     """Write sft_reflection.jsonl, and what each comment gained into the run's folder.
 
     Judged states are kept and are not sampled again by a restarted run, nor by one that only selects otherwise. Raises
     CheckpointError, ConfigError, DataError.
     """
-    source = config.task_file or config.folder / "train.json"
-    held_out = config.validate_file or config.folder / "validate.json"
+    source = config.task_file or config.world.folder / "train.json"
+    held_out = config.validate_file or config.world.folder / "validate.json"
     measured = config.validate_states > 0 and (config.validate_file is not None or held_out.is_file())
-    target = config.out_dir or config.folder / "own-comments"
+    target = config.out_dir or config.world.folder / "own-comments"
     path = target / FILE_OF_ROLE["reflection"]
     write_permission(target)
     rehearsed = _rehearsed(config.rehearse, path)
-    writer = place_of(config.reflect_load_dir, config, progress, reflects=True)
-    places = [place_of(config.load_dir, config, progress), writer]
-    records = drawn_records(config, source, config.demonstrations)
-    others = drawn_records(config, held_out, 0) if measured else []
-    files = config.input_files(record.task for record in (*records, *others))
+    writer = place_of(config.reflect_load_dir, config.run.data_dir, progress, reflects=True)
+    places = [place_of(config.load_dir, config.run.data_dir, progress), writer]
+    records = drawn_records(config.world, config.run.seed, source, config.demonstrations)
+    others = drawn_records(config.world, config.run.seed, held_out, 0) if measured else []
+    files = config.world.input_files(record.task for record in (*records, *others))
     inputs = [source, *([held_out] if measured else []), *model_folders(places), *files]
     earlier = _earlier(config, inputs)
     with open_run("gen-comments", config, [*inputs, *([config.rehearse] if config.rehearse else [])]) as current:
@@ -198,12 +200,14 @@ def _cells(figures: dict[str, Any]) -> tuple[str, ...]:
     return tuple(text.replace("%", " %") for text in shown)
 
 
-def _states(config: Config, source: Path, records: Sequence[Any], count: int, progress: Progress) -> list[Lesson]:
+def _states(
+    config: GenCommentsConfig, source: Path, records: Sequence[Any], count: int, progress: Progress
+) -> list[Lesson]:
     """The distinct states of the demonstrations in which the action is right, `count` of them (0: all), in order.
 
     Raises DataError if there are none, ConfigError if an action is not one of enumerated choices.
     """
-    steps, faults = replayed_lessons(config, source, records, progress, answer=config.answer)
+    steps, faults = replayed_lessons(config.world, source, records, progress, answer=config.answer)
     for fault, number in faults.items():
         progress.news(f"{counted(number, 'demonstration')}: {fault}")
     right = list({step.observation.text: step for step in steps if step.note != "mistake"}.values())
@@ -211,10 +215,10 @@ def _states(config: Config, source: Path, records: Sequence[Any], count: int, pr
         raise DataError(source, "no record has a demonstration; generate some with `reflectkit gen-trajectory`")
     if not all(step.observation.choices for step in right):
         raise ConfigError(
-            f"gen-comments compares probabilities of enumerated choices, which env '{config.env}' does not have; use"
-            " taxi, auto_explore or another env with choices"
+            f"gen-comments compares probabilities of enumerated choices, which env '{config.env.name}' does not have;"
+            " use taxi, auto_explore or another env with choices"
         )
-    drawn = sorted(generator(config.seed, "states").sample(range(len(right)), min(count or len(right), len(right))))
+    drawn = sorted(generator(config.run.seed, "states").sample(range(len(right)), min(count or len(right), len(right))))
     return [right[place] for place in drawn]
 
 
@@ -234,7 +238,7 @@ def groups(count: int) -> list[tuple[int, int]]:
 class _Judge:
     """The two models: one writes comments, the other says how much they help it."""
 
-    def __init__(self, config: Config, policy: Path | None, writer: Path | None) -> None:
+    def __init__(self, config: GenCommentsConfig, policy: Path | None, writer: Path | None) -> None:
         from reflectkit.models.load import load_player
         from reflectkit.models.local import LocalSampler
 
@@ -337,7 +341,9 @@ class _Judge:
         tries = samples or 1
         seen = [lesson.observation for lesson in lessons for _ in range(tries)]
         seeds = [
-            derive(config.seed, "comment", first + place, one) for place in range(len(lessons)) for one in range(tries)
+            derive(config.run.seed, "comment", first + place, one)
+            for place in range(len(lessons))
+            for one in range(tries)
         ]
         texts = list(map(one_line, wait_for(reflector.comments(seen, seeds))))
         each = [texts[start : start + tries] for start in range(0, len(texts), tries)]
@@ -371,7 +377,7 @@ class _Judge:
         return judged
 
 
-def _earlier(config: Config, inputs: Sequence[Path]) -> dict[str, list[Judged]]:
+def _earlier(config: GenCommentsConfig, inputs: Sequence[Path]) -> dict[str, list[Judged]]:
     """By file name, the states that another run judged with the same settings, but for the selection."""
     runs = runs_but_for("gen-comments", config, inputs, SELECTING)
     return {name: max((_intact(run / name) for run in runs), key=len, default=[]) for name in (JUDGED, VALIDATION)}

@@ -6,17 +6,17 @@ Each training seed is one compressed file. Packing further seeds, or one of them
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from reflectkit.core.config import StageConfig, option
+from pydantic import model_validator
+
+from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.folders import write_permission
+from reflectkit.core.folders import RunConfig, write_permission
 from reflectkit.core.identity import HASHED_WHOLE, digest, read_record
 from reflectkit.core.jsonl import read_json
 from reflectkit.core.reports import Report, Table
@@ -40,14 +40,11 @@ EXAMPLES = (
 MINUS = " - "
 
 
-@dataclass(frozen=True)
-class Config(StageConfig):
+class PackConfig(Config):
     """Settings of pack."""
 
-    paths: tuple[Path, ...] = dataclasses.field(
-        default=(),
-        metadata={"help": "Runs of evaluate, or folders with such runs; each belongs to its seed.", "argument": True},
-        kw_only=True,
+    paths: tuple[Path, ...] = option(
+        (), help="Runs of evaluate, or folders with such runs; each belongs to its seed.", argument=True
     )
     out: Path = option(help="Folder of the pack; seeds that it has already are kept or replaced.")
     add: bool = option(
@@ -69,9 +66,10 @@ class Config(StageConfig):
     skip: tuple[str, ...] = option(
         (), help="A run of evaluate in the folders that is left out, such as the visits of a policy (repeat the flag)."
     )
+    run: RunConfig = RunConfig()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if not self.paths:
             raise ConfigError("pack needs at least one run of evaluate, or a folder with such runs")
         for text in self.compare:
@@ -86,6 +84,7 @@ class Config(StageConfig):
             names.append(name)
         if self.out.exists() and not self.out.is_dir():
             raise ConfigError(f"--out {self.out}: is a file; name a folder")
+        return self
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -97,7 +96,7 @@ def _pair(text: str) -> tuple[str, str]:
     return first, second
 
 
-def run(config: Config, progress: Progress) -> Report:
+def run(config: PackConfig, progress: Progress) -> Report:
     """Write the pack. Raises ConfigError, and DataError if a run is missing or damaged."""
     write_permission(config.out)
     old = read_pack(config.out) if is_pack(config.out) else None
@@ -139,7 +138,7 @@ def run(config: Config, progress: Progress) -> Report:
     return Report("pack", config.out, {"seeds": len(pack.seeds), "bytes": size}, tuple(outputs), (table,))
 
 
-def _read(config: Config, path: Path) -> tuple[int, Seed]:
+def _read(config: PackConfig, path: Path) -> tuple[int, Seed]:
     """(the training seed, what is kept) of one folder."""
     folders = (
         [path] if (path / "episodes.jsonl").is_file() else sorted(file.parent for file in path.glob("*/episodes.jsonl"))
@@ -182,7 +181,7 @@ def _whole(folder: Path, name: str) -> Path:
     return path
 
 
-def _curves(config: Config, path: Path) -> Sequence[Curve]:
+def _curves(config: PackConfig, path: Path) -> Sequence[Curve]:
     pairs = [(name, path / run_name) for name, _, run_name in (text.partition("=") for text in config.curve)]
     read = read_curves([_whole(run, "metrics.jsonl") for _, run in pairs], config.figure)
     for _, run in pairs:

@@ -32,7 +32,7 @@ from reflectkit.stages.shared.players import (
 )
 from reflectkit.stages.tuning.distributed import shared_run, start_processes
 from reflectkit.stages.tuning.launching import check_launch, launched
-from reflectkit.stages.tuning.rl_config import RLConfig
+from reflectkit.stages.tuning.rl_config import RLConfig as RLConfig
 from reflectkit.stages.tuning.rlft_plan import plan_of
 from reflectkit.stages.tuning.rlft_problems import check_prompts, levels_of, validation_of
 from reflectkit.stages.tuning.rlft_records import history_of, keep_episodes, with_rows

@@ -25,7 +25,7 @@ from reflectkit.stages import Traits
 from reflectkit.stages.shared.environments import model_source
 from reflectkit.stages.shared.players import newest_name
 from reflectkit.stages.tuning.encoding import tokenised
-from reflectkit.stages.tuning.sft_config import SFTConfig
+from reflectkit.stages.tuning.sft_config import SFTConfig as SFTConfig
 from reflectkit.stages.tuning.sft_plan import plan_of
 from reflectkit.stages.tuning.sft_player import encoded_rows, inputs_of, player_of, tiny_tokenizer, with_steps
 from reflectkit.stages.tuning.sft_trainer import train

@@ -85,7 +85,7 @@ NINE, TEN, COMMENTS = "results/a/rl/checkpoint-9", "results/a/rl/checkpoint-10",
         (["rlft", "--load-dir", "results/a/my\\ m"], ["results/a/my\\ model/checkpoint-3"]),
         (["rlft", "--results-dir", "elsewhere", "--load-dir", ""], []),
         (["export", "--load-dir", "results/a/c"], [COMMENTS]),
-        (["sft", "--role", "p"], ["plain", "policy"]),
+        (["sft", "--role", "p"], ["policy", "plain"]),
         (["sft", "--model", "ti"], ["tiny", "tiny-hybrid"]),
         (["sft", "--quantize", ""], ["none", "8bit", "4bit"]),
         (["gen-task", "--teacher", "openai", ":", "gpt"], []),
@@ -181,7 +181,7 @@ def test_every_completed_setting_exists() -> None:
     from reflectkit.cli.command import stage_flags
     from reflectkit.stages import STAGES, config_class
 
-    arguments = {item for name in STAGES for item in config_class(name).__dataclass_fields__}
+    arguments = {item for name in STAGES for item in config_class(name).model_fields}
     every = {flag[2:].replace("-", "_") for flags in stage_flags().values() for flag in flags} | arguments
     for setting in VALUES:
         stage, _, name = setting.rpartition(" ")

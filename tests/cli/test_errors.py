@@ -16,7 +16,7 @@ from tests.commands import error_of
     [
         (["split", "--env", "taxii"], "did you mean 'taxi'"),
         (["spilt"], "split"),
-        (["gen-trajectory", "--env", "taxi", "--noise", "2"], "--noise must lie between 0 and 1"),
+        (["gen-trajectory", "--env", "taxi", "--noise", "2"], "--noise must be less than or equal to 1, got 2.0"),
         (["gen-trajectory", "--env", "taxi", "--noise", "lots"], "--noise"),
         (["gen-trajectory", "--env", "taxi", "--noise", "nan"], "--noise"),
         (["gen-trajectory", "--env", "taxi", "--demonstrations", "301"], "has 300 problems"),
@@ -29,7 +29,7 @@ from tests.commands import error_of
         (["split", "--env", "taxi"], "no such file"),
         (["sft", "--env", "taxi", "--role", "reflexion"], "did you mean 'reflection'"),
         (["sft", "--env", "taxi", "--role", "policy"], "no such file"),
-        (["sft", "--env", "taxi", "--role", "policy", "--max-steps", "0"], "--max-steps must lie between 1 and"),
+        (["sft", "--env", "taxi", "--role", "policy", "--max-steps", "0"], "--max-steps must be greater than or equal to 1, got 0"),
         (["sft", "--env", "taxi", "--role", "policy", "--lora-r", "8"], "--lora-r needs a pretrained model"),
         (["gen-sft", "--env", "taxi", "--comments", "both"], "needs --reflect-load-dir"),
         (["gen-sft", "--env", "taxi", "--comments", "boths"], "did you mean 'both'"),

@@ -9,14 +9,14 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from reflectkit.core import jsonl, runs
-from reflectkit.core.config import StageConfig, build, option
+from reflectkit.core.config import Config, build, option
 from reflectkit.core.errors import ConfigError, DataError, UnknownNameError
+from reflectkit.core.folders import RunConfig
 from reflectkit.core.types import Task, from_json
 
 
@@ -99,10 +99,10 @@ def test_not_a_number_is_never_written(tmp_path: Path) -> None:
     assert not (tmp_path / "x.jsonl").exists()
 
 
-@dataclass(frozen=True)
-class Example(StageConfig):
+class Example(Config):
     size: int = option(3, help="A size.")
     rate: float = option(0.5, help="A rate.")
+    run: RunConfig = RunConfig()
 
 
 def config(tmp_path: Path, **values: object) -> Example:
@@ -202,7 +202,7 @@ def test_settings_are_checked_by_name_and_type() -> None:
         build(Example, {"sise": 1}, "example")
     with pytest.raises(ConfigError, match="--size"):
         build(Example, {"size": "many"}, "example")
-    with pytest.raises(ConfigError, match="--seed must lie between 0"):
+    with pytest.raises(ConfigError, match="--seed must be greater than or equal to 0"):
         build(Example, {"seed": -1}, "example")
     for value in ("inf", "nan"):
         with pytest.raises(ConfigError, match="--rate must be a finite number"):

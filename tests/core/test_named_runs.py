@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reflectkit.core import runs
-from reflectkit.core.config import StageConfig, build, option
+from reflectkit.core.config import Config, build, option
 from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.folders import RunConfig
 
 
-@dataclass(frozen=True)
-class Example(StageConfig):
+class Example(Config):
     size: int = option(3, help="A size.")
+    run: RunConfig = RunConfig()
 
 
 def make(
@@ -165,7 +165,7 @@ def test_a_run_with_a_name_is_not_looked_for_among_numbered_ones_of_this_version
 )  # fmt: skip
 def test_names_that_are_no_folders_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="--name"):
-        Example(name=name)
+        Example.from_flat(name=name)
 
 
 def test_a_failed_run_gives_its_number_and_its_name_back(tmp_path: Path) -> None:
@@ -199,9 +199,7 @@ def test_a_failed_run_gives_its_number_and_its_name_back(tmp_path: Path) -> None
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_run_that_fails_at_once_gives_back_what_force_replaced(tmp_path: Path, keep: bool) -> None:
     made = make(tmp_path, name="r/policy")
-    settings = build(
-        Example, {"results_dir": tmp_path, "name": "r/policy", "force": True, "keep": keep}, "example"
-    )
+    settings = build(Example, {"results_dir": tmp_path, "name": "r/policy", "force": True, "keep": keep}, "example")
 
     def failing(name: str = "") -> None:
         with runs.open_run("sft", settings) as run:

@@ -14,6 +14,7 @@ import pytest
 
 from reflectkit.agents.scripted import Demonstrator, Oracle
 from reflectkit.cli.main import main
+from reflectkit.core.config import build
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError
 from reflectkit.core.eventloop import result_of
@@ -443,7 +444,7 @@ def test_a_chat_model_is_the_user(
 )
 def test_wrong_settings_are_one_line(settings: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        Tau.Settings(**settings)
+        build(Tau.Settings, settings)
 
 
 def test_a_person_and_the_packages_own_user_are_one_line() -> None:

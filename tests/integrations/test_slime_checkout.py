@@ -27,10 +27,9 @@ import yaml
 from transformers import GPT2Config, PreTrainedTokenizerFast
 from transformers.utils import import_utils
 
-from reflectkit.core.config import THINKING
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.eventloop import result_of
-from reflectkit.core.types import Task
+from reflectkit.core.types import THINKING, Task
 from reflectkit.envs.support.env import Support
 from reflectkit.envs.taxi import Taxi
 from reflectkit.integrations import slime as plugin

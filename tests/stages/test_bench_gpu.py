@@ -85,7 +85,9 @@ def test_full_shapes_are_refused_on_a_cpu(capsys: pytest.CaptureFixture[str]) ->
 
 def test_only_some_parts_after_setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use([quick("setup", 1), quick("one", 2), quick("two", 3)], monkeypatch)
-    report = bench.run(bench.BenchConfig.from_flat(what="gpu", device="cpu", fast=True, only=("two",), results_dir=tmp_path), Quiet())
+    report = bench.run(
+        bench.BenchConfig.from_flat(what="gpu", device="cpu", fast=True, only=("two",), results_dir=tmp_path), Quiet()
+    )
     assert report.code == 0
     assert [row[:2] for row in report.tables[0].rows] == [("setup", "1"), ("two", "3")]
 

@@ -193,7 +193,10 @@ def test_a_half_copied_repository_is_never_there(tmp_path: Path) -> None:
     (target / ".reflectkit-tmp-bookshop").mkdir(parents=True)
     (target / ".reflectkit-tmp-bookshop" / "half.py").write_text("half a file")
     filter_repo.run(
-        filter_repo.FilterRepoConfig.from_flat(repo_dir=BOXED, data_dir=tmp_path / "data", results_dir=tmp_path / "results"), Quiet()
+        filter_repo.FilterRepoConfig.from_flat(
+            repo_dir=BOXED, data_dir=tmp_path / "data", results_dir=tmp_path / "results"
+        ),
+        Quiet(),
     )
     assert not list(target.glob(".reflectkit-tmp-*"))
     assert not list(target.rglob("half.py"))
@@ -356,7 +359,8 @@ def test_a_record_that_lies_about_its_file_is_refused_while_playing(old: Path) -
     write_json(path, [record | {"trajectories": [{"info": "positive0", "trajectory": steps("id README.md")}]}])
     with pytest.raises(DataError, match="root"):
         gen_sft.run(
-            gen_sft.GenSFTConfig.from_flat(env=ENV, task_file=path, data_dir=old / "data", results_dir=old / "results"), Quiet()
+            gen_sft.GenSFTConfig.from_flat(env=ENV, task_file=path, data_dir=old / "data", results_dir=old / "results"),
+            Quiet(),
         )
 
 

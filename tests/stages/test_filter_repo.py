@@ -315,7 +315,10 @@ def test_copies_do_not_feed_on_themselves_or_follow_a_link(tmp_path: Path) -> No
     put(tmp_path / "in" / "shop" / "a.py")
     with pytest.raises(DataError, match="filtered copies go"):
         filter_repo.run(
-            filter_repo.FilterRepoConfig.from_flat(repo_dir=tmp_path, data_dir=tmp_path / "data", results_dir=tmp_path / "results"), Quiet()
+            filter_repo.FilterRepoConfig.from_flat(
+                repo_dir=tmp_path, data_dir=tmp_path / "data", results_dir=tmp_path / "results"
+            ),
+            Quiet(),
         )
     target = tmp_path / "data" / "auto_explore" / "repos_filtered"
     put(tmp_path / "outside" / "mine.txt")

@@ -83,10 +83,10 @@ def test_its_settings_are_flags_and_keys_of_files_and_recipes(module: str, capsy
     assert "--clip-high" not in capsys.readouterr().out
     Path("settings.yaml").write_text(f"algo: {algorithm}\nclip_high: high\n", encoding="utf-8")
     assert main(["rlft", "--env", "corridor", "--load-dir", "none", "--config", "settings.yaml"]) == 2
-    assert "rlft: --clip-high: " in capsys.readouterr().err
+    assert "rlft: --clip-high must be a valid number, got 'high'" in capsys.readouterr().err
     settings: dict[str, Any] = {"env": "corridor", "load_dir": "none", "algo": algorithm}
-    assert build(rlft.RLConfig, settings | {"clip_high": 0.5}, "rlft").objective.settings.clip_high == 0.5
-    assert build(rlft.RLConfig, settings, "rlft").objective.settings.clip_high == 0.28
+    assert build(rlft.RLConfig, settings | {"clip_high": 0.5}, "rlft").algo.settings.clip_high == 0.5
+    assert build(rlft.RLConfig, settings, "rlft").algo.settings.clip_high == 0.28
     write_json(
         Path("mine.yaml"),
         {"description": "", "steps": [{"name": "train", "stage": "rlft", **settings, "clip_hihg": 1}]},
@@ -96,34 +96,29 @@ def test_its_settings_are_flags_and_keys_of_files_and_recipes(module: str, capsy
 
 
 CODE = """
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from reflectkit import Config
 from reflectkit.rl.algorithms import ALGORITHMS, Algorithm, CriticSettings
 REINFORCE = ALGORITHMS["reinforce"]
 PPO = ALGORITHMS["ppo"].settings()
 NUMBER = 3
 
-@dataclass(frozen=True)
-class Taken:
+class Taken(Config):
     seed: int = 1
 
-@dataclass(frozen=True)
-class Required:
+class Required(Config):
     strength: float
 
-@dataclass(frozen=True)
 class WithCritic(CriticSettings):
     critic_rate: float = 1e-2
 
-@dataclass(frozen=True)
-class Unsupported:
+class Unsupported(Config):
     table: dict = None
 
-@dataclass(frozen=True)
-class Unresolved:
+class Unresolved(Config):
     device: "Device" = None
 
-@dataclass(frozen=True)
-class WithoutBaseline:
+class WithoutBaseline(Config):
     strength: float = 1.0
 
 def changed(**columns):
@@ -172,17 +167,17 @@ CRITIC = Algorithm(WithCritic, lambda rollouts, settings: ALGORITHMS["ppo"].esti
     [
         ("NONE", "", "cannot import algorithm"),
         ("NUMBER", "", "is not an Algorithm; see reflectkit.rl.algorithms.Algorithm"),
-        ("PLAIN", "", "settings must be a dataclass, not <class 'dict'>"),
-        ("INSTANCE", "", "settings must be a dataclass, not WithoutBaseline(strength=1.0)"),
+        ("PLAIN", "", "settings must be a subclass of reflectkit.Config, not <class 'dict'>"),
+        ("INSTANCE", "", "settings must be a subclass of reflectkit.Config, not WithoutBaseline(strength=1.0)"),
         ("REQUIRED", "", "setting 'strength' needs a default"),
-        ("UNSUPPORTED", "", "setting 'table' has the type <class 'dict'>; use str, int, float, bool, Path or"),
+        ("UNSUPPORTED", "", "setting 'table' has the type <class 'dict'>; use str, int, float, bool, Path,"),
         ("UNRESOLVED", "", "a type of its settings cannot be read (name 'Device' is not defined); import"),
         ("FOREIGN", "", "compares_groups(settings) failed: AttributeError: 'WithoutBaseline' object has no attribute"),
         ("NO_ESTIMATE", "", "estimate must be a function, not None"),
         ("NO_GROUP", "", "group_size must be a whole number from 1, not 0"),
-        ("TAKEN", "", "its setting 'seed' is already a setting of rlft"),
-        ("REINFORCE", "--gae-lambda 0.9", "--gae-lambda is a setting of ppo, but --algo is "),
-        ("CRITIC", "--critic none", "needs a critic: use --critic linear or mlp"),
+        ("TAKEN", "", "its setting 'seed' is one of the command's already"),
+        ("REINFORCE", "--gae-lambda 0.9", "--gae-lambda is a setting of algo 'ppo'; leave it out"),
+        ("CRITIC", "--critic none", "no --critic named 'none'"),
         (
             "GROUPS",
             "--baseline none",
@@ -197,11 +192,11 @@ CRITIC = Algorithm(WithCritic, lambda rollouts, settings: ALGORITHMS["ppo"].esti
         ("NOTHING", "", "the algorithm's estimate must return Estimates, not NoneType"),
         ("TUPLE", "", "the algorithm's estimate must return Estimates, not tuple"),
         ("ONE_ARGUMENT", "", "the algorithm's estimate(rollouts, settings) failed: TypeError: <lambda>() takes 1"),
-        ("RAISING", "", "line 43: ValueError: no luck"),
+        ("RAISING", "", "line 38: ValueError: no luck"),
         ("NUMBER_LOSS", "", "the algorithm's loss must be a tensor, not float"),
         ("CONSTANT", "", "the algorithm's loss has no gradient; compute it from tokens.logprob_N"),
         ("SCALAR", "", "the algorithm's loss must be one number per trained token, of shape ("),
-        ("RAISES", "", "line 67: AttributeError: 'TrainedTokens' object has no attribute 'missing'"),
+        ("RAISES", "", "line 62: AttributeError: 'TrainedTokens' object has no attribute 'missing'"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -224,7 +219,7 @@ def test_a_mistake_in_a_recipes_step_names_its_line(
     write_json(Path("mine.yaml"), {"description": "", "steps": [step]})
     assert main(["run", "mine.yaml"]) == 2
     error = capsys.readouterr().err
-    assert f"step 'rl': {Path.cwd() / module}.py, line 43: ValueError: no luck" in error
+    assert f"step 'rl': {Path.cwd() / module}.py, line 38: ValueError: no luck" in error
     assert error.count("\n") == 1
 
 

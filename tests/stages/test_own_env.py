@@ -4,7 +4,6 @@ a base works, packages offer environments and players, and mistakes in such a fi
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.core.config import build
+from reflectkit.core.config import build, with_values
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import read_json, write_json
 from reflectkit.envs import env_class
@@ -59,7 +58,7 @@ def test_its_setting_is_shown_with_it_alone(module: str, capsys: pytest.CaptureF
 def test_its_setting_is_a_key_of_files_and_recipes(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("settings.yaml").write_text(f"env: {module}:Lock\nturn_cost: much\npolicy: random\n", encoding="utf-8")
     assert main(["evaluate", "--config", "settings.yaml"]) == 2
-    assert "evaluate: --turn-cost: " in capsys.readouterr().err
+    assert "evaluate: --turn-cost must be a valid number, got 'much'" in capsys.readouterr().err
     step = {"name": "evaluation", "stage": "evaluate", "policy": ["oracle"]}
     defaults: dict[str, Any] = {"env": f"{module}:Lock", "turn_cost": 0.3}
     write_json(Path("mine.yaml"), {"description": "", "defaults": defaults, "steps": [step]})
@@ -74,17 +73,18 @@ def test_an_env_and_an_algorithm_bring_their_settings_along(module: str) -> None
     Path(f"{module}_algorithm.py").write_text(examples(CONTRIBUTING)["my_algorithm"], encoding="utf-8")
     values = {"env": f"{module}:Lock", "algo": f"{module}_algorithm:ALGORITHM", "load_dir": "none"}
     config = build(rlft.RLConfig, values | {"turn_cost": 0.4, "clip_high": 0.5}, "rlft")
-    assert config.settings.turn_cost == 0.4
-    assert config.objective.settings.clip_high == 0.5
-    again = dataclasses.replace(config, seed=3)
+    assert config.env.settings.turn_cost == 0.4
+    assert config.algo.settings.clip_high == 0.5
+    again = with_values(config, seed=3)
     assert type(again) is type(config)
-    assert again == rlft.RLConfig.from_flat(**(values | {"load_dir": Path("none"), "turn_cost": 0.4, "clip_high": 0.5, "seed": 3}))
+    assert again == rlft.RLConfig.from_flat(
+        **(values | {"load_dir": Path("none"), "turn_cost": 0.4, "clip_high": 0.5, "seed": 3})
+    )
 
 
 CODE = """
 import dataclasses
-from dataclasses import dataclass
-from reflectkit.core.config import option
+from reflectkit import Config, option
 from reflectkit.envs.base import ChoiceEnv
 from reflectkit.envs.corridor import Corridor
 
@@ -92,13 +92,11 @@ class Plain(Corridor):
     Settings = dict
 
 class Required(Corridor):
-    @dataclass(frozen=True)
-    class Settings:
+    class Settings(Config):
         length: int
 
 class Taken(Corridor):
-    @dataclass(frozen=True)
-    class Settings:
+    class Settings(Config):
         policy: str = option("", help="")
 
 class Nothing:
@@ -347,7 +345,7 @@ def test_a_module_that_cannot_be_imported_is_named_with_the_fix(
 
 
 WITHOUT_A_BASE = """
-from dataclasses import dataclass
+from reflectkit import Config
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.types import Message, Observation, Task
 from reflectkit.envs.taxi import Taxi
@@ -357,8 +355,7 @@ class Bare:
     "Press until it opens."
     name, levels = "bare", ("all",)
 
-    @dataclass(frozen=True)
-    class Settings:
+    class Settings(Config):
         presses: int = 2
 
     def __init__(self, presses):
@@ -478,8 +475,8 @@ def test_settings_of_another_env_may_stand_at_their_defaults() -> None:
     with pytest.raises(ConfigError, match="no setting of evaluate named 'parquet'"):
         build(evaluate.EvaluateConfig, values, "evaluate")
     del values["parquet"]
-    assert build(evaluate.EvaluateConfig, values, "evaluate").env == "corridor"
-    with pytest.raises(ConfigError, match="--recent is not for env 'corridor', it is a setting of env 'memory'"):
+    assert build(evaluate.EvaluateConfig, values, "evaluate").env.name == "corridor"
+    with pytest.raises(ConfigError, match="--recent is a setting of env 'memory'"):
         build(evaluate.EvaluateConfig, values | {"recent": 6}, "evaluate")
     config: Any = gen_sft.GenSFTConfig.from_flat(env="memory", recent=6)
     assert config.settings.recent == 6

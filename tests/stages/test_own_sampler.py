@@ -47,7 +47,7 @@ def test_the_example_learns_and_its_setting_is_a_flag(policy: Path, capsys: pyte
     assert main([*command[:-2], "--epsilon", "0.2"]) == 2
     assert "--epsilon" in capsys.readouterr().err
     assert main([*command, "--epsilon", "2"]) == 2
-    assert "--epsilon must lie between 0 and 1" in capsys.readouterr().err
+    assert "--epsilon must be less than or equal to 1" in capsys.readouterr().err
     play = ["--env", "corridor", "--sampler", "my_sampler:BACKEND", "--epsilon", "0.2", "--task-file", "train.json"]
     assert main(["evaluate", *play, "--policy", f"mine={policy}", "--name", "evaluated"]) == 0
 
@@ -78,15 +78,15 @@ def test_its_log_probabilities_are_those_of_the_mixture(policy: Path) -> None:
 )
 def test_mistakes_are_one_line(policy: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("taken.py").write_text(
-        "from dataclasses import dataclass\nfrom reflectkit.core.config import option\n"
+        "from reflectkit import Config, option\n"
         "from my_sampler import Backend\n"
-        "@dataclass(frozen=True)\nclass Settings:\n    seed: int = option(1, help='x')\n"
+        "class Settings(Config):\n    seed: int = option(1, help='x')\n"
         "BACKEND = Backend(Settings, None)\n",
         encoding="utf-8",
     )
     Path("broken.py").write_text(
         "from dataclasses import replace\nfrom my_sampler import Backend, Exploring, open_local\n"
-        "from reflectkit.models.sampler import NoSettings\n"
+        "from reflectkit.core.config import NoSettings\n"
         "class Broken(Exploring):\n    async def sample(self, ask):\n"
         "        return replace(await self.inner.sample(ask), token_ids=(0,))\n"
         "BACKEND = Backend(NoSettings, lambda opening, settings: Broken(open_local(opening), 0))\n",

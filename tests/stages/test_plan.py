@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from reflectkit.cli.main import main
-from reflectkit.core.config import OPTIMIZERS
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ConfigError
 from reflectkit.models import measure
@@ -64,7 +63,7 @@ def test_peak_memory_holds_all_that_backward_needs(policy: Player) -> None:
     del loss
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "sgd"])
 def test_the_optimizers_size_is_that_of_its_state(policy: Player, optimizer: str) -> None:
     trained, frozen = split_parameters([policy.model, policy.model])
     assert frozen == []

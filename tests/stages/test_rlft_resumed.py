@@ -45,7 +45,9 @@ def test_checkpoints_of_earlier_versions_are_resumed_and_gone_on_from(corridor_f
     (half.parent / "report.json").unlink()
     shutil.rmtree(half)
     news = News()
-    resumed = rlft.run(rlft.RLConfig.from_flat(**arguments(corridor_folder, results_dir=tmp_path / "half", **settings)), news)
+    resumed = rlft.run(
+        rlft.RLConfig.from_flat(**arguments(corridor_folder, results_dir=tmp_path / "half", **settings)), news
+    )
     assert not any("earlier state" in line for line in news.lines)
     assert [row["step"] for _, row in read_jsonl(resumed.folder / "metrics.jsonl")] == [1, 2, 3]
 

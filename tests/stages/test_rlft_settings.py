@@ -13,20 +13,16 @@ from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.core.jsonl import read_json, write_json
 from reflectkit.envs.taxi import Taxi
 from reflectkit.models.tiny import build_tokenizer
-from reflectkit.rl.algorithms import CriticSettings, GrpoSettings
 from reflectkit.stages import rlft
 from reflectkit.stages.tuning import rlft_problems
-from reflectkit.stages.tuning.algorithm import ALGORITHM_LIMITS
 from tests import sft_runs as sft
-from tests.rlft_runs import arguments, train
-
-LIMITS = rlft.LIMITS | ALGORITHM_LIMITS | CriticSettings.LIMITS | GrpoSettings.LIMITS
+from tests.rlft_runs import train
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("--algo ppo --critic none", "--algo ppo needs a critic"),
+        ("--algo ppo --critic none", "no --critic named 'none'"),
         ("--reflect-temperature 1", "--reflect-temperature needs comments"),
         ("--reflect-prob 0.5", "--reflect-prob needs comments"),
         ("--reflector-sampler vllm:http://localhost:1", "--reflector-sampler needs comments"),
@@ -38,8 +34,8 @@ LIMITS = rlft.LIMITS | ALGORITHM_LIMITS | CriticSettings.LIMITS | GrpoSettings.L
         ("--baseline leave-one-out", "--group-size must be at least 2"),
         ("--baseline leave-one-out --group-size 4 --replay-size 3", "in no current group"),
         ("--algo grpo --group-size 5", "--episodes 8 is not a multiple of the group size 5; use 10"),
-        ("--gae-lambda 0.9", "--gae-lambda is a setting of ppo, but --algo is reinforce"),
-        ("--algo ppo --baseline none --step-groups 1", "--step-groups is a setting of grpo"),
+        ("--gae-lambda 0.9", "--gae-lambda is a setting of algo 'ppo'; leave it out"),
+        ("--algo ppo --baseline none --step-groups 1", "--baseline is a setting of algo 'reinforce'; leave it out"),
         ("--algo pro", "did you mean 'ppo'"),
         ("--merge-first-two", "needs a --curriculum of at least two levels"),
         ("--merge-after 1 --curriculum short --curriculum long", "fewer than two levels of the --curriculum to merge"),
@@ -52,10 +48,10 @@ LIMITS = rlft.LIMITS | ALGORITHM_LIMITS | CriticSettings.LIMITS | GrpoSettings.L
         ("--algo ppo --critic-trunk separate --lora-r 4", "use detached"),
         ("--share-prefixes --gradient-checkpointing", "leave out one of them"),
         ("--model gpt2", "not both"),
-        ("--kl -1", "--kl must lie between 0 and 1,000,000, got -1.0"),
+        ("--kl -1", "--kl must be greater than or equal to 0, got -1.0"),
         ("--clip 0", "--clip must be greater than 0"),
         ("--report-to tensorbord", "did you mean 'tensorboard'"),
-        ("--max-tokens-per-batch 0", "--max-tokens-per-batch must lie between 1 and"),
+        ("--max-tokens-per-batch 0", "--max-tokens-per-batch must be greater than or equal to 1, got 0"),
     ],
 )
 def test_contradictions_are_refused_before_anything_is_loaded(
@@ -86,16 +82,6 @@ def test_a_policy_that_cannot_read_or_answer_is_refused_before_its_weights(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [(name, value) for name, (_, high) in LIMITS.items() for value in (high * 1.01, 1e308, 2**63)],
-)
-def test_absurd_numbers_are_refused(corridor_folder: Path, name: str, value: float) -> None:
-    whole = isinstance(rlft.RLConfig.__dataclass_fields__[name].default, int)
-    with pytest.raises(ConfigError, match=rf"^--{name.replace('_', '-')} must lie between .* and .*, got "):
-        rlft.RLConfig.from_flat(**arguments(corridor_folder, **{name: int(value) if whole else float(value)}))
-
-
-@pytest.mark.parametrize(
     ("settings", "stages"),
     [
         ({}, [("pickup",), ("dropoff",), ("full",)]),
@@ -104,8 +90,10 @@ def test_absurd_numbers_are_refused(corridor_folder: Path, name: str, value: flo
     ],
 )
 def test_levels_of_the_curriculum_are_merged(settings: dict[str, Any], stages: list[tuple[str, ...]]) -> None:
-    config = rlft.RLConfig.from_flat(env="taxi", load_dir=Path("x"), curriculum=("pickup", "dropoff", "full"), **settings)
-    assert config.stages == stages
+    config = rlft.RLConfig.from_flat(
+        env="taxi", load_dir=Path("x"), curriculum=("pickup", "dropoff", "full"), **settings
+    )
+    assert config.curriculum.stages("full") == stages
 
 
 def test_few_data_are_the_first_of_each_level() -> None:

@@ -59,7 +59,10 @@ def test_a_parameter_overrides_fast_and_set_overrides_both() -> None:
 
 
 def test_each_value_of_a_path_has_its_own_folders(tmp_path: Path) -> None:
-    names = [PipelineConfig.from_flat(recipe="r.yaml", place=Path(folder)).folder for folder in ("a/repos", "b/repos", "a/repos/")]
+    names = [
+        PipelineConfig.from_flat(recipe="r.yaml", place=Path(folder)).folder
+        for folder in ("a/repos", "b/repos", "a/repos/")
+    ]
     assert len(set(names)) == 2
     assert names[0] == names[2] == PipelineConfig.from_flat(recipe="r.yaml", place=tmp_path / "a" / "repos").folder
     assert names[0].startswith("r-repos-")
@@ -69,7 +72,10 @@ def test_each_value_of_a_path_has_its_own_folders(tmp_path: Path) -> None:
 
 
 def test_each_value_of_a_number_has_its_own_folders() -> None:
-    five, usual = PipelineConfig.from_flat(recipe="taxi-few", demonstrations=5), PipelineConfig.from_flat(recipe="taxi-few", demonstrations=10)
+    five, usual = (
+        PipelineConfig.from_flat(recipe="taxi-few", demonstrations=5),
+        PipelineConfig.from_flat(recipe="taxi-few", demonstrations=10),
+    )
     assert (five.folder, five.data_folder) == ("taxi-few-demonstrations-5", Path("data/demonstrations-5"))
     assert (usual.folder, usual.data_folder) == ("taxi-few", Path("data"))
     given = {job.name: job.values for job in planned(five)[0]}
@@ -80,7 +86,9 @@ def test_each_value_of_a_number_has_its_own_folders() -> None:
 
 def test_the_fast_variant_has_its_own_data_also_for_a_path() -> None:
     assert PipelineConfig.from_flat(recipe="r.yaml", fast=True).data_folder == Path("data/fast")
-    assert PipelineConfig.from_flat(recipe="r.yaml", fast=True, name="own", data_dir=Path("d")).data_folder == Path("d/fast")
+    assert PipelineConfig.from_flat(recipe="r.yaml", fast=True, name="own", data_dir=Path("d")).data_folder == Path(
+        "d/fast"
+    )
     own = PipelineConfig.from_flat(recipe="r.yaml", fast=True, place=Path("a/repos"))
     assert own.folder == f"r-{own.label}-fast"
     assert settings(fast=True, place=Path("a/repos"))["repos"]["data_dir"] == Path("data") / f"{own.label}-fast"
@@ -119,12 +127,12 @@ def test_help_and_list_show_parameters(capsys: pytest.CaptureFixture[str]) -> No
     ("arguments", "message"),
     [
         (["r.yaml", "--noise", "much"], "unable to parse"),
-        (["r.yaml", "--noise", "3"], "step 'demos': --noise must lie between 0 and 1"),
+        (["r.yaml", "--noise", "3"], "step 'demos': --noise must be less than or equal to 1, got 3.0"),
         (["r.yaml", "--nosie", "1"], "--noise"),
         (["r.yaml", "--levels", "picup"], "step 'evaluation': no level of env 'taxi' named 'picup'"),
         (["r.yaml", "--place", ""], "--place is empty"),
         (["r.yaml", "--place", "nowhere"], "nowhere: no such folder"),
-        (["taxi-tiny", "--repo-dir", "x"], "--repo-dir is a parameter of auto-explore"),
+        (["taxi-tiny", "--repo-dir", "x"], "--repo-dir is a setting of recipe 'auto-explore"),
         (["texi-tiny", "--repo-dir", "x"], "did you mean 'taxi-tiny'"),
     ],
 )
@@ -147,9 +155,8 @@ def test_wrong_names_and_values_are_one_line(
         ("x: {help: h, set: [demos.noise]}", "parameters.x.sets"),
         ("X-y: {help: h, sets: [demos.noise]}", "can't name a parameter"),
         ("class: {help: h, sets: [demos.noise]}", "can't name a parameter"),
-        ("folder: {help: h, sets: [demos.noise]}", "can't have the name 'folder'"),
         ("help: {help: h, sets: [demos.noise]}", "can't have the name 'help'"),
-        ("seeds: {help: h, sets: [demos.noise]}", "can't have the name 'seeds'"),
+        ("seeds: {help: h, sets: [demos.noise]}", "its setting 'seeds' is one of the command's already"),
     ],
 )
 def test_malformed_parameters_are_one_line(parameter: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,9 @@ def play(folder: Path, split: str = "train", *players: str) -> Path:
 
 
 def states_of(folder: Path, run: Path, **settings: object) -> Report:
-    return gen_trajectory.run(gen_trajectory.GenTrajectoryConfig.from_flat(**shared(folder), states_of=run, **settings), Quiet())
+    return gen_trajectory.run(
+        gen_trajectory.GenTrajectoryConfig.from_flat(**shared(folder), states_of=run, **settings), Quiet()
+    )
 
 
 def visited(path: Path) -> list[tuple[dict[str, int], Demonstration]]:
@@ -132,7 +134,9 @@ def test_rows_of_fewer_problems_are_among_those_of_more(folder: Path, capsys: py
     prompts = []
     for count in (3, 7, 0):
         out = folder / f"rows{count}"
-        gen_sft.run(gen_sft.GenSFTConfig.from_flat(**shared(folder) | {"out_dir": out, "demonstrations": count}), Quiet())
+        gen_sft.run(
+            gen_sft.GenSFTConfig.from_flat(**shared(folder) | {"out_dir": out, "demonstrations": count}), Quiet()
+        )
         prompts.append([row["prompt"] for _, row in read_jsonl(out / "sft.jsonl")])
     assert set(prompts[0]) < set(prompts[1]) < set(prompts[2])
     places = ["--env", "taxi", "--data-dir", str(folder.parent), "--results-dir", str(folder.parents[1] / "results")]

@@ -115,7 +115,11 @@ def test_an_episode_that_failed_keeps_what_was_asked_last() -> None:
 
 def test_page_holds_the_conversation(tmp_path: Path, quiet: Quiet) -> None:
     rows = [conversation(text) for text in HOSTILE]
-    page = view.run(view.ViewConfig.from_flat(paths=(write(tmp_path, rows),)), quiet).outputs[0].read_text(encoding="utf-8")
+    page = (
+        view.run(view.ViewConfig.from_flat(paths=(write(tmp_path, rows),)), quiet)
+        .outputs[0]
+        .read_text(encoding="utf-8")
+    )
     index, block = unpacked(page, "index"), unpacked(page, "block-0")
     texts = block["texts"]
     for (values, turns), row in zip(block["episodes"], rows, strict=True):

@@ -73,7 +73,10 @@ def setup(bench: Bench) -> Measured:
     gen_task.run(gen_task.GenTaskConfig.from_flat(**questions, **shared), quiet)
     filter_task.run(filter_task.FilterTaskConfig.from_flat(**shared), quiet)
     count = 12 if bench.fast else None
-    gen_trajectory.run(gen_trajectory.GenTrajectoryConfig.from_flat(env=ENV, demonstrations=count, negatives=2, **PROMPTS, **shared), quiet)
+    gen_trajectory.run(
+        gen_trajectory.GenTrajectoryConfig.from_flat(env=ENV, demonstrations=count, negatives=2, **PROMPTS, **shared),
+        quiet,
+    )
     split.run(split.SplitConfig.from_flat(env=ENV, by="question" if bench.fast else "repo", **shared), quiet)
     gen_sft.run(gen_sft.GenSFTConfig.from_flat(env=ENV, answer="text", **PROMPTS, **shared), quiet)
     return Measured(note=f"data, and {_make_model(bench)}")
@@ -139,7 +142,7 @@ def reflector_rows(bench: Bench) -> list[dict[str, Any]]:
     """The reflector's rows, whose completions are text."""
     from reflectkit.stages import rlft
 
-    folder = rlft.RLConfig.from_flat(env=ENV, model="-", data_dir=bench.folder / "data").folder
+    folder = rlft.RLConfig.from_flat(env=ENV, model="-", data_dir=bench.folder / "data").world.folder
     return [dict(row) for _, row in read_jsonl(folder / "sft_reflection.jsonl")]
 
 
@@ -323,7 +326,9 @@ def _one_process(place: Path) -> None:
     if bench.device == "cuda" and int(os.environ["WORLD_SIZE"]) > torch.cuda.device_count():
         torch.cuda.set_device(0)
         torch.distributed.init_process_group("gloo")
-    config = rlft.RLConfig.from_flat(**_rlft_settings(bench, record["name"]), model=str(bench.folder / "model"), answer="text")
+    config = rlft.RLConfig.from_flat(
+        **_rlft_settings(bench, record["name"]), model=str(bench.folder / "model"), answer="text"
+    )
     rlft.run(config, Quiet())
     write_json(bench.folder / f"{record['name']}.rank{os.environ['RANK']}.json", {"peak_gib": peak_gib()})
 

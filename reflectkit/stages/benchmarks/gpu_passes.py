@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from reflectkit.core.config import with_values
 from reflectkit.core.console import Quiet
 from reflectkit.core.types import Sample
 from reflectkit.models.load import Player, load_player, with_adapter
@@ -57,9 +57,9 @@ def bench_rl(bench: Bench) -> Measured:
     silence_libraries()
     size, episodes, rounds = ("tiny", 4, 1) if bench.fast else ("gpt2-small", 32, 3)
     env: dict[str, Any] = {"env": "corridor"} if bench.fast else {"env": ENV, **PROMPTS}
-    config = command.Config(what="rl", **env)
-    tasks, settings = config.kind.benchmark(bench.folder / "generated", 500, bench.seed, Quiet())
-    make = replace(config, **settings).maker(tasks[0].level)
+    config = command.BenchConfig.from_flat(what="rl", **env)
+    tasks, settings = config.env.kind.benchmark(bench.folder / "generated", 500, bench.seed, Quiet())
+    make = with_values(config, **settings).world.maker(tasks[0].level)
     with Quiet().bar("", 0) as bar:
         figures = measure(size, tasks, make, episodes, rounds, bench.seed, bar, bench.device)
     rollout, share = figures["rollout_tokens_per_second"], figures["rollout_to_bare_forward"]

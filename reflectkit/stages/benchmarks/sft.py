@@ -26,8 +26,8 @@ from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.reports import Table
 from reflectkit.core.text import STOP_WORDS
 from reflectkit.models.scoring import unwrapped
-from reflectkit.stages import sft
 from reflectkit.stages.tuning import sft_trainer
+from reflectkit.stages.tuning.sft_config import SFTConfig
 
 PROMPT_WORDS, COMPLETION_WORDS = (80, 239), (1, 16)
 WORDS = sorted(STOP_WORDS)  # mostly single tokens, of a pretrained tokenizer too
@@ -66,7 +66,7 @@ def write_rows(path: Path, count: int, seed: int) -> None:
     write_jsonl(path, [{"prompt": text(*PROMPT_WORDS), "completion": text(*COMPLETION_WORDS)} for _ in range(count)])
 
 
-def measure(config: sft.SFTConfig, rounds: int, bar: Bar) -> list[Measured]:
+def measure(config: SFTConfig, rounds: int, bar: Bar) -> list[Measured]:
     """The sums of each round of `config.max_steps` / (`rounds` + 1) steps; one more, the first, warms up."""
     with tempfile.TemporaryDirectory(prefix="reflectkit-bench-") as scratch:
         trainer = sft_trainer.open_training(config, Path(scratch), bar)

@@ -84,10 +84,11 @@ def _resolve(
             raise unknown_name(f"setting of '{owner}' in {place}", setting, chosen[0][0])
         for rows, values in having:
             kinds = alternatives(rows[setting].hint)
-            hints_and_values.append((kinds[0] if len(kinds) == 1 else kinds, _value(rows[setting], values)))
+            hint = str if get_origin(kinds[0]) is Literal else kinds[0] if len(kinds) == 1 else kinds
+            hints_and_values.append((hint, _value(rows[setting], values)))
     hints = {str(hint) for hint, _ in hints_and_values}
     hint = hints_and_values[0][0]
-    if len(hints) > 1 or (hint not in TYPES and get_origin(hint) is not Literal):
+    if len(hints) > 1 or hint not in TYPES:
         raise DataError(
             path, f"what it sets has the types {', '.join(sorted(hints))}; expected one plain type", field=place
         )

@@ -23,7 +23,7 @@ from reflectkit.envs import env_class, env_names
 from reflectkit.envs.base import BaseEnv
 from reflectkit.models.facts import model_facts
 from reflectkit.models.servers.settings import KEYS as SERVERS
-from reflectkit.stages import config_class
+from reflectkit.stages import STAGES, config_class
 from reflectkit.stages.shared.players import SCRIPTED
 
 MOST_FOLDERS = 5000  # that are looked into
@@ -65,6 +65,8 @@ def values(begun: Begun, setting: str) -> list[tuple[str, str]]:
 
 def _literals(begun: Begun, setting: str) -> list[str]:
     """The values of a setting that has only some."""
+    if begun.stage not in STAGES:
+        return []
     given = {name: value for name, value in begun.settings.items() if isinstance(value, str)}
     leaf = next((leaf for leaf in leaves(config_class(begun.stage), given) if leaf.name == setting), None)
     return [str(value) for value in literals(leaf.hint) if value] if leaf else []
@@ -242,9 +244,6 @@ VALUES: dict[str, Names | str] = {
     "resume_from": _models(ACTS),
     "model": _bases,
     "teacher": _teachers,
-    "baseline": "reflectkit.stages.gen_comments:BASELINES",
-    "what": "reflectkit.stages.bench:WHAT",
-    "size": "reflectkit.stages.bench:SIZES",
     "only": _parts,
     "recipe": _recipes,
     "ablate": _ablations,
