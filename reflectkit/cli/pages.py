@@ -20,11 +20,12 @@ def page(name: str) -> str:
     text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
     rows_of: dict[str | None, list[str]] = {}
     kind = config_class(name)
-    for leaf in sorted(leaves(kind), key=order):
+    brought = choices(kind)
+    own = [leaf for leaf in leaves(kind) if leaf.panel not in brought]
+    for leaf in sorted(own, key=lambda leaf: (leaf.panel is not None, order(leaf))):
         rows_of.setdefault(leaf.panel, []).append(_row(leaf))
+    rows_of |= {owner: list(map(_row, rows)) for owner, rows in brought.items()}
     rows_of[heading(RunConfig)] = rows_of.pop(heading(RunConfig))  # comes last
-    for owner, of_choice in choices(kind).items():
-        rows_of[owner] = [_row(leaf) for leaf in of_choice]
     lines = [
         f"# {name}",
         "",

@@ -492,8 +492,8 @@ def test_negatives_of_an_oracle_are_corrected_by_it_with_the_teachers_comment(
     [
         ("--teacher local:t --noise 0.2", "--noise 0.2 needs the oracle to act"),
         ("--teacher local:t --actor orcale", "did you mean"),
-        ("--teacher local:t --history-tokens -1", "--history-tokens must lie between 0"),
-        ("--teacher local:t --actor oracle --noise 2", "--noise must lie between 0 and 1"),
+        ("--teacher local:t --history-tokens -1", "--history-tokens must be greater than or equal to 0"),
+        ("--teacher local:t --actor oracle --noise 2", "--noise must be less than or equal to 1"),
         ("--teacher local:t --actor oracle --negatives 1", "has no negative examples"),
     ],
 )

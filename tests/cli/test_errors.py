@@ -29,7 +29,7 @@ from tests.commands import error_of
         (["split", "--env", "taxi"], "no such file"),
         (["sft", "--env", "taxi", "--role", "reflexion"], "did you mean 'reflection'"),
         (["sft", "--env", "taxi", "--role", "policy"], "no such file"),
-        (["sft", "--env", "taxi", "--role", "policy", "--max-steps", "0"], "--max-steps must be greater than or equal to 1, got 0"),
+        (["sft", "--env", "taxi", "--role", "policy", "--max-steps", "0"], "--max-steps must be greater"),
         (["sft", "--env", "taxi", "--role", "policy", "--lora-r", "8"], "--lora-r needs a pretrained model"),
         (["gen-sft", "--env", "taxi", "--comments", "both"], "needs --reflect-load-dir"),
         (["gen-sft", "--env", "taxi", "--comments", "boths"], "did you mean 'both'"),

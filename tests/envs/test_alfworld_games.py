@@ -474,12 +474,12 @@ def test_a_folder_of_games_is_listed(
         (["--games-dir", "bench", "--games", "x"], "no game matches --games x"),
         (["--games", "x"], "no game that matches --games x can be made"),
         (["--games-dir", "bench", "--instances", "3"], "leave one out"),
-        (["--instances", "0"], "--instances must lie between 1"),
-        (["--long-instances", "3"], "--long-instances is not for env 'alfworld'"),
-        (["--repos-dir", "bench"], "--repos-dir is not for env 'alfworld'"),
+        (["--instances", "0"], "--instances must be greater"),
+        (["--long-instances", "3"], "--long-instances is a setting of env 'memory'"),
+        (["--repos-dir", "bench"], "--repos-dir is a setting of env 'auto_explore'"),
         (["--teacher", "openai:gpt-4o"], "games are generated without a teacher"),
-        (["--env", "memory", "--games", "x"], "--games is not for env 'memory'"),
-        (["--env", "auto_explore", "--games-dir", "bench"], "--games-dir is not for env 'auto_explore'"),
+        (["--env", "memory", "--games", "x"], "--games is a setting of env 'alfworld'"),
+        (["--env", "auto_explore", "--games-dir", "bench"], "--games-dir is a setting of env 'alfworld'"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(

@@ -222,7 +222,7 @@ def test_settings_come_from_the_config_and_the_prompt_overrides_them() -> None:
     [
         ({"thinkin": "off"}, UnknownNameError, "did you mean 'thinking'?"),
         ({"thinking": "never"}, UnknownNameError, "--thinking"),
-        ({"reflect_prob": 2}, ConfigError, "--reflect-prob must lie between 0 and 1"),
+        ({"reflect_prob": 2}, ConfigError, "--reflect-prob must be less than or equal to 1"),
         ({"seed": 3}, ConfigError, "'seed' is not a setting here"),
         ({"horizon": "many"}, ConfigError, "--horizon"),
         ({"env": "taxi"}, ConfigError, "is of env 'support'"),

@@ -46,7 +46,7 @@ def test_its_setting_is_shown_with_it_alone(module: str, capsys: pytest.CaptureF
     for command in ("evaluate", "gen-trajectory", "gen-sft", "rlft", "play", "bench"):
         assert main([command, "--env", f"{module}:Lock", "--help"]) == 0
         shown = capsys.readouterr().out
-        assert f"─ Environment {module}:Lock"[:60] in shown
+        assert f"─ env '{module}:Lock"[:60] in shown
         assert "--turn-cost" in shown
         assert main([command, "--help"]) == 0
         assert "--turn-cost" not in capsys.readouterr().out
@@ -274,11 +274,11 @@ class Sized(Lock):
         ("Deaf", "", "cannot be made: its constructor: got an unexpected keyword argument 'turn_cost'; it takes"),
         ("number", "", "is no env: it lacks name, levels, reset, step"),
         ("Nothing", "", "is no env: it lacks levels, reset, step"),
-        ("Plain", "", "its settings must be a dataclass, not <class 'dict'>"),
+        ("Plain", "", "its settings must be a subclass of reflectkit.Config, not <class 'dict'>"),
         ("Required", "", "its setting 'length' needs a default"),
         ("Taken", "", "its setting 'policy' is one of the command's already; rename it"),
-        ("Lock", "--turn-cost 2", "--turn-cost must lie between 0 and 1, got 2"),
-        ("Lock", "--recent 2", ":Lock', it is a setting of env 'memory'"),
+        ("Lock", "--turn-cost 2", "--turn-cost must be less than or equal to 1, got 2"),
+        ("Lock", "--recent 2", "--recent is a setting of env 'memory'; leave it out"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -478,5 +478,5 @@ def test_settings_of_another_env_may_stand_at_their_defaults() -> None:
     assert build(evaluate.EvaluateConfig, values, "evaluate").env.name == "corridor"
     with pytest.raises(ConfigError, match="--recent is a setting of env 'memory'"):
         build(evaluate.EvaluateConfig, values | {"recent": 6}, "evaluate")
-    config: Any = gen_sft.GenSFTConfig.from_flat(env="memory", recent=6)
-    assert config.settings.recent == 6
+    config = gen_sft.GenSFTConfig.from_flat(env="memory", recent=6)
+    assert config.env.settings.recent == 6

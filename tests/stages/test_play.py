@@ -226,7 +226,7 @@ def test_problems_of_a_file(play: Any, tmp_path: Path) -> None:
     "--auto"], "nowhere"), (["--env", "taxi", "--policy", "oracle"], "add --auto"), (["--env", "taxi", "--level",
     "ful"], "did you mean 'full'"), (["--env", "taxi", "--task", "taxi-full-32x"],
     "no task of taxi named 'taxi-full-32x'; did you mean 'taxi-full-32"), (["--env", "taxi", "--episodes", "0"],
-    "--episodes must lie between 1"), (["--env", "taxi", "--task-file", "nowhere.json"], "nowhere.json"), (["--env",
+    "--episodes must be greater"), (["--env", "taxi", "--task-file", "nowhere.json"], "nowhere.json"), (["--env",
     "taxi", "--teacher", "--reflector", "x"], "leave one out"), (["--env", "taxi", "--reflector", "x", "--policy",
     "a=b"], "NAME=CHECKPOINT+REFLECTOR"), (["--env", "taxi", "--reflector", "nowhere"], "nowhere"), (["--env",
     "auto_explore"], "run `reflectkit filter-repo`"), (["--env", "tests.stages.test_play:Rude", "--teacher"],

@@ -102,7 +102,7 @@ def test_a_run_in_a_reflectors_place_stands_for_its_reflector(
         ("--reflect-load-dir r --train-reflector 9 --max-steps 2", "learn nothing in --max-steps 2; give at most that"),
         ("--reflect-load-dir r --reflect-prob 0", "leave out --reflect-prob 0"),
         ("--reflect-load-dir nothing", "'nothing' is no model; evaluate and play take it behind the +"),
-        ("--reflect-load-dir r --reflector-comments 1", "--reflector-comments must lie between 2"),
+        ("--reflect-load-dir r --reflector-comments 1", "--reflector-comments must be greater than or equal to 2"),
         ("--reflect-load-dir r --reflector-reward praise", "praise"),
         (
             "--reflect-load-dir r --reflector-reward judgement --env tests.rl.training:Spelling",

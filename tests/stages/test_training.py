@@ -238,7 +238,7 @@ def test_what_saves_memory_changes_rounding_alone(rows: Path, tmp_path: Path, se
         ("--schedule linar", "did you mean 'linear'"),
         ("--lora-dropout 0.1", "add --lora-r"),
         ("--lora-alpha 32", "--lora-alpha is that of a new adapter"),
-        ("--dropout 1.5", "--dropout must lie between 0 and 1"),
+        ("--dropout 1.5", "--dropout must be less than or equal to 1"),
         ("--batch-size 4 --gradient-accumulation 3", "does not divide --batch-size 4"),
         ("--model tiny-hybrid --dropout 0.1", "this model has no dropout"),
         ("--max-grad-norm 0", "--max-grad-norm must be greater than 0"),
