@@ -37,7 +37,7 @@ def made_by(stage: str, values: dict[str, Any]) -> list[str]:
     elif stage == "pack":
         outputs = [config.out / "pack.json"]
     elif stage == "gen-comments":
-        outputs = [(config.out_dir or config.world.folder / "own-comments") / "sft_reflection.jsonl"]
+        outputs = [(config.out_dir or config.setup.folder / "own-comments") / "sft_reflection.jsonl"]
     elif stage == "play":
         outputs = [folder / "episodes.jsonl"]
     elif stage == "export":
@@ -45,24 +45,24 @@ def made_by(stage: str, values: dict[str, Any]) -> list[str]:
     elif stage == "view" and config.paths:
         outputs = [config.out or (config.paths[0] / ("inspect" if config.inspect else "view.html"))]
     elif stage == "filter-repo":
-        outputs = [config.world.repos_folder]
+        outputs = [config.setup.repos_folder]
     elif stage == "gen-task":
-        explores = config.world.env_name == "auto_explore"
-        outputs = [config.world.env_folder / "tasks"] if explores else [config.world.folder / "data.json"]
-        outputs += [config.world.env_folder / "games"] if config.world.env_name == "alfworld" else []
-        outputs += [config.world.folder / "valid.json"] if getattr(config.settings, "games_dir", None) else []
+        explores = config.setup.env_name == "auto_explore"
+        outputs = [config.setup.env_folder / "tasks"] if explores else [config.setup.folder / "data.json"]
+        outputs += [config.setup.env_folder / "games"] if config.setup.env_name == "alfworld" else []
+        outputs += [config.setup.folder / "valid.json"] if getattr(config.settings, "games_dir", None) else []
     elif stage == "filter-task":
-        outputs = [config.world.folder / "data.json"]
+        outputs = [config.setup.folder / "data.json"]
     elif stage == "gen-trajectory":
-        source = config.task_file or config.world.folder / "train.json"
+        source = config.task_file or config.setup.folder / "train.json"
         outputs = [
-            source.with_name(f"{source.stem}_visited.json") if config.states_of else config.world.folder / RECORDS
+            source.with_name(f"{source.stem}_visited.json") if config.states_of else config.setup.folder / RECORDS
         ]
     elif stage == "split":
         names = ("train", "validate", "test", *(["unseen"] if config.unseen_rooms else []))
-        outputs = [config.world.folder / f"{name}.json" for name in names]
+        outputs = [config.setup.folder / f"{name}.json" for name in names]
     elif stage == "gen-sft":
-        outputs = [(config.out_dir or config.world.folder) / f"{name}.jsonl" for name in FILES]
+        outputs = [(config.out_dir or config.setup.folder) / f"{name}.jsonl" for name in FILES]
     run = [] if stage in WITHOUT_RUN else [folder, folder / "config.json", folder / "report.json"]
     return [str(path) for path in [*outputs, *run]]
 

@@ -41,7 +41,7 @@ from reflectkit.envs import env_class
 from reflectkit.envs.conversation import MARKS
 from reflectkit.integrations.problems import tasks_of
 from reflectkit.models.tokens import encodable
-from reflectkit.stages.shared.environments import EnvConfig, RolloutConfig, World
+from reflectkit.stages.shared.environments import EnvConfig, EnvSetup, RolloutConfig
 
 PREFIX = "reflectkit/"
 CHOICE_RULES = "Answer with the number of one action."
@@ -59,7 +59,7 @@ def register(env: str, name: str = "", **settings: Any) -> str:
     from skyrl_gym.envs.registration import register as add
     from skyrl_gym.envs.registration import registry
 
-    _world(env, settings)
+    _setup(env, settings)
     name = name or f"{PREFIX}{env}"
     arguments = {"env": env, **settings}
     if name not in registry:
@@ -82,11 +82,11 @@ def rows(
     ------
     UnknownNameError: no such env or level. ConfigError, DataError: no problems, or wrong settings.
     """
-    world = _world(env, settings)
+    setup = _setup(env, settings)
     made = []
     for task in tasks_of(env, level, task_file):
         start = derive(seed, "skyrl", task.id) % 2**31  # Arrow and JSON readers hold it exactly
-        inner: Any = world.make(world.horizon_at(task.level))
+        inner: Any = setup.make(setup.horizon_at(task.level))
         prompt = _View(rules_of(inner)).first(shared_result_of(inner.reset(task, start)))
         row = {"prompt": prompt, "env_class": name or f"{PREFIX}{env}", "data_source": f"{task.env}/{task.level}"}
         made.append(row | {"task": json.dumps(to_json(task)), "level": task.level, "seed": start})
@@ -116,12 +116,10 @@ class SkyRLConfig(Config):
     run: RunConfig = RunConfig()
 
 
-def _world(env: str, settings: Mapping[str, Any]) -> World:
+def _setup(env: str, settings: Mapping[str, Any]) -> EnvSetup:
     env_class(env)
     config = build(SkyRLConfig, {"env": env, **settings}, f"settings of env '{env}'")
-    return World(
-        config.env.name, config.run.data_dir, config.env.settings, config.env.shuffle_action, config.rollout.horizon
-    )
+    return EnvSetup.of(config.env, config.run, config.rollout.horizon)
 
 
 def __getattr__(name: str) -> Any:
@@ -155,10 +153,10 @@ def _text_env() -> type[Any]:
             **settings: Any,
         ) -> None:
             super().__init__()
-            world = _world(env, {**settings, **dict(env_config or {})})
+            setup = _setup(env, {**settings, **dict(env_config or {})})
             self.task, self.seed = _row(extras or {})
-            self.max_turns = _turns(extras or {}, world.horizon_at(self.task.level))
-            self.inner: Any = world.make(self.max_turns)
+            self.max_turns = _turns(extras or {}, setup.horizon_at(self.task.level))
+            self.inner: Any = setup.make(self.max_turns)
             self.view = _View(rules_of(self.inner))
             self.failure = ""
             self.total, self.illegal, self.figures = 0.0, 0, dict[str, float]()

@@ -56,7 +56,7 @@ from reflectkit.models.facts import DType
 from reflectkit.models.hub import PACKAGED, TINY
 from reflectkit.models.packaged import is_installed
 from reflectkit.stages.benchmarks import gpu
-from reflectkit.stages.shared.environments import EnvConfig, RolloutConfig, World, at_level, model_source
+from reflectkit.stages.shared.environments import EnvConfig, EnvSetup, RolloutConfig, at_level, model_source
 from reflectkit.stages.shared.eval_tables import csv_text
 from reflectkit.stages.tuning.sft_config import SFTConfig
 
@@ -126,9 +126,9 @@ class BenchConfig(Config):
     run: RunConfig = RunConfig()
 
     @property
-    def world(self) -> World:
+    def setup(self) -> EnvSetup:
         """The environment."""
-        return World(self.env.name, self.run.data_dir, self.env.settings, self.env.shuffle_action, self.rollout.horizon)
+        return EnvSetup.of(self.env, self.run, self.rollout.horizon)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -226,18 +226,18 @@ def _learning(config: BenchConfig, progress: Progress) -> Report:
 
     silence_libraries()
     with open_run("bench", config, again=True) as current, _problems(config, progress) as (configured, tasks):
-        make = configured.world.maker(tasks[0].level)
+        make = configured.setup.maker(tasks[0].level)
         figures: dict[str, Any] = {}
         tokens = tokens_of_an_episode(tasks, make, config.run.seed)
         fit = {size: fitting(size, tokens) for size in SIZES}
         for size in config.size or (SIZES[0], *(size for size in SIZES[1:] if fit[size] >= FEWEST)):
             episodes = config.episodes or max(FEWEST, fit[size])
             rounds = config.rounds if size == SIZES[0] else -(-config.rounds // 2)
-            with progress.bar(f"{config.world.env_name}: {size}, {episodes} episodes", (rounds + 1) * PARTS) as bar:
+            with progress.bar(f"{config.setup.env_name}: {size}, {episodes} episodes", (rounds + 1) * PARTS) as bar:
                 measured = measure(size, tasks, make, episodes, rounds, config.run.seed, bar, config.device)
             figures |= {f"{size}_{name}": value for name, value in measured.items()}
             current.tables.append(
-                figures_table(f"RL in {config.world.env_name}, {size}, batches of 32", "value", measured)
+                figures_table(f"RL in {config.setup.env_name}, {size}, batches of 32", "value", measured)
             )
         return current.finish(figures)
 
@@ -269,11 +269,11 @@ def _training(config: BenchConfig, progress: Progress) -> Report:
 def _environment(config: BenchConfig, progress: Progress) -> Report:
     """Take random steps, and count the CPU time of the resets and the steps."""
     with open_run("bench", config, again=True) as current, _problems(config, progress) as (configured, tasks):
-        env: Any = configured.world.maker(tasks[0].level)()
+        env: Any = configured.setup.maker(tasks[0].level)()
         if config.env.kind.awaited:
             result_of(env.reset(tasks[0], config.run.seed))  # starts its processes before the first round
         rates, resets = [], []
-        with progress.bar(f"{config.world.env_name}: steps", config.taken) as bar:
+        with progress.bar(f"{config.setup.env_name}: steps", config.taken) as bar:
             for number in range(ROUNDS):
                 share = config.taken * (number + 1) // ROUNDS - config.taken * number // ROUNDS
                 rate, times = play_round(env, tasks, share, derive(config.run.seed, "bench", number))
@@ -289,13 +289,13 @@ def _environment(config: BenchConfig, progress: Progress) -> Report:
             "resets": len(resets),
         }
         if config.env.kind.awaited:
-            figures |= _side_by_side(configured.world.maker(tasks[0].level), tasks, config.run.seed)
+            figures |= _side_by_side(configured.setup.maker(tasks[0].level), tasks, config.run.seed)
         rows = tuple(
             (name.replace("_", " "), f"{value:,.3f}" if value < 100 else f"{value:,.0f}")
             for name, value in figures.items()
         )
         current.tables.append(
-            Table(f"{config.world.env_name}: {counted(config.taken, 'random step')}, CPU time", ("what", "value"), rows)
+            Table(f"{config.setup.env_name}: {counted(config.taken, 'random step')}, CPU time", ("what", "value"), rows)
         )
         return current.finish(figures)
 
@@ -365,11 +365,11 @@ def _side_by_side(make: Callable[[], Env], tasks: list[Task], seed: int) -> dict
 def _problems(config: BenchConfig, progress: Progress) -> Iterator[tuple[BenchConfig, list[Task]]]:
     """The settings of the env, and the problems to play."""
     if config.task_file is not None:
-        tasks = [record.task for record in read_records(config.task_file, config.world.env_name)]
+        tasks = [record.task for record in read_records(config.task_file, config.setup.env_name)]
         yield config, at_level(config.env.name, tasks, config.env.kind.levels[-1], config.task_file)
         return
     with tempfile.TemporaryDirectory(prefix="reflectkit-bench-") as folder:
         tasks, settings = config.env.kind.benchmark(Path(folder), config.files, config.run.seed, progress)
         if not tasks:
-            raise ConfigError(NONE_LISTED.format(config.world.env_name, config.env.kind.levels[-1]))
+            raise ConfigError(NONE_LISTED.format(config.setup.env_name, config.env.kind.levels[-1]))
         yield with_values(config, **settings), tasks

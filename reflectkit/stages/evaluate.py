@@ -39,8 +39,8 @@ from reflectkit.stages.shared.breakdowns import aspect_tables, passes_table
 from reflectkit.stages.shared.chat import ChatConfig
 from reflectkit.stages.shared.environments import (
     EnvConfig,
+    EnvSetup,
     RolloutConfig,
-    World,
     at_level,
     check_level,
     refuse_uncounted,
@@ -129,26 +129,17 @@ class EvaluateConfig(Config):
     run: RunConfig = RunConfig()
 
     @property
-    def world(self) -> World:
+    def setup(self) -> EnvSetup:
         """The environment."""
-        env, chat = self.env, self.chat
-        return World(
-            env.name,
-            self.run.data_dir,
-            env.settings,
-            env.shuffle_action,
-            self.rollout.horizon,
-            chat.timeout_s,
-            chat.concurrency,
-        )
+        return EnvSetup.of(self.env, self.run, self.rollout.horizon, self.chat)
 
     @property
     def players(self) -> PlayersConfig:
         """What the players are made with."""
         return PlayersConfig(
             self.env.kind,
-            self.world.env_folder,
-            self.world.folder,
+            self.setup.env_folder,
+            self.setup.folder,
             self.sampler,
             self.chat,
             self.policy,
@@ -206,7 +197,7 @@ def plain_sft(config: EvaluateConfig) -> Path:
     ------
     ConfigError: there is none, or more than one. DataError: the rows are missing.
     """
-    rows = config.world.folder / FILE_OF_ROLE["plain"]
+    rows = config.setup.folder / FILE_OF_ROLE["plain"]
     checkpoints = [
         str(output)
         for report in finished(config.run.results_dir, "sft", {"role": "plain"}, digest(rows))
@@ -251,7 +242,7 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         return estimate(config, matches, progress)
     if source is None:
         progress.news(
-            f"{config.world.folder / HELD_OUT} does not exist: playing all problems that env '{config.env.name}' lists,"
+            f"{config.setup.folder / HELD_OUT} does not exist: playing all problems that env '{config.env.name}' lists,"
             " none of them held out from training; create it with `reflectkit gen-trajectory` and `reflectkit split`"
         )
     for text in config.policy:
@@ -269,8 +260,8 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
             [
                 *([source] if source else []),
                 *models,
-                *config.world.input_files(tasks),
-                *config.sampler.comment_files(config.world.folder),
+                *config.setup.input_files(tasks),
+                *config.sampler.comment_files(config.setup.folder),
             ],
         ) as current,
         contextlib.closing(Players(config.players)) as players,
@@ -288,12 +279,12 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
             (match.name, match.level, play_match(config, match, episodes_folder, players, progress, already))
             for match in matches
         ]
-        rows = rows_of(config.world.env_name, played)
+        rows = rows_of(config.setup.env_name, played)
         episodes = [episode for _, _, part in played for episode in part]
         players.report_damage(progress)
         write_episodes(current.folder / "episodes.jsonl", episodes)
         title = _title(config, source, problems)
-        asked = players.usage | config.world.asked(progress)
+        asked = players.usage | config.setup.asked(progress)
         outputs = _write_tables(current, title, rows, episodes, {"asked": asked})
         outputs.append(current.folder / "episodes.jsonl")
         extra: dict[str, Any] = {"asked": asked} if asked else {}
@@ -307,10 +298,10 @@ def _problems(config: EvaluateConfig, levels: Sequence[str]) -> tuple[Path | Non
     """(file of held-out problems, problems by level). There is no file if none was given or made and the env lists its
     own.
     """
-    source = config.task_file or config.world.folder / HELD_OUT
+    source = config.task_file or config.setup.folder / HELD_OUT
     if config.task_file is None and not source.exists() and config.env.kind.has("tasks"):
         return None, {level: _drawn(config, listed(config.env.name, level)) for level in levels}
-    tasks = [record.task for record in read_records(source, config.world.env_name)]
+    tasks = [record.task for record in read_records(source, config.setup.env_name)]
     return source, {level: _drawn(config, at_level(config.env.name, tasks, level, source)) for level in levels}
 
 
@@ -336,7 +327,7 @@ def _title(config: EvaluateConfig, source: Path | None, problems: Mapping[str, S
         return f"All problems that {config.env.name} lists, none held out"
     training = source.with_name("train.json")
     trains = training.is_file() and read_json(training) != []  # a split may leave nothing to train on
-    trained = [record.task for record in read_records(training, config.world.env_name)] if trains else []
+    trained = [record.task for record in read_records(training, config.setup.env_name)] if trains else []
     for level, played in problems.items():
         moved = [config.env.kind.at_level(task, level) for task in trained]
         if {task.id for task in moved if task is not None} & {task.id for task in played}:
@@ -363,9 +354,9 @@ def _recompute(config: EvaluateConfig, progress: Progress) -> Report:
     """The tables of saved episodes, computed by this version. Raises DataError."""
     parts = [read_compared(path) for path in config.episodes]
     for path, part in zip(config.episodes, parts, strict=True):
-        if others := {episode["env"] for episode in part if "env" in episode} - {config.world.env_name}:
+        if others := {episode["env"] for episode in part if "env" in episode} - {config.setup.env_name}:
             raise DataError(
-                path, f"has episodes of env '{min(others)}', not of '{config.world.env_name}'; choose it with --env"
+                path, f"has episodes of env '{min(others)}', not of '{config.setup.env_name}'; choose it with --env"
             )
     for text in counted_as_0(dict(zip(map(str, config.episodes), parts, strict=True))):
         progress.news(text)
@@ -414,7 +405,7 @@ def play_match(
         for task in match.tasks
         for repeat in range(config.eval_reps)
     ]
-    same = match.number, config.world.horizon_at(match.level)
+    same = match.number, config.setup.horizon_at(match.level)
     done = {}
     for episode in episodes:
         task, line = already.get((*same, episode.task.id, episode.seed), (None, {}))
@@ -442,7 +433,7 @@ def play_match(
 
                 agent = players.agent(match.name, match.policy, match.reflector)
                 make = (
-                    advised(config.world.maker(match.level)) if config.score_oracle else config.world.maker(match.level)
+                    advised(config.setup.maker(match.level)) if config.score_oracle else config.setup.maker(match.level)
                 )
                 rollout(remaining, make, agent, width=config.rollout.width, on_end=on_end)
                 players.stop_if_spent(match.name)

@@ -22,7 +22,7 @@ from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.data.repos import Filtered, filter_repository, name_fault, readable, repositories, repository_name
 from reflectkit.stages import Traits
-from reflectkit.stages.shared.environments import World, explorer
+from reflectkit.stages.shared.environments import EnvSetup, explorer
 
 EXAMPLES = (
     "reflectkit filter-repo --repo-dir data/auto_explore/repos",
@@ -45,9 +45,9 @@ class FilterRepoConfig(Config):
     run: RunConfig = RunConfig()
 
     @property
-    def world(self) -> World:
+    def setup(self) -> EnvSetup:
         """The environment."""
-        return World(self.env, self.run.data_dir)
+        return EnvSetup(self.env, self.run.data_dir)
 
     @field_validator("env")
     @classmethod
@@ -60,7 +60,7 @@ def run(config: FilterRepoConfig, progress: Progress) -> Report:
     """Write `repos_filtered/<name>/` for each repository. Raises DataError if none is left."""
     source = repositories_in(config.repo_dir)
     paths = repositories(source)
-    target = config.world.repos_folder
+    target = config.setup.repos_folder
     originals, copies = source.resolve(), target.resolve()
     if originals.is_relative_to(copies) or copies.is_relative_to(originals):
         raise DataError(

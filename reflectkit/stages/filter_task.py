@@ -23,7 +23,7 @@ from reflectkit.core.runs import open_run
 from reflectkit.data.questions import Question, normal_path, read_question, to_json
 from reflectkit.envs.base import Explorer
 from reflectkit.stages import Traits
-from reflectkit.stages.shared.environments import World, explorer
+from reflectkit.stages.shared.environments import EnvSetup, explorer
 
 EXAMPLES = (
     "reflectkit filter-task",
@@ -47,9 +47,9 @@ class FilterTaskConfig(Config):
     run: RunConfig = RunConfig()
 
     @property
-    def world(self) -> World:
+    def setup(self) -> EnvSetup:
         """The environment."""
-        return World(self.env, self.run.data_dir)
+        return EnvSetup(self.env, self.run.data_dir)
 
     @field_validator("env")
     @classmethod
@@ -60,10 +60,10 @@ class FilterTaskConfig(Config):
 
 def run(config: FilterTaskConfig, progress: Progress) -> Report:
     """Write `tasks_filtered/data.json`. Raises DataError, naming file, record and field."""
-    source = config.task_file or config.world.env_folder / "tasks"
+    source = config.task_file or config.setup.env_folder / "tasks"
     files = _json_files(source)
-    repos, env = config.repos_dir or config.world.repos_folder, explorer("filter-task", config.env)
-    write_permission(config.world.folder)
+    repos, env = config.repos_dir or config.setup.repos_folder, explorer("filter-task", config.env)
+    write_permission(config.setup.folder)
     with open_run("filter-task", config, files) as current:
         if current.done:
             return current.done
@@ -78,7 +78,7 @@ def run(config: FilterTaskConfig, progress: Progress) -> Report:
             raise DataError(
                 source, f"no questions are left: {dict(dropped)}; were the repositories filtered into {repos}?"
             )
-        target = config.world.folder / "data.json"
+        target = config.setup.folder / "data.json"
         write_json(target, [_record(question, trajectories) for question, trajectories in kept.values()])
         levels = Counter(question.n_level for question, _ in kept.values())
         figures = {

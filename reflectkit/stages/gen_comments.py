@@ -40,7 +40,7 @@ from reflectkit.data.own_comments import (
 )
 from reflectkit.data.sft import FILE_OF_ROLE, Lesson, read_rows, reflection_row
 from reflectkit.stages import Traits
-from reflectkit.stages.shared.environments import EnvConfig, World
+from reflectkit.stages.shared.environments import EnvConfig, EnvSetup
 from reflectkit.stages.shared.players import model_folders, place_of, refuse_without_model
 from reflectkit.stages.shared.replaying import drawn_records, replayed_lessons
 
@@ -110,9 +110,9 @@ class GenCommentsConfig(Config):
     run: RunConfig = RunConfig()
 
     @property
-    def world(self) -> World:
+    def setup(self) -> EnvSetup:
         """The environment."""
-        return World(self.env.name, self.run.data_dir, self.env.settings, self.env.shuffle_action)
+        return EnvSetup.of(self.env, self.run)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -131,18 +131,18 @@ def run(config: GenCommentsConfig, progress: Progress) -> Report:
     Judged states are kept and are not sampled again by a restarted run, nor by one that only selects otherwise. Raises
     CheckpointError, ConfigError, DataError.
     """
-    source = config.task_file or config.world.folder / "train.json"
-    held_out = config.validate_file or config.world.folder / "validate.json"
+    source = config.task_file or config.setup.folder / "train.json"
+    held_out = config.validate_file or config.setup.folder / "validate.json"
     measured = config.validate_states > 0 and (config.validate_file is not None or held_out.is_file())
-    target = config.out_dir or config.world.folder / "own-comments"
+    target = config.out_dir or config.setup.folder / "own-comments"
     path = target / FILE_OF_ROLE["reflection"]
     write_permission(target)
     rehearsed = _rehearsed(config.rehearse, path)
     writer = place_of(config.reflect_load_dir, config.run.data_dir, progress, reflects=True)
     places = [place_of(config.load_dir, config.run.data_dir, progress), writer]
-    records = drawn_records(config.world, config.run.seed, source, config.demonstrations)
-    others = drawn_records(config.world, config.run.seed, held_out, 0) if measured else []
-    files = config.world.input_files(record.task for record in (*records, *others))
+    records = drawn_records(config.setup, config.run.seed, source, config.demonstrations)
+    others = drawn_records(config.setup, config.run.seed, held_out, 0) if measured else []
+    files = config.setup.input_files(record.task for record in (*records, *others))
     inputs = [source, *([held_out] if measured else []), *model_folders(places), *files]
     earlier = _earlier(config, inputs)
     with open_run("gen-comments", config, [*inputs, *([config.rehearse] if config.rehearse else [])]) as current:
@@ -207,7 +207,7 @@ def _states(
 
     Raises DataError if there are none, ConfigError if an action is not one of enumerated choices.
     """
-    steps, faults = replayed_lessons(config.world, source, records, progress, answer=config.answer)
+    steps, faults = replayed_lessons(config.setup, source, records, progress, answer=config.answer)
     for fault, number in faults.items():
         progress.news(f"{counted(number, 'demonstration')}: {fault}")
     right = list({step.observation.text: step for step in steps if step.note != "mistake"}.values())

@@ -22,7 +22,7 @@ from reflectkit.core.text import counted
 from reflectkit.core.types import Answer
 from reflectkit.data.sft import FILES, Lesson, joined, mismatched, plain_row, policy_row, reflection_row
 from reflectkit.stages import Traits
-from reflectkit.stages.shared.environments import EnvConfig, World
+from reflectkit.stages.shared.environments import EnvConfig, EnvSetup
 from reflectkit.stages.shared.players import model_folders, place_of
 from reflectkit.stages.shared.replaying import drawn_records, replayed_lessons
 
@@ -70,9 +70,9 @@ class GenSFTConfig(Config):
     run: RunConfig = RunConfig()
 
     @property
-    def world(self) -> World:
+    def setup(self) -> EnvSetup:
         """The environment."""
-        return World(self.env.name, self.run.data_dir, self.env.settings, self.env.shuffle_action)
+        return EnvSetup.of(self.env, self.run)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -87,21 +87,21 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
     """Write sft, sft_reflection, sft_policy and the last two's `_positive` variants, one prompt and
     completion a line.
     """
-    source = config.task_file or config.world.folder / "train.json"
-    target = config.out_dir or config.world.folder
+    source = config.task_file or config.setup.folder / "train.json"
+    target = config.out_dir or config.setup.folder
     write_permission(target)
     config = with_values(
         config, reflect_load_dir=place_of(config.reflect_load_dir, config.run.data_dir, progress, reflects=True)
     )
     reflector = model_folders([config.reflect_load_dir])
-    records = drawn_records(config.world, config.run.seed, source, config.demonstrations)
+    records = drawn_records(config.setup, config.run.seed, source, config.demonstrations)
     with open_run(
-        "gen-sft", config, [source, *reflector, *config.world.input_files(record.task for record in records)]
+        "gen-sft", config, [source, *reflector, *config.setup.input_files(record.task for record in records)]
     ) as current:
         if current.done:
             return current.done
         steps, faults = replayed_lessons(
-            config.world, source, records, progress, answer=config.answer, repeats=config.repeats
+            config.setup, source, records, progress, answer=config.answer, repeats=config.repeats
         )
         if not steps:
             raise DataError(source, "no record has a demonstration; generate some with `reflectkit gen-trajectory`")

@@ -34,7 +34,7 @@ from reflectkit.envs.base import Explorer
 from reflectkit.envs.problems import ProblemGenerator
 from reflectkit.stages import Traits
 from reflectkit.stages.shared.chat import TeacherConfig, call_figures, free_estimate, stop_if_spent
-from reflectkit.stages.shared.environments import World, explorer
+from reflectkit.stages.shared.environments import EnvSetup, explorer
 from reflectkit.stages.shared.questioning import Excerpts, File, ask_teacher, estimate_questions
 
 EXAMPLES = (
@@ -99,9 +99,9 @@ class GenTaskConfig(Config):
     run: RunConfig = RunConfig()
 
     @property
-    def world(self) -> World:
+    def setup(self) -> EnvSetup:
         """The environment."""
-        return World(self.env, self.run.data_dir)
+        return EnvSetup(self.env, self.run.data_dir)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -134,20 +134,20 @@ def run(config: GenTaskConfig, progress: Progress) -> Report:
     if config.generator is not None:
         return _generate(config, config.generator, progress)
     settings: QuestionSettings = config.settings
-    repos = settings.repos_dir or config.world.repos_folder
+    repos = settings.repos_dir or config.setup.repos_folder
     if not repos.is_dir():
         raise DataError(repos, "no such folder; run `reflectkit filter-repo` first, or give --repos-dir")
     names = sorted(path.name for path in repos.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not names:
         raise DataError(repos, "has no repositories; run `reflectkit filter-repo` first")
-    target, journal = config.world.env_folder / "tasks", config.world.env_folder / "journal.jsonl"
+    target, journal = config.setup.env_folder / "tasks", config.setup.env_folder / "journal.jsonl"
     if config.teacher.chat.dry_run and config.teacher.is_oracle:
-        return Report("gen-task", config.world.env_folder, *free_estimate())
+        return Report("gen-task", config.setup.env_folder, *free_estimate())
     if config.teacher.chat.dry_run:
         excerpts: Excerpts = {name: {} for name in names}
         files = [file for name in names for file in _files(repos / name, config, {}, excerpts[name], progress)]
         figures, table = estimate_questions(config.teacher, files, excerpts, settings.per_file, settings.check, journal)
-        return Report("gen-task", config.world.env_folder, figures, (), (table,))
+        return Report("gen-task", config.setup.env_folder, figures, (), (table,))
     write_permission(target)
     with open_run("gen-task", config, [repos / name for name in names]) as current:
         if current.done:
@@ -279,19 +279,19 @@ def _ask(
 def _generate(config: GenTaskConfig, generator: type[ProblemGenerator], progress: Progress) -> Report:
     """Write the problems of the env's generator."""
     if config.teacher.chat.dry_run:
-        return Report("gen-task", config.world.env_folder, *free_estimate())
-    maker = generator(config.settings, config.world.env_folder, config.run.seed)
+        return Report("gen-task", config.setup.env_folder, *free_estimate())
+    maker = generator(config.settings, config.setup.env_folder, config.run.seed)
     inputs = maker.inputs()
-    for folder in (*maker.outputs(), config.world.folder):
+    for folder in (*maker.outputs(), config.setup.folder):
         write_permission(folder)
-    code = [*config.world.code_files, *code_files([type(maker).__module__])]
+    code = [*config.setup.code_files, *code_files([type(maker).__module__])]
     with open_run("gen-task", config, [*inputs, *code]) as current:
         if current.done:
             return current.done
         generated = maker.generate(progress)
         outputs = []
         for name, tasks in generated.tasks.items():
-            path = config.world.folder / f"{name}.json"
+            path = config.setup.folder / f"{name}.json"
             if tasks:
                 write_json(path, [record_to_json(Record(task, ())) for task in tasks])
                 outputs.append(path)

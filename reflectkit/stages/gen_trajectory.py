@@ -43,8 +43,8 @@ from reflectkit.stages.shared.demonstrations import Planned, add_demonstrations,
 from reflectkit.stages.shared.environments import (
     RECORDS,
     EnvConfig,
+    EnvSetup,
     RolloutConfig,
-    World,
     check_level,
     refuse_uncounted,
 )
@@ -109,18 +109,9 @@ class GenTrajectoryConfig(Config):
     run: RunConfig = RunConfig()
 
     @property
-    def world(self) -> World:
+    def setup(self) -> EnvSetup:
         """The environment."""
-        env, chat = self.env, self.teacher.chat
-        return World(
-            env.name,
-            self.run.data_dir,
-            env.settings,
-            env.shuffle_action,
-            self.rollout.horizon,
-            chat.timeout_s,
-            chat.concurrency,
-        )
+        return EnvSetup.of(self.env, self.run, self.rollout.horizon, self.teacher.chat)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -175,7 +166,7 @@ class GenTrajectoryConfig(Config):
         kind = self.env.kind
         if not kind.has("tasks"):
             return True
-        return bool(kind.problem_generator and (self.task_file or (self.world.folder / "data.json").exists()))
+        return bool(kind.problem_generator and (self.task_file or (self.setup.folder / "data.json").exists()))
 
 
 def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
@@ -185,7 +176,7 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
     if config.states_of is not None:
         return _comment_on_visited(config, config.states_of, progress)
     level = config.level or config.env.kind.levels[-1]
-    source = (config.task_file or config.world.folder / "data.json") if config.from_file else None
+    source = (config.task_file or config.setup.folder / "data.json") if config.from_file else None
     source_records = _problems(config, level, source)
     tasks = [record.task for record in source_records]
     eligible = [index for index, task in enumerate(tasks) if source is None or _has_level(config, task, level)]
@@ -194,24 +185,24 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
     negatives = config.env.kind.negatives if config.negatives is None else config.negatives
     planned = [("positive", 0, tasks[index]) for index in chosen]
     planned += [("negative", number, tasks[index]) for index in chosen for number in range(negatives)]
-    journal = config.world.env_folder / "journal.jsonl"
+    journal = config.setup.env_folder / "journal.jsonl"
     if config.teacher.chat.dry_run and config.teacher.is_oracle:
-        return Report("gen-trajectory", config.world.env_folder, *free_estimate())
+        return Report("gen-trajectory", config.setup.env_folder, *free_estimate())
     if config.teacher.chat.dry_run:
         return _dry_run(config, level, planned, journal, progress)
-    write_permission(config.world.folder)
+    write_permission(config.setup.folder)
     with open_run(
-        "gen-trajectory", config, [*([source] if source else []), *config.world.input_files(tasks)]
+        "gen-trajectory", config, [*([source] if source else []), *config.setup.input_files(tasks)]
     ) as current:
         if current.done:
             return current.done
-        path = config.world.folder / RECORDS
+        path = config.setup.folder / RECORDS
         if config.teacher.is_oracle:
             played, usage = _play(config, level, planned, _oracle(config), progress), {}
         else:
             with config.teacher.client(journal) as client:
                 played = _play(config, level, planned, _chat_teacher(config, client), progress)
-                usage = call_figures(client, rejected(played), config.world.folder / "rejected.jsonl", progress)
+                usage = call_figures(client, rejected(played), config.setup.folder / "rejected.jsonl", progress)
         demonstrations = {record.task.id: list(record.trajectories) for record in source_records if record.trajectories}
         given = sum(map(len, demonstrations.values()))
         add_demonstrations(config, level, planned, played, demonstrations)
@@ -241,29 +232,29 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
         }:
             figures["aborted_because"] = failed
             current.tables.append(Table("Aborted", ("problem", "reason"), tuple(failed.items())[:MOST_SHOWN]))
-        if asked := config.world.asked(progress):
+        if asked := config.setup.asked(progress):
             figures["asked"] = asked
         return current.finish(figures, [path])
 
 
 def _comment_on_visited(config: GenTrajectoryConfig, states_of: Path, progress: Progress) -> Report:
     """Write the source's records with the demonstrations of `visited` added, next to the source."""
-    source = config.task_file or config.world.folder / "train.json"
-    records = read_records(source, config.world.env_name)
-    write_permission(config.world.folder)
+    source = config.task_file or config.setup.folder / "train.json"
+    records = read_records(source, config.setup.env_name)
+    write_permission(config.setup.folder)
     tasks = {record.task.id: record.task for record in records}
     run = states_of.parent if states_of.name == "eval.json" else states_of
     played = run / "episodes.jsonl" if run.is_dir() else run
-    with open_run("gen-trajectory", config, [source, played, *config.world.input_files(tasks.values())]) as current:
+    with open_run("gen-trajectory", config, [source, played, *config.setup.input_files(tasks.values())]) as current:
         if current.done:
             return current.done
-        visits = read_visits(played, config.world.env_name, config.player)
+        visits = read_visits(played, config.setup.env_name, config.player)
         visits = generator(config.run.seed, "visits").sample(visits, len(visits))
         with progress.bar("Visited states", config.states or len(visits)) as bar:
             found = visited(
                 visits,
                 tasks,
-                config.world.make,
+                config.setup.make,
                 config.teacher.model_name,
                 config.states,
                 lambda steps: bar.advance(steps if config.states else 1),
@@ -310,7 +301,7 @@ def _problems(config: GenTrajectoryConfig, level: str, source: Path | None) -> l
     """The problems, with the demonstrations that their file already has."""
     if source is None:
         return [Record(task, ()) for task in listed(config.env.name, level)]
-    records = read_records(source, config.world.env_name)
+    records = read_records(source, config.setup.env_name)
     kept = [record for record in records if _has_level(config, record.task, level)]
     if not kept:
         raise DataError(source, f"has no task of level '{level}'")
@@ -342,7 +333,7 @@ def _play(
             with progress.bar(f"Demonstrations, {kind}", len(episodes)) as bar:
                 played += rollout(
                     episodes,
-                    config.world.maker(level),
+                    config.setup.maker(level),
                     agent,
                     width=config.rollout.width,
                     on_end=lambda _, bar=bar: bar.advance(),  # type: ignore[misc]
@@ -383,11 +374,11 @@ def _dry_run(config: GenTrajectoryConfig, level: str, planned: Planned, journal:
         else:
             longest = [fullest(request, config.history_tokens) for request in rehearsal.requests]
             longest = sorted(longest, key=lambda request: -request.prompt_tokens)[:1]
-            longest_requests = longest * (len(planned) * config.world.horizon_at(level))
+            longest_requests = longest * (len(planned) * config.setup.horizon_at(level))
             usual = "a teacher that makes no mistake"
             bound = "every episode runs to its horizon, and every prompt has the maximum length"
         client.close()
     written = ANALYSIS_TOKENS + (CALLS_TOKENS if called else 0)
     figures, table = estimate(config.teacher, rehearsal.requests, written, journal, longest_requests)
     progress.news(f"expected: {usual}; at most: {bound}")
-    return Report("gen-trajectory", config.world.env_folder, figures, (), (table,))
+    return Report("gen-trajectory", config.setup.env_folder, figures, (), (table,))

@@ -32,7 +32,14 @@ from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of, listed
 from reflectkit.models.sampler import Ask
 from reflectkit.stages.shared.chat import ChatConfig
-from reflectkit.stages.shared.environments import HORIZON_HELP, EnvConfig, World, at_level, chat_endpoint, check_level
+from reflectkit.stages.shared.environments import (
+    HORIZON_HELP,
+    EnvConfig,
+    EnvSetup,
+    at_level,
+    chat_endpoint,
+    check_level,
+)
 from reflectkit.stages.shared.narrator import Commentator, Narrator, Reporter
 from reflectkit.stages.shared.players import (
     Players,
@@ -92,17 +99,17 @@ class PlayConfig(Config):
     run: RunConfig = RunConfig()
 
     @property
-    def world(self) -> World:
+    def setup(self) -> EnvSetup:
         """The environment."""
-        return World(self.env.name, self.run.data_dir, self.env.settings, self.env.shuffle_action, self.horizon)
+        return EnvSetup.of(self.env, self.run, self.horizon)
 
     @property
     def players(self) -> PlayersConfig:
         """What the players are made with."""
         return PlayersConfig(
             self.env.kind,
-            self.world.env_folder,
-            self.world.folder,
+            self.setup.env_folder,
+            self.setup.folder,
             self.sampler,
             ChatConfig(),
             (),
@@ -175,8 +182,8 @@ def run(config: PlayConfig, progress: Progress) -> Report:
     inputs = [
         *([source] if source else []),
         *folders,
-        *config.world.input_files(tasks),
-        *config.sampler.comment_files(config.world.folder),
+        *config.setup.input_files(tasks),
+        *config.sampler.comment_files(config.setup.folder),
     ]
     with open_run("play", config, inputs, again=True) as current:
         path = current.folder / "episodes.jsonl"
@@ -189,7 +196,7 @@ def run(config: PlayConfig, progress: Progress) -> Report:
         for number, task in zip(range(config.episodes), _draw_tasks(config, tasks), strict=False):
             progress.show(f"{config.env.name}, level {task.level}, task {task.id}")
             shown.begin()
-            env = config.world.make(config.world.horizon_at(task.level), user)
+            env = config.setup.make(config.setup.horizon_at(task.level), user)
             episode = Episode(task, derive(config.run.seed, "play", task.id, number))
             if user is None:
                 played += rollout([episode], lambda env=env: Reporter(env, shown), shown, width=1)  # type: ignore[misc]
@@ -221,7 +228,7 @@ def _problems(config: PlayConfig) -> tuple[Path | None, list[Task]]:
         tasks = listed(config.env.name, config.level or kind.levels[-1])
     else:
         existing = [
-            config.world.folder / name for name in ("test.json", "data.json") if (config.world.folder / name).is_file()
+            config.setup.folder / name for name in ("test.json", "data.json") if (config.setup.folder / name).is_file()
         ]
         source = source or next(iter(existing), None)
         if source is None and kind.has("example"):
@@ -230,7 +237,7 @@ def _problems(config: PlayConfig) -> tuple[Path | None, list[Task]]:
             hint = f"run `reflectkit gen-task --env {config.env.name}` first, or " if kind.problem_generator else ""
             advice = kind.problems_advice or f"{hint}give --task-file"
             raise ConfigError(f"env '{config.env.name}' has no problems yet; {advice}")
-        tasks = [record.task for record in read_records(source, config.world.env_name)]
+        tasks = [record.task for record in read_records(source, config.setup.env_name)]
         if config.level:
             tasks = at_level(config.env.name, tasks, config.level, source)
     if not config.task:

@@ -67,8 +67,8 @@ def run(config: RLConfig, progress: Progress) -> Report:
     if config.processes > 1 and not config.checkpoints.plan:
         return launched("rlft", config, config.processes, progress)
     require_trackers(config.checkpoints.report_to)
-    source = config.task_file or config.world.folder / "train.json"
-    tasks = [record.task for record in read_records(source, config.world.env_name)]
+    source = config.task_file or config.setup.folder / "train.json"
+    tasks = [record.task for record in read_records(source, config.setup.env_name)]
     if config.policy.model not in PACKAGED:
         hub_options(config.policy.start)  # whether it can be fetched is known before torch is imported
     progress.news(f"rlft ({config.algo.name}): loading torch for {counted(len(tasks), 'problem')} of {source}")
@@ -108,9 +108,9 @@ def run(config: RLConfig, progress: Progress) -> Report:
             source,
             *held_out,
             *models,
-            *config.world.input_files(tasks),
+            *config.setup.input_files(tasks),
             *config.algo.code_files,
-            *config.sampler.comment_files(config.world.folder),
+            *config.sampler.comment_files(config.setup.folder),
         ],
         processes,
     ) as current:
@@ -134,7 +134,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
             "return": fmean(row["return"] for row in last) if last else None,
         }
         current.tables.append(figures_table(f"RL in {target} (rates: last tenth, training problems)", "value", figures))
-        if asked := config.world.asked(progress):
+        if asked := config.setup.asked(progress):
             figures["asked"] = asked
         if not processes.first:
             return Report("rlft", current.folder, figures, (target,))

@@ -29,7 +29,7 @@ from reflectkit.data.splits import NAMES, split_groups, split_weighted
 from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.envs import env_class, split_of
 from reflectkit.stages import Traits
-from reflectkit.stages.shared.environments import ENV_HELP, RECORDS, World
+from reflectkit.stages.shared.environments import ENV_HELP, RECORDS, EnvSetup
 
 EXAMPLES = (
     "reflectkit split --env taxi",
@@ -64,9 +64,9 @@ class SplitConfig(Config):
     run: RunConfig = RunConfig()
 
     @property
-    def world(self) -> World:
+    def setup(self) -> EnvSetup:
         """The environment."""
-        return World(self.env, self.run.data_dir)
+        return EnvSetup(self.env, self.run.data_dir)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -90,15 +90,15 @@ def run(config: SplitConfig, progress: Progress) -> Report:
     By repository the splits hold about --ratio of the questions. Else groups with demonstrations and groups without are
     each split so.
     """
-    source = config.task_file or config.world.folder / RECORDS
-    write_permission(config.world.folder)
-    with open_run("split", config, [source, *config.world.code_files]) as current:
+    source = config.task_file or config.setup.folder / RECORDS
+    write_permission(config.setup.folder)
+    with open_run("split", config, [source, *config.setup.code_files]) as current:
         if current.done:
             return current.done
-        records = read_records(source, config.world.env_name)
-        by, kinds = config.by or config.world.kind.split_by[0], ""
+        records = read_records(source, config.setup.env_name)
+        by, kinds = config.by or config.setup.kind.split_by[0], ""
         group_of = {record.task.id: record.task.id if by == "question" else record.task.group for record in records}
-        room_of = {record.task.id: config.world.kind.room_of(record.task) for record in records}
+        room_of = {record.task.id: config.setup.kind.room_of(record.task) for record in records}
         unseen = _unseen_rooms(set(room_of.values()), config, source)
         held_out = [record for record in records if room_of[record.task.id] in unseen]
         records = [record for record in records if room_of[record.task.id] not in unseen]
@@ -121,11 +121,11 @@ def run(config: SplitConfig, progress: Progress) -> Report:
         parts: dict[str, list[Record]] = {name: [] for name in NAMES}
         for record in records:
             parts[own[record.task.id] or name_of_group[group_of[record.task.id]]].append(record)
-        (config.world.folder / f"{UNSEEN}.json").unlink(
+        (config.setup.folder / f"{UNSEEN}.json").unlink(
             missing_ok=True
         )  # of an earlier split; its rooms may be in this one's training split
         for name, part in (parts | ({UNSEEN: held_out} if unseen else {})).items():
-            path = config.world.folder / f"{name}.json"
+            path = config.setup.folder / f"{name}.json"
             write_json(path, [record_to_json(record) for record in part])
             outputs.append(path)
             demonstrated = sum(bool(record.trajectories) for record in part)
@@ -154,8 +154,8 @@ def _unseen_rooms(rooms: AbstractSet[str], config: SplitConfig, source: Path) ->
         raise ConfigError(f"--unseen-rooms: env '{config.env}' has no rooms; leave it out")
     chance = generator(config.run.seed, "unseen rooms")
     unseen: set[str] = set()
-    for kind in sorted(set(map(config.world.kind.kind_of_room, rooms))):
-        of_kind = sorted(room for room in rooms if config.world.kind.kind_of_room(room) == kind)
+    for kind in sorted(set(map(config.setup.kind.kind_of_room, rooms))):
+        of_kind = sorted(room for room in rooms if config.setup.kind.kind_of_room(room) == kind)
         unseen |= set(chance.sample(of_kind, max(1, round(config.unseen_rooms * len(of_kind)))))
     if unseen == rooms:
         raise DataError(

@@ -101,7 +101,7 @@ def episode_of(args: Any, sample: Any, prompt: Prompt, evaluation: bool) -> Epis
 
 async def _play(prompt: Prompt, episode: Episode, agent: TwoPlayerAgent) -> Trajectory:
     spare = _spare[prompt.config, prompt.task.level]
-    env = spare.pop() if spare else prompt.config.world.maker(prompt.task.level)()
+    env = spare.pop() if spare else prompt.config.setup.maker(prompt.task.level)()
     trajectory = await play(episode, env, agent)
     if trajectory.status is Status.ABORTED:
         logger.warning("task %s failed: %s", prompt.task.id, trajectory.reason)

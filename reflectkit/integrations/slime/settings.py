@@ -19,7 +19,7 @@ from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.folders import RunConfig
 from reflectkit.core.types import Task, Thinking, from_json
 from reflectkit.core.yaml_text import parse_yaml
-from reflectkit.stages.shared.environments import EnvConfig, RolloutConfig, World
+from reflectkit.stages.shared.environments import EnvConfig, EnvSetup, RolloutConfig
 
 KEY = "reflectkit"
 """The settings in the file of --custom-config-path, and in a prompt's metadata."""
@@ -47,9 +47,9 @@ class SlimeConfig(Config):
     run: RunConfig = RunConfig()
 
     @property
-    def world(self) -> World:
+    def setup(self) -> EnvSetup:
         """The environment."""
-        return World(self.env.name, self.run.data_dir, self.env.settings, self.env.shuffle_action, self.rollout.horizon)
+        return EnvSetup.of(self.env, self.run, self.rollout.horizon)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def read_prompt(args: Any, metadata: Any) -> Prompt:
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where} must be a mapping of settings, got {values!r:.80}")
     config = _config(json.dumps({"env": metadata["env"], **general, **own}, default=str))
-    if task.env != config.world.env_name:
+    if task.env != config.setup.env_name:
         raise ConfigError(
             f"task {task.id!r} is of env '{task.env}', but {WHERE} has env: {config.env.name}; leave env out"
         )

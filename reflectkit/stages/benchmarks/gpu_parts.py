@@ -142,7 +142,7 @@ def reflector_rows(bench: Bench) -> list[dict[str, Any]]:
     """The reflector's rows, whose completions are text."""
     from reflectkit.stages import rlft
 
-    folder = rlft.RLConfig.from_flat(env=ENV, model="-", data_dir=bench.folder / "data").world.folder
+    folder = rlft.RLConfig.from_flat(env=ENV, model="-", data_dir=bench.folder / "data").setup.folder
     return [dict(row) for _, row in read_jsonl(folder / "sft_reflection.jsonl")]
 
 

@@ -59,7 +59,7 @@ def bench_rl(bench: Bench) -> Measured:
     env: dict[str, Any] = {"env": "corridor"} if bench.fast else {"env": ENV, **PROMPTS}
     config = command.BenchConfig.from_flat(what="rl", **env)
     tasks, settings = config.env.kind.benchmark(bench.folder / "generated", 500, bench.seed, Quiet())
-    make = with_values(config, **settings).world.maker(tasks[0].level)
+    make = with_values(config, **settings).setup.maker(tasks[0].level)
     with Quiet().bar("", 0) as bar:
         figures = measure(size, tasks, make, episodes, rounds, bench.seed, bar, bench.device)
     rollout, share = figures["rollout_tokens_per_second"], figures["rollout_to_bare_forward"]

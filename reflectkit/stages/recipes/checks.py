@@ -194,17 +194,17 @@ def _tasks(step: Step, steps: Mapping[str, Step], problems: list[Problem]) -> di
     """The problems of each level that the step plays; what is missing is added to `problems`."""
     config = step.config
     if step.stage == "evaluate":
-        source = config.task_file or config.world.folder / evaluate.HELD_OUT
-        levels = list(dict.fromkeys(config.level)) or [config.world.kind.levels[-1]]
+        source = config.task_file or config.setup.folder / evaluate.HELD_OUT
+        levels = list(dict.fromkeys(config.level)) or [config.setup.kind.levels[-1]]
     else:
-        source = config.task_file or config.world.folder / "train.json"
+        source = config.task_file or config.setup.folder / "train.json"
         levels = list(
-            dict.fromkeys(level for names in config.curriculum.stages(config.world.kind.levels[-1]) for level in names)
+            dict.fromkeys(level for names in config.curriculum.stages(config.setup.kind.levels[-1]) for level in names)
         )
     if not source.is_file():
         return {}  # evaluate plays all problems that the env lists; rlft says what is missing
     splitter = next(
-        (one for one in steps.values() if one.stage == "split" and source.parent == one.config.world.folder), None
+        (one for one in steps.values() if one.stage == "split" and source.parent == one.config.setup.folder), None
     )
     by_question = _by_question(splitter)
     if read_json(source) == []:
@@ -213,8 +213,8 @@ def _tasks(step: Step, steps: Mapping[str, Step], problems: list[Problem]) -> di
         why = f"{repositories} cannot be split 7:2:1" if count else "there are too few to split them 7:2:1"
         problems.append(Problem(f"{source}, which step '{step.name}' plays, has no problems: {why}", by_question))
         return {}
-    tasks = [record.task for record in read_records(source, config.world.env_name)]
-    at_level = config.world.kind.at_level if config.world.kind.has("at_level") else lambda task, _: task
+    tasks = [record.task for record in read_records(source, config.setup.env_name)]
+    at_level = config.setup.kind.at_level if config.setup.kind.has("at_level") else lambda task, _: task
     by_level = {level: [task for task in tasks if at_level(task, level)] for level in levels}
     if missing := [level for level, part in by_level.items() if not part]:
         there = ", ".join(sorted({task.level for task in tasks}))
@@ -234,14 +234,14 @@ def _tasks(step: Step, steps: Mapping[str, Step], problems: list[Problem]) -> di
 
 def _by_question(splitter: Step | None) -> Fix | None:
     """The change to a split by question; None if there is no split by repository."""
-    if splitter is None or (splitter.config.by or splitter.config.world.kind.split_by[0]) != "repo":
+    if splitter is None or (splitter.config.by or splitter.config.setup.kind.split_by[0]) != "repo":
         return None
     return (splitter.name, splitter.stage, "by", "question")
 
 
 def _all_tasks(splitter: Step) -> list[Task]:
-    source = splitter.config.task_file or splitter.config.world.folder / RECORDS
-    return [record.task for record in read_records(source, splitter.config.world.env_name)]
+    source = splitter.config.task_file or splitter.config.setup.folder / RECORDS
+    return [record.task for record in read_records(source, splitter.config.setup.env_name)]
 
 
 # ---------------------------------------------------------------------------------------------------------- the lengths
@@ -283,19 +283,19 @@ def _measure_prompts(
     from reflectkit.models.tokens import choice_ids, prompt_ids
 
     config = step.config
-    if not config.world.kind.repositories_folder or config.world.kind.chat_settings:
+    if not config.setup.kind.repositories_folder or config.setup.kind.chat_settings:
         return
     players = [step.values.get("load_dir")] if step.stage == "rlft" else list(step.values.get("policy") or ())
     trained = {one.name: one for text in players if (one := _first_trained(text, steps)) and one.name in readers}
     if not trained:
         return
-    one_a_file = {config.world.kind.cluster(task): (level, task) for level, part in tasks.items() for task in part}
+    one_a_file = {config.setup.kind.cluster(task): (level, task) for level, part in tasks.items() for task in part}
     shown: list[tuple[Any, str | None, Task]] = []
     for level in dict.fromkeys(level for level, _ in one_a_file.values()):
         episodes = [
             Episode(task, derive(config.run.seed, "check", task.id)) for at, task in one_a_file.values() if at == level
         ]
-        for played in rollout(episodes, config.world.maker(level), Demonstrator(0.0), width=config.rollout.width):
+        for played in rollout(episodes, config.setup.maker(level), Demonstrator(0.0), width=config.rollout.width):
             shown += [(turn.observation, turn.decision.reflection, played.task) for turn in played.turns]
     for sft_step in trained.values():
         tokenizer, _ = readers[sft_step.name]

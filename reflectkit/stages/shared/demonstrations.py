@@ -64,7 +64,7 @@ def _marked(config: Any, level: str, trajectory: Trajectory) -> Trajectory:
         notes = ["mistake" if turn.info.get("refused") else "" for turn in trajectory.turns]
         return _with_mistakes(trajectory, notes)
     marker = Marker([turn.decision.action for turn in trajectory.turns])
-    (replayed,) = rollout([Episode(trajectory.task, trajectory.seed)], config.world.maker(level), marker, width=1)
+    (replayed,) = rollout([Episode(trajectory.task, trajectory.seed)], config.setup.maker(level), marker, width=1)
     if replayed.status is Status.ABORTED:
         raise EnvironmentFailure(
             f"{trajectory.task.id}: {replayed.reason}; run the same command again; answers so far are kept"

@@ -17,6 +17,7 @@ from reflectkit.agents.prices import prices_of
 from reflectkit.core.config import Config, NoSettings, chosen_by, flag, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
+from reflectkit.core.folders import RunConfig
 from reflectkit.core.locks import locked
 from reflectkit.core.protocols import Env
 from reflectkit.core.registry import code_files, resolve
@@ -26,6 +27,7 @@ from reflectkit.core.users import User
 from reflectkit.envs import ENVS, data_folder, env_class, make
 from reflectkit.envs.base import BaseEnv, Explorer
 from reflectkit.models.hub import PACKAGED
+from reflectkit.stages.shared.chat import ChatConfig
 
 RECORDS = "data_reflection_negative.json"
 DEFAULT_HORIZON = 15
@@ -73,7 +75,7 @@ class RolloutConfig(Config):
 
 
 @dataclass(frozen=True)
-class World:
+class EnvSetup:
     """An environment as a command uses it: its class, its folders, and fresh envs."""
 
     env: str
@@ -90,6 +92,12 @@ class World:
     """Of a call of a chat model that the env asks."""
     concurrency: int = 8
     """Number of such calls at once."""
+
+    @classmethod
+    def of(cls, env: EnvConfig, run: RunConfig, horizon: int = 0, chat: ChatConfig | None = None) -> EnvSetup:
+        """The environment of a command with these settings."""
+        limits = (chat.timeout_s, chat.concurrency) if chat else ()
+        return cls(env.name, run.data_dir, env.settings, env.shuffle_action, horizon, *limits)
 
     @property
     def kind(self) -> type[BaseEnv]:

@@ -53,7 +53,7 @@ def estimate(config: Any, matches: Sequence[Any], progress: Progress) -> Report:
         " long as the longest of random play"
     )
     return Report(
-        "evaluate", config.world.env_folder, {"calls": total_calls}, (), (Table(title, columns, tuple(rows)),)
+        "evaluate", config.setup.env_folder, {"calls": total_calls}, (), (Table(title, columns, tuple(rows)),)
     )
 
 
@@ -61,7 +61,7 @@ def _players_cost(
     config: Any, match: Any, endpoints: Sequence[Endpoint], episodes: Sequence[Trajectory]
 ) -> tuple[int, int, float, float]:
     """(calls, prompt tokens, US dollars, at most) of chat models that play, or comment on, these episodes."""
-    env: Any = config.world.maker(match.level)() if endpoints else None
+    env: Any = config.setup.maker(match.level)() if endpoints else None
     prices = [config.chat.prices_at(endpoint) for endpoint in endpoints]
     calls = tokens = 0
     usd = bound = 0.0
@@ -114,7 +114,7 @@ def _played(config: Any, match: Any, agent: Agent, what: str, progress: Progress
     episodes = [Episode(task, derive(config.run.seed, "evaluate", task.id, 0)) for task in match.tasks]
     with progress.bar(f"{what} ({match.level})", len(episodes)) as bar:
         played = rollout(
-            episodes, config.world.maker(match.level), agent, width=config.rollout.width, on_end=lambda _: bar.advance()
+            episodes, config.setup.maker(match.level), agent, width=config.rollout.width, on_end=lambda _: bar.advance()
         )
     return [trajectory for trajectory in played if trajectory.turns]
 

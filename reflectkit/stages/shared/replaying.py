@@ -17,13 +17,13 @@ from reflectkit.core.text import counted
 from reflectkit.core.types import Status, Trajectory
 from reflectkit.data.sft import Lesson, lessons
 from reflectkit.data.trajectories import Demonstration, Record, demonstration_steps, read_records
-from reflectkit.stages.shared.environments import World, not_repeatable
+from reflectkit.stages.shared.environments import EnvSetup, not_repeatable
 
 REPLAYED_TWICE = 8  # demonstrations, to see whether the env is the same each time
 
 
 def replayed_lessons(
-    world: World, source: Path, records: Sequence[Record], progress: Progress, *, answer: str, repeats: int = 1
+    setup: EnvSetup, source: Path, records: Sequence[Record], progress: Progress, *, answer: str, repeats: int = 1
 ) -> tuple[list[Lesson], Counter[str]]:
     """The lessons of the demonstrations, and the number of omitted demonstrations by fault.
 
@@ -41,20 +41,20 @@ def replayed_lessons(
             for record in records:
                 for demonstration in record.trajectories:
                     try:
-                        played = _replayed(world, source, record, demonstration, repeat)
+                        played = _replayed(setup, source, record, demonstration, repeat)
                     except DataError as error:
-                        if error.field == "cmd" and world.kind.drops_choices(world.settings):
+                        if error.field == "cmd" and setup.kind.drops_choices(setup.settings):
                             continue
                         raise
                     if unchecked:
                         unchecked -= 1
-                        _check_repeats(world, played, _replayed(world, source, record, demonstration, repeat))
+                        _check_repeats(setup, played, _replayed(setup, source, record, demonstration, repeat))
                     replayed_steps = lessons([played], answer)
                     if demonstration.visited:
                         steps += _taught(replayed_steps, demonstration)
                     elif demonstration.negative:
                         steps += [step for step in replayed_steps if step.note == "correction"]
-                    elif fault := world.kind.fault(played):
+                    elif fault := setup.kind.fault(played):
                         faults[fault] += repeat == 0
                     else:
                         steps += replayed_steps
@@ -62,11 +62,11 @@ def replayed_lessons(
     return steps, faults
 
 
-def _check_repeats(world: World, played: Trajectory, again: Trajectory) -> None:
+def _check_repeats(setup: EnvSetup, played: Trajectory, again: Trajectory) -> None:
     """Raises ConfigError if two replays of a demonstration differ in what the env showed or gave."""
     for number, (first, second) in enumerate(zip(played.turns, again.turns, strict=True)):
         if (first.observation, first.reward) != (second.observation, second.reward):
-            raise not_repeatable(world.env_name, played.task.id, number)
+            raise not_repeatable(setup.env_name, played.task.id, number)
 
 
 def _taught(replayed_steps: list[Lesson], demonstration: Demonstration) -> list[Lesson]:
@@ -81,12 +81,12 @@ def _taught(replayed_steps: list[Lesson], demonstration: Demonstration) -> list[
     return taught
 
 
-def drawn_records(world: World, seed: int, source: Path, demonstrations: int) -> list[Record]:
+def drawn_records(setup: EnvSetup, seed: int, source: Path, demonstrations: int) -> list[Record]:
     """The records of `source`; only those of `demonstrations` problems (0: all) keep their demonstrations.
 
     The first ones drawn are the same for every number. Raises ConfigError, DataError.
     """
-    records = read_records(source, world.env_name)
+    records = read_records(source, setup.env_name)
     if not demonstrations:
         return records
     having = [record.task.id for record in records if record.trajectories]
@@ -100,14 +100,14 @@ def drawn_records(world: World, seed: int, source: Path, demonstrations: int) ->
     return [record if record.task.id in chosen else replace(record, trajectories=()) for record in records]
 
 
-def _replayed(world: World, source: Path, record: Record, demonstration: Demonstration, repeat: int) -> Trajectory:
+def _replayed(setup: EnvSetup, source: Path, record: Record, demonstration: Demonstration, repeat: int) -> Trajectory:
     """Replay one demonstration. Raises DataError if the env disagrees with the record."""
     where = f"{source}, task '{record.task.id}'"
     if not demonstration.trajectory:
         raise DataError(where, "a demonstration without steps", field="trajectories.trajectory")
     steps = demonstration_steps(demonstration)
     seed = demonstration.seed if repeat == 0 else derive(demonstration.seed, "repeat", repeat)
-    (played,) = rollout([Episode(record.task, seed)], lambda: world.make(len(steps)), Replay(steps, where), width=1)
+    (played,) = rollout([Episode(record.task, seed)], lambda: setup.make(len(steps)), Replay(steps, where), width=1)
     if played.status is Status.ABORTED:
         raise EnvironmentFailure(f"{where}: {played.reason}")
     if len(played.turns) < len(steps):

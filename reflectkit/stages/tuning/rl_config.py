@@ -15,7 +15,7 @@ from reflectkit.core.registry import code_files
 from reflectkit.models.hub import TINY
 from reflectkit.rl.algorithms import ALGORITHMS, CriticSettings, Objective, algorithm
 from reflectkit.rl.reflector import JUDGEMENT, RETURN
-from reflectkit.stages.shared.environments import EnvConfig, RolloutConfig, World, check_level
+from reflectkit.stages.shared.environments import EnvConfig, EnvSetup, RolloutConfig, check_level
 from reflectkit.stages.shared.players import refuse_without_model
 from reflectkit.stages.shared.sampling import LOCAL, SamplerConfig
 from reflectkit.stages.tuning.training import CheckpointConfig, LoraConfig, OptimizerConfig
@@ -309,9 +309,9 @@ class RLConfig(Config):
     run: RunConfig = RunConfig()
 
     @property
-    def world(self) -> World:
+    def setup(self) -> EnvSetup:
         """The environment."""
-        return World(self.env.name, self.run.data_dir, self.env.settings, self.env.shuffle_action, self.rollout.horizon)
+        return EnvSetup.of(self.env, self.run, self.rollout.horizon)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -377,7 +377,7 @@ class RLConfig(Config):
             "cannot tell what comments on other states are worth; leave out --swap-comments": bool(
                 self.sampler.swap_comments
             ),
-            f"--reflector-reward judgement needs an oracle, which {self.world.env_name} lacks; use return": (
+            f"--reflector-reward judgement needs an oracle, which {self.setup.env_name} lacks; use return": (
                 training.reward == JUDGEMENT and not self.env.kind.has("oracle")
             ),
             "--plan does not know the reflector's turns; leave out one of the two": self.checkpoints.plan,

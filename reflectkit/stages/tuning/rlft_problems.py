@@ -28,7 +28,7 @@ def levels_of(config: RLConfig, tasks: list[Task], source: Path) -> list[Level]:
     for names in config.curriculum.stages(config.env.kind.levels[-1]):
         problems = {task.id: task for name in names for task in at_level(config.env.name, tasks, name, source)}
         chosen = list(problems.values())[: config.curriculum.few_data or None]
-        levels.append(Level("+".join(names), chosen, config.world.maker(names[-1])))
+        levels.append(Level("+".join(names), chosen, config.setup.maker(names[-1])))
     return levels
 
 
@@ -39,9 +39,9 @@ def validation_of(config: RLConfig, source: Path) -> Level | None:
     if not config.validate_steps:
         return None
     path = source.with_name("validate.json")
-    tasks = [record.task for record in read_records(path, config.world.env_name)]
+    tasks = [record.task for record in read_records(path, config.setup.env_name)]
     name = config.curriculum.stages(config.env.kind.levels[-1])[-1][-1]
-    return Level(name, at_level(config.env.name, tasks, name, path), config.world.maker(name))
+    return Level(name, at_level(config.env.name, tasks, name, path), config.setup.maker(name))
 
 
 def check_prompts(config: RLConfig, levels: list[Level]) -> None:
@@ -66,7 +66,7 @@ def check_prompts(config: RLConfig, levels: list[Level]) -> None:
                 env = level.make()
                 continue
             if again != observation:
-                raise not_repeatable(config.world.env_name, task.id, 0)
+                raise not_repeatable(config.setup.env_name, task.id, 0)
             if (
                 config.reflector_training.every
                 and config.reflector_training.reward == JUDGEMENT

@@ -62,7 +62,7 @@ def trainer_of(
         second = _second_player(config, reflecting, device, progress)
     agent = TwoPlayerAgent(
         sampler,
-        reflector and config.sampler.swapped(reflector, config.world.folder),
+        reflector and config.sampler.swapped(reflector, config.setup.folder),
         answer=policy.answer,
         temperature=config.policy.temperature,
         reflect_prob=config.reflector.prob,

@@ -14,7 +14,7 @@ from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.envs import env_class
 from reflectkit.models.facts import DType, Quantize
 from reflectkit.models.hub import PASSAGE, TINY
-from reflectkit.stages.shared.environments import ENV_HELP, World
+from reflectkit.stages.shared.environments import ENV_HELP, EnvSetup
 from reflectkit.stages.tuning.training import CheckpointConfig, LoraConfig, OptimizerConfig
 
 
@@ -69,14 +69,14 @@ class SFTConfig(Config):
     run: RunConfig = RunConfig()
 
     @property
-    def world(self) -> World:
+    def setup(self) -> EnvSetup:
         """The environment."""
-        return World(self.env, self.run.data_dir)
+        return EnvSetup(self.env, self.run.data_dir)
 
     @property
     def rows_file(self) -> Path:
         """The rows to train on."""
-        return self.task_file or self.world.folder / FILE_OF_ROLE[self.role]
+        return self.task_file or self.setup.folder / FILE_OF_ROLE[self.role]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
