@@ -212,8 +212,9 @@ def test_settings_come_from_the_config_and_the_prompt_overrides_them() -> None:
     task = Support.example("one", 0)
     args = SimpleNamespace(reflectkit={"thinking": "hidden", "brief": True, "horizon": 9})
     prompt = read_prompt(args, prompt_of(task) | {"reflectkit": {"thinking": "off"}})
-    assert (prompt.task, prompt.split, prompt.config.env) == (task, "train", "support")
-    assert (prompt.config.thinking, prompt.config.settings.brief, prompt.config.horizon) == ("off", True, 9)
+    assert (prompt.task, prompt.split, prompt.config.env.name) == (task, "train", "support")
+    assert (prompt.config.thinking, prompt.config.env.settings.brief) == ("off", True)
+    assert prompt.config.rollout.horizon == 9
     assert read_prompt(SimpleNamespace(), prompt_of(task)).config.thinking == "on"
 
 
@@ -452,7 +453,7 @@ def test_each_split_becomes_a_file_of_prompts(tmp_path: Path) -> None:
     assert [row["metadata"]["task"] for row in rows] == [to_json(task) for task in Taxi.tasks("full")[3:5]]
     assert {row["metadata"]["split"] for row in rows} == {"test"}
     assert all(isinstance(row["prompt"], str) for row in rows)
-    assert read_prompt(SimpleNamespace(), rows[0]["metadata"]).config.env == "taxi"
+    assert read_prompt(SimpleNamespace(), rows[0]["metadata"]).config.env.name == "taxi"
 
 
 def run_module(*words: str) -> subprocess.CompletedProcess[str]:

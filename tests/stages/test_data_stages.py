@@ -20,7 +20,7 @@ from reflectkit.data.trajectories import read_records
 from reflectkit.envs import make
 from reflectkit.models.load import Player
 from reflectkit.models.local import LocalSampler
-from reflectkit.stages import gen_sft, gen_trajectory, split
+from reflectkit.stages import config_class, gen_sft, gen_trajectory, split
 from tests.commands import DATA_FILES, error_of, prepare
 from tests.kill import hashes
 
@@ -132,6 +132,6 @@ def test_wrong_moves_are_no_rows_for_those_who_act_and_positive_files_hold_no_co
 def test_an_env_by_its_dotted_path_goes_through_the_data_stages(tmp_path: Path) -> None:
     folders = {"data_dir": tmp_path / "data", "results_dir": tmp_path / "results"}
     shared = {"env": "reflectkit.envs.corridor:Corridor", **folders}
-    for stage in (gen_trajectory, split, gen_sft):
-        stage.run(stage.Config(**shared), Quiet())
+    for name, stage in (("gen-trajectory", gen_trajectory), ("split", split), ("gen-sft", gen_sft)):
+        stage.run(config_class(name).from_flat(**shared), Quiet())
     assert len((tmp_path / "data" / "corridor" / "sft.jsonl").read_text().splitlines()) > 5

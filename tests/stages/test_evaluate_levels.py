@@ -23,7 +23,7 @@ def test_what_another_level_played_is_not_played_again(tmp_path: Path) -> None:
     def play(number: int, folder: str, horizon: int = 5, tasks: tuple[Task, ...] = tasks) -> list[dict[str, Any]]:
         match = Match(number, "random", None, None, "long", tasks)
         settled = EvaluateConfig.from_flat(env="corridor", policy=("random",), horizon=horizon)
-        with contextlib.closing(Players(config)) as players:
+        with contextlib.closing(Players(config.players)) as players:
             return play_match(settled, match, tmp_path / folder, players, Quiet(), already)
 
     first = play(0, "first")

@@ -18,6 +18,7 @@ RUN = """
 import sys
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ReflectkitError
+from reflectkit.stages import Traits
 from reflectkit.stages.recipes import forking, schedule
 
 if __name__ == "__main__":
@@ -33,6 +34,7 @@ BOTH = """
 import sys
 from pathlib import Path
 from reflectkit.core.console import Quiet
+from reflectkit.stages import Traits
 from reflectkit.stages.recipes import forking, schedule
 
 if __name__ == "__main__":
@@ -40,7 +42,7 @@ if __name__ == "__main__":
     shared = {"env": "corridor", "data_dir": Path("data"), "results_dir": Path("results"), "keep": True}
     data = schedule.Job("made", "gen-trajectory", shared | {"name": "made", "demonstrations": 2}, frozenset())
     train = schedule.Job("plot", "plot", shared | {"runs": []}, frozenset(["made"]))
-    schedule.config_class("plot").TRAINS = True
+    schedule.traits = lambda stage: Traits(trains=stage == "plot")
     schedule.perform([data, train], 1, Quiet())
 """
 

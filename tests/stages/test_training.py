@@ -237,7 +237,7 @@ def test_what_saves_memory_changes_rounding_alone(rows: Path, tmp_path: Path, se
         ("--optimizer adam", "did you mean 'adamw'"),
         ("--schedule linar", "did you mean 'linear'"),
         ("--lora-dropout 0.1", "add --lora-r"),
-        ("--lora-alpha 32", "--lora-alpha is that of a new adapter"),
+        ("--lora-alpha 32", "--lora-alpha is a setting of a new adapter"),
         ("--dropout 1.5", "--dropout must be less than or equal to 1"),
         ("--batch-size 4 --gradient-accumulation 3", "does not divide --batch-size 4"),
         ("--model tiny-hybrid --dropout 0.1", "this model has no dropout"),
