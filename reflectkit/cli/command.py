@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -12,11 +11,10 @@ from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 
-from reflectkit.cli.completion import completer
 from reflectkit.cli.screen import process_number
 from reflectkit.core.config import StageConfig, flag, from_mapping, is_path, parse_yaml
 from reflectkit.core.errors import DataError
-from reflectkit.stages import STAGES, config_class
+from reflectkit.stages import STAGES, config_class, stage_module
 
 ASIDE = {"help", "config"}
 """Flags that are no settings."""
@@ -27,7 +25,7 @@ def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
 
     arguments: those of the command line, as some bring further flags along (`--algo package.module:NAME`).
     """
-    module = importlib.import_module(STAGES[name])
+    module = stage_module(name)
     text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
     summary = re.sub(r"(?<!\n)\n(?!\n)", " ", text[:1].upper() + text[1:])
     examples = [f"  $ {example}" for example in module.EXAMPLES]
@@ -92,16 +90,13 @@ def _function(name: str, module: Any, arguments: Sequence[str]) -> Callable[...,
     chosen = module.Config.chosen(_choices(module.Config, arguments))
     _refuse_foreign(chosen, arguments)
     hints = get_type_hints(chosen)
-    first = next((item.name for item in dataclasses.fields(chosen) if item.metadata.get("argument")), None)
-    positional = {first: arguments[0]} if first and arguments and not arguments[0].startswith("-") else {}
     parameters = []
     for item in sorted(dataclasses.fields(chosen), key=order):
         required = item.default is dataclasses.MISSING
         kind = _plain(hints[item.name])
-        complete = completer(name, item.name, positional)
         metavar = "PATH" if is_path(hints[item.name]) and kind != list[str] else None
         if item.metadata.get("argument"):
-            argument = typer.Argument(help=item.metadata["help"], metavar=metavar, autocompletion=complete)
+            argument = typer.Argument(help=item.metadata["help"], metavar=metavar)
             annotation: Any = Annotated[kind, argument]
         else:
             declared = flag(item.name)
@@ -115,7 +110,6 @@ def _function(name: str, module: Any, arguments: Sequence[str]) -> Callable[...,
                     help=text,
                     metavar=metavar,
                     rich_help_panel=panel(chosen, item.name),
-                    autocompletion=complete,
                 ),
             ]
         default: Any = inspect.Parameter.empty if item.metadata.get("argument") and required else None

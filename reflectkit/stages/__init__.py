@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from importlib.abc import InspectLoader
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reflectkit.core.config import StageConfig
@@ -21,22 +21,30 @@ STAGES = {
     "gen-trajectory": "reflectkit.stages.gen_trajectory",
     "split": "reflectkit.stages.split",
     "gen-sft": "reflectkit.stages.gen_sft",
-    "gen-comments": "reflectkit.stages.gen_comments",
     "sft": "reflectkit.stages.sft",
     "rlft": "reflectkit.stages.rlft",
     "evaluate": "reflectkit.stages.evaluate",
-    "pack": "reflectkit.stages.pack",
     "plot": "reflectkit.stages.plot",
     "view": "reflectkit.stages.view",
     "export": "reflectkit.stages.export",
     "run": "reflectkit.stages.run",
-    "bench": "reflectkit.stages.bench",
 }
+
+
+def is_own(name: str) -> bool:
+    """Whether `name` is the dotted name of a module, such as `research.pack`, and its package can be imported."""
+    package, dot, _ = name.partition(".")
+    return bool(dot) and package.isidentifier() and importlib.util.find_spec(package) is not None
+
+
+def stage_module(name: str) -> Any:
+    """The module of stage `name`: one of the table, or your own (`is_own`)."""
+    return importlib.import_module(STAGES.get(name, name))
 
 
 def config_class(name: str) -> type[StageConfig]:
     """The config of stage `name`, whose class says what the stage reads and writes."""
-    kind: type[StageConfig] = importlib.import_module(STAGES[name]).Config
+    kind: type[StageConfig] = stage_module(name).Config
     return kind
 
 

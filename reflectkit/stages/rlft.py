@@ -34,17 +34,19 @@ from reflectkit.stages.shared.players import (
 from reflectkit.stages.shared.sampling import LOCAL
 from reflectkit.stages.tuning.algorithm import AlgorithmConfig
 from reflectkit.stages.tuning.distributed import shared_run, start_processes
+from reflectkit.stages.tuning.estimate import plan_report
 from reflectkit.stages.tuning.launching import check_launch, launched
-from reflectkit.stages.tuning.rlft_plan import plan_of
 from reflectkit.stages.tuning.rlft_problems import check_prompts, levels_of, validation_of
 from reflectkit.stages.tuning.rlft_records import history_of, keep_episodes, with_rows
 from reflectkit.stages.tuning.rlft_resuming import resumed_trainer
+from reflectkit.stages.tuning.rlft_trainer import trainer_of
 from reflectkit.stages.tuning.second_player import SecondPlayerConfig
 from reflectkit.stages.tuning.trackers import require_trackers, tracking
 from reflectkit.stages.tuning.training import TrainingConfig
 
 if TYPE_CHECKING:
     from reflectkit.rl.loop import Level, Trainer
+    from reflectkit.rl.processes import Processes
 
 EXAMPLES = (
     "reflectkit rlft --env taxi --load-dir results/taxi-tiny/policy/checkpoint-250 --reflect-load-dir"
@@ -247,7 +249,7 @@ def run(config: Config, progress: Progress) -> Report:
         models.append(Path(config.model))
     check_prompts(config, levels)
     if config.plan:
-        return plan_of(config, levels, processes, progress)
+        return _plan(config, levels, processes, progress)
     held_out = [source.with_name("validate.json")] if config.validate_steps else []
     with shared_run(
         "rlft", config, [source, *held_out, *models, *config.input_files(tasks), *config.comment_files], processes
@@ -277,6 +279,25 @@ def run(config: Config, progress: Progress) -> Report:
         if not processes.first:
             return Report("rlft", current.folder, figures, (target,))
         return current.finish(figures, [target, current.folder / "metrics.jsonl"])
+
+
+def _plan(config: Config, levels: list[Level], processes: Processes, progress: Progress) -> Report:
+    """What training takes in one process, by arithmetic."""
+    trainer = trainer_of(config, levels, None, processes, progress)
+    trainer.close()
+    learner, reflector = trainer.learner, trainer.agent.reflector
+    reflecting = getattr(reflector and reflector.sampler, "player", None)
+    others = (learner.critic, reflecting and reflecting.model, learner.reference and learner.reference.copy)
+    tokens = {"tokens_a_pass": config.max_tokens_per_batch, "episodes": config.max_steps * config.episodes}
+    return plan_report(
+        "rlft",
+        config.results_dir,
+        [learner.player.model, *(model for model in others if model is not None)],
+        config.optimizer,
+        config.max_tokens_per_batch,
+        recompute=config.gradient_checkpointing,
+        tokens=tokens,
+    )
 
 
 def _loop(

@@ -39,16 +39,16 @@ def test_help_imports_no_stage() -> None:
     loaded = set(done.stdout.splitlines()[-1].split())
     assert {name for name in loaded if name.partition(".")[0] == "reflectkit"} == {
         "reflectkit", "reflectkit.version", "reflectkit.cli", "reflectkit.cli.main", "reflectkit.cli.app",
-        "reflectkit.cli.completion", "reflectkit.cli.screen", "reflectkit.core", "reflectkit.core.errors",
+        "reflectkit.cli.screen", "reflectkit.core", "reflectkit.core.errors",
         "reflectkit.core.text", "reflectkit.stages",
     }  # fmt: skip
     assert not loaded & {"gymnasium", "numpy", "yaml", "pydantic", "asyncio", "multiprocessing", "torch"}
-    assert all(f" {name} " in done.stdout for name in ("play", "gen-trajectory", "bench", "list"))
+    assert all(f" {name} " in done.stdout for name in ("play", "gen-trajectory", "list"))
 
 
 def test_an_unknown_flag_names_the_command_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sft", "--rounds", "3"]) == 2
-    assert "`reflectkit bench` has it" in capsys.readouterr().err
+    assert main(["sft", "--reach", "3"]) == 2
+    assert "`reflectkit plot` has it" in capsys.readouterr().err
 
 
 def test_only_one_place_prints() -> None:

@@ -18,14 +18,11 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "gen-trajectory": {"env": "corridor"},
     "split": {"env": "corridor"},
     "gen-sft": {"env": "corridor"},
-    "gen-comments": {"env": "corridor", "load_dir": "x", "reflect_load_dir": "y"},
     "sft": {"env": "corridor", "role": "plain"},
     "rlft": {"env": "corridor"},
     "evaluate": {"env": "corridor", "policy": ["random"]},
-    "bench": {"env": "corridor", "what": "env"},
     "run": {"recipe": "taxi-tiny"},
     "export": {"load_dir": "x", "out_dir": "y"},
-    "pack": {"paths": ["x"], "out": "y"},
 }
 OTHERS = {
     "instances": {"env": "memory"}, "long_instances": {"env": "memory"}, "recent": {"env": "memory"},

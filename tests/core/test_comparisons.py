@@ -15,7 +15,6 @@ import pytest
 import scipy.stats
 
 from reflectkit.core.stats import by_cluster, flips, mean_interval, paired, pass_all, pass_at, rate_interval
-from reflectkit.stages.shared.effects import Effect
 from reflectkit.stages.shared.eval_tables import (
     ablations_table,
     csv_text,
@@ -29,6 +28,7 @@ from reflectkit.stages.shared.eval_tables import (
     table,
 )
 from reflectkit.stages.shared.seeds import seed_differences
+from research.effects import Effect
 
 
 def test_equal_outcomes_are_worth_one_task_a_cluster() -> None:

@@ -40,7 +40,9 @@ def test_scores_by_the_oracle_need_no_teacher(tmp_path: Path, monkeypatch: pytes
     assert 0 < row["figures"]["agreement"]["mean"] < 1
 
 
-@pytest.mark.parametrize("command", [["evaluate", "--policy", "random"], ["bench", "env"], ["bench", "rl"]])
+@pytest.mark.parametrize(
+    "command", [["evaluate", "--policy", "random"], ["benchmarks.bench", "env"], ["benchmarks.bench", "rl"]]
+)
 def test_an_env_that_lists_no_problems_is_one_line(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,7 +44,7 @@ def test_the_example_goes_through_the_data_stages_and_evaluation(module: str) ->
 
 
 def test_its_setting_is_shown_with_it_alone(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("evaluate", "gen-trajectory", "gen-sft", "rlft", "play", "bench"):
+    for command in ("evaluate", "gen-trajectory", "gen-sft", "rlft", "play"):
         assert main([command, "--env", f"{module}:Lock", "--help"]) == 0
         shown = capsys.readouterr().out
         assert f"─ Environment {module}:Lock"[:60] in shown

@@ -13,7 +13,7 @@ from typing import Any
 
 from reflectkit.core.config import StageConfig, parse_yaml
 from reflectkit.core.errors import DataError, unknown_name
-from reflectkit.stages import STAGES, config_class
+from reflectkit.stages import STAGES, config_class, is_own
 from reflectkit.stages.recipes.ablations import Ablation, references
 from reflectkit.stages.recipes.parameters import DEFAULTS, Parameter, Resolved, resolve_parameters
 from reflectkit.stages.recipes.workers import CHECKS
@@ -105,7 +105,7 @@ def _checked(value: Any, path: Path) -> Recipe:
         for key in ("name", "stage"):
             if not isinstance(step.get(key), str):
                 raise DataError(path, "expected text", field=f"steps.{index}.{key}")
-        if step["stage"] not in STAGES or step["stage"] == "run":
+        if step["stage"] == "run" or not (step["stage"] in STAGES or is_own(step["stage"])):
             raise unknown_name(f"stage in recipe {path}", step["stage"], [name for name in STAGES if name != "run"])
         if not NAME.fullmatch(step["name"]) or step["name"] in RESERVED:
             raise DataError(

@@ -17,7 +17,7 @@ from typing import Any
 from reflectkit.core.config import from_mapping
 from reflectkit.core.console import Bar, Progress, Quiet
 from reflectkit.core.errors import ReflectkitError, user_code_line
-from reflectkit.stages import STAGES
+from reflectkit.stages import stage_module
 from reflectkit.stages.recipes.forking import end_with, stop_later
 
 CHECKS = "checks"
@@ -143,7 +143,7 @@ def _work(given: Work, events: Any, parent: int, environment: Mapping[str, str])
     os.environ.update(environment)
     end_with(parent)
     try:
-        module = importlib.import_module(f"{__package__}.{CHECKS}" if stage == CHECKS else STAGES[stage])
+        module = importlib.import_module(f"{__package__}.{CHECKS}") if stage == CHECKS else stage_module(stage)
         config = from_mapping(module.Config, given.values, place)
         report = module.run(config, Quiet() if given.label is None else _Wire(name, events, given.label))
         events.put((name, "done", report))

@@ -70,8 +70,7 @@ class SamplerConfig(StageConfig):
     )
     swap_from: Path | None = option(
         None,
-        help="With --swap-comments, other rows to take those from, such as those of `gen-comments`, in the reflector's"
-        " own words.",
+        help="With --swap-comments, other rows to take those from, in the reflector's own words.",
     )
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""bench coverage: how often the intervals of `evaluate` contain the true value, and their widths, against other
+"""coverage: how often the intervals of `evaluate` contain the true value, and their widths, against other
 methods.
 
 Each cell draws data sets of clustered tasks with a known true rate or difference. At intraclass correlation 0.5, the
@@ -8,17 +8,24 @@ are all alike and the others are independent.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from reflectkit.core.console import Bar
-from reflectkit.core.reports import Table
+from reflectkit.cli.main import main
+from reflectkit.core.config import StageConfig, option, within
+from reflectkit.core.console import Bar, Progress
+from reflectkit.core.jsonl import write_text
+from reflectkit.core.reports import Report, Table
+from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive
 from reflectkit.core.stats import Z95, agree_with_test, difference_intervals, flips, rate_intervals, sign_flip_p
+from reflectkit.stages.shared.eval_tables import csv_text
 
+EXAMPLES = ("python -m research.coverage --simulations 500",)
 CLUSTERS = (10, 20, 50, 100)
 SIZES = ("1", "3", "10", "1 to 10")  # tasks of a cluster
 CORRELATIONS = ("0", "0.5", "0.5, half alike", "1")
@@ -53,6 +60,29 @@ class Cell:
     """How often the interval contained the truth, by method."""
     width: dict[str, float]
     """The mean width of the interval, by method."""
+
+
+@dataclass(frozen=True)
+class Config(StageConfig):
+    """Settings of coverage."""
+
+    simulations: int = option(2000, help="Simulated data sets per cell.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within("simulations", self.simulations, 1, 100_000)  # per cell, which takes gigabytes
+
+
+def run(config: Config, progress: Progress) -> Report:
+    """Simulate; every cell is a row of coverage.csv."""
+    total = sum(len(cells(kind)) for kind in (RATE, DIFFERENCE))
+    with open_run("coverage", replace(config, force=True)) as current:
+        with progress.bar("cells", total) as bar:
+            measured = list(measure(config.simulations, config.seed, bar))
+        current.tables += [*tables(measured), repeats(config.simulations, config.seed)]
+        written = current.folder / "coverage.csv"
+        write_text(written, csv_text(csv_rows(measured)))
+        return current.finish({"cells": len(measured), "below": len(missed(measured))}, [written])
 
 
 def cells(kind: str) -> list[tuple[int, str, str, tuple[float, ...]]]:
@@ -305,3 +335,7 @@ def csv_rows(measured: Sequence[Cell]) -> list[dict[str, Any]]:
         for cell in measured
         for method in cell.coverage
     ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(["research.coverage", *sys.argv[1:]]))

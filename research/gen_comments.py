@@ -8,12 +8,14 @@ round.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar
 
+from reflectkit.cli.main import main
 from reflectkit.core.config import ANSWERS, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
@@ -26,7 +28,11 @@ from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run, runs_but_for
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.text import counted
-from reflectkit.data.own_comments import (
+from reflectkit.data.sft import FILE_OF_ROLE, Lesson, read_rows, reflection_row
+from reflectkit.stages.shared.environments import WorldConfig
+from reflectkit.stages.shared.players import model_folders, place_of, refuse_without_model
+from reflectkit.stages.shared.replaying import drawn_records, replayed_lessons
+from research.own_comments import (
     FIELDS,
     Judged,
     chosen,
@@ -35,13 +41,9 @@ from reflectkit.data.own_comments import (
     judged_to_json,
     round_figures,
 )
-from reflectkit.data.sft import FILE_OF_ROLE, Lesson, read_rows, reflection_row
-from reflectkit.stages.shared.environments import WorldConfig
-from reflectkit.stages.shared.players import model_folders, place_of, refuse_without_model
-from reflectkit.stages.shared.replaying import drawn_records, replayed_lessons
 
 EXAMPLES = (
-    "reflectkit gen-comments --env taxi --load-dir results/taxi-tiny/policy/checkpoint-250"
+    "python -m research.gen_comments --env taxi --load-dir results/taxi-tiny/policy/checkpoint-250"
     " --reflect-load-dir results/taxi-tiny/reflector/checkpoint-700",
     "reflectkit sft --env taxi --role reflection --model results/taxi-tiny/reflector/checkpoint-700"
     " --task-file data/taxi/own-comments/sft_reflection.jsonl",
@@ -383,3 +385,7 @@ def _intact(path: Path) -> list[Judged]:
     judged = [judged_from_json(row) for row in rows]
     intact = next((place for place, one in enumerate(judged) if one is None or one.state != place), len(judged))
     return [one for one in judged[:intact] if one is not None]
+
+
+if __name__ == "__main__":
+    sys.exit(main(["research.gen_comments", *sys.argv[1:]]))

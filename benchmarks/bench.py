@@ -1,4 +1,4 @@
-"""bench: measure speed on this machine, with figures comparable within one run, and the coverage of the intervals.
+"""bench: measure speed on this machine, with figures comparable within one run.
 
 `bench env` measures only the environment, in CPU time of this process and of the processes that the environment
 started, so that other work on the machine does not count. `bench rl` measures rollouts and updates in wall time,
@@ -13,8 +13,7 @@ the same batch with the same padding: the trunk over all positions, the LM head 
 step has a loss. This floor has no optimizer, no clipping of gradients, no data loader, no metrics and no checks; the
 step has them all. The ratio is the time of the floor divided by that of the steps.
 
-`bench coverage` does not measure speed: it simulates how often the intervals of `evaluate` contain the true value. It
-and `bench sft` take no environment.
+`bench sft` takes no environment.
 
 `bench gpu` checks on one GPU, without a network, that everything that trains and samples works there, with its speed
 and peak memory. Each part runs in its own process; the table is written after each. The exit code is 1 if a part fails,
@@ -37,12 +36,13 @@ from typing import Any
 
 import psutil
 
+from benchmarks import gpu
 from reflectkit.agents.scripted import RandomAgent
+from reflectkit.cli.main import main
 from reflectkit.core.config import PACKAGED, TINY, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.eventloop import result_of
-from reflectkit.core.jsonl import write_text
 from reflectkit.core.protocols import Env
 from reflectkit.core.reports import Report, Table, figures_table
 from reflectkit.core.rollout import Episode, rollout
@@ -54,21 +54,17 @@ from reflectkit.data.trajectories import read_records
 from reflectkit.envs import ENVS, NONE_LISTED
 from reflectkit.models.packaged import is_installed
 from reflectkit.stages import sft
-from reflectkit.stages.benchmarks import gpu
 from reflectkit.stages.shared.environments import PlayConfig, at_level, model_source
-from reflectkit.stages.shared.eval_tables import csv_text
 
 EXAMPLES = (
-    "reflectkit bench env --env auto_explore",
-    "reflectkit bench env --env taxi --steps 200000",
-    "reflectkit bench rl --env taxi",
-    "reflectkit bench sft --model tiny --model tiny-hybrid",
-    "reflectkit bench sft --model smollm2-135m --lora-r 16 --batch-size 4",
-    "reflectkit bench coverage --simulations 500",
-    "reflectkit bench gpu",
+    "python -m benchmarks.bench env --env auto_explore",
+    "python -m benchmarks.bench env --env taxi --steps 200000",
+    "python -m benchmarks.bench rl --env taxi",
+    "python -m benchmarks.bench sft --model tiny --model tiny-hybrid",
+    "python -m benchmarks.bench sft --model smollm2-135m --lora-r 16 --batch-size 4",
+    "python -m benchmarks.bench gpu",
 )
-WHAT = ("env", "rl", "sft", "coverage", "gpu")
-MOST_SIMULATIONS = 100_000  # per cell, which takes gigabytes
+WHAT = ("env", "rl", "sft", "gpu")
 SIZES = ("tiny", "gpt2-small")
 ROUNDS = 5
 STEPS_TINY = 8
@@ -81,7 +77,7 @@ class Config(PlayConfig):
     """Settings of bench."""
 
     what: str = dataclasses.field(
-        metadata={"help": "What to measure: env, rl, sft, coverage or gpu.", "argument": True}, kw_only=True
+        metadata={"help": "What to measure: env, rl, sft or gpu.", "argument": True}, kw_only=True
     )
     env: str = option("taxi", help=f"env, rl: environment: {', '.join(ENVS)}, or your own as package.module:Class.")
     steps: int | None = option(
@@ -107,7 +103,6 @@ class Config(PlayConfig):
     max_length: int = option(256, help="sft: maximum tokens per row.")
     role: str = option("reflection", help="sft: which player the rows of --task-file are for.")
     files: int = option(1000, help="Number of files in the generated repository, if the env explores one.")
-    simulations: int = option(2000, help="coverage: simulated data sets per cell.")
     task_file: Path | None = option(
         None, help="Problems to play, or sft: rows; default: the env's own problems, or generated ones."
     )
@@ -124,7 +119,6 @@ class Config(PlayConfig):
         if self.episodes is not None:
             within("episodes", self.episodes, 1, 100_000)
         within("rounds", self.rounds, 1, 1000)
-        within("simulations", self.simulations, 1, MOST_SIMULATIONS)
         within("lora_r", self.lora_r, 0, 2**16)
         within("batch_size", self.batch_size, 1, 2**16)
         within("max_length", self.max_length, 1, 2**20)
@@ -170,22 +164,8 @@ class Config(PlayConfig):
 
 def run(config: Config, progress: Progress) -> Report:
     """Measure, and write the figures to `report.json`."""
-    measured = {"env": _environment, "rl": _learning, "sft": _training, "coverage": _coverage, "gpu": _on_a_gpu}
+    measured = {"env": _environment, "rl": _learning, "sft": _training, "gpu": _on_a_gpu}
     return measured[config.what](config, progress)
-
-
-def _coverage(config: Config, progress: Progress) -> Report:
-    """Simulated data sets; every cell is a row of coverage.csv."""
-    from reflectkit.stages.benchmarks import coverage as bench_coverage
-
-    total = sum(len(bench_coverage.cells(kind)) for kind in (bench_coverage.RATE, bench_coverage.DIFFERENCE))
-    with open_run("bench", dataclasses.replace(config, force=True)) as current:
-        with progress.bar("coverage: cells", total) as bar:
-            measured = list(bench_coverage.measure(config.simulations, config.seed, bar))
-        current.tables += [*bench_coverage.tables(measured), bench_coverage.repeats(config.simulations, config.seed)]
-        written = current.folder / "coverage.csv"
-        write_text(written, csv_text(bench_coverage.csv_rows(measured)))
-        return current.finish({"cells": len(measured), "below": len(bench_coverage.missed(measured))}, [written])
 
 
 def _on_a_gpu(config: Config, progress: Progress) -> Report:
@@ -213,8 +193,8 @@ def _on_a_gpu(config: Config, progress: Progress) -> Report:
 
 def _learning(config: Config, progress: Progress) -> Report:
     """Rollouts and updates of models with random weights."""
+    from benchmarks.rl import FEWEST, PARTS, fitting, measure, tokens_of_an_episode
     from reflectkit.models.silence import silence_libraries
-    from reflectkit.stages.benchmarks.rl import FEWEST, PARTS, fitting, measure, tokens_of_an_episode
 
     silence_libraries()
     with open_run("bench", config, again=True) as current, _problems(config, progress) as (configured, tasks):
@@ -238,7 +218,7 @@ def _training(config: Config, progress: Progress) -> Report:
 
     silence_libraries()
     with open_run("bench", config, again=True) as current, tempfile.TemporaryDirectory() as folder:
-        from reflectkit.stages.benchmarks import sft as bench_sft
+        from benchmarks import sft as bench_sft
 
         rows = config.task_file or Path(folder) / "rows.jsonl"
         if config.task_file is None:
@@ -363,3 +343,7 @@ def _problems(config: Config, progress: Progress) -> Iterator[tuple[Config, list
         if not tasks:
             raise ConfigError(NONE_LISTED.format(config.env_name, config.kind.levels[-1]))
         yield dataclasses.replace(config, **settings), tasks
+
+
+if __name__ == "__main__":
+    sys.exit(main(["benchmarks.bench", *sys.argv[1:]]))

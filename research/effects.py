@@ -17,10 +17,10 @@ from reflectkit.core.curves import area
 from reflectkit.core.reports import Table
 from reflectkit.core.stats import mean_interval
 from reflectkit.data.episodes import SUCCESS
-from reflectkit.data.packs import Pack
 from reflectkit.stages.shared.eval_tables import Json, completed, differences, pooled
 from reflectkit.stages.shared.figures import Curve, Interval
 from reflectkit.stages.shared.seeds import seed_differences
+from research.packs import Pack
 
 EQUIVALENT = 3.0
 """Points of success within which two players are called equivalent."""
