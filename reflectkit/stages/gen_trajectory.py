@@ -48,7 +48,6 @@ EXAMPLES = (
     "reflectkit gen-trajectory --env auto_explore --teacher openai:gpt-4o-mini --dry-run",
     "reflectkit gen-trajectory --env memory --level short --teacher openai:gpt-4o-mini --min-reward 1.8",
     "reflectkit gen-trajectory --env taxi --actor oracle --teacher openai:gpt-4o-mini --max-cost-usd 2",
-    "reflectkit gen-trajectory --env taxi-maps --states-of results/1_evaluate --states 500",
 )
 TEACHER = "teacher"
 MOST_SHOWN = 10  # aborted episodes that are printed; the report has all
