@@ -51,8 +51,8 @@ def bench_rl(bench: Bench) -> Measured:
     """`bench rl` on AutoExplore (the corridor if `fast`). The row has the figures of updates, its note those of
     rollouts.
     """
+    from benchmarks import bench as command
     from benchmarks.rl import measure
-    from reflectkit.stages import bench as command
 
     silence_libraries()
     size, episodes, rounds = ("tiny", 4, 1) if bench.fast else ("gpt2-small", 32, 3)
