@@ -22,12 +22,15 @@ COLUMNS = ("policy", "level", "success", "95 % interval", "tasks", "clusters", "
 MANY = 6  # with more players than this, the table compares each with the first only
 MORE = (
     ("by seed", "by_seed"),
+    ("right, of those named", "named_episodes"),
     ("no readable answer", "unreadable_share"),
     ("illegal", "illegal_share"),
     ("thoughts", "thoughts"),
     ("US dollars", "price_usd"),
 )
 """Columns of the table that are left out if they are all 0, with their figures."""
+NAMED = "named"
+"""The figure of an env whose episodes may end without an answer: 1 in those that give one."""
 OWN_FIGURES = TAKEN - {SUCCESS}
 """Figures that are ours, and not every player has; every episode has those of its env."""
 LADDER = (1, 2, 4, 8, 16, 32)  # the k of pass@k
@@ -97,9 +100,10 @@ def row(
     k, if problems were played several times, each with _low and _high. illegal_share: turns whose answer named no legal
     action, or whose action or calls the env refused (in taxi: a wall, or an impossible pickup or drop-off, which is
     fatal). unreadable_share: turns whose answer was not in the required form, so that no action could be read.
-    price_usd: the cost of the player's requests, including those answered from the journal; 0 for local players, None
-    if a price is unknown. reflection_words: per comment. tokens, thoughts: written by the policy per episode, and how
-    many of them are reasoning.
+    named_episodes: how many gave an answer, if the env reports NAMED; right_of_named, with _low and _high: their
+    success. price_usd: the cost of the player's requests, including those answered from the journal; 0 for local
+    players, None if a price is unknown. reflection_words: per comment. tokens, thoughts: written by the policy per
+    episode, and how many of them are reasoning.
     """
     counted = [episode for episode in played if episode["status"] != "aborted"]
     rates = by_task((episode["task"], float(episode["success"])) for episode in counted)
@@ -132,7 +136,23 @@ def row(
         "thoughts": sum(turn.get("thoughts", 0) for turn in turns) / count,
         "figures": figures_of(counted, cluster, shares_of(counted) if shares is None else shares),
     }
-    return figures | _passes([played], cluster)
+    return figures | _right_of_named(counted, cluster) | _passes([played], cluster)
+
+
+def _right_of_named(episodes: Sequence[Json], cluster: Mapping[str, str]) -> dict[str, float]:
+    """Success of the episodes that gave an answer; empty if the env does not report NAMED."""
+    if not any(NAMED in episode.get("figures", {}) for episode in episodes):
+        return {}
+    named = [episode for episode in episodes if episode["figures"][NAMED]]
+    rates = by_task((episode["task"], float(episode["success"])) for episode in named)
+    low, high = rate_interval(by_cluster(rates, cluster), len(named))
+    mean = sum(rates.values()) / max(1, len(rates))
+    return {
+        "named_episodes": len(named),
+        "right_of_named": mean,
+        "right_of_named_low": low,
+        "right_of_named_high": high,
+    }
 
 
 def clusters_of(episodes: Iterable[Json]) -> dict[str, str]:
@@ -290,6 +310,7 @@ def _cells(row: Json, more: Sequence[str]) -> tuple[str, ...]:
     price = row["price_usd"]
     last = {
         "by seed": " · ".join(f"{100 * rate:.0f}" for rate in row.get("by_seed", ())),
+        "right, of those named": _right_cell(row),
         "no readable answer": f"{100 * row.get('unreadable_share', 0):.1f} %",
         "illegal": f"{100 * row['illegal_share']:.1f} %",
         "thoughts": f"{row.get('thoughts', 0):.0f}",
@@ -307,6 +328,13 @@ def _cells(row: Json, more: Sequence[str]) -> tuple[str, ...]:
         f"{row['steps']:.1f}",
         *(last[column] for column in more),
     )
+
+
+def _right_cell(row: Json) -> str:
+    if not row.get("named_episodes"):
+        return "none named"
+    low, high = 100 * row["right_of_named_low"], 100 * row["right_of_named_high"]
+    return f"{100 * row['right_of_named']:.1f} % ({low:.0f} to {high:.0f})"
 
 
 def figures_tables(rows: Sequence[Json]) -> list[Table]:
