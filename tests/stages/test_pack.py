@@ -533,7 +533,7 @@ def test_what_is_published_says_what_the_pages_say() -> None:
     for name, line in (
         ("SFT", "| SFT | {} | 5.1 |"),
         ("Base", "| base model, untrained | {} | 3.2 |"),
-        ("SFT with reflection", "| **SFT with reflection, its own reflector** | {} | 3.9 |"),
+        ("SFT with reflection", "| SFT with reflection, its own reflector | {} | 3.9 |"),
         ("Reflect-RL", "| Reflect-RL | {} | 2.1 |"),
     ):
         assert line.format(shown[name]) in results
