@@ -13,13 +13,24 @@ from typing import Any
 
 from reflectkit.core.checked import TAKEN
 from reflectkit.core.reports import Table
-from reflectkit.core.stats import by_cluster, by_task, mean_interval, paired, pass_all, pass_at, rate_interval
+from reflectkit.core.stats import (
+    adjusted,
+    amount_interval,
+    by_cluster,
+    by_task,
+    mean_interval,
+    paired,
+    pass_all,
+    pass_at,
+    rate_interval,
+)
 from reflectkit.core.types import Task
 from reflectkit.data.episodes import SUCCESS
 from reflectkit.envs import ENVS, cluster_of
 
 COLUMNS = ("policy", "level", "success", "95 % interval", "tasks", "clusters", "episodes", "return", "steps")
 MANY = 6  # with more players than this, the table compares each with the first only
+MANY_TESTS = 10  # with more comparisons than this, a table has p-values after Benjamini and Hochberg too
 MORE = (
     ("by seed", "by_seed"),
     ("no readable answer", "unreadable_share"),
@@ -38,8 +49,8 @@ Json = Mapping[str, Any]
 def rows_of(env: str, played: Sequence[tuple[str, str, Sequence[Json]]]) -> list[dict[str, Any]]:
     """The rows of eval.json of an evaluation, from (player, level, lines of episodes.jsonl)."""
     episodes = completed([episode for _, _, part in played for episode in part])
-    shares, rest = shares_of(episodes), iter(episodes)
-    return [row(name, env, level, [next(rest) for _ in part], shares) for name, level, part in played]
+    ranges, rest = ranges_of(episodes), iter(episodes)
+    return [row(name, env, level, [next(rest) for _ in part], ranges) for name, level, part in played]
 
 
 def completed(episodes: Sequence[Json]) -> list[Json]:
@@ -78,20 +89,32 @@ def counted_as_0(parts: Mapping[str, Sequence[Json]]) -> list[str]:
     ]
 
 
-def shares_of(episodes: Iterable[Json]) -> dict[str, bool]:
-    """Whether each figure is a share: all its values, whoever played, lie in [0, 1]."""
-    shares: dict[str, bool] = {}
+def ranges_of(episodes: Iterable[Json]) -> dict[str, tuple[float, float]]:
+    """The least and the greatest value of each figure, whoever played. From 0 to 1 it is a share, and from 0 up what
+    cannot be negative.
+    """
+    ranges: dict[str, tuple[float, float]] = {}
     for episode in episodes:
         for name, value in episode.get("figures", {}).items():
-            shares[name] = shares.get(name, True) and 0 <= value <= 1
-    return shares
+            least, greatest = ranges.get(name, (value, value))
+            ranges[name] = min(least, value), max(greatest, value)
+    return ranges
+
+
+def is_share(values: tuple[float, float]) -> bool:
+    """Whether a figure with these least and greatest values is a share."""
+    return values[0] >= 0 and values[1] <= 1
 
 
 def row(
-    name: str, env: str, level: str, played: Sequence[Json], shares: Mapping[str, bool] | None = None
+    name: str,
+    env: str,
+    level: str,
+    played: Sequence[Json],
+    ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> dict[str, Any]:
     """One row of eval.json, from `completed` lines of episodes.jsonl. Shares are from 0 to 1. ABORTED episodes are only
-    counted. shares: see `shares_of`; by default judged by these episodes alone.
+    counted. ranges: see `ranges_of`; by default judged by these episodes alone.
 
     success, low, high: the mean over distinct tasks and its 95 % interval by clusters of tasks. pass_at, pass_all: by
     k, if problems were played several times, each with _low and _high. illegal_share: turns whose answer named no legal
@@ -130,7 +153,7 @@ def row(
         "reflection_words": sum(comments) / len(comments) if comments else None,
         "tokens": sum(turn.get("tokens", 0) for turn in turns) / count,
         "thoughts": sum(turn.get("thoughts", 0) for turn in turns) / count,
-        "figures": figures_of(counted, cluster, shares_of(counted) if shares is None else shares),
+        "figures": figures_of(counted, cluster, ranges_of(counted) if ranges is None else ranges),
     }
     return figures | _passes([played], cluster)
 
@@ -187,17 +210,18 @@ def _passes(parts: Sequence[Sequence[Json]], cluster: Mapping[str, str]) -> dict
 
 
 def figures_of(
-    episodes: Sequence[Json], cluster: Mapping[str, str], shares: Mapping[str, bool]
+    episodes: Sequence[Json], cluster: Mapping[str, str], ranges: Mapping[str, tuple[float, float]]
 ) -> dict[str, dict[str, float | None]]:
     """The mean of each figure with its 95 % interval by `cluster` of the tasks.
 
-    A figure that is a share has a rate's interval; any other has a t interval, which is None with fewer than two
-    clusters.
+    A figure that is a share has a rate's interval; one that is never negative that of an amount; any other has a t
+    interval. Ends that are infinite, with fewer than two clusters, are None.
     """
     means = {}
     for name, values in _rates(episodes).items():
         clusters = by_cluster(values, cluster)
-        low, high = rate_interval(clusters) if shares[name] else mean_interval(clusters)
+        method = amount_interval if ranges[name][0] >= 0 else mean_interval
+        low, high = (rate_interval if is_share(ranges[name]) else method)(clusters)
         means[name] = {"mean": sum(values.values()) / len(values), "low": _finite(low), "high": _finite(high)}
     return means
 
@@ -226,7 +250,7 @@ def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
     by_level: dict[str, dict[str, list[Json]]] = {}
     for episode in counted:
         by_level.setdefault(episode["level"], {}).setdefault(episode["name"], []).append(episode)
-    cluster, share = clusters_of(counted), shares_of(counted) | {SUCCESS: True}
+    cluster, ranges = clusters_of(counted), ranges_of(counted) | {SUCCESS: (0.0, 1.0)}
     compared = []
     for level, players in by_level.items():
         means = {
@@ -239,7 +263,7 @@ def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
             for first, second in combinations(having, 2):
                 trials = min(len(players[name]) for name in (first, second)) if figure == SUCCESS else None
                 result = paired(
-                    means[first][figure], means[second][figure], cluster, shares=share[figure], trials=trials
+                    means[first][figure], means[second][figure], cluster, shares=is_share(ranges[figure]), trials=trials
                 )
                 if result.tasks:
                     ends = {"low": _finite(result.low), "high": _finite(result.high)}
@@ -259,7 +283,7 @@ def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
     played: dict[tuple[str, str], list[list[Json]]] = {}
     every = iter(completed([episode for part in parts for episode in part]))
     parts = [[next(every) for _ in part] for part in parts]
-    shares = shares_of(episode for part in parts for episode in part)
+    ranges = ranges_of(episode for part in parts for episode in part)
     for part in parts:
         by_pair: dict[tuple[str, str], list[Json]] = {}
         for episode in part:
@@ -269,7 +293,7 @@ def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
     rows = []
     for (name, level), by_part in played.items():
         env = by_part[0][0].get("env", "")
-        all_of_it = row(name, env, level, [episode for episodes in by_part for episode in episodes], shares)
+        all_of_it = row(name, env, level, [episode for episodes in by_part for episode in episodes], ranges)
         if len(parts) == 1:
             rows.append(all_of_it)
             continue
@@ -340,20 +364,33 @@ def ablations_table(effects: Sequence[Json], step: str, measure: str = SUCCESS) 
 
 
 def _paired_table(title: str, heading: str, compared: Sequence[Json], figure: str) -> Table:
+    rows_shown = [one for one in compared if one["figure"] == figure]
+    headings, p_cells = p_columns([one["p"] for one in rows_shown])
     cells = tuple(
         (
             one.get("ablation", f"{one['first']} − {one['second']}"),
             one["level"],
             f"{100 * one['difference']:+.1f}",
             _ends(one, 100, "+.1f"),
-            f"{one['p']:.3g}",
+            *shown,
             str(one["tasks"]),
             str(one["clusters"]),
         )
-        for one in compared
-        if one["figure"] == figure
+        for one, shown in zip(rows_shown, p_cells, strict=True)
     )
-    return Table(title, (heading, "level", "difference", "95 % interval", "p", "tasks", "clusters"), cells)
+    return Table(title, (heading, "level", "difference", "95 % interval", *headings, "tasks", "clusters"), cells)
+
+
+def p_columns(p_values: Sequence[float | None]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """(headings, cells of each row) of a table's p-values; with more than MANY_TESTS also adjusted ones. None: not
+    known, and not counted.
+    """
+    known = [p for p in p_values if p is not None]
+    among = iter(adjusted(known))
+    shown = [("", "") if p is None else (f"{p:.3g}", f"{next(among):.3g}") for p in p_values]
+    if len(known) <= MANY_TESTS:
+        return ("p",), [(p,) for p, _ in shown]
+    return ("p", f"p, adjusted for {len(known)}"), [*shown]
 
 
 def _ends(one: Json, unit: float, form: str) -> str:
