@@ -7,7 +7,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
@@ -106,6 +106,52 @@ def is_share(values: tuple[float, float]) -> bool:
     return values[0] >= 0 and values[1] <= 1
 
 
+@dataclass(frozen=True, slots=True)
+class TurnCounts:
+    """What the tables need of an episode's turns."""
+
+    turns: int
+    """Number of turns."""
+    comments: int
+    """Of them, those with a comment."""
+    words: int
+    """In the comments."""
+    illegal: int
+    """Turns whose answer was not legal or was refused, see `row`."""
+    unreadable: int
+    """Turns whose answer could not be read."""
+    tokens: int
+    """Written by the policy."""
+    thoughts: int
+    """Of these, in its reasoning."""
+    probabilities: bool
+    """Whether any turn tells the player's probabilities."""
+
+
+def lean(episode: Json) -> dict[str, Any]:
+    """A line of episodes.jsonl for the tables: with `TurnCounts` for its turns, and without what they do not need."""
+    unused = {"turns", "ending"} | ({"data"} if episode.get("cluster") is not None else set())
+    return {name: value for name, value in episode.items() if name not in unused} | {"turns": turn_counts(episode)}
+
+
+def turn_counts(episode: Json) -> TurnCounts:
+    """The counts of a line's turns; of a `lean` one, those that it has."""
+    turns = episode.get("turns", ())
+    if isinstance(turns, TurnCounts):
+        return turns
+    comments = [len(turn["reflection"].split()) for turn in turns if turn.get("reflection") is not None]
+    return TurnCounts(
+        turns=len(turns),
+        comments=len(comments),
+        words=sum(comments),
+        illegal=sum(map(_illegal, turns)),
+        unreadable=sum(bool(turn.get("unreadable")) for turn in turns),
+        tokens=sum(turn.get("tokens", 0) for turn in turns),
+        thoughts=sum(turn.get("thoughts", 0) for turn in turns),
+        probabilities=any("probabilities" in turn for turn in turns),
+    )
+
+
 def row(
     name: str,
     env: str,
@@ -113,8 +159,8 @@ def row(
     played: Sequence[Json],
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> dict[str, Any]:
-    """One row of eval.json, from `completed` lines of episodes.jsonl. Shares are from 0 to 1. ABORTED episodes are only
-    counted. ranges: see `ranges_of`; by default judged by these episodes alone.
+    """One row of eval.json, from `completed` lines of episodes.jsonl, which may be `lean`. Shares are from 0 to 1.
+    ABORTED episodes are only counted. ranges: see `ranges_of`; by default judged by these episodes alone.
 
     success, low, high: the mean over distinct tasks and its 95 % interval by clusters of tasks. pass_at, pass_all: by
     k, if problems were played several times, each with _low and _high. illegal_share: turns whose answer named no legal
@@ -129,9 +175,10 @@ def row(
     cluster = clusters_of(counted)
     clusters = by_cluster(rates, cluster)
     low, high = rate_interval(clusters, len(counted))
-    turns = [turn for episode in counted for turn in episode.get("turns", ())]
-    comments = [len(turn["reflection"].split()) for turn in turns if turn.get("reflection") is not None]
-    tried = [*turns, *(episode for episode in counted if episode.get("unfit"))]
+    turns = list(map(turn_counts, counted))
+    comments = sum(one.comments for one in turns)
+    unfit = [episode for episode in counted if episode.get("unfit")]
+    tried = max(1, sum(one.turns for one in turns) + len(unfit))
     prices = [episode.get("price_usd", 0.0) for episode in played]
     count = max(1, len(counted))
     figures = {
@@ -146,13 +193,16 @@ def row(
         "episodes": len(counted),
         "aborted": len(played) - len(counted),
         "return": sum(episode["return"] for episode in counted) / count,
-        "steps": sum(len(episode.get("turns", ())) for episode in counted) / count,
-        "illegal_share": sum(map(_illegal, tried)) / max(1, len(tried)),
-        "unreadable_share": sum(bool(turn.get("unreadable")) for turn in tried) / max(1, len(tried)),
+        "steps": sum(one.turns for one in turns) / count,
+        "illegal_share": (sum(one.illegal for one in turns) + sum(map(_illegal, unfit))) / tried,
+        "unreadable_share": (
+            sum(one.unreadable for one in turns) + sum(bool(episode.get("unreadable")) for episode in unfit)
+        )
+        / tried,
         "price_usd": None if None in prices else sum(prices),
-        "reflection_words": sum(comments) / len(comments) if comments else None,
-        "tokens": sum(turn.get("tokens", 0) for turn in turns) / count,
-        "thoughts": sum(turn.get("thoughts", 0) for turn in turns) / count,
+        "reflection_words": sum(one.words for one in turns) / comments if comments else None,
+        "tokens": sum(one.tokens for one in turns) / count,
+        "thoughts": sum(one.thoughts for one in turns) / count,
         "figures": figures_of(counted, cluster, ranges_of(counted) if ranges is None else ranges),
     }
     return figures | _passes([played], cluster)
