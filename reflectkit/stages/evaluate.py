@@ -39,7 +39,7 @@ from reflectkit.stages.shared.eval_estimate import estimate
 from reflectkit.stages.shared.eval_tables import (
     counted_as_0,
     csv_text,
-    differences,
+    differences_over_seeds,
     differences_table,
     figures_tables,
     lean,
@@ -262,7 +262,7 @@ def run(config: Config, progress: Progress) -> Report:
         episodes = [one.line for _, _, part in played for one in part]
         title = _title(config, source, problems)
         asked = players.usage | config.asked(progress)
-        outputs = _write_tables(current, title, rows, episodes, {"asked": asked})
+        outputs = _write_tables(current, title, rows, [episodes], {"asked": asked})
         outputs.append(current.folder / "episodes.jsonl")
         extra: dict[str, Any] = {"asked": asked} if asked else {}
         extra |= {"warnings": warnings} if warnings else {}
@@ -313,10 +313,15 @@ def _title(config: Config, source: Path | None, problems: Mapping[str, Sequence[
 
 
 def _write_tables(
-    current: Run, title: str, rows: list[dict[str, Any]], episodes: Sequence[dict[str, Any]], extra: dict[str, Any]
+    current: Run,
+    title: str,
+    rows: list[dict[str, Any]],
+    parts: Sequence[Sequence[dict[str, Any]]],
+    extra: dict[str, Any],
 ) -> list[Path]:
-    """Make the tables and write their files, whose paths are returned."""
-    compared = differences(episodes)
+    """Make the tables and write their files, whose paths are returned. parts: the episodes of each seed."""
+    compared = differences_over_seeds(parts)
+    episodes = [episode for part in parts for episode in part]
     write_json(current.folder / "eval.json", {"rows": rows, "differences": compared} | extra)
     current.tables.append(table(title, rows))
     current.tables += [*passes_table(rows), *aspect_tables(episodes), *figures_tables(rows)]
@@ -340,7 +345,7 @@ def _recompute(config: Config, progress: Progress) -> Report:
     with open_run("evaluate", config, config.episodes, again=True) as current:
         rows = pooled(parts)
         title = f"Episodes of {' and '.join(map(str, config.episodes))}"
-        outputs = _write_tables(current, title, rows, [episode for part in parts for episode in part], {})
+        outputs = _write_tables(current, title, rows, parts, {})
         return current.finish({"rows": rows}, outputs)
 
 

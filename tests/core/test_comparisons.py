@@ -31,6 +31,7 @@ from reflectkit.stages.shared.eval_tables import (
     ablations_table,
     csv_text,
     differences,
+    differences_over_seeds,
     differences_table,
     figures_of,
     figures_tables,
@@ -367,6 +368,22 @@ def test_seeds_share_the_clusters_of_their_tasks() -> None:
     assert (found["tasks"], found["clusters"], found["episodes"]) == (15, 3, 20)
     assert found["by_seed"] == [0.5, 0.5]
     assert "pass_at" not in found
+
+
+def test_differences_over_seeds_reach_to_the_t_interval_of_seeds() -> None:
+    """The same 40 tasks on three seeds, of which a wins 30, 20 and 10 and b none: 0.5, t 4.30265 · 0.25 / √3."""
+    seeds = [
+        [episode(name, str(task), name == "a" and task < wins, {"tokens": 5.0}) for name in names for task in range(40)]
+        for names, wins in (("ab", 30), ("ba", 20), ("ab", 10))
+    ]
+    one = next(one for one in differences_over_seeds(seeds) if one["figure"] == "success")
+    assert (one["low"], one["high"]) == (pytest.approx(0.5 - 0.621034, abs=1e-4), 1.0)
+    assert one["p"] == pytest.approx(scipy.stats.ttest_1samp([0.25, 0.5, 0.75], 0).pvalue)
+    narrow = next(one for one in differences([episode for seed in seeds for episode in seed]))
+    assert narrow["low"] > 0.2
+    assert differences_over_seeds(seeds[:1]) == differences(seeds[0])
+    apart = [[one for one in seeds[0] if one["name"] == name] for name in "ab"]  # not seeds, but players
+    assert differences_over_seeds(apart) == differences(seeds[0])
 
 
 def test_many_clusters_and_large_values() -> None:

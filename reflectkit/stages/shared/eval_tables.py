@@ -19,6 +19,7 @@ from reflectkit.core.stats import (
     by_cluster,
     by_task,
     mean_interval,
+    mean_p,
     paired,
     pass_all,
     pass_at,
@@ -323,6 +324,30 @@ def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
     return compared
 
 
+def differences_over_seeds(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
+    """`differences` of several evaluations (seeds), task by task over all of them. Where two or more have both players,
+    the interval is extended to the t interval over the seeds' own differences, and p is the larger one.
+    """
+    compared = differences([episode for part in parts for episode in part])
+    if len(parts) < 2:
+        return compared
+    gaps: dict[tuple[str, ...], list[list[float]]] = {}
+    limits = ranges_of(episode for part in parts for episode in part) | {SUCCESS: (0.0, 1.0)}
+    for part in parts:
+        for one in differences(part):
+            for first, second, sign in (("first", "second", 1), ("second", "first", -1)):
+                key = one["figure"], one["level"], one[first], one[second]
+                gaps.setdefault(key, []).append([sign * one["difference"]])
+    for one in compared:
+        of_seeds = gaps.get((one["figure"], one["level"], one["first"], one["second"]), [])
+        if len(of_seeds) > 1 and one["low"] is not None:
+            low, high = mean_interval(of_seeds)
+            limit = 1.0 if is_share(limits[one["figure"]]) else math.inf
+            one["low"], one["high"] = max(-limit, min(low, one["low"])), min(limit, max(high, one["high"]))
+            one["p"] = max(one["p"], mean_p(of_seeds))
+    return compared
+
+
 def pooled(parts: Sequence[Sequence[Json]]) -> list[dict[str, Any]]:
     """Rows over several evaluations (seeds), from the lines of their episodes.jsonl.
 
@@ -400,7 +425,7 @@ def differences_table(compared: Sequence[Json], figure: str) -> Table:
     """Paired differences in one figure as a table, in percentage points."""
     players = list(dict.fromkeys(name for one in compared for name in (one["first"], one["second"])))
     rows_shown = [one for one in compared if len(players) <= MANY or players[0] in (one["first"], one["second"])]
-    title = f"Paired differences in {figure}, in points (p from sign flips of clusters)"
+    title = f"Paired differences in {figure}, in points (p from sign flips of clusters; of several seeds also by t)"
     return _paired_table(title, "first − second", rows_shown, figure)
 
 
@@ -409,7 +434,7 @@ def ablations_table(effects: Sequence[Json], step: str, measure: str = SUCCESS) 
     `ablation`.
     """
     of_measure = f" in {measure.replace('_', ' ')}" if measure != SUCCESS else ""
-    title = f"Ablations, {step}: original arm minus ablation{of_measure}, in points (p by sign flips of clusters)"
+    title = f"Ablations, {step}: original arm minus ablation{of_measure}, in points"
     return _paired_table(title, "ablation", effects, measure)
 
 
