@@ -176,19 +176,25 @@ def salvage(path: Path, fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]]
 
     For a run's internal files, where a damaged line is no reason to stop.
     """
-    rows, damaged = [], 0
-    for line in path.read_bytes().split(b"\n") if path.is_file() else ():
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
-        except (ValueError, RecursionError):  # not UTF-8, cut off, NaN, nested too deep
-            row = None
-        if isinstance(row, dict) and all(_is(row.get(name), kind) for name, kind in fields.items()):
-            rows.append(row)
-        else:
-            damaged += 1
-    return rows, damaged
+    rows = list(salvaged(path, fields))
+    intact = [row for row in rows if row is not None]
+    return intact, len(rows) - len(intact)
+
+
+def salvaged(path: Path, fields: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:
+    """As `salvage`, line by line: each row, or None for a damaged line; one in memory at a time."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+            except (ValueError, RecursionError):  # not UTF-8, cut off, NaN, nested too deep
+                row = None
+            intact = isinstance(row, dict) and all(_is(row.get(name), kind) for name, kind in fields.items())
+            yield row if intact else None
 
 
 def _is(value: object, kind: Any) -> bool:
