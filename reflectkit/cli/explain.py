@@ -14,6 +14,7 @@ import typer
 
 from reflectkit.cli.screen import print_error, say
 from reflectkit.core.errors import NO_ROOM, ReflectkitError, user_code_line
+from reflectkit.core.keys import masked
 
 EXTRA = re.compile(r"unexpected extra argument(?:\(s\))? \((\w+)")
 FULL_DISK_BYTES = 4 * 2**20
@@ -27,7 +28,7 @@ BAD_PATH = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR,
 def explain(error: BaseException, *, with_traceback: bool = False) -> int:
     """Print `error` as one line; returns the exit code. with_traceback: print its traceback as well."""
     if with_traceback:
-        say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
+        say(masked("".join(traceback.format_exception(error))).rstrip(), sys.stderr)
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "reflectkit"

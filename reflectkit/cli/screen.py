@@ -12,6 +12,7 @@ import os
 import sys
 from typing import TextIO
 
+from reflectkit.core.keys import masked
 from reflectkit.core.text import visible
 
 PLAIN = {"→": "->", "…": "...", "─": "-", "│": "|", "×": "x", "±": "+-", "−": "-", "–": "-", "·": ".", "•": "*"}
@@ -39,7 +40,7 @@ def print_error(text: str, code: int) -> int:
     """Print `text` as one line on standard error; returns `code`."""
     process = f" (process {process_number()})" if process_number() else ""
     with contextlib.suppress(OSError):  # standard error is closed
-        say(f"reflectkit{process}: {' '.join(text.split())}", sys.stderr)
+        say(f"reflectkit{process}: {' '.join(masked(text).split())}", sys.stderr)
     return code
 
 

@@ -11,6 +11,7 @@ from reflectkit.core.errors import CheckpointError, DataError
 from reflectkit.core.folders import checkpoints
 from reflectkit.core.identity import read_record
 from reflectkit.core.jsonl import read_json
+from reflectkit.core.keys import masked
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.silence import silence_libraries
 
@@ -185,5 +186,5 @@ def unusable(source: str | Path, what: str, error: Exception) -> CheckpointError
 
 def first_line(error: BaseException) -> str:
     """The first line of `error`'s message, at most 200 characters; the name of its type where it has none."""
-    text = str(error).strip() or type(error).__name__
+    text = masked(str(error)).strip() or type(error).__name__
     return text.splitlines()[0][:200]

@@ -84,6 +84,21 @@ def test_a_path_and_a_traceback_cannot_steer_the_terminal(tmp_path: Path, capsys
     assert not set(told) & {"\x1b", "\x07", "\u202e"}
 
 
+def test_neither_an_error_nor_a_traceback_shows_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key := "sk-very-secret-key-0123456789")
+    text = "from reflectkit.envs.corridor import Corridor\n\nclass Telling(Corridor):\n    def step(self, action):\n"
+    raising = f"        try:\n            raise KeyError('{key}')\n        except KeyError as error:\n"
+    (tmp_path / "telling_keys.py").write_text(f"{text}{raising}            raise ValueError('{key[:20]}') from error\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["--traceback", "play", "--env", "telling_keys:Telling", "--policy", "oracle", "--auto"]) == 2
+    told = capsys.readouterr()
+    assert "KeyError" in told.err
+    assert key[:8] not in told.out + told.err
+
+
 @pytest.mark.parametrize(
     "arguments", [["list"], ["--help"], ["sft", "--help"], ["--version"], ["--show-completion", "bash"]]
 )
