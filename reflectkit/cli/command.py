@@ -152,12 +152,14 @@ def _function(name: str, module: Any, arguments: Sequence[str]) -> Callable[...,
 
 def _run(module: Any, settings: Any, progress: Any) -> Any:
     """The stage's report. What typer would take for a wish to leave is an error: a lost connection, and code that
-    exits.
+    exits or raises what is no Exception.
     """
     try:
         return module.run(settings, progress)
-    except (BrokenPipeError, EOFError, SystemExit) as error:
-        if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):  # nobody reads the output
+    except BaseException as error:
+        taken = isinstance(error, BrokenPipeError | EOFError) or not isinstance(error, Exception | KeyboardInterrupt)
+        unread = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)  # the output
+        if unread or not taken:
             raise
         raise RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from None
 

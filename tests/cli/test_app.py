@@ -178,7 +178,9 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     assert b"ulimit -f" in done.stderr
 
 
-@pytest.mark.parametrize("statement", ["raise BrokenPipeError(32, 'gone')", "raise EOFError", "raise SystemExit(0)"])
+@pytest.mark.parametrize(
+    "statement", ["raise BrokenPipeError(32, 'gone')", "raise EOFError", "raise SystemExit(0)", "raise BaseException"]
+)
 def test_an_environment_cannot_end_the_command_without_a_word(
     statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
