@@ -16,6 +16,7 @@ from reflectkit.cli.completion import completer
 from reflectkit.cli.screen import process_number
 from reflectkit.core.config import StageConfig, flag, from_mapping, is_path, parse_yaml
 from reflectkit.core.errors import DataError
+from reflectkit.core.jsonl import file_text
 from reflectkit.stages import STAGES, config_class
 
 ASIDE = {"help", "config"}
@@ -167,7 +168,7 @@ def _run(module: Any, settings: Any, progress: Any) -> Any:
 def _settings(path: Path) -> dict[str, Any]:
     """The settings in YAML file `path`. Raises DataError."""
     try:
-        value = parse_yaml(path.read_text("utf-8"), path)
+        value = parse_yaml(file_text(path), path)
     except OSError as error:
         raise DataError(path, f"cannot be read ({error.strerror}); give a YAML file of settings") from None
     except UnicodeDecodeError:
