@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
@@ -62,7 +63,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def opened(path: Path) -> IO[bytes]:
+def opened(path: Path) -> BufferedReader:
     """The regular file `path`, open for reading. Raises OSError, and DataError for a pipe or a device, from which
     reading might never end.
     """
