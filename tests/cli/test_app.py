@@ -193,6 +193,18 @@ def test_an_environment_cannot_end_the_command_without_a_word(
     assert f"{name}.py, line 5" in capsys.readouterr().err
 
 
+def test_metadata_of_a_package_that_is_not_text(tmp_path: Path) -> None:
+    """Libraries read that of all packages: no matter for what needs none of them, and one line elsewhere."""
+    (tmp_path / "a-1.0.dist-info").mkdir()
+    (tmp_path / "a-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff")
+    path = {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(PACKAGE.parent)))}
+    assert started("play", "--env", "taxi", "--policy", "oracle", "--auto", env=path, cwd=tmp_path).returncode == 0
+    path["PYDANTIC_DISABLE_PLUGINS"] = ""
+    done = started("play", "--env", "taxi", "--policy", "oracle", "--auto", env=path, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
+    assert b"a-1.0.dist-info: its entry_points.txt is not UTF-8" in done.stderr
+
+
 PRESS = "import os, signal, threading, time\nthreading.Timer(0, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
 SWALLOWED = "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    raise ImportError('half a module')"
 
