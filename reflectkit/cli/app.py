@@ -140,6 +140,7 @@ def _list_configs(name: str | None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run the command line `arguments`; returns the exit code."""
     screen.prepare()
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it reads the metadata of every installed package
     try:
         if completion.asked():
             return completion.complete(lambda: app(args=[], prog_name="reflectkit", standalone_mode=False))

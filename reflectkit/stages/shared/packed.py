@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import write_text
+from reflectkit.core.jsonl import file_text, write_text
 from reflectkit.core.reports import Table
 from reflectkit.data.packs import Pack, read_pack
 from reflectkit.stages.shared.effects import (
@@ -113,7 +113,7 @@ def _draw_effects(folders: Sequence[Path], packs: Sequence[Pack], out: Path, pag
 def _fill(page: Path, text: str) -> None:
     """Put `text` between the marks of `page`. Raises DataError if it has none."""
     try:
-        old = page.read_text(encoding="utf-8")
+        old = file_text(page)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(page, f"cannot be read as a page ({type(error).__name__}); give another --page") from None
     before, start, rest = old.partition(MARKS[0])
