@@ -13,8 +13,8 @@ Their side is TRL's own training loop with a `rollout_func`, one row per turn:
 
 Our side is what `rlft` runs: `rollout` and `Learner.update`. What differs in the work: TRL's loss is over the whole
 vocabulary, ours over the legal labels; TRL knows no memo of comments. A round counts only if both sides chose the same
-actions with the same log-probabilities; the table says how many were left out. Where rounding decides between two tokens
-of a comment, the episodes may differ from there on.
+actions with the same log-probabilities; the table says how many were left out. Where rounding decides between two
+tokens of a comment, the episodes may differ from there on.
 """
 
 from __future__ import annotations
