@@ -84,6 +84,13 @@ def test_sharing_a_prompts_forward_changes_nothing(policy: Player) -> None:
     assert len(units(samples * 10)) == len({sample.tokens[:-1] for sample in samples})
 
 
+def test_the_entropy_bonus_alone_spreads_the_policy(policy: Player) -> None:
+    rows = [replace(row, advantages=(0.0,) * len(row.tokens)) for row in rows_of(policy, play(policy, count=6))]
+    learner = Learner(policy, Settings(learning_rate=1e-4, minibatch=10_000, entropy=1.0))
+    before, after = (learner.update(rows, random.Random(0))["entropy"] for _ in range(2))
+    assert after > before
+
+
 def test_micro_batches_and_checkpointed_gradients_change_nothing_but_memory(policy: Player) -> None:
     samples = rows_of(policy, play(policy, count=6))
     whole = gradients_after(policy, samples)
