@@ -16,7 +16,7 @@ from reflectkit.cli.main import main
 from reflectkit.core.config import StageConfig, flag, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.jsonl import write_text
+from reflectkit.core.jsonl import file_text, write_text
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.stages.shared.eval_tables import figures_tables, markdown, table
@@ -166,7 +166,7 @@ def _draw_effects(folders: Sequence[Path], packs: Sequence[Pack], out: Path, pag
 def _fill(page: Path, text: str) -> None:
     """Put `text` between the marks of `page`. Raises DataError if it has none."""
     try:
-        old = page.read_text(encoding="utf-8")
+        old = file_text(page)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(page, f"cannot be read as a page ({type(error).__name__}); give another --page") from None
     before, start, rest = old.partition(MARKS[0])

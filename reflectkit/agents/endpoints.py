@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from reflectkit.core.encodings import PLAIN
 from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.core.keys import header_text
-from reflectkit.models.servers.settings import KEYS as SERVER_KEYS
 
 THINKING = ("o1", "o3", "o4", "gpt-5")
 KEYS = {"openai": "OPENAI_API_KEY", "azure": "AZURE_OPENAI_API_KEY", "local": "LOCAL_API_KEY"}
@@ -124,7 +124,7 @@ def connect(endpoint: Endpoint, on_response: Callable[[Any], Awaitable[None]]) -
         raise ConfigError(
             f"the environment's {names} cannot be used to connect ({type(error).__name__}); correct or unset it"
         ) from None
-    options: dict[str, Any] = {"max_retries": 0, "timeout": None, "http_client": pool}
+    options: dict[str, Any] = {"max_retries": 0, "timeout": None, "http_client": pool, "default_headers": PLAIN}
     if endpoint.kind == "openai":
         organization, project = (header_text(name) or None for name in ACCOUNT)
         address = endpoint.base_url or OPENAI
@@ -158,9 +158,3 @@ def _knock(base_url: str) -> None:
         raise ApiError(
             f"nothing listens at {base_url} ({error.strerror or error}); start the server, or give --base-url"
         ) from None
-
-
-def secrets() -> tuple[str, ...]:
-    """The keys that are set, which no text may hold."""
-    names = (*KEYS.values(), *SERVER_KEYS.values())
-    return tuple(value for name in names if len(value := os.environ.get(name, "")) > 3)

@@ -141,6 +141,7 @@ def _list_configs(name: str | None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run the command line `arguments`; returns the exit code."""
     screen.prepare()
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it reads the metadata of every installed package
     try:
         code = _run(arguments)
         sys.stdout.flush()

@@ -14,6 +14,7 @@ import typer
 from reflectkit.cli.screen import process_number
 from reflectkit.core.config import StageConfig, flag, from_mapping, is_path, parse_yaml
 from reflectkit.core.errors import DataError
+from reflectkit.core.jsonl import file_text
 from reflectkit.stages import STAGES, config_class, stage_module
 
 ASIDE = {"help", "config"}
@@ -146,12 +147,14 @@ def _function(name: str, module: Any, arguments: Sequence[str]) -> Callable[...,
 
 def _run(module: Any, settings: Any, progress: Any) -> Any:
     """The stage's report. What typer would take for a wish to leave is an error: a lost connection, and code that
-    exits.
+    exits or raises what is no Exception.
     """
     try:
         return module.run(settings, progress)
-    except (BrokenPipeError, EOFError, SystemExit) as error:
-        if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):  # nobody reads the output
+    except BaseException as error:
+        taken = isinstance(error, BrokenPipeError | EOFError) or not isinstance(error, Exception | KeyboardInterrupt)
+        unread = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)  # the output
+        if unread or not taken:
             raise
         raise RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from None
 
@@ -159,7 +162,7 @@ def _run(module: Any, settings: Any, progress: Any) -> Any:
 def _settings(path: Path) -> dict[str, Any]:
     """The settings in YAML file `path`. Raises DataError."""
     try:
-        value = parse_yaml(path.read_text("utf-8"), path)
+        value = parse_yaml(file_text(path), path)
     except OSError as error:
         raise DataError(path, f"cannot be read ({error.strerror}); give a YAML file of settings") from None
     except UnicodeDecodeError:

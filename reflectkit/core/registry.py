@@ -5,6 +5,7 @@ Other packages add names with entry points, which are read only if a name is not
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import sys
@@ -39,7 +40,9 @@ def resolve(kind: str, name: str, table: Mapping[str, Any], group: str = "") -> 
         return getattr(importlib.import_module(module_name), attribute)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may fail in any way while it is imported
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's module may fail in any way while it is imported
         raise UnknownNameError(f"cannot import {kind} {name!r}: {_reason(error, module_name)}") from None
     try:
         return getattr(module, attribute)
@@ -52,7 +55,7 @@ def resolve(kind: str, name: str, table: Mapping[str, Any], group: str = "") -> 
         ) from None
 
 
-def _reason(error: Exception, module_name: str) -> str:
+def _reason(error: BaseException, module_name: str) -> str:
     """Why the import of a user's module failed, and what to do."""
     package = module_name.partition(".")[0]
     if module_name.endswith(".py"):
@@ -75,15 +78,36 @@ def code_files(modules: Iterable[str]) -> list[Path]:
 
 
 def plugins(group: str) -> dict[str, metadata.EntryPoint]:
-    """The entry points of `group` by name, as installed packages declare them; nothing is imported."""
-    return {point.name: point for point in metadata.entry_points(group=group)} if group else {}
+    """The entry points of `group` by name, as installed packages declare them; nothing is imported. Of two with one
+    name it is the first on Python's path. A package whose list is damaged offers nothing.
+    """
+    offered: dict[str, metadata.EntryPoint] = {}
+    for package in metadata.distributions() if group else ():
+        with contextlib.suppress(Exception):  # not UTF-8, or not in the format
+            for point in package.entry_points.select(group=group):
+                offered.setdefault(point.name, point)
+    return offered
+
+
+def damaged_package() -> str:
+    """The folder of an installed package whose list of entry points cannot be read; "" if there is none."""
+    for package in metadata.distributions():
+        try:
+            _ = package.entry_points
+        except UnicodeDecodeError:
+            return str(getattr(package, "_path", "a package"))
+    return ""
 
 
 def _loaded(kind: str, name: str, point: metadata.EntryPoint) -> Any:
     try:
         return point.load()
-    except Exception as error:  # someone else's module may fail in any way while it is imported
-        package = point.dist.name if point.dist else "a package"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # someone else's module may fail in any way while it is imported
+        package = "a package"
+        with contextlib.suppress(UnicodeDecodeError):
+            package = point.dist.name if point.dist else package
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UnknownNameError(
             f"cannot import {kind} {name!r} of {package} ({point.value}): {reason}; fix or remove that package"

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from transformers.cache_utils import DynamicLayer
 
 from reflectkit.core.seeding import uniform
-from reflectkit.models.cache_rows import is_movable, join, select, widened
+from reflectkit.models.cache_rows import CACHE, is_movable, join, select, widened
 from reflectkit.models.drafts import Guide
 from reflectkit.models.lean import ROOM, NextTokens, Roomy
 from reflectkit.models.padding import left_pad
@@ -204,8 +204,8 @@ class _Reader:
         cache = copy.deepcopy(self.cache)
         if cache is not None:
             cache.batch_repeat_interleave(len(prompts))
-        output = self.model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments)
-        return self._rows(places, output.past_key_values, input_ids, mask_BT), output.logits[:, -1]
+        output = self.model(input_ids=input_ids, use_cache=True, logits_to_keep=1, **{CACHE: cache}, **arguments)
+        return self._rows(places, getattr(output, CACHE), input_ids, mask_BT), output.logits[:, -1]
 
     def _rows(self, places: list[int], cache: Any, input_ids: torch.Tensor, mask_BT: torch.Tensor) -> _Rows:
         """Rows whose prompts were read."""
@@ -235,9 +235,9 @@ class _Reader:
         if self.takes_positions:
             arguments["position_ids"] = rows.positions_B1
         output = self.model(
-            input_ids=rows.last_B1, past_key_values=rows.cache, use_cache=True, logits_to_keep=1, **arguments
+            input_ids=rows.last_B1, use_cache=True, logits_to_keep=1, **{CACHE: rows.cache}, **arguments
         )
-        rows.cache = output.past_key_values
+        rows.cache = getattr(output, CACHE)
         return output.logits[:, -1]
 
     def takes_guesses(self, rows: _Rows) -> bool:
@@ -260,7 +260,7 @@ class _Reader:
                 input_ids=tokens_BS,
                 attention_mask=seen_BT.long(),
                 position_ids=positions_BS,
-                past_key_values=rows.cache,
+                **{CACHE: rows.cache},
                 use_cache=True,
             )
             return output.logits

@@ -12,6 +12,7 @@ from typing import Any
 
 from reflectkit.core.config import PACKAGED, TINY
 from reflectkit.core.errors import CheckpointError, ConfigError, unknown_name
+from reflectkit.core.keys import masked
 
 PATIENCE = 3.0  # seconds
 LONGEST_NAME = 4096  # characters of a path
@@ -73,7 +74,7 @@ def _fault(endpoint: str) -> str:
             get_session().head(endpoint, timeout=PATIENCE, follow_redirects=False)
             faults.append("")
         except Exception as error:  # no name, no route, refused, a proxy that forbids it, …
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+            reason = (masked(str(error)).strip() or type(error).__name__).splitlines()[0][:120]
             faults.append(f"{endpoint} cannot be reached ({reason})")
 
     asking = threading.Thread(target=ask, daemon=True)  # the timeout does not cover looking up the name

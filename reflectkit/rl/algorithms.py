@@ -170,7 +170,9 @@ class ReinforceSettings:
     """REINFORCE's own settings."""
 
     baseline: str = option(
-        "batch", help="Baseline subtracted from the returns: none, batch (their mean) or leave-one-out."
+        "batch",
+        help="Baseline subtracted from the returns: none, batch (their mean) or leave-one-out (the mean of the group's"
+        " others; a group with one episode left is dropped).",
     )
 
     def __post_init__(self) -> None:

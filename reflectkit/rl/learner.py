@@ -350,7 +350,7 @@ class Learner:
             "kl_to_start": 0.0,
         }
         if reference_N is not None:
-            distance_N = losses.kl_estimate(scored.logprob_N, old_N, reference_N)
+            distance_N = losses.kl_estimate(scored.logprob_N, old_N, reference_N, settings.is_cap)
             distance = (
                 (distance_N * share_N).masked_fill(replayed_N, 0.0).sum()
             )  # an expectation over the current policy

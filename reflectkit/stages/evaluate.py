@@ -5,10 +5,11 @@ with 95 % intervals.
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,14 +20,14 @@ from reflectkit.core.config import option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.identity import digest
-from reflectkit.core.jsonl import read_json, salvage, write_json, write_text
+from reflectkit.core.jsonl import read_json, replacing, salvaged, write_json, write_text
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.reports import Report
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Run, finished, open_run
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.text import counted
-from reflectkit.core.types import Status, Task, Trajectory
+from reflectkit.core.types import Task, Trajectory
 from reflectkit.data.episodes import episode_line, episode_to_json, read_compared, write_episodes
 from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
@@ -38,9 +39,10 @@ from reflectkit.stages.shared.eval_estimate import estimate
 from reflectkit.stages.shared.eval_tables import (
     counted_as_0,
     csv_text,
-    differences,
+    differences_over_seeds,
     differences_table,
     figures_tables,
+    lean,
     markdown,
     pooled,
     rows_of,
@@ -65,8 +67,29 @@ EXAMPLES = (
 )
 SFT = "sft"
 HELD_OUT = "test.json"
-Played = dict[tuple[int, int, str, int], tuple[Task, dict[str, Any]]]
-"""Tasks and their lines of episodes.jsonl, by player, horizon, task id and seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedEpisode:
+    """An episode whose line is on disk."""
+
+    line: dict[str, Any]
+    """Its `lean` line of episodes.jsonl."""
+    path: Path
+    """The file with the whole line."""
+    place: int
+    """Where the line begins, in bytes."""
+
+    def whole(self) -> dict[str, Any]:
+        """The whole line, with the level and the figures of the lean one."""
+        with self.path.open("rb") as file:
+            file.seek(self.place)
+            row: dict[str, Any] = json.loads(file.readline())
+        return row | {name: self.line[name] for name in ("level", "figures") if name in self.line}
+
+
+Played = dict[tuple[int, int, str, int], tuple[Task, SavedEpisode]]
+"""Tasks and their episodes, by player, horizon, task id and seed."""
 
 
 @dataclass(frozen=True)
@@ -233,13 +256,13 @@ def run(config: Config, progress: Progress) -> Report:
             (match.name, match.level, play_match(config, match, episodes_folder, players, progress, already))
             for match in matches
         ]
-        rows = rows_of(config.env_name, played)
-        episodes = [episode for _, _, part in played for episode in part]
+        rows = rows_of(config.env_name, [(name, level, [one.line for one in part]) for name, level, part in played])
         players.report_damage(progress)
-        write_episodes(current.folder / "episodes.jsonl", episodes)
+        write_episodes(current.folder / "episodes.jsonl", (one.whole() for _, _, part in played for one in part))
+        episodes = [one.line for _, _, part in played for one in part]
         title = _title(config, source, problems)
         asked = players.usage | config.asked(progress)
-        outputs = _write_tables(current, title, rows, episodes, {"asked": asked})
+        outputs = _write_tables(current, title, rows, [episodes], {"asked": asked})
         outputs.append(current.folder / "episodes.jsonl")
         extra: dict[str, Any] = {"asked": asked} if asked else {}
         extra |= {"warnings": warnings} if warnings else {}
@@ -290,10 +313,15 @@ def _title(config: Config, source: Path | None, problems: Mapping[str, Sequence[
 
 
 def _write_tables(
-    current: Run, title: str, rows: list[dict[str, Any]], episodes: Sequence[dict[str, Any]], extra: dict[str, Any]
+    current: Run,
+    title: str,
+    rows: list[dict[str, Any]],
+    parts: Sequence[Sequence[dict[str, Any]]],
+    extra: dict[str, Any],
 ) -> list[Path]:
-    """Make the tables and write their files, whose paths are returned."""
-    compared = differences(episodes)
+    """Make the tables and write their files, whose paths are returned. parts: the episodes of each seed."""
+    compared = differences_over_seeds(parts)
+    episodes = [episode for part in parts for episode in part]
     write_json(current.folder / "eval.json", {"rows": rows, "differences": compared} | extra)
     current.tables.append(table(title, rows))
     current.tables += [*passes_table(rows), *aspect_tables(episodes), *figures_tables(rows)]
@@ -306,7 +334,7 @@ def _write_tables(
 
 def _recompute(config: Config, progress: Progress) -> Report:
     """The tables of saved episodes, computed by this version. Raises DataError."""
-    parts = [read_compared(path) for path in config.episodes]
+    parts = [list(map(lean, read_compared(path))) for path in config.episodes]
     for path, part in zip(config.episodes, parts, strict=True):
         if others := {episode["env"] for episode in part if "env" in episode} - {config.env_name}:
             raise DataError(
@@ -317,7 +345,7 @@ def _recompute(config: Config, progress: Progress) -> Report:
     with open_run("evaluate", config, config.episodes, again=True) as current:
         rows = pooled(parts)
         title = f"Episodes of {' and '.join(map(str, config.episodes))}"
-        outputs = _write_tables(current, title, rows, [episode for part in parts for episode in part], {})
+        outputs = _write_tables(current, title, rows, parts, {})
         return current.finish({"rows": rows}, outputs)
 
 
@@ -346,8 +374,8 @@ def play_match(
     players: Players,
     progress: Progress,
     already: Played,
-) -> list[dict[str, Any]]:
-    """An episode of each problem and repeat, as lines of episodes.jsonl.
+) -> list[SavedEpisode]:
+    """An episode of each problem and repeat. What the tables do not need of them is on disk only.
 
     Episodes saved in `folder` are not played again, nor those that were `already` played at another level with the same
     task and horizon; new ones are added to `already`. Raises EnvironmentFailure if all are aborted, BudgetSpentError if
@@ -362,15 +390,15 @@ def play_match(
     same = match.number, config.horizon_at(match.level)
     done = {}
     for episode in episodes:
-        task, line = already.get((*same, episode.task.id, episode.seed), (None, {}))
-        if task == episode.task:
-            done[episode.task.id, episode.seed] = line | {"level": match.level}
+        if (earlier := already.get((*same, episode.task.id, episode.seed))) and earlier[0] == episode.task:
+            line = earlier[1].line | {"level": match.level}
+            done[episode.task.id, episode.seed] = replace(earlier[1], line=line)
     done |= _kept(path, progress)
     remaining = [episode for episode in episodes if (episode.task.id, episode.seed) not in done]
     with progress.bar(f"{match.name} ({match.level})", len(episodes), len(episodes) - len(remaining)) as bar:
         if remaining:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
+            with path.open("ab") as file:
 
                 def on_end(trajectory: Trajectory) -> None:
                     cluster = cluster_of(config.env, trajectory.task)
@@ -379,42 +407,51 @@ def play_match(
                         line["aspects"] = aspects
                     if config.score_oracle:
                         line["figures"] = {**line.get("figures", {}), **oracle_scores(trajectory)}
-                    done[trajectory.task.id, trajectory.seed] = line
-                    if trajectory.status is not Status.ABORTED:  # the same command plays aborted ones again
-                        file.write(episode_line(line))
-                        file.flush()
+                    done[trajectory.task.id, trajectory.seed] = SavedEpisode(lean(line), path, file.tell())
+                    file.write(episode_line(line).encode("utf-8"))
+                    file.flush()
                     bar.advance()
 
                 agent = players.agent(match.name, match.policy, match.reflector)
                 make = advised(config.maker(match.level)) if config.score_oracle else config.maker(match.level)
-                rollout(remaining, make, agent, width=config.width, on_end=on_end)
+                rollout(remaining, make, agent, width=config.width, on_end=on_end, keep=False)
                 players.stop_if_spent(match.name)
     played = [done[episode.task.id, episode.seed] for episode in episodes]
-    played = known_scores(played) if config.score_oracle else played
-    aborted = [line for line in played if line["status"] == "aborted"]
+    if config.score_oracle:
+        scored = known_scores([one.line for one in played])
+        played = [replace(one, line=line) for one, line in zip(played, scored, strict=True)]
+    aborted = [one.line for one in played if one.line["status"] == "aborted"]
     if aborted and len(aborted) == len(played):
         raise EnvironmentFailure(
-            f"every episode of {match.name} was aborted ({len(played)}): {played[0].get('reason')}"
+            f"every episode of {match.name} was aborted ({len(played)}): {aborted[0].get('reason')}"
         )
     if aborted:
         count = counted(len(aborted), "episode")
         progress.news(f"{match.name} ({match.level}): {count} aborted, the first for: {aborted[0].get('reason')}")
-    for episode, line in zip(episodes, played, strict=True):
-        if line["status"] != "aborted":
-            already[*same, episode.task.id, episode.seed] = episode.task, line
+    for episode, one in zip(episodes, played, strict=True):
+        if one.line["status"] != "aborted":
+            already[*same, episode.task.id, episode.seed] = episode.task, one
     return played
 
 
 KEPT_FIELDS = {"task": str, "seed": int, "status": str, "success": bool, "return": int | float, "turns": list}
 
 
-def _kept(path: Path, progress: Progress) -> dict[tuple[str, int], dict[str, Any]]:
-    """The intact lines that a killed run left, by task and seed; damaged ones, e.g. an incomplete last one, are
-    removed.
+def _kept(path: Path, progress: Progress) -> dict[tuple[str, int], SavedEpisode]:
+    """The intact lines that a killed run left, by task and seed. Damaged ones, e.g. an incomplete last one, and those
+    of aborted episodes are removed: both are played again.
     """
-    rows, damaged = salvage(path, KEPT_FIELDS)
+    kept: dict[tuple[str, int], SavedEpisode] = {}
+    damaged = 0
+    if not path.is_file():
+        return kept
+    with replacing(path) as file:  # even if only the last newline is missing, since more lines follow
+        for row in salvaged(path, KEPT_FIELDS):
+            if row is None:
+                damaged += 1
+            elif row["status"] != "aborted":
+                kept[row["task"], row["seed"]] = SavedEpisode(lean(row), path, file.tell())
+                file.write(episode_line(row).encode("utf-8"))
     if damaged:
         progress.news(f"{path}: damaged lines dropped: {damaged}; their episodes will be played again")
-    if path.is_file():  # even if only the last newline is missing, since more lines follow
-        write_episodes(path, rows)
-    return {(row["task"], row["seed"]): row for row in rows}
+    return kept

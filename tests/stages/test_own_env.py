@@ -445,8 +445,53 @@ def test_packages_offer_environments_and_players(
     assert "or one of oracle, random, sft, first" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "statement", ["raise SystemExit(0)", "raise SystemExit('no')", "raise BaseException('no')", "Lock = []"]
+)
+def test_a_package_that_fails_in_any_way_is_one_line_of_the_list(
+    statement: str, module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"{module}_{abs(hash(statement))}"
+    package = tmp_path / "b_package-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_bytes(b"Name: b-package\nAuthor: \xff\n")
+    (package / "entry_points.txt").write_text(
+        f"[reflectkit.envs]\nfailing = {name}:Lock\n[reflectkit.players]\nfailing = {name}:make\n", encoding="utf-8"
+    )
+    Path(f"{name}.py").write_text(statement, encoding="utf-8")
+    for command in (["list"], ["play", "--env", "corridor", "--policy", "oracle", "--auto"]):
+        assert main(command) == 0
+    assert "  failing " in capsys.readouterr().out
+    for command in (["--env", "failing"], ["--env", f"{name}:Lock"], ["--env", "corridor", "--policy", "failing"]):
+        assert main(["play", "--auto", *command]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [b"[reflectkit.envs]\nx = \xff:Y\n", b"\xff\xfe", b"no = section\n[\n"])
+def test_a_package_with_damaged_metadata_is_passed_over(
+    content: bytes, module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "c_package-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_bytes(b"\xff")
+    (package / "entry_points.txt").write_bytes(content)
+    for command in (["list"], ["play", "--env", "corridor", "--policy", "oracle", "--auto"]):
+        assert main(command) == 0
+    assert main(["play", "--env", "lokc", "--auto"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_ctrl_c_ends_the_import_of_a_package(module: str, tmp_path: Path) -> None:
+    package = tmp_path / "d_package-1.0.dist-info"
+    package.mkdir()
+    (package / "entry_points.txt").write_text(f"[reflectkit.envs]\nstopped = {module}_stopped:Lock\n", encoding="utf-8")
+    Path(f"{module}_stopped.py").write_text("raise KeyboardInterrupt", encoding="utf-8")
+    for command in (["list"], ["play", "--env", "stopped"], ["play", "--env", f"{module}_stopped:Lock"]):
+        assert main(command) == 130
+
+
 def test_entry_points_are_not_read_for_an_environment_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: pytest.fail("entry points were read"))
+    monkeypatch.setattr("importlib.metadata.distributions", lambda **_: pytest.fail("entry points were read"))
     assert env_class("corridor").name == "corridor"
     assert "pkg_resources" not in sys.modules
 

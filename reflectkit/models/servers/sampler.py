@@ -24,12 +24,12 @@ from reflectkit.core.jsonl import sha256
 from reflectkit.models.hub import looks_local
 from reflectkit.models.labels import Path, trie
 from reflectkit.models.load import Player
+from reflectkit.models.memo import ScoreMemo
 from reflectkit.models.sampler import Ask, Sampled, draw
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.models.servers.protocols import MOST_AT_ONCE, LostWeightsError, Server, Weights
 from reflectkit.models.servers.store import Store
 
-MEMO_LIMIT = 200_000  # entries; a full memo starts again
 KEPT = 2  # versions that the server keeps: the current one, and that of requests still on their way
 RESTORES = 20  # times that a request is made again because the server lost its weights
 SAME = 0.5
@@ -71,7 +71,7 @@ class ServerSampler:
         self._held: list[Weights] = []
         self._compared = False
         self._scaled: bool | None = None
-        self._scores: dict[Key, tuple[float, ...]] = {}
+        self._scores = ScoreMemo()
         self._asked: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Key, asyncio.Task[tuple[float, ...]]]]
         self._asked = WeakKeyDictionary()
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
@@ -139,7 +139,7 @@ class ServerSampler:
         fresh = Weights(self.store.name(version), version, adapter, there)
         await self.server.load(fresh)
         self._weights, self.version = fresh, version
-        self._scores = {}  # a new one: other threads may be reading the old one
+        self._scores = ScoreMemo()  # a new one: other threads may be reading the old one
         self._held.append(fresh)
         while len(self._held) > KEPT:
             old = self._held.pop(0)
@@ -157,8 +157,8 @@ class ServerSampler:
         for _ in range(RESTORES):
             weights = self._weights
             key = (weights.version, labels, prompt, temperature)
-            if key in self._scores:
-                return weights.version, self._scores[key]
+            if (row := self._scores.get(labels, prompt, (weights.version, temperature))) is not None:
+                return weights.version, row
             try:
                 return weights.version, await self._shared(key, weights)
             except LostWeightsError:
@@ -178,14 +178,14 @@ class ServerSampler:
 
     async def _scored(self, key: Key, weights: Weights) -> tuple[float, ...]:
         """Ask for the tokens that may come next at each place where labels part, and add up along the paths."""
-        _, labels, prompt, temperature = key
+        version, labels, prompt, temperature = key
         one = trie(labels)
         steps = [self._step(weights, (*prompt, *node.prefix), node.children, temperature) for node in one.nodes]
         logprobs = await asyncio.gather(*steps)
         row = tuple(math.fsum(logprobs[node][child] for node, child in path) for path in one.steps)
-        if len(self._scores) >= MEMO_LIMIT:
-            self._scores.clear()
-        self._scores[key] = row
+        scores = self._scores
+        scores.trim()
+        scores.keep(labels, prompt, (version, temperature), row)
         return row
 
     async def _step(

@@ -13,6 +13,7 @@ from typing import Any
 
 from reflectkit.core.config import StageConfig, parse_yaml
 from reflectkit.core.errors import DataError, unknown_name
+from reflectkit.core.jsonl import file_text
 from reflectkit.stages import STAGES, config_class, is_own
 from reflectkit.stages.recipes.ablations import Ablation, references
 from reflectkit.stages.recipes.parameters import DEFAULTS, Parameter, Resolved, resolve_parameters
@@ -67,7 +68,7 @@ def load_recipe(name: str) -> Recipe:
     elif name.endswith((".yaml", ".yml")) or "/" in name:
         path = Path(name)
         try:
-            text = path.read_text(encoding="utf-8")
+            text = file_text(path)
         except FileNotFoundError:
             raise DataError(path, "no such recipe file") from None
         except UnicodeDecodeError:

@@ -21,7 +21,10 @@ class AsynchronousConfig(SamplerConfig):
         help="Play with a server while the policy learns: most updates between the weights that play and those that"
         " learn; 0: in turns.",
     )
-    is_cap: float = option(2.0, help="Most that an importance weight (policy / sampler) may be, with --max-staleness.")
+    is_cap: float = option(
+        2.0,
+        help="Most that an importance weight (policy / sampler) may be in the loss and in --kl, with --max-staleness.",
+    )
     oversample: float = option(
         1.0,
         help="With --max-staleness, an update learns from the first complete groups among so many times as many; the"

@@ -115,7 +115,7 @@ def trainer_of(config: Config, folder: Path, player: Player, encoded: list[dict[
         fp16=not on_cpu and config.dtype == "float16",
         max_length=None,
         train_sampling_strategy="group_by_length" if config.group_by_length else "random",
-        gradient_checkpointing=False,
+        activation_checkpointing=False,
         report_to="none",
         disable_tqdm=True,
         dataset_num_proc=None,
