@@ -407,6 +407,25 @@ def test_commands_from_problems_to_demonstrations(
     assert "env 'tau' needs a user for replies" in error_of(["evaluate", "--env", "tau", "--policy", "random"], capsys)
 
 
+def test_a_split_without_problems_does_not_replace_one_with_problems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Demonstrations of training tasks alone; with --by question they are divided, whatever split they come with."""
+    monkeypatch.chdir(tmp_path)
+    files = [Path(f"data/tau/{name}.json") for name in ("train", "validate", "test")]
+    assert main(["gen-task", "--env", "tau"]) == 0
+    assert main(["gen-trajectory", "--env", "tau", "--task-file", "data/tau/train.json"]) == 0
+    before = [path.read_bytes() for path in files]
+    capsys.readouterr()
+    assert "validate.json has 1 problem and would get none" in (said := error_of(["split", "--env", "tau"], capsys))
+    assert "--by question" in said
+    assert [path.read_bytes() for path in files] == before
+    assert main(["split", "--env", "tau", "--by", "question", "--ratio", "1:1:1"]) == 0
+    ids = [[record["id"] for record in json.loads(path.read_text())] for path in files]
+    assert list(map(len, ids)) == [1, 1, 1]
+    assert sorted(*zip(*ids, strict=True)) == generated()["train"]
+
+
 def test_a_chat_model_is_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,6 +89,7 @@ class Tau(ConversationEnv):
     Settings: ClassVar[type[Any]] = TauSettings
     settings: TauSettings
     problem_generator: ClassVar[str] = "reflectkit.envs.tau.problems:Problems"
+    split_by: ClassVar[tuple[str, ...]] = ("group", "question")
     rules: ClassVar[str] = (
         "Goal: do what the customer of a shop or an airline wants, as far as the policy allows it.\n"
         "Actions: one call of a tool, or one reply to the customer, at a time.\n"
