@@ -155,6 +155,8 @@ def _run(module: Any, settings: Any, progress: Any) -> Any:
     exits.
     """
     try:
+        for name, value in settings.environment.items():
+            progress.news(f"{name}: {value}")
         return module.run(settings, progress)
     except (BrokenPipeError, EOFError, SystemExit) as error:
         if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):  # nobody reads the output

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.agents.endpoints import key_of
+from typing_extensions import override
+
+from reflectkit.agents.endpoints import address_in_use, key_of
 from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS
 from reflectkit.agents.scripted import require_oracle
 from reflectkit.core.config import option, within
@@ -141,6 +143,12 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
         for text in self.policy:
             for part in chat_parts(text, self.kind.methods):
                 self.check_budget(endpoint_of(self, part))
+
+    @property
+    @override
+    def environment(self) -> dict[str, str]:
+        parts = [part for text in self.policy for part in chat_parts(text, self.kind.methods)]
+        return super().environment | address_in_use(endpoint_of(self, part) for part in parts)
 
     @property
     def baselines(self) -> tuple[str, ...]:

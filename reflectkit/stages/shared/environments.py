@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from typing_extensions import override
 
-from reflectkit.agents.endpoints import Endpoint, parse_endpoint
+from reflectkit.agents.endpoints import Endpoint, address_in_use, parse_endpoint
 from reflectkit.agents.prices import prices_of
 from reflectkit.core.config import (
     PACKAGED,
@@ -151,6 +151,12 @@ class WorldConfig(EnvConfig):
     def own_settings(cls, kind: type[BaseEnv]) -> type[Any] | None:
         """The settings of the env."""
         return kind.Settings
+
+    @property
+    @override
+    def environment(self) -> dict[str, str]:
+        endpoints = map(self._endpoint, self.kind.chat_settings)
+        return super().environment | address_in_use(endpoint for endpoint in endpoints if endpoint)
 
     @property
     def settings(self) -> Any:
