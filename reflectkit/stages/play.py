@@ -30,7 +30,15 @@ from reflectkit.envs import cluster_of, listed
 from reflectkit.models.sampler import Ask
 from reflectkit.stages.shared.environments import MOST_TOKENS, HorizonConfig, at_level, check_level
 from reflectkit.stages.shared.narrator import Commentator, Narrator, Reporter
-from reflectkit.stages.shared.players import Players, chat_parts, mismatch, model_folders, parse_policy, place_of
+from reflectkit.stages.shared.players import (
+    TEACHER,
+    Players,
+    chat_parts,
+    mismatch,
+    model_folders,
+    parse_policy,
+    place_of,
+)
 from reflectkit.stages.shared.sampling import SamplerConfig
 from reflectkit.stages.shared.verdict import verdict_text
 
@@ -87,8 +95,10 @@ class Config(SamplerConfig, HorizonConfig):
             raise ConfigError(
                 "a checkpoint reads its own reflector's comment: write --policy NAME=CHECKPOINT+REFLECTOR"
             )
-        if self.teacher:
-            require_oracle(self.kind, ["reflection"])
+        if self.policy == ORACLE:
+            self.require_oracle(["oracle"])
+        if self.teacher or self.player[2] == TEACHER:
+            self.require_oracle(["reflection"])
         one_of("as_", self.as_, (AGENT, USER))
         if self.as_ == USER:
             self._check_user()

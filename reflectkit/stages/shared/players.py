@@ -257,6 +257,7 @@ class Players:
             commentator and config.swapped(commentator),
             answer=config.answer_of(policy),
             temperature=config.temperature,
+            truncation=config.truncation,
             max_new_tokens=config.kind.methods.get(method, config.max_new_tokens),
             episode_tokens=config.episode_tokens,
             thinking=config.thinking,
