@@ -324,7 +324,7 @@ def test_calls_that_cannot_be_executed_are_told_to_the_agent(
 @pytest.mark.parametrize(
     "action",
     [
-        ToolUse("", (ToolCall("find_user", {"name": "Ann"}),) * 2),
+        ToolUse("", (ToolCall("find_user", {"name": "Ann"}),), ("call 2: no tool named fly",)),
         ToolUse("fly", errors=("call 1: no tool named fly",)),
         "find_user {}",
         "",
@@ -336,6 +336,21 @@ def test_refused_actions_execute_nothing(action: ToolUse | str) -> None:
     assert result.info["refused"] >= 1
     assert "nothing was executed" in result.observation.messages[-1].content
     assert env.note() == "mistake"
+
+
+@pytest.mark.parametrize("several", ["first", "refuse"])
+def test_of_several_calls_the_first_is_carried_out_or_none(several: str) -> None:
+    env = Tau(Talker(), horizon=30, **({} if several == "first" else {"several_calls": several}))
+    result_of(env.reset(named("retail-train-0"), 0))
+    calls = (ToolCall("find_user", {"name": "Ann"}), *[ToolCall("find_user", {"name": "Bob"})] * 2)
+    result = played(env, ToolUse("…", calls))
+    tools = [message for message in result.observation.messages if message.role == "tool"]
+    if several == "first":
+        assert (result.info["refused"], [message.content for message in tools]) == (2, ["ann"])
+    else:
+        assert (result.info["refused"], "nothing was executed" in tools[0].content) == (3, True)
+    with pytest.raises(ConfigError, match="--several-calls"):
+        Tau(several_calls="all")
 
 
 def test_no_step_before_the_start_or_after_the_end() -> None:
