@@ -52,6 +52,7 @@ from reflectkit.stages.shared.oracle_scores import advised, known_scores, oracle
 from reflectkit.stages.shared.players import (
     TEACHER,
     Players,
+    chat_models,
     chat_parts,
     endpoint_of,
     mismatch,
@@ -81,7 +82,8 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
     policy: tuple[str, ...] = option(
         (),
         help="NAME=MODEL or NAME=MODEL+REFLECTOR (each a checkpoint, a run of sft or rlft, or a hub id; +oracle: the"
-        " env's teacher comments; +nothing: empty comments), oracle,"
+        " env's teacher comments; +nothing: empty comments; +openai:MODEL, +azure:… or +local:…: a chat model's),"
+        " oracle,"
         " random, sft (the result of `sft --role plain` on the current rows), a baseline of the env, or a chat model"
         " (openai:MODEL, azure:DEPLOYMENT, local:MODEL) or two of them as ACTOR+REFLECTOR; METHOD:MODEL plays a"
         " published method of the env with any model, e.g. memagent:openai:MODEL (repeat the flag).",
@@ -158,7 +160,7 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
         for level in self.level:
             check_level(self.env, level)
         for text in self.policy:
-            for part in chat_parts(text, self.kind.methods):
+            for part in chat_models(text, self.kind.methods):
                 self.check_budget(endpoint_of(self, part))
 
     def _check_truncation(self) -> None:
@@ -178,7 +180,7 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
     @property
     @override
     def environment(self) -> dict[str, str]:
-        parts = [part for text in self.policy for part in chat_parts(text, self.kind.methods)]
+        parts = [part for text in self.policy for part in chat_models(text, self.kind.methods)]
         return super().environment | address_in_use(endpoint_of(self, part) for part in parts)
 
     @property
@@ -244,7 +246,7 @@ def run(config: Config, progress: Progress) -> Report:
             " them held out from training; create it with `reflectkit gen-trajectory` and `reflectkit split`"
         )
     for text in config.policy:
-        for part in chat_parts(text, config.kind.methods):
+        for part in chat_models(text, config.kind.methods):
             key_of(endpoint_of(config, part))
     tasks = [task for level in levels for task in problems[level]]
     for _, policy, _ in entrants:

@@ -25,6 +25,8 @@ from reflectkit.core.reports import Table
 from reflectkit.core.text import counted
 
 ORACLE = "oracle"
+OF_CHAT_MODELS = ("base_url", "max_cost_usd", "price_in", "price_out", "dry_run")
+"""Settings that do nothing where no chat model is asked."""
 CALL_FIGURES = ("calls", "replayed", "rejected", "prompt_tokens", "completion_tokens", "usd")
 """Figures of a teacher's calls, in the order in which they are shown; usd is None if the price is unknown."""
 
