@@ -185,8 +185,8 @@ def draw(label_logprobs: Sequence[float], temperature: float, seed: int) -> int:
 def truncated(logprobs: Sequence[float], truncation: Truncation) -> tuple[float, ...]:
     """Log-probabilities after truncation; -inf for outcomes that may not be drawn.
 
-    >>> [round(math.exp(one), 2) for one in truncated([math.log(p) for p in (0.5, 0.3, 0.2)], Truncation(top_k=2))]
-    [0.62, 0.38, 0.0]
+    >>> [round(math.exp(one), 2) for one in truncated([math.log(p) for p in (0.5, 0.25, 0.25)], Truncation(top_p=0.7))]
+    [0.67, 0.33, 0.0]
     """
     if not truncation:
         return tuple(logprobs)
