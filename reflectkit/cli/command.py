@@ -150,6 +150,8 @@ def _run(module: Any, settings: Any, progress: Any) -> Any:
     exits or raises what is no Exception.
     """
     try:
+        for name, value in settings.environment.items():
+            progress.news(f"{name}: {value}")
         return module.run(settings, progress)
     except BaseException as error:
         taken = isinstance(error, BrokenPipeError | EOFError) or not isinstance(error, Exception | KeyboardInterrupt)

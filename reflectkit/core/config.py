@@ -130,6 +130,11 @@ class StageConfig:
         names = [item.name for item in dataclasses.fields(own) if item.name in field_names]  # type: ignore[arg-type]
         return own(**{name: getattr(self, name) for name in names})
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment's variables, by name, that act as settings: part of a run's identity, and shown first."""
+        return {}
+
     def departed(self, names: Iterable[str]) -> list[str]:
         """The settings among `names` that differ from their defaults."""
         defaults = {item.name: item.default for item in dataclasses.fields(self)}

@@ -65,7 +65,8 @@ class Identity:
         recorded = as_recorded(self.config, settings)
         for name in sorted({*recorded, *self.settings}):
             if recorded.get(name) != self.settings.get(name):
-                return f"{flag(name)} {_shown(recorded.get(name))} there, {_shown(self.settings.get(name))} here"
+                shown_name = name if name.isupper() else flag(name)
+                return f"{shown_name} {_shown(recorded.get(name))} there, {_shown(self.settings.get(name))} here"
         changed = [path for path in {**self.inputs, **inputs} if self.inputs.get(path) != inputs.get(path)]
         return f"{changed[0]} was different" if changed else "another process made it just now"
 
@@ -99,8 +100,8 @@ def _file_digest(path: Path) -> str:
 
 
 def plain_settings(config: StageConfig) -> dict[str, Any]:
-    """The settings that belong to a run's identity, as JSON values."""
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    """The settings that belong to a run's identity, as JSON values, and the variables that act as such."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)} | config.environment
     identifying = {name: value for name, value in values.items() if name not in NOT_IDENTITY}
     return {name: as_plain(value) for name, value in sorted(identifying.items())}
 

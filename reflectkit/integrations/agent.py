@@ -38,6 +38,7 @@ from reflectkit.stages.shared.players import (
     Players,
     chat_parts,
     endpoint_of,
+    is_chat,
     parse_policy,
     place_of,
     trained_with_comments,
@@ -102,7 +103,8 @@ def load_agent(
     CheckpointError, ConfigError: a model cannot be loaded, or a setting is invalid; each is one line with the fix.
     """
     name, policy_model, reflector_model = _parsed(policy, reflector)
-    folder = TemporaryDirectory(prefix="reflectkit-agent-") if chat_parts(name) else None
+    chat = chat_parts(name) or ([str(reflector_model)] if is_chat(reflector_model) else [])
+    folder = TemporaryDirectory(prefix="reflectkit-agent-") if chat else None
     config = _Config(
         policy=(name,),
         temperature=temperature,
@@ -118,7 +120,7 @@ def load_agent(
     if policy_place is not None:
         _warn_of_mismatch(policy_place, reflector_place)
     config = dataclasses.replace(config, thinking=thinking or _trained_with(policy_place).get("thinking", THINKING[0]))
-    for part in chat_parts(name):
+    for part in chat:
         key_of(endpoint_of(config, part))
     players = Players(config)
     agent = players.agent(name, policy_place, reflector_place)
@@ -234,7 +236,7 @@ def _parsed(policy: str | Path, reflector: str | Path | None) -> tuple[str, Path
     text, other = str(policy), None if reflector is None else str(reflector)
     if not text or other == "":
         raise ConfigError("the name of a model is empty; give a checkpoint, a hub id or a chat model")
-    if chat_parts(text) or (other and chat_parts(other)):
+    if chat_parts(text):
         both = text if other is None else f"{text}+{other}"
         if not chat_parts(both):
             raise ConfigError(f"{both}: a chat model plays with a chat model that reflects, or alone")

@@ -21,7 +21,7 @@ from reflectkit.models.lean import in_place_gelu
 from reflectkit.models.load import Player
 from reflectkit.models.memo import ScoreMemo
 from reflectkit.models.prefix_cache import PrefixCache
-from reflectkit.models.sampler import Ask, Sampled, draw
+from reflectkit.models.sampler import Ask, Sampled, Truncation, draw_label
 from reflectkit.models.scoring import choice_logprobs
 
 Key = tuple[tuple[Path, ...], tuple[int, ...], float]
@@ -128,8 +128,7 @@ class LocalSampler:
             return written[ask]
         row = self.scores.get(ask.labels, ask.prompt_ids, ask.temperature)
         assert row is not None
-        chosen = draw(row, ask.temperature, ask.seed)
-        return Sampled(ask.labels[chosen], (row[chosen],), row, self.version)
+        return draw_label(ask, row, self.version)
 
     @torch.no_grad()
     def _score(self, keys: Iterable[Key]) -> None:
@@ -172,9 +171,10 @@ class LocalSampler:
                 ' `accelerate launch --config_file "$(reflectkit list --configs multi_gpu)"`'
             )
         texts: dict[Ask, Sampled] = {}
-        kinds = dict.fromkeys((ask.stop_ids, ask.temperature) for ask in asks)
-        for stop_ids, temperature in kinds:
-            part = [ask for ask in dict.fromkeys(asks) if (ask.stop_ids, ask.temperature) == (stop_ids, temperature)]
+        kinds: dict[tuple[frozenset[int], float, Truncation], list[Ask]] = {}
+        for ask in dict.fromkeys(asks):
+            kinds.setdefault((ask.stop_ids, ask.temperature, ask.truncation), []).append(ask)
+        for (stop_ids, temperature, truncation), part in kinds.items():
             prompts = [ask.prompt_ids for ask in part]
             remembered = self._drafts if self._guesses and temperature == 0 else None
             rows = decode(
@@ -184,6 +184,7 @@ class LocalSampler:
                 stop_ids=stop_ids,
                 max_new_tokens=[min(ask.max_new_tokens, self.context - len(ask.prompt_ids)) for ask in part],
                 temperature=temperature,
+                truncation=truncation,
                 seeds=[ask.seed for ask in part],
                 width=self.batch,
                 guides=[remembered.guide(prompt) for prompt in prompts] if remembered else (),

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from reflectkit.agents.endpoints import key_of
+from typing_extensions import override
+
+from reflectkit.agents.endpoints import address_in_use, key_of
 from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS
-from reflectkit.agents.scripted import require_oracle
-from reflectkit.core.config import option, within
+from reflectkit.core.config import above, flag, fraction, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.identity import digest
@@ -32,8 +33,9 @@ from reflectkit.data.episodes import episode_line, episode_to_json, read_compare
 from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import aspects_of, cluster_of, listed
+from reflectkit.models.sampler import Truncation
 from reflectkit.stages.shared.breakdowns import aspect_tables, passes_table
-from reflectkit.stages.shared.chat import ChatConfig
+from reflectkit.stages.shared.chat import ORACLE, ChatConfig
 from reflectkit.stages.shared.environments import MOST_TOKENS, PlayConfig, at_level, check_level
 from reflectkit.stages.shared.eval_estimate import estimate
 from reflectkit.stages.shared.eval_tables import (
@@ -50,7 +52,9 @@ from reflectkit.stages.shared.eval_tables import (
 )
 from reflectkit.stages.shared.oracle_scores import advised, known_scores, oracle_scores
 from reflectkit.stages.shared.players import (
+    TEACHER,
     Players,
+    chat_models,
     chat_parts,
     endpoint_of,
     mismatch,
@@ -101,7 +105,8 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
     policy: tuple[str, ...] = option(
         (),
         help="NAME=MODEL or NAME=MODEL+REFLECTOR (each a checkpoint, a run of sft or rlft, or a hub id; +oracle: the"
-        " env's teacher comments; +nothing: empty comments), oracle,"
+        " env's teacher comments; +nothing: empty comments; +openai:MODEL, +azure:… or +local:…: a chat model's),"
+        " oracle,"
         " random, sft (the result of `sft --role plain` on the current rows), a baseline of the env, or a chat model"
         " (openai:MODEL, azure:DEPLOYMENT, local:MODEL) or two of them as ACTOR+REFLECTOR; METHOD:MODEL plays a"
         " published method of the env with any model, e.g. memagent:openai:MODEL (repeat the flag).",
@@ -123,6 +128,13 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
         " flag; several are pooled like seeds).",
     )
     temperature: float = option(0.0, help="Sampling temperature of the policy; 0 takes the most likely action.")
+    top_p: float = option(
+        1.0,
+        help="Draw only from the likeliest choices, or tokens of a text, that together have this probability; for"
+        " checkpoints.",
+    )
+    top_k: int = option(0, help="Draw only from this many of the likeliest; 0: all.")
+    min_p: float = option(0.0, help="Draw only what is at least this many times as likely as the likeliest.")
     max_new_tokens: int = option(
         128, help="Maximum length of an answer in tokens, in environments without enumerated actions."
     )
@@ -141,6 +153,10 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
         within("problems", self.problems, 0, 10**9)
         within("max_new_tokens", self.max_new_tokens, 1, MOST_TOKENS)
         within("temperature", self.temperature, 0, 100)
+        above("top_p", self.top_p, 0)
+        fraction("top_p", self.top_p)
+        within("top_k", self.top_k, 0, 10**9)
+        fraction("min_p", self.min_p)
         within("history_tokens", self.history_tokens, 0, MOST_TOKENS)
         if self.episodes:
             if self.policy or self.task_file or self.level or self.problems or self.dry_run or self.score_oracle:
@@ -150,10 +166,15 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
                 )
             return
         if self.score_oracle:
-            require_oracle(self.kind, ["oracle"])
+            self.require_oracle(["oracle"])
         if not self.policy:
             raise ConfigError("evaluate needs at least one --policy NAME=CHECKPOINT")
+        self._check_truncation()
         parsed = [parse_policy(text, self.baselines, self.kind.methods) for text in self.policy]
+        if any(name == ORACLE for name, _, _ in parsed):
+            self.require_oracle(["oracle"])
+        if any(reflector == TEACHER for _, _, reflector in parsed):
+            self.require_oracle(["reflection"])
         if self.swap_comments and not any(reflector for _, _, reflector in parsed):
             raise ConfigError("--swap-comments needs comments; give a --policy NAME=CHECKPOINT+REFLECTOR")
         names = [name for name, _, _ in parsed]
@@ -162,8 +183,28 @@ class Config(SamplerConfig, ChatConfig, PlayConfig):
         for level in self.level:
             check_level(self.env, level)
         for text in self.policy:
-            for part in chat_parts(text, self.kind.methods):
+            for part in chat_models(text, self.kind.methods):
                 self.check_budget(endpoint_of(self, part))
+
+    def _check_truncation(self) -> None:
+        """Raises ConfigError where --top-p, --top-k or --min-p would do nothing."""
+        given = self.departed(("top_p", "top_k", "min_p"))
+        if given and not self.temperature:
+            raise ConfigError(f"{flag(given[0])} is for sampling; add --temperature 1, or leave it out")
+        chat = next((text for text in self.policy if chat_parts(text, self.kind.methods)), None)
+        if given and chat:
+            raise ConfigError(f"{flag(given[0])} is for checkpoints, not for --policy {chat}; leave one of them out")
+
+    @property
+    @override
+    def truncation(self) -> Truncation:
+        return Truncation(self.top_p, self.top_k, self.min_p)
+
+    @property
+    @override
+    def environment(self) -> dict[str, str]:
+        parts = [part for text in self.policy for part in chat_models(text, self.kind.methods)]
+        return super().environment | address_in_use(endpoint_of(self, part) for part in parts)
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -228,7 +269,7 @@ def run(config: Config, progress: Progress) -> Report:
             " them held out from training; create it with `reflectkit gen-trajectory` and `reflectkit split`"
         )
     for text in config.policy:
-        for part in chat_parts(text, config.kind.methods):
+        for part in chat_models(text, config.kind.methods):
             key_of(endpoint_of(config, part))
     tasks = [task for level in levels for task in problems[level]]
     for _, policy, _ in entrants:

@@ -21,7 +21,7 @@ from reflectkit.agents.chat import ChatTeacher, Recovery, Rehearsal
 from reflectkit.agents.client import ChatClient
 from reflectkit.agents.journal import open_journal
 from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS, fullest
-from reflectkit.agents.scripted import Baseline, Demonstrator, require_oracle
+from reflectkit.agents.scripted import Baseline, Demonstrator
 from reflectkit.core.config import flag, fraction, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError
@@ -119,7 +119,7 @@ class Config(TeacherConfig, PlayConfig):
         within("history_tokens", self.history_tokens, 0, MOST_TOKENS)
         one_of("actor", self.actor, (TEACHER, ORACLE))
         if self.oracle_acts:
-            require_oracle(self.kind)
+            self.require_oracle()
             return
         if not self.kind.taught_by_chat(self.settings):
             raise ConfigError(
@@ -134,7 +134,7 @@ class Config(TeacherConfig, PlayConfig):
 
     def _check_states(self) -> None:
         """Raises ConfigError for settings that are not for --states-of, and an env without an oracle."""
-        require_oracle(self.kind)
+        self.require_oracle()
         names = (
             "demonstrations", "noise", "negatives", "level", "teacher", "actor", "min_reward", "dry_run",
             "max_cost_usd", "base_url", "history_tokens", "horizon",

@@ -7,15 +7,19 @@ prompt, h lists the commands. Every episode is saved in `episodes.jsonl`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
+from reflectkit.agents.endpoints import Endpoint, address_in_use, key_of
 from reflectkit.agents.human import Human
 from reflectkit.agents.person import PersonUser
 from reflectkit.agents.scripted import require_oracle
-from reflectkit.core.config import one_of, option, within
+from reflectkit.core.config import flag, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, unknown_name
 from reflectkit.core.protocols import Agent, Context
@@ -28,9 +32,21 @@ from reflectkit.data.episodes import episode_line, episode_to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of, listed
 from reflectkit.models.sampler import Ask
+from reflectkit.stages.shared.chat import OF_CHAT_MODELS, ChatConfig
 from reflectkit.stages.shared.environments import MOST_TOKENS, HorizonConfig, at_level, check_level
+from reflectkit.stages.shared.eval_estimate import estimate_comments
 from reflectkit.stages.shared.narrator import Commentator, Narrator, Reporter
-from reflectkit.stages.shared.players import Players, chat_parts, mismatch, model_folders, parse_policy, place_of
+from reflectkit.stages.shared.players import (
+    TEACHER,
+    Players,
+    chat_parts,
+    endpoint_of,
+    is_chat,
+    mismatch,
+    model_folders,
+    parse_policy,
+    place_of,
+)
 from reflectkit.stages.shared.sampling import SamplerConfig
 from reflectkit.stages.shared.verdict import verdict_text
 
@@ -52,13 +68,17 @@ NO_USER = "standard input is closed or empty; use a terminal, or pipe in what yo
 
 
 @dataclass(frozen=True)
-class Config(SamplerConfig, HorizonConfig):
+class Config(SamplerConfig, ChatConfig, HorizonConfig):
     """Settings of play."""
 
     policy: str = option(
-        PERSON, help="Who plays: person, oracle, random, a baseline of the env, or NAME=MODEL[+REFLECTOR]."
+        PERSON,
+        help="Who plays: person, oracle, random, a baseline of the env, or NAME=MODEL[+REFLECTOR]; the reflector may be"
+        " a chat model (openai:MODEL, azure:DEPLOYMENT, local:MODEL).",
     )
-    reflector: Path | None = option(None, help="Reflector that comments for a player without one.")
+    reflector: Path | None = option(
+        None, help="Reflector that comments for a player without one; a checkpoint or a chat model."
+    )
     teacher: bool = option(False, help="Show the oracle teacher's comment instead of a reflector's.")
     task_file: Path | None = option(
         None, help="Problems; default: the env's own, or test.json or data.json in its folder."
@@ -87,8 +107,15 @@ class Config(SamplerConfig, HorizonConfig):
             raise ConfigError(
                 "a checkpoint reads its own reflector's comment: write --policy NAME=CHECKPOINT+REFLECTOR"
             )
-        if self.teacher:
-            require_oracle(self.kind, ["reflection"])
+        if self.policy == ORACLE:
+            self.require_oracle(["oracle"])
+        if self.teacher or self.player[2] == TEACHER:
+            self.require_oracle(["reflection"])
+        self.refuse_uncounted(dry_run=self.dry_run, max_cost_usd=self.max_cost_usd)
+        for endpoint in self.asked_endpoints:
+            self.check_budget(endpoint)
+        if not self.asked_endpoints and (given := self.departed(OF_CHAT_MODELS)):
+            raise ConfigError(f"{flag(given[0])} is for a chat model as in --policy A=MODEL+openai:MODEL; leave it out")
         one_of("as_", self.as_, (AGENT, USER))
         if self.as_ == USER:
             self._check_user()
@@ -109,6 +136,16 @@ class Config(SamplerConfig, HorizonConfig):
             raise ConfigError("--as user shows the agent's words only; leave out --teacher and --reflector")
         if self.auto:
             raise ConfigError("--as user waits for what you write; leave out --auto")
+
+    @property
+    def asked_endpoints(self) -> list[Endpoint]:
+        """The chat model that comments, if one does."""
+        return [endpoint_of(self, str(model)) for model in (self.player[2], self.reflector) if is_chat(model)]
+
+    @property
+    @override
+    def environment(self) -> dict[str, str]:
+        return super().environment | address_in_use(self.asked_endpoints)
 
     @property
     def player(self) -> tuple[str, Path | None, Path | None]:
@@ -134,13 +171,20 @@ def run(config: Config, progress: Progress) -> Report:
         config.answer_of(policy)
     if warning := mismatch(name, policy, reflector):
         progress.show(f"warning: {warning}")
+    if config.dry_run:
+        parts = [(task.level, [task], 1) for task in _draw_tasks(config, tasks)]
+        return estimate_comments("play", config, config.asked_endpoints[0], parts, progress)
+    for endpoint in config.asked_endpoints:
+        key_of(endpoint)
     folders = model_folders((policy, reflector, commentator))
     if folders:
         progress.news(f"loading {' and '.join(map(str, folders))}")
     inputs = [*([source] if source else []), *folders, *config.input_files(tasks), *config.comment_files]
-    with open_run("play", config, inputs, again=True) as current:
+    with (
+        open_run("play", config, inputs, again=True) as current,
+        contextlib.closing(Players(config, config.max_cost_usd)) as players,
+    ):
         path = current.folder / "episodes.jsonl"
-        players = Players(config)
         agent: Any = Human(progress) if name == PERSON else _player(players, name, policy, reflector)
         shown = Narrator(
             agent, _commentator(config, players, commentator), progress, wait=name != PERSON and not config.auto
@@ -171,7 +215,9 @@ def run(config: Config, progress: Progress) -> Report:
             "steps": sum(len(trajectory.turns) for trajectory in played),
             "return": sum(trajectory.total_return for trajectory in played) / len(played),
         }
-        return current.finish(figures, [path])
+        players.report_damage(progress)
+        asked = {"asked": players.usage} if players.usage else {}
+        return current.finish(figures | asked, [path])
 
 
 def _problems(config: Config) -> tuple[Path | None, list[Task]]:
@@ -245,8 +291,7 @@ def _commentator(config: Config, players: Players, model: Path | None) -> Commen
         return _oracle_comment
     if model is None:
         return None
-    reflector = players.reflector(model)
-    return lambda observation, context: reflector.comment(observation, context.seed)
+    return players.reflector(model).remark  # type: ignore[no-any-return]
 
 
 async def _oracle_comment(observation: Observation, context: Context) -> str:

@@ -7,12 +7,18 @@ launch`, several processes play and learn together, with the same result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from typing_extensions import override
+
+from reflectkit.agents.chat import ChatReflector
+from reflectkit.agents.client import ChatClient
+from reflectkit.agents.endpoints import Endpoint, address_in_use, key_of, parse_endpoint
 from reflectkit.core.config import DTYPES, PACKAGED, QUANTIZE, TINY, above, flag, fraction, one_of, option, within
 from reflectkit.core.console import Progress, Quiet
 from reflectkit.core.errors import ConfigError, ReflectkitError
@@ -23,8 +29,11 @@ from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.text import counted
 from reflectkit.data.trajectories import read_records
 from reflectkit.models.hub import hub_options
+from reflectkit.stages.shared.chat import OF_CHAT_MODELS, ChatConfig, report_damage
 from reflectkit.stages.shared.environments import check_level, model_source
+from reflectkit.stages.shared.eval_estimate import estimate_comments
 from reflectkit.stages.shared.players import (
+    is_chat,
     model_folders,
     newest_checkpoint,
     newest_name,
@@ -76,12 +85,14 @@ LIMITS = {
     "processes": (1, 1024),
 }
 """The range of each of these settings."""
+JOURNAL = "reflector.jsonl"
+"""The answers of a chat model that comments, in the run's folder."""
 OF_COMMENTS = ("reflect_prob", "reflect_temperature", "swap_comments", "reflector_sampler")
 """Settings that do nothing without a reflector."""
 
 
 @dataclass(frozen=True)
-class Config(SecondPlayerConfig, AlgorithmConfig, TrainingConfig):
+class Config(SecondPlayerConfig, AlgorithmConfig, TrainingConfig, ChatConfig):
     """Settings of rlft."""
 
     TRAINS: ClassVar[bool] = True
@@ -94,7 +105,8 @@ class Config(SecondPlayerConfig, AlgorithmConfig, TrainingConfig):
     )
     reflect_load_dir: Path | None = option(
         None,
-        help="Checkpoint of the reflector, or a run in which both players learned; without one it is the SFT + RL arm.",
+        help="Checkpoint of the reflector, a run in which both players learned, or a chat model (openai:MODEL,"
+        " azure:DEPLOYMENT, local:MODEL); without one it is the SFT + RL arm.",
     )
     share_base: bool = option(
         False, help="Load the base once for a policy and a reflector that are LoRA adapters on it."
@@ -188,10 +200,41 @@ class Config(SecondPlayerConfig, AlgorithmConfig, TrainingConfig):
                 "--critic-trunk separate trains a full copy of the trunk, but --lora-r an adapter; use detached"
             )
         refuse_without_model(self.load_dir, self.reflect_load_dir)
+        self.refuse_uncounted(dry_run=self.dry_run, max_cost_usd=self.max_cost_usd)
+        if self.chat_reflector is not None:
+            self._check_chat_reflector(self.chat_reflector)
+        elif given := self.departed(OF_CHAT_MODELS):
+            raise ConfigError(f"{flag(given[0])} is for --reflect-load-dir openai:MODEL; leave it out")
         if self.reflect_load_dir is None and (given := self.departed(OF_COMMENTS)):
             raise ConfigError(f"{flag(given[0])} needs comments; add --reflect-load-dir, or leave it out")
         if not self.lora_r and (given := self.departed(("lora_alpha", "lora_targets"))):
             raise ConfigError(f"{flag(given[0])} is a setting of a new adapter; add --lora-r, or leave it out")
+
+    def _check_chat_reflector(self, endpoint: Endpoint) -> None:
+        """Raises ConfigError for what a chat model as the reflector cannot be combined with."""
+        self.check_budget(endpoint)
+        refused = {
+            "--train-reflector": bool(self.train_reflector),
+            "--share-base": self.share_base,
+            "--reflector-sampler": self.reflector_sampler != LOCAL,
+            "--processes": self.processes > 1,
+            "--plan": self.plan,
+            "--max-staleness with --validate-steps": bool(self.max_staleness and self.validate_steps),
+        }
+        if given := [name for name, applies in refused.items() if applies]:
+            raise ConfigError(f"--reflect-load-dir {endpoint} is a chat model; leave out {given[0]}")
+
+    @property
+    def chat_reflector(self) -> Endpoint | None:
+        """The chat model that comments, if one does. Raises ConfigError."""
+        if not is_chat(self.reflect_load_dir):
+            return None
+        return parse_endpoint(str(self.reflect_load_dir), self.base_url, "--reflect-load-dir", "CHECKPOINT, ")
+
+    @property
+    @override
+    def environment(self) -> dict[str, str]:
+        return super().environment | address_in_use([self.chat_reflector] if self.chat_reflector else [])
 
     @property
     def start(self) -> Path | str:
@@ -225,6 +268,10 @@ def run(config: Config, progress: Progress) -> Report:
         hub_options(config.start)  # whether it can be fetched is known before torch is imported
     progress.news(f"rlft ({config.algo}): loading torch for {counted(len(tasks), 'problem')} of {source}")
     levels = levels_of(config, tasks, source)
+    if config.chat_reflector is not None:
+        if config.dry_run:
+            return _estimate(config, config.chat_reflector, levels, validation_of(config, source), progress)
+        key_of(config.chat_reflector)
     processes = start_processes(config.device, config.threads)
     if processes.sharded and config.share_base:
         raise ConfigError(
@@ -251,13 +298,20 @@ def run(config: Config, progress: Progress) -> Report:
     if config.plan:
         return _plan(config, levels, processes, progress)
     held_out = [source.with_name("validate.json")] if config.validate_steps else []
-    with shared_run(
-        "rlft", config, [source, *held_out, *models, *config.input_files(tasks), *config.comment_files], processes
-    ) as current:
+    with (
+        shared_run(
+            "rlft", config, [source, *held_out, *models, *config.input_files(tasks), *config.comment_files], processes
+        ) as current,
+        contextlib.ExitStack() as stack,
+    ):
         if current.done:
             return current.done
+        chat = None
+        if config.chat_reflector is not None:
+            client = stack.enter_context(_client(config, config.chat_reflector, current.folder, progress))
+            chat = ChatReflector(client)
         settings = plain_settings(config) | {"problems": digest(source)}
-        trainer = resumed_trainer(config, levels, current.folder, settings, processes, progress)
+        trainer = resumed_trainer(config, levels, current.folder, settings, processes, progress, chat)
         progress.news(f"rlft ({config.algo}): {counted(len(tasks), 'problem')} of {source} → {current.folder}")
         try:
             target = _loop(config, trainer, validation_of(config, source), current.folder, settings, progress)
@@ -274,7 +328,10 @@ def run(config: Config, progress: Progress) -> Report:
             "return": fmean(row["return"] for row in last) if last else None,
         }
         current.tables.append(figures_table(f"RL in {target} (rates: last tenth, training problems)", "value", figures))
-        if asked := config.asked(progress):
+        asked = config.asked(progress)
+        if chat is not None:
+            asked |= {f"reflector {chat.client.endpoint}": chat.client.usage}
+        if asked:
             figures["asked"] = asked
         if not processes.first:
             return Report("rlft", current.folder, figures, (target,))
@@ -298,6 +355,26 @@ def _plan(config: Config, levels: list[Level], processes: Processes, progress: P
         recompute=config.gradient_checkpointing,
         tokens=tokens,
     )
+
+
+@contextlib.contextmanager
+def _client(config: Config, endpoint: Endpoint, folder: Path, progress: Progress) -> Iterator[ChatClient]:
+    """The client of a chat model that comments, with its journal in the run's folder."""
+    with config.client_at(endpoint, folder / JOURNAL, temperature=config.reflect_temperature) as client:
+        report_damage(client, progress)
+        yield client
+
+
+def _estimate(
+    config: Config, endpoint: Endpoint, levels: Sequence[Level], validation: Level | None, progress: Progress
+) -> Report:
+    """What the comments of a chat model would cost."""
+    count = config.max_steps * config.episodes / len(levels)
+    parts = [(names[-1], level.tasks, count) for names, level in zip(config.stages, levels, strict=True)]
+    if validation is not None:
+        times = -(-config.max_steps // config.validate_steps)
+        parts.append((validation.name, validation.tasks, times * len(validation.tasks)))
+    return estimate_comments("rlft", config, endpoint, parts, progress)
 
 
 def _loop(

@@ -705,19 +705,18 @@ def test_settings_of_the_environment_that_cannot_be_used_are_named(
     assert not server.requests
 
 
-def test_an_address_in_the_environment_is_neither_used_nor_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who set it would not want prompts and key to go to OpenAI, and who did not notice it would not want them to go
-    there.
-    """
+def test_an_address_in_the_environment_is_where_openai_models_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "https://gateway.example/v1")
-    with pytest.raises(
-        ConfigError, match="OPENAI_BASE_URL is set, which is not used here; give that address as --base-url"
-    ):
-        parse_endpoint("openai:m", None)
-    assert parse_endpoint("openai:m", "https://gateway.example/v1").base_url == "https://gateway.example/v1"
+    assert parse_endpoint("openai:m", None).base_url == "https://gateway.example/v1"
+    assert parse_endpoint("openai:m", "https://other.example/v1").base_url == "https://other.example/v1"
     assert parse_endpoint("local:m", None).base_url == "http://localhost:1234/v1"
+    assert parse_endpoint("azure:m", None).base_url is None
     monkeypatch.setenv("OPENAI_BASE_URL", "https://api.openai.com/v1/")
     assert parse_endpoint("openai:m", None).base_url is None
+    monkeypatch.setenv("OPENAI_BASE_URL", f"https://u:{KEY}@x.example/v1")
+    with pytest.raises(ConfigError, match="OPENAI_BASE_URL must not hold a user, key or query") as caught:
+        parse_endpoint("openai:m", None)
+    assert KEY not in str(caught.value)
 
 
 @pytest.mark.parametrize("address", ["my-resource", "http://[::1", f"https://u:{KEY}@x.openai.azure.com"])

@@ -284,6 +284,15 @@ def test_a_whole_policy_as_the_command_line_takes_it(checkpoints: dict[str, Path
         assert len({chance.act("x", ACTIONS).action for _ in range(30)}) > 3
 
 
+def test_a_chat_model_comments_for_a_checkpoint(checkpoints: dict[str, Path]) -> None:
+    with (
+        serve(lambda body: "Go south.") as server,
+        load_agent(checkpoints["policy"], "local:m", base_url=server.url, rules="Drive the taxi.") as agent,
+    ):
+        assert agent.act("a map", ["south", "north"]).comment == "Go south."
+        assert "Drive the taxi." in json.dumps(server.requests[0])
+
+
 def test_a_chat_model_reads_the_rules_and_its_failure_is_an_error() -> None:
     with (
         serve(lambda body: "Analysis: It is south.\nChoice: 0") as server,

@@ -19,7 +19,7 @@ from reflectkit.core.eventloop import wait_for
 from reflectkit.core.keys import secrets
 from reflectkit.models.load import Player, save_player, with_adapter
 from reflectkit.models.local import LocalSampler
-from reflectkit.models.sampler import Ask, Opening, Sampled, backend
+from reflectkit.models.sampler import Ask, Opening, Sampled, Truncation, backend
 from reflectkit.models.scoring import token_logprobs
 from reflectkit.models.servers.sampler import ServerSampler
 from reflectkit.models.servers.wire import GoneError, RefusedError, Wire
@@ -118,6 +118,19 @@ def test_text_at_a_temperature_needs_log_probs_after_it(
     ask = Ask((5, 6), (), 3, 0.5, 3)
     with pytest.raises(ConfigError, match="from before the temperature; sample with --temperature 1, or start it with"):
         ask_all(opened(kind, server, base), ask)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_truncates_a_text(kind: str, policy: Player, server: Inference, base: Path) -> None:
+    """And returns the log-probabilities after that, or is refused."""
+    ask = Ask((5, 6), (), 3, 1.0, 3, truncation=Truncation(0.9, 20))
+    with pytest.raises(ConfigError, match="from before truncation; leave out --top-p"):
+        ask_all(opened(kind, server, base), ask)
+    server.processed = True
+    ask_all(opened(kind, server, base), ask)
+    sent = server.bodies[-1]
+    sent = sent.get("sampling_params", sent)
+    assert (sent["top_p"], sent["top_k"], sent["min_p"]) == (0.9, 20, 0.0)
 
 
 def test_a_text_ends_where_the_context_does(policy: Player, server: Inference, base: Path) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from reflectkit.models.sampler import Ask
+from reflectkit.models.sampler import Ask, Truncation
 from reflectkit.models.servers.wire import Wire
 
 MOST_AT_ONCE = 128
@@ -23,6 +23,11 @@ UNSHAPED = {
 """Sampling from the model's own distribution, whatever defaults come with the model; "top_k" differs by server."""
 FLOOR = -9999.0
 """What vLLM writes for a log-probability of -inf."""
+
+
+def shaped(truncation: Truncation) -> dict[str, float]:
+    """The parameters of `truncation` that replace those of `UNSHAPED`."""
+    return {name: value for name, value in asdict(truncation).items() if value}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from reflectkit.models.hub import looks_local
 from reflectkit.models.labels import Path, trie
 from reflectkit.models.load import Player
 from reflectkit.models.memo import ScoreMemo
-from reflectkit.models.sampler import Ask, Sampled, draw
+from reflectkit.models.sampler import Ask, Sampled, draw_label
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.models.servers.protocols import MOST_AT_ONCE, LostWeightsError, Server, Weights
 from reflectkit.models.servers.store import Store
@@ -123,8 +123,7 @@ class ServerSampler:
         if not ask.labels:
             return await self._write(ask)
         version, row = await self._row(ask.labels, ask.prompt_ids, ask.temperature or 1.0)
-        chosen = draw(row, ask.temperature, ask.seed)
-        return Sampled(ask.labels[chosen], (row[chosen],), row, version)
+        return draw_label(ask, row, version)
 
     async def publish(self, weights: Any, version: int) -> None:
         """Write the `Player`'s weights, and have the server load them. Requests from now on are for these.
@@ -214,10 +213,12 @@ class ServerSampler:
 
     async def _write(self, ask: Ask) -> Sampled:
         """A text, sampled by the server."""
-        if ask.temperature not in (0, 1) and not await self._is_scaled():
+        truncated = bool(ask.truncation) and ask.temperature > 0
+        if (truncated or ask.temperature not in (0, 1)) and not await self._is_scaled():
+            before = "truncation; leave out --top-p, --top-k and --min-p" if truncated else "the temperature; sample"
             raise ConfigError(
-                f"{self.server.wire.url} returns log-probabilities from before the temperature; sample with"
-                f" --temperature 1, or start it {self.server.processed_help}"
+                f"{self.server.wire.url} returns log-probabilities from before {before}"
+                f"{'' if truncated else ' with --temperature 1'}, or start it {self.server.processed_help}"
             )
         limit = min(ask.max_new_tokens, self._served - len(ask.prompt_ids), self.context - len(ask.prompt_ids))
         for _ in range(RESTORES):

@@ -10,7 +10,7 @@ from typing import Any
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.models.sampler import Ask
 from reflectkit.models.servers import answers
-from reflectkit.models.servers.protocols import FLOOR, UNSHAPED, Drawn, LostWeightsError, Served, Weights
+from reflectkit.models.servers.protocols import FLOOR, UNSHAPED, Drawn, LostWeightsError, Served, Weights, shaped
 from reflectkit.models.servers.wire import RefusedError, Wire
 
 
@@ -52,7 +52,12 @@ class Sglang:
 
     async def write(self, weights: Weights, ask: Ask, limit: int) -> Drawn:
         """See `Server`. The seed of the draw is the server's."""
-        wanted = {"max_new_tokens": limit, "temperature": ask.temperature, "stop_token_ids": sorted(ask.stop_ids)}
+        wanted = {
+            "max_new_tokens": limit,
+            "temperature": ask.temperature,
+            "stop_token_ids": sorted(ask.stop_ids),
+            **shaped(ask.truncation),
+        }
         meta = await self._generate(weights, ask.prompt_ids, wanted, {})
         try:
             pairs = [(int(item[1]), float(item[0])) for item in meta["output_token_logprobs"]]

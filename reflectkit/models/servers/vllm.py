@@ -10,7 +10,7 @@ from typing import Any
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.models.sampler import Ask
 from reflectkit.models.servers import answers
-from reflectkit.models.servers.protocols import UNSHAPED, Drawn, LostWeightsError, Served, Weights
+from reflectkit.models.servers.protocols import UNSHAPED, Drawn, LostWeightsError, Served, Weights, shaped
 from reflectkit.models.servers.wire import RefusedError, Wire
 
 
@@ -63,6 +63,7 @@ class Vllm:
             "seed": ask.seed,
             "logprobs": 0,
             "stop_token_ids": sorted(ask.stop_ids),
+            **shaped(ask.truncation),
         }
         answer = await self._complete(weights, ask.prompt_ids, wanted)
         try:

@@ -145,7 +145,10 @@ def _work(given: Work, events: Any, parent: int, environment: Mapping[str, str])
     try:
         module = importlib.import_module(f"{__package__}.{CHECKS}") if stage == CHECKS else stage_module(stage)
         config = from_mapping(module.Config, given.values, place)
-        report = module.run(config, Quiet() if given.label is None else _Wire(name, events, given.label))
+        progress = Quiet() if given.label is None else _Wire(name, events, given.label)
+        for variable, value in config.environment.items():
+            progress.news(f"{variable}: {value}")
+        report = module.run(config, progress)
         events.put((name, "done", report))
     except ReflectkitError as error:
         events.put((name, "error", error))

@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Self
 
 from typing_extensions import override
 
-from reflectkit.agents.endpoints import Endpoint, parse_endpoint
+from reflectkit.agents.endpoints import Endpoint, address_in_use, parse_endpoint
 from reflectkit.agents.prices import prices_of
+from reflectkit.agents.scripted import TEACHER, require_oracle
 from reflectkit.core.config import (
     PACKAGED,
     Elsewhere,
@@ -153,9 +154,20 @@ class WorldConfig(EnvConfig):
         return kind.Settings
 
     @property
+    @override
+    def environment(self) -> dict[str, str]:
+        endpoints = map(self._endpoint, self.kind.chat_settings)
+        return super().environment | address_in_use(endpoint for endpoint in endpoints if endpoint)
+
+    @property
     def settings(self) -> Any:
         """The env's own settings. Raises ConfigError."""
         return self.part(self.kind.Settings)
+
+    def require_oracle(self, needed: Sequence[str] = TEACHER) -> None:
+        """Raises ConfigError if the env has no oracle with what is `needed`, or it cannot act with these settings."""
+        require_oracle(self.kind, needed)
+        self.kind.check_oracle(self.settings)
 
     def make(self, horizon: int | None, user: User | None = None) -> Env:
         """A fresh env with these settings. user: who talks with the agent, instead of the env's own user."""

@@ -58,12 +58,24 @@ def chat_parts(text: str, methods: Iterable[str] = ()) -> list[str]:
     return parts if len(parts) <= most and all(part.partition(":")[0] in KEYS for part in parts) else []
 
 
+def is_chat(model: Path | None) -> bool:
+    """Whether a reflector is a chat model instead of a checkpoint."""
+    return model is not None and str(model).partition(":")[0] in KEYS
+
+
+def chat_models(text: str, methods: Iterable[str] = ()) -> list[str]:
+    """The chat models that a --policy asks: those of `chat_parts`, or a checkpoint's reflector."""
+    _, equals, models = text.partition("=")
+    reflector = models.partition("+")[2]
+    return [reflector] if equals and is_chat(Path(reflector)) else chat_parts(text, methods)
+
+
 def endpoint_of(config: Any, part: str) -> Endpoint:
     """The endpoint of a chat model in a --policy; with local models, --base-url applies only to them. Raises
     ConfigError.
     """
-    policies = (chat_parts(text, config.kind.methods) for text in config.policy)
-    local = any(other.startswith("local:") for others in policies for other in others)
+    texts = (config.policy,) if isinstance(config.policy, str) else config.policy
+    local = any(other.startswith("local:") for text in texts for other in chat_models(text, config.kind.methods))
     base_url = config.base_url if part.startswith("local:") or not local else None
     return parse_endpoint(part, base_url, "--policy", "")
 
@@ -127,7 +139,7 @@ def place_of(model: Path | None, config: StageConfig, progress: Progress, *, ref
 
     Raises CheckpointError for a hub id that cannot be fetched, before torch is imported.
     """
-    if model is None or model in WITHOUT_MODEL:
+    if model is None or model in WITHOUT_MODEL or is_chat(model):
         return model
     source = model_source(str(newest_checkpoint(model)), config.data_dir, progress)
     hub_options(source)
@@ -137,7 +149,8 @@ def place_of(model: Path | None, config: StageConfig, progress: Progress, *, ref
 
 def model_folders(models: Iterable[Path | None]) -> list[Path]:
     """The folders among `models`, as inputs of a run; a hub id is one of its settings."""
-    return [model for model in dict.fromkeys(models) if model not in (None, *WITHOUT_MODEL) and looks_local(model)]
+    known = (model for model in dict.fromkeys(models) if model not in (None, *WITHOUT_MODEL) and not is_chat(model))
+    return [model for model in known if looks_local(model)]
 
 
 def _plugins(text: str) -> list[str]:
@@ -224,16 +237,20 @@ class Players:
         clients = [self._client(endpoint) for endpoint in endpoints]
         return ChatPolicy(clients[0], clients[1] if len(clients) > 1 else None, self.config.history_tokens)
 
-    def _client(self, endpoint: Endpoint) -> ChatClient:
-        """The client of `endpoint`, which players share."""
-        if str(endpoint) not in self._clients:
-            config = self.config
+    def _client(self, endpoint: Endpoint, *, reflects: bool = False) -> ChatClient:
+        """The client of `endpoint`, which players share. reflects: for the comments that a checkpoint reads, which are
+        greedy and have a journal of their own.
+        """
+        config, name = self.config, f"reflector {endpoint}" if reflects else str(endpoint)
+        if name not in self._clients:
             journal, earlier = journals(config.env_folder, endpoint)
-            client = config.client_at(
-                endpoint, journal, earlier=earlier, temperature=config.temperature, budget=self._budget
-            )
-            self._clients[str(endpoint)] = self._stack.enter_context(client)
-        return self._clients[str(endpoint)]
+            kept = {"temperature": config.temperature, "earlier": earlier}
+            if reflects:
+                journal = journal.with_name(journal.name.replace("evaluate", "reflector", 1))
+                kept = {"temperature": 0.0}
+            client = config.client_at(endpoint, journal, budget=self._budget, **kept)
+            self._clients[name] = self._stack.enter_context(client)
+        return self._clients[name]
 
     def agent(self, name: str, policy: Path | None, reflector: Path | None) -> Agent:
         """The agent called `name`."""
@@ -257,6 +274,7 @@ class Players:
             commentator and config.swapped(commentator),
             answer=config.answer_of(policy),
             temperature=config.temperature,
+            truncation=config.truncation,
             max_new_tokens=config.kind.methods.get(method, config.max_new_tokens),
             episode_tokens=config.episode_tokens,
             thinking=config.thinking,
@@ -275,6 +293,11 @@ class Players:
             return TeacherComments()
         if checkpoint == SILENCE:
             return Silence()
+        if is_chat(checkpoint) and checkpoint not in self._reflectors:
+            from reflectkit.agents.chat import ChatReflector
+
+            endpoint = endpoint_of(self.config, str(checkpoint))
+            self._reflectors[checkpoint] = ChatReflector(self._client(endpoint, reflects=True))
         if checkpoint not in self._reflectors:
             self._reflectors[checkpoint] = Reflector(self.config.open_reflector(str(checkpoint), self.device))
         return self._reflectors[checkpoint]

@@ -24,7 +24,7 @@ from reflectkit.core.config import (
 from reflectkit.core.errors import ConfigError
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
 from reflectkit.models.facts import model_facts
-from reflectkit.models.sampler import BACKENDS, Opening, Sampler, backend
+from reflectkit.models.sampler import BACKENDS, EVERYTHING, Opening, Sampler, Truncation, backend
 from reflectkit.models.servers.settings import KEYS, ServerSettings, is_server
 
 if TYPE_CHECKING:
@@ -117,6 +117,11 @@ class SamplerConfig(StageConfig):
             f"--answer {self.answer}: {policy} was trained to answer with the choice's {trained}; leave it out, or"
             f" train on rows of `gen-sft --answer {self.answer}`"
         )
+
+    @property
+    def truncation(self) -> Truncation:
+        """What of the policy's distribution may be drawn."""
+        return EVERYTHING
 
     @property
     def remote(self) -> bool:

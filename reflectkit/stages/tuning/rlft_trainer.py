@@ -13,6 +13,7 @@ from reflectkit.rl.reflector import FOLDER, SecondPlayer, Turns
 from reflectkit.stages.shared.sampling import LOCAL
 
 if TYPE_CHECKING:
+    from reflectkit.agents.commentators import Commentator
     from reflectkit.models.load import Player
     from reflectkit.rl.learner import Learner, Settings
     from reflectkit.rl.loop import Level, Trainer
@@ -21,9 +22,15 @@ if TYPE_CHECKING:
 
 
 def trainer_of(
-    config: Config, levels: list[Level], place: Path | None, processes: Processes, progress: Progress
+    config: Config,
+    levels: list[Level],
+    place: Path | None,
+    processes: Processes,
+    progress: Progress,
+    chat: Commentator | None = None,
 ) -> Trainer:
-    """A trainer whose players are those of checkpoint `place`, or else the ones to start from.
+    """A trainer whose players are those of checkpoint `place`, or else the ones to start from. chat: a chat model that
+    comments.
 
     Raises CheckpointError, and ConfigError for what the processes or the models cannot do.
     """
@@ -38,6 +45,10 @@ def trainer_of(
         raise ConfigError(
             f"--train-reflector {config.train_reflector}: runs in one process; leave out torchrun or accelerate"
         )
+    if processes.count > 1 and chat is not None:
+        raise ConfigError(
+            f"--reflect-load-dir {config.reflect_load_dir} is asked by one process; leave out torchrun or accelerate"
+        )
     device = str(processes.accelerator.device) if config.device == "auto" or processes.count > 1 else config.device
     policy, reflecting = _players(config, place, device)
     learner = _policy_learner(config, policy, device, processes, progress)
@@ -46,16 +57,17 @@ def trainer_of(
         Opening(str(place or config.start), device, policy, scorer=scorer, team=team, watch=learner.observe)
     )
     reflector = second = None
-    if config.reflect_load_dir is not None:
+    if config.reflect_load_dir is not None and chat is None:
         opened = config.open_reflector(
             str(config.reflect_load_dir), device, reflecting, frozen=not config.train_reflector
         )
         reflector = Reflector(opened, temperature=config.reflect_temperature)
     if config.train_reflector and reflecting is not None:
         second = _second_player(config, reflecting, device, progress)
+    commentator = chat or reflector
     agent = TwoPlayerAgent(
         sampler,
-        reflector and config.swapped(reflector),
+        commentator and config.swapped(commentator),
         answer=policy.answer,
         temperature=config.temperature,
         reflect_prob=config.reflect_prob,
@@ -93,7 +105,7 @@ def _players(config: Config, place: Path | None, device: str) -> tuple[Player, P
     from reflectkit.models.load import load_pair, load_player, with_adapter
 
     dtype, quantize = config.dtype or None, config.quantize or None
-    comments = config.reflect_load_dir
+    comments = None if config.chat_reflector else config.reflect_load_dir
     if comments is not None and config.train_reflector and place is not None:
         comments = place / FOLDER
     reflector: Player | None = None
