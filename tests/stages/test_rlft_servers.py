@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from reflectkit.cli.main import main
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.models.load import load_player
+from reflectkit.models.local import LocalSampler
+from reflectkit.models.sampler import Ask, Sampled
 from tests.fakes.inference import Inference, serve_model
 from tests.rlft_runs import train
 
@@ -98,6 +101,26 @@ def test_play_goes_on_while_the_policy_learns(corridor_folder: Path, server: Inf
         shutil.rmtree(last)
         (tmp_path / "ahead" / "report.json").unlink()
     assert server.kills == 1
+
+
+def test_a_reflector_in_this_process_is_asked_in_one_loop_even_by_validation(
+    corridor_folder: Path, server: Inference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loops: set[asyncio.AbstractEventLoop] = set()
+    comment = LocalSampler.sample
+
+    async def sample(self: LocalSampler, ask: Ask) -> Sampled:
+        loops.add(asyncio.get_running_loop())
+        assert len(loops) == 1
+        return await comment(self, ask)
+
+    monkeypatch.setattr(LocalSampler, "sample", sample)
+    for name in ("train", "validate"):
+        shutil.copy(corridor_folder / "train.json", tmp_path / f"{name}.json")
+    rows = trained(corridor_folder, tmp_path, f"vllm:{server.url}", task_file=tmp_path / "train.json",
+        max_staleness=1, validate_steps=1, reflect_load_dir=corridor_folder / "reflection", reflect_temperature=1.0,
+        max_steps=2)  # fmt: skip
+    assert all(row["validation_episode_steps"] >= 1 for row in rows)
 
 
 def test_evaluate_and_play_with_policy_and_reflector_behind_one_server(
