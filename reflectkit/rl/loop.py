@@ -109,7 +109,8 @@ class Trainer:
 
         Raises
         ------
-        EnvironmentFailure: every episode was ABORTED. DivergedError: see `Learner.update`.
+        EnvironmentFailure: every episode was ABORTED. DivergedError, MismatchError: see
+        `Learner.update`.
         """
         started = time.perf_counter()
         before = self._counts()
