@@ -40,7 +40,7 @@ class Probe:
 
 
 class Probes:
-    """The probes of one sampler. vocabulary: number of the model's tokens."""
+    """The probes of one sampler. vocabulary: number of tokens."""
 
     def __init__(self, vocabulary: int) -> None:
         ids = spread(vocabulary, TOKENS)

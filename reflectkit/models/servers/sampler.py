@@ -72,7 +72,7 @@ class ServerSampler:
         self._served = self.context
         self._weights = Weights(base, adapter=False)
         self._held: list[Weights] = []
-        self._probes = Probes(vocabulary)
+        self._probes = Probes(len(tokenizer))
         self._scaled: bool | None = None
         self._scores: dict[Key, tuple[float, ...]] = {}
         self._asked: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Key, asyncio.Task[tuple[float, ...]]]]
@@ -314,7 +314,7 @@ class ServerSampler:
     async def _is_scaled(self) -> bool:
         """Whether the server's log-probabilities are those after the temperature."""
         if self._scaled is None:
-            ids = spread(self.vocabulary, TOKENS)
+            ids = spread(len(self.tokenizer), TOKENS)
 
             async def ranges(weights: Weights) -> list[float]:
                 found = [await self._next(weights, ids[:4], ids, temperature) for temperature in (1.0, 2.0)]
