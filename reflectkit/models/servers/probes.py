@@ -24,8 +24,10 @@ from reflectkit.models.servers.protocols import MOST_AT_ONCE
 PROMPTS = 8
 TOKENS = 16
 """Of each prompt: tokens that are compared, and length of the text that is written."""
-CLEAR = 8
-"""A change of the weights is clear once it has moved the log-probabilities so many times as far as rounding does."""
+CLEAR = 5
+"""A change of the weights is clear once it moves the log-probabilities so many times as far as rounding does. From 3
+times on, vLLM in bfloat16 showed at least 0.8 of it.
+"""
 LEAST_ROUNDING = 1e-4
 """Root mean square of the difference between a server and this process in float32, in nats; most differ less."""
 
@@ -97,8 +99,8 @@ class Probes:
         share = float(moved_there_N @ moved_N / (moved_N @ moved_N))
         if not share > 0.5:
             return (
-                f"the policy's log-probabilities have moved by {_size(moved_N):.2g} nats since an earlier update, and"
-                f" its own with {max(share, 0.0):.0%} of that"
+                f"the policy's log-probabilities have moved by {_size(moved_N):.2g} nats since an earlier update, of"
+                f" which the server's show {max(share, 0.0):.0%}"
             )
         self._agreed, self._rounding = (own_N, there_N), max(self._rounding, difference)
         return ""
