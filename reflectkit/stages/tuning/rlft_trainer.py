@@ -163,6 +163,7 @@ def _policy_learner(config: Config, policy: Player, device: str, processes: Proc
         mean=config.loss_mean,
         temperature=config.temperature,
         is_cap=config.is_cap if config.max_staleness else 0.0,
+        agrees_with=config.sampler if config.remote and not config.max_staleness else "",
         mismatch=config.remote,
         share_prefixes=config.share_prefixes,
     )
