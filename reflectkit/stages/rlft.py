@@ -123,7 +123,7 @@ class Config(SecondPlayerConfig, AlgorithmConfig, TrainingConfig):
     quantize: str = option("", help="Quantise the base weights: 8bit, 4bit or none; default: as in the checkpoint.")
     gradient_checkpointing: bool = option(False, help="Save memory by recomputing activations; about a third slower.")
     max_tokens_per_batch: int = option(
-        16384, help="Tokens per forward pass, padding included; halved if memory runs out."
+        16384, help="Tokens per forward pass, padding included; halved if memory runs out.", identity=False
     )
     share_prefixes: bool = option(
         False, help="Read what rows of an update begin with once; faster on transcripts, and changes rounding."
@@ -133,7 +133,9 @@ class Config(SecondPlayerConfig, AlgorithmConfig, TrainingConfig):
     validate_steps: int = option(
         0, help="Updates between greedy validations on validate.json, next to the problems; 0: none."
     )
-    processes: int = option(1, help="Processes on this machine that share the work; changes rounding alone.")
+    processes: int = option(
+        1, help="Processes on this machine that share the work; changes rounding alone.", identity=False
+    )
     device: str = option("auto", help="auto, cpu, cuda, …")
 
     def __post_init__(self) -> None:
