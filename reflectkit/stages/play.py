@@ -30,7 +30,15 @@ from reflectkit.envs import cluster_of, listed
 from reflectkit.models.sampler import Ask
 from reflectkit.stages.shared.environments import MOST_TOKENS, HorizonConfig, at_level, check_level
 from reflectkit.stages.shared.narrator import Commentator, Narrator, Reporter
-from reflectkit.stages.shared.players import Players, chat_parts, mismatch, model_folders, parse_policy, place_of
+from reflectkit.stages.shared.players import (
+    Players,
+    chat_parts,
+    mismatch,
+    model_folders,
+    parse_policy,
+    place_of,
+    trained_elsewhere,
+)
 from reflectkit.stages.shared.sampling import SamplerConfig
 from reflectkit.stages.shared.verdict import verdict_text
 
@@ -132,9 +140,9 @@ def run(config: Config, progress: Progress) -> Report:
     reflector, commentator = (place_of(model, config, progress, reflects=True) for model in commenting)
     if policy is not None:
         config.answer_of(policy)
-    if warning := mismatch(name, policy, reflector):
-        progress.show(f"warning: {warning}")
     folders = model_folders((policy, reflector, commentator))
+    for warning in filter(None, (mismatch(name, policy, reflector), *trained_elsewhere(config.env, folders))):
+        progress.show(f"warning: {warning}")
     if folders:
         progress.news(f"loading {' and '.join(map(str, folders))}")
     inputs = [*([source] if source else []), *folders, *config.input_files(tasks), *config.comment_files]

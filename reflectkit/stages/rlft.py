@@ -22,6 +22,7 @@ from reflectkit.core.memory import memory_explained
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.text import counted
 from reflectkit.data.trajectories import read_records
+from reflectkit.models.facts import model_facts
 from reflectkit.models.hub import hub_options
 from reflectkit.stages.shared.environments import check_level, model_source
 from reflectkit.stages.shared.players import (
@@ -30,6 +31,8 @@ from reflectkit.stages.shared.players import (
     newest_name,
     place_of,
     refuse_without_model,
+    trained_elsewhere,
+    trained_with_comments,
 )
 from reflectkit.stages.shared.sampling import LOCAL
 from reflectkit.stages.tuning.algorithm import AlgorithmConfig
@@ -244,6 +247,8 @@ def run(config: Config, progress: Progress) -> Report:
         model = model_source(newest_name(config.model) if config.model else "", config.data_dir, progress)
         policy = config.load_dir and newest_checkpoint(config.load_dir)
         config = replace(config, model=model, load_dir=policy, reflect_load_dir=reflector)
+    for text in _warnings(config):
+        progress.news(f"warning: {text}")
     models = [path for path in (config.load_dir, *model_folders([reflector]), config.resume_from) if path]
     if Path(config.model).is_dir() and config.model:
         models.append(Path(config.model))
@@ -279,6 +284,18 @@ def run(config: Config, progress: Progress) -> Report:
         if not processes.first:
             return Report("rlft", current.folder, figures, (target,))
         return current.finish(figures, [target, current.folder / "metrics.jsonl"])
+
+
+def _warnings(config: Config) -> list[str]:
+    """What the policy and the reflector were trained for, where that is not what they do here."""
+    start, reflector = Path(config.start), config.reflect_load_dir
+    commented, texts = trained_with_comments(start), []
+    if commented and reflector is None:
+        recorded = model_facts(start).get("reflector") or "REFLECTOR"
+        texts.append(f"{start} was trained with comments but plays without; add --reflect-load-dir {recorded}")
+    if commented is False and reflector is not None:
+        texts.append(f"{start} was trained without comments but plays with them; leave out --reflect-load-dir")
+    return texts + trained_elsewhere(config.env, (start, reflector))
 
 
 def _loop(
