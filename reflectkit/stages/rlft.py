@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from reflectkit.core.appended import append, rewrite
 from reflectkit.core.config import DTYPES, PACKAGED, QUANTIZE, TINY, above, flag, fraction, one_of, option, within
 from reflectkit.core.console import Progress, Quiet
 from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.core.identity import digest, plain_settings
-from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.text import counted
@@ -40,7 +40,7 @@ from reflectkit.stages.tuning.distributed import shared_run, start_processes
 from reflectkit.stages.tuning.launching import check_launch, launched
 from reflectkit.stages.tuning.rlft_plan import plan_of
 from reflectkit.stages.tuning.rlft_problems import check_prompts, levels_of, validation_of
-from reflectkit.stages.tuning.rlft_records import history_of, keep_episodes, with_rows
+from reflectkit.stages.tuning.rlft_records import history_of, keep_episodes, restore_episodes, with_rows
 from reflectkit.stages.tuning.rlft_resuming import resumed_trainer
 from reflectkit.stages.tuning.second_player import SecondPlayerConfig
 from reflectkit.stages.tuning.trackers import require_trackers, tracking
@@ -316,7 +316,8 @@ def _loop(
         figures_lost = f"the figures of {counted(lost, 'update')} are lost"
         progress.news(f"{metrics}: {figures_lost}, though what they learned is not; --force trains again")
     if processes.first:
-        write_jsonl(metrics, history)
+        rewrite(metrics, history)
+        restore_episodes(folder / "episodes.jsonl", trainer.step, progress)
     facts = {"env": config.env, "reflector": str(config.reflect_load_dir) if config.reflect_load_dir else None}
     target = folder / f"checkpoint-{trainer.step}"
     title = "Reflect-RL" if config.reflect_load_dir else "SFT + RL"
@@ -331,9 +332,9 @@ def _loop(
             history.append(figures)
             due = trainer.step % config.save_steps == 0 or trainer.step == config.max_steps
             if processes.first:
-                write_jsonl(metrics, history)
+                append(metrics, [figures], sync=due)
             if due and config.keep_episodes and processes.first:
-                keep_episodes(config, trainer, folder / "episodes.jsonl", progress)
+                keep_episodes(config, trainer, folder / "episodes.jsonl")
             if due:
                 target = checkpoint.save(folder, trainer, settings, facts, config.keep_checkpoints)
                 processes.wait()

@@ -64,7 +64,7 @@ def train(
             raise
     return [
         {
-            name: value if math.isfinite(value) else None for name, value in record.items()
+            name: value if math.isfinite(value) else None for name, value in sorted(record.items())
         }  # a norm that overflows 16 bits
         for record in trainer.state.log_history
         if "loss" in record
