@@ -28,9 +28,18 @@ Config = TypeVar("Config", bound="StageConfig")
 Part = TypeVar("Part")
 
 
-def option(default: Any = dataclasses.MISSING, *, help: str) -> Any:
-    """A dataclass field with `help`; without `default` the setting is required."""
-    return dataclasses.field(default=default, metadata={"help": help}, kw_only=True)
+def option(default: Any = dataclasses.MISSING, *, help: str, identity: bool = True) -> Any:
+    """A dataclass field with `help`; without `default` the setting is required.
+
+    identity: whether it identifies a run. False for a setting that does not change results, except for the order of
+    floating-point sums.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, "identity": identity}, kw_only=True)
+
+
+def is_identity(item: dataclasses.Field[Any]) -> bool:
+    """Whether the setting identifies a run."""
+    return bool(item.metadata.get("identity", True))
 
 
 @dataclass(frozen=True)
@@ -75,12 +84,18 @@ class StageConfig:
     CHOOSERS: ClassVar[tuple[str, ...]] = ()
     """Settings of this class whose values add further settings; see `chosen`."""
     data_dir: Path = option(Path("data"), help="Folder for data; each env has its own subfolder.")
-    results_dir: Path = option(Path("results"), help="Folder for runs.")
-    name: str = option("", help="Folder of the run in --results-dir, e.g. taxi/policy; default: numbered, e.g. 8_rlft.")
+    results_dir: Path = option(Path("results"), help="Folder for runs.", identity=False)
+    name: str = option(
+        "", help="Folder of the run in --results-dir, e.g. taxi/policy; default: numbered, e.g. 8_rlft.", identity=False
+    )
     seed: int = option(0, help="Random seed; the same seed gives the same result.")
     threads: int = option(1, help="CPU threads per process; other numbers change rounding and therefore the weights.")
-    force: bool = option(False, help="Run again even if a finished run exists; with --name, replace its folder.")
-    keep: bool = option(False, help="If --name has a run with other settings, keep it and use NAME.2, NAME.3, …")
+    force: bool = option(
+        False, help="Run again even if a finished run exists; with --name, replace its folder.", identity=False
+    )
+    keep: bool = option(
+        False, help="If --name has a run with other settings, keep it and use NAME.2, NAME.3, …", identity=False
+    )
 
     def __new__(cls, **values: Any) -> Self:
         """An instance of the class with the settings that `values` add."""
@@ -123,6 +138,11 @@ class StageConfig:
     def refusal(cls, name: str) -> ConfigError | None:
         """The error for setting `name` if only another choice has it, else None."""
         return None
+
+    @property
+    def code_files(self) -> list[Path]:
+        """The files of the user's own code that the settings name: inputs of a run, so that an edit makes a new one."""
+        return []
 
     def part(self, own: Callable[..., Part]) -> Part:
         """The dataclass `own`, filled with the settings of the same names."""
@@ -246,7 +266,11 @@ def with_settings(kind: type[Config], own: type, panel: str, **marks: str | tupl
 def _with_settings(kind: Any, own: Any, panel: str, marks: tuple[tuple[str, str | tuple[str, ...]], ...]) -> Any:
     hints = get_type_hints(own)
     fields = [
-        (item.name, hints[item.name], option(item.default, help=item.metadata.get("help", "")))
+        (
+            item.name,
+            hints[item.name],
+            option(item.default, help=item.metadata.get("help", ""), identity=is_identity(item)),
+        )
         for item in dataclasses.fields(own)
     ]
     namespace = {"PANEL": panel, **dict(marks), "__doc__": kind.__doc__, "__module__": kind.__module__}

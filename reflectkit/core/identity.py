@@ -12,20 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import StageConfig, as_plain, flag
+from reflectkit.core.config import StageConfig, as_plain, flag, is_identity
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import dumps, read_json, sha256
 from reflectkit.core.tree import visible_files
-
-NOT_IDENTITY = frozenset(
-    {
-        "force", "results_dir", "width", "concurrency", "max_cost_usd", "price_in", "price_out", "dry_run", "timeout_s",
-        "max_tokens_per_batch", "name", "keep", "jobs", "keep_checkpoints", "plan", "served_model",
-        "reflector_served_model", "adapter_dir", "adapter_dir_there", "server_timeout_s", "server_patience_s",
-        "server_connections", "processes",
-    }
-)  # fmt: skip
-"""Settings that do not change the results of a run, except for the order of floating-point sums."""
 
 RECORDED_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "gymnasium")
 CHECKSUM = "sha256"  # key of the checksum over the other entries of a config.json
@@ -101,14 +91,13 @@ def _file_digest(path: Path) -> str:
 
 def plain_settings(config: StageConfig) -> dict[str, Any]:
     """The settings that belong to a run's identity, as JSON values, and the variables that act as such."""
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)} | config.environment
-    identifying = {name: value for name, value in values.items() if name not in NOT_IDENTITY}
-    return {name: as_plain(value) for name, value in sorted(identifying.items())}
+    values = {item.name: getattr(config, item.name) for item in dataclasses.fields(config) if is_identity(item)}
+    return {name: as_plain(value) for name, value in sorted((values | config.environment).items())}
 
 
 def default_settings(config: StageConfig) -> dict[str, Any]:
     """The defaults of the settings of `config` that have one."""
-    fields = [item for item in dataclasses.fields(config) if item.name not in NOT_IDENTITY]
+    fields = [item for item in dataclasses.fields(config) if is_identity(item)]
     return {item.name: as_plain(item.default) for item in fields if item.default is not dataclasses.MISSING}
 
 

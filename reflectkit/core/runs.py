@@ -61,8 +61,8 @@ def open_run(stage: str, config: StageConfig, inputs: Sequence[Path] = (), *, ag
     identity = Identity(stage, plain_settings(config), {str(path): digest(path) for path in inputs}, config)
     while True:
         existing = None if config.force or again else find_run(config, identity)
-        folder, replaced = (existing, None) if existing else new_folder(config, identity, again)
         with contextlib.ExitStack() as stack:
+            folder, replaced = (existing, None) if existing else new_folder(config, identity, again, stack)
             try:
                 stack.enter_context(locked(folder))
             except FileNotFoundError:

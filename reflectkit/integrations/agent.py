@@ -41,6 +41,7 @@ from reflectkit.stages.shared.players import (
     is_chat,
     parse_policy,
     place_of,
+    trained_elsewhere,
     trained_with_comments,
 )
 from reflectkit.stages.shared.sampling import SamplerConfig
@@ -183,6 +184,8 @@ class LoadedAgent:
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The whole decision, with tokens and log-probabilities, in an episode that `rollout` plays."""
+        if self._trained_env is not None and (played := context.env.name) != (trained := self._trained_env[0].name):
+            warnings.warn(f"the policy was trained in env '{trained}', but plays in '{played}'", stacklevel=2)
         return await asyncio.wrap_future(self._running().submit(self._agent.decide(observation, context)))
 
     def close(self) -> None:
@@ -268,6 +271,9 @@ def _warn_of_mismatch(policy: Path, reflector: Path | None) -> None:
         warnings.warn(f"{policy} was trained with comments; pass reflector={recorded!r}", stacklevel=3)
     elif commented is False and reflector is not None:
         warnings.warn(f"{policy} was trained without comments; leave out reflector={str(reflector)!r}", stacklevel=3)
+    if isinstance(env := model_facts(policy).get("env"), str):
+        for text in trained_elsewhere(env, [reflector]):
+            warnings.warn(text, stacklevel=3)
 
 
 def _trained_with(policy: Path | None) -> dict[str, Any]:

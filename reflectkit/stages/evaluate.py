@@ -61,6 +61,7 @@ from reflectkit.stages.shared.players import (
     model_folders,
     parse_policy,
     place_of,
+    trained_elsewhere,
 )
 from reflectkit.stages.shared.sampling import SamplerConfig
 
@@ -285,6 +286,7 @@ def run(config: Config, progress: Progress) -> Report:
         contextlib.closing(Players(config, config.max_cost_usd)) as players,
     ):
         warnings = [text for player in entrants if (text := mismatch(*player))]
+        warnings += trained_elsewhere(config.env, models)
         for text in warnings:
             progress.news(f"warning: {text}")
         if current.done:

@@ -46,6 +46,7 @@ from reflectkit.stages.shared.players import (
     model_folders,
     parse_policy,
     place_of,
+    trained_elsewhere,
 )
 from reflectkit.stages.shared.sampling import SamplerConfig
 from reflectkit.stages.shared.verdict import verdict_text
@@ -169,14 +170,14 @@ def run(config: Config, progress: Progress) -> Report:
     reflector, commentator = (place_of(model, config, progress, reflects=True) for model in commenting)
     if policy is not None:
         config.answer_of(policy)
-    if warning := mismatch(name, policy, reflector):
-        progress.show(f"warning: {warning}")
     if config.dry_run:
         parts = [(task.level, [task], 1) for task in _draw_tasks(config, tasks)]
         return estimate_comments("play", config, config.asked_endpoints[0], parts, progress)
     for endpoint in config.asked_endpoints:
         key_of(endpoint)
     folders = model_folders((policy, reflector, commentator))
+    for warning in filter(None, (mismatch(name, policy, reflector), *trained_elsewhere(config.env, folders))):
+        progress.show(f"warning: {warning}")
     if folders:
         progress.news(f"loading {' and '.join(map(str, folders))}")
     inputs = [*([source] if source else []), *folders, *config.input_files(tasks), *config.comment_files]

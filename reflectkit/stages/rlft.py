@@ -19,15 +19,16 @@ from typing_extensions import override
 from reflectkit.agents.chat import ChatReflector
 from reflectkit.agents.client import ChatClient
 from reflectkit.agents.endpoints import Endpoint, address_in_use, key_of, parse_endpoint
+from reflectkit.core.appended import append, rewrite
 from reflectkit.core.config import DTYPES, PACKAGED, QUANTIZE, TINY, above, flag, fraction, one_of, option, within
 from reflectkit.core.console import Progress, Quiet
 from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.core.identity import digest, plain_settings
-from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.text import counted
 from reflectkit.data.trajectories import read_records
+from reflectkit.models.facts import model_facts
 from reflectkit.models.hub import hub_options
 from reflectkit.stages.shared.chat import OF_CHAT_MODELS, ChatConfig, report_damage
 from reflectkit.stages.shared.environments import check_level, model_source
@@ -39,6 +40,8 @@ from reflectkit.stages.shared.players import (
     newest_name,
     place_of,
     refuse_without_model,
+    trained_elsewhere,
+    trained_with_comments,
 )
 from reflectkit.stages.shared.sampling import LOCAL
 from reflectkit.stages.tuning.algorithm import AlgorithmConfig
@@ -46,7 +49,7 @@ from reflectkit.stages.tuning.distributed import shared_run, start_processes
 from reflectkit.stages.tuning.estimate import plan_report
 from reflectkit.stages.tuning.launching import check_launch, launched
 from reflectkit.stages.tuning.rlft_problems import check_prompts, levels_of, validation_of
-from reflectkit.stages.tuning.rlft_records import history_of, keep_episodes, with_rows
+from reflectkit.stages.tuning.rlft_records import history_of, keep_episodes, restore_episodes, with_rows
 from reflectkit.stages.tuning.rlft_resuming import resumed_trainer
 from reflectkit.stages.tuning.rlft_trainer import trainer_of
 from reflectkit.stages.tuning.second_player import SecondPlayerConfig
@@ -137,7 +140,7 @@ class Config(SecondPlayerConfig, AlgorithmConfig, TrainingConfig, ChatConfig):
     quantize: str = option("", help="Quantise the base weights: 8bit, 4bit or none; default: as in the checkpoint.")
     gradient_checkpointing: bool = option(False, help="Save memory by recomputing activations; about a third slower.")
     max_tokens_per_batch: int = option(
-        16384, help="Tokens per forward pass, padding included; halved if memory runs out."
+        16384, help="Tokens per forward pass, padding included; halved if memory runs out.", identity=False
     )
     share_prefixes: bool = option(
         False, help="Read what rows of an update begin with once; faster on transcripts, and changes rounding."
@@ -147,7 +150,9 @@ class Config(SecondPlayerConfig, AlgorithmConfig, TrainingConfig, ChatConfig):
     validate_steps: int = option(
         0, help="Updates between greedy validations on validate.json, next to the problems; 0: none."
     )
-    processes: int = option(1, help="Processes on this machine that share the work; changes rounding alone.")
+    processes: int = option(
+        1, help="Processes on this machine that share the work; changes rounding alone.", identity=False
+    )
     device: str = option("auto", help="auto, cpu, cuda, …")
 
     def __post_init__(self) -> None:
@@ -291,6 +296,8 @@ def run(config: Config, progress: Progress) -> Report:
         model = model_source(newest_name(config.model) if config.model else "", config.data_dir, progress)
         policy = config.load_dir and newest_checkpoint(config.load_dir)
         config = replace(config, model=model, load_dir=policy, reflect_load_dir=reflector)
+    for text in _warnings(config):
+        progress.news(f"warning: {text}")
     models = [path for path in (config.load_dir, *model_folders([reflector]), config.resume_from) if path]
     if Path(config.model).is_dir() and config.model:
         models.append(Path(config.model))
@@ -377,6 +384,18 @@ def _estimate(
     return estimate_comments("rlft", config, endpoint, parts, progress)
 
 
+def _warnings(config: Config) -> list[str]:
+    """What the policy and the reflector were trained for, where that is not what they do here."""
+    start, reflector = Path(config.start), config.reflect_load_dir
+    commented, texts = trained_with_comments(start), []
+    if commented and reflector is None:
+        recorded = model_facts(start).get("reflector") or "REFLECTOR"
+        texts.append(f"{start} was trained with comments but plays without; add --reflect-load-dir {recorded}")
+    if commented is False and reflector is not None:
+        texts.append(f"{start} was trained without comments but plays with them; leave out --reflect-load-dir")
+    return texts + trained_elsewhere(config.env, (start, reflector))
+
+
 def _loop(
     config: Config,
     trainer: Trainer,
@@ -395,7 +414,8 @@ def _loop(
         figures_lost = f"the figures of {counted(lost, 'update')} are lost"
         progress.news(f"{metrics}: {figures_lost}, though what they learned is not; --force trains again")
     if processes.first:
-        write_jsonl(metrics, history)
+        rewrite(metrics, history)
+        restore_episodes(folder / "episodes.jsonl", trainer.step, progress)
     facts = {"env": config.env, "reflector": str(config.reflect_load_dir) if config.reflect_load_dir else None}
     target = folder / f"checkpoint-{trainer.step}"
     title = "Reflect-RL" if config.reflect_load_dir else "SFT + RL"
@@ -410,9 +430,9 @@ def _loop(
             history.append(figures)
             due = trainer.step % config.save_steps == 0 or trainer.step == config.max_steps
             if processes.first:
-                write_jsonl(metrics, history)
+                append(metrics, [figures], sync=due)
             if due and config.keep_episodes and processes.first:
-                keep_episodes(config, trainer, folder / "episodes.jsonl", progress)
+                keep_episodes(config, trainer, folder / "episodes.jsonl")
             if due:
                 target = checkpoint.save(folder, trainer, settings, facts, config.keep_checkpoints)
                 processes.wait()

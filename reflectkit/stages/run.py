@@ -101,7 +101,7 @@ class Config(StageConfig):
         (), help="Ablations of the recipe to run as well, separated by commas (or repeat the flag)."
     )
     seeds: int = option(1, help="Number of seeds to run, starting at --seed; several use folders seed0, seed1, …")
-    jobs: int = option(2, help="Steps to run in parallel.")
+    jobs: int = option(2, help="Steps to run in parallel.", identity=False)
     fast: bool = option(
         False,
         help="Short variant of the recipe, with a check that every step runs or with what `reflectkit list` says.",

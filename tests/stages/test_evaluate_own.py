@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,20 @@ def test_a_checkpoint_with_the_wrong_partner_is_warned_of(
     assert "trained without comments but plays with a reflector" in warnings[1]
     assert main(["play", "--env", "taxi", "--auto", "--horizon", "1", "--policy", f"odd={players['odd']}"]) == 0
     assert "warning: odd: " in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_checkpoint_of_another_env_is_warned_of(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = shutil.copytree(checkpoints["plain"], tmp_path / "model")
+    for env, other in (("taxi", True), ("corridor", False), ("reflectkit.envs.corridor:Corridor", False)):
+        write_json(model / "reflectkit.json", read_json(model / "reflectkit.json") | {"env": env})
+        for command in (["evaluate", "--horizon", "1"], ["play", "--auto", "--horizon", "1"]):
+            assert main([*command, "--env", "corridor", "--policy", f"it={model}"]) == 0
+            shown = " ".join(capsys.readouterr().out.split())
+            assert ("was trained in env 'taxi', but plays in 'corridor'" in shown) is other
+            assert ("warning: " in shown) is other
 
 
 @pytest.mark.parametrize(

@@ -319,6 +319,64 @@ def test_an_edit_makes_a_new_run(module: str, capsys: pytest.CaptureFixture[str]
     assert "Already finished" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["jobs", "served_model", "processes"])
+def test_a_setting_called_as_one_that_changes_no_results_does_change_them(
+    module: str, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """`jobs` of `run`, for instance, is no setting of this command."""
+    file = Path(f"{module}.py")
+    file.write_text(file.read_text("utf-8").replace("turn_cost", name), encoding="utf-8")
+    command = ["gen-trajectory", "--env", f"{module}:Lock", "--noise", "0", f"--{name.replace('_', '-')}"]
+    assert main([*command, "0.2"]) == 0
+    assert main([*command, "0.9"]) == 0
+    assert "Already finished" not in capsys.readouterr().out
+    assert read_json(Path("results/1_gen-trajectory/config.json"))["settings"][name] == 0.2
+    assert main([*command, "0.2"]) == 0
+    assert "Already finished" in capsys.readouterr().out
+
+
+def test_a_setting_may_say_that_it_changes_no_results(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(f"{module}.py")
+    code = file.read_text("utf-8").replace("option(0.1, ", "option(0.1, identity=False, ")
+    file.write_text(code, encoding="utf-8")
+    command = ["evaluate", "--env", f"{module}:Lock", "--policy", "oracle", "--turn-cost"]
+    assert main([*command, "0.2"]) == 0
+    assert main([*command, "0.9"]) == 0
+    assert "Already finished" in capsys.readouterr().out
+
+
+PACKAGE = {
+    "__init__.py": "",
+    "env.py": "from .texts import words\nfrom {name} import rules\n" + examples(CONTRIBUTING)["my_lock"],
+    "rules.py": "def start():\n    import {name}_tables\n",
+    "texts/__init__.py": "from . import words\n",
+    "texts/words.py": "GOOD = 1\n",
+    "unused.py": "",
+    "../{name}_tables.py": "SIZE = 3\n",
+}
+
+
+@pytest.mark.parametrize("edited", ["__init__.py", "rules.py", "texts/__init__.py", "texts/words.py"])
+def test_an_edit_of_what_an_env_imports_from_its_package_makes_a_new_run(
+    module: str, capsys: pytest.CaptureFixture[str], edited: str
+) -> None:
+    package = Path(f"{module}_{edited.partition('.')[0].replace('/', '_')}")
+    for name, code in PACKAGE.items():
+        file = package / name.format(name=package)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(code.replace("{name}", str(package)), encoding="utf-8")
+    command = ["evaluate", "--env", f"{package}.env:Lock", "--policy", "oracle"]
+    assert main(command) == 0
+    used = {str(package / name) for name in PACKAGE if name[0] != "." and name != "unused.py"}
+    assert read_json(Path("results/1_evaluate/config.json"))["inputs"].keys() == used | {f"{package}_tables.py"}
+    (package / "unused.py").write_text("# edited\n", encoding="utf-8")
+    assert main(command) == 0
+    assert "Already finished" in capsys.readouterr().out
+    (package / edited).write_text("# edited\n" + (package / edited).read_text("utf-8"), encoding="utf-8")
+    assert main(command) == 0
+    assert "Already finished" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("code", "name", "message"),
     [

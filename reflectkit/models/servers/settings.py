@@ -30,22 +30,30 @@ class ServerSettings:
         "server_connections": (1, 4096),
     }
     served_model: str = option(
-        "", help="Name under which the server serves the policy's base; default: the one whose path is the base's."
+        "",
+        help="Name under which the server serves the policy's base; default: the one whose path is the base's.",
+        identity=False,
     )
     reflector_served_model: str = option(
-        "", help="Name under which the server of --reflector-sampler serves the reflector's base; default: as above."
+        "",
+        help="Name under which the server of --reflector-sampler serves the reflector's base; default: as above.",
+        identity=False,
     )
     adapter_dir: Path | None = option(
-        None, help="Folder where trained weights are written for the server to load; default: a temporary one."
+        None,
+        help="Folder where trained weights are written for the server to load; default: a temporary one.",
+        identity=False,
     )
     adapter_dir_there: str = option(
-        "", help="Path of --adapter-dir on the server's machine, if it differs from the one here."
+        "", help="Path of --adapter-dir on the server's machine, if it differs from the one here.", identity=False
     )
-    server_timeout_s: float = option(120.0, help="Seconds after which a request to the server is sent again.")
+    server_timeout_s: float = option(
+        120.0, help="Seconds after which a request to the server is sent again.", identity=False
+    )
     server_patience_s: float = option(
-        900.0, help="Seconds that the server may be away, e.g. to restart, before the command stops."
+        900.0, help="Seconds that the server may be away, e.g. to restart, before the command stops.", identity=False
     )
-    server_connections: int = option(128, help="Most requests that the server is sent at once.")
+    server_connections: int = option(128, help="Most requests that the server is sent at once.", identity=False)
 
     def __post_init__(self) -> None:
         for name, (low, high) in self.LIMITS.items():

@@ -41,21 +41,25 @@ class ChatConfig(StageConfig):
         help="URL of a server with OpenAI's protocol; default: for local: http://localhost:1234/v1, for openai:"
         " OPENAI_BASE_URL, or OpenAI's own.",
     )
-    concurrency: int = option(8, help="Number of concurrent requests.")
+    concurrency: int = option(8, help="Number of concurrent requests.", identity=False)
     timeout_s: float = option(
-        120.0, help="Timeout of a whole call in seconds, to its last byte; then it is retried, at most twice."
+        120.0,
+        help="Timeout of a whole call in seconds, to its last byte; then it is retried, at most twice.",
+        identity=False,
     )
     max_cost_usd: float | None = option(
-        None, help="Stop cleanly before this budget is exceeded; what the journal paid for counts."
+        None, help="Stop cleanly before this budget is exceeded; what the journal paid for counts.", identity=False
     )
     price_in: float | None = option(
-        None, help="US dollars per million prompt tokens, for models with an unknown price."
+        None, help="US dollars per million prompt tokens, for models with an unknown price.", identity=False
     )
     price_out: float | None = option(
-        None, help="US dollars per million completion tokens, for models with an unknown price."
+        None, help="US dollars per million completion tokens, for models with an unknown price.", identity=False
     )
     dry_run: bool = option(
-        False, help="Show the expected and maximum number of calls, tokens and dollars, without sending requests."
+        False,
+        help="Show the expected and maximum number of calls, tokens and dollars, without sending requests.",
+        identity=False,
     )
 
     def __post_init__(self) -> None:

@@ -88,9 +88,10 @@ class EnvConfig(StageConfig):
         return self.env_folder / self.kind.repositories_folder
 
     @property
+    @override
     def code_files(self) -> list[Path]:
-        """The files of the env's class where it is the user's own: inputs of a run, so that an edit makes a new one."""
-        return code_files(base.__module__ for base in self.kind.__mro__)
+        """Also those of an env of the user's own."""
+        return [*super().code_files, *code_files(base.__module__ for base in self.kind.__mro__)]
 
     @classmethod
     def own_settings(cls, kind: type[BaseEnv]) -> type[Any] | None:
@@ -294,7 +295,7 @@ class HorizonConfig(WorldConfig):
 class PlayConfig(HorizonConfig):
     """Settings of a stage that plays many episodes."""
 
-    width: int = option(128, help="Episodes played in parallel; affects speed and memory, not results.")
+    width: int = option(128, help="Episodes played in parallel; affects speed and memory, not results.", identity=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,6 +19,7 @@ from reflectkit.core.errors import ConfigError
 from reflectkit.core.folders import CHECKPOINT, checkpoints
 from reflectkit.core.protocols import Agent
 from reflectkit.core.registry import plugins, resolve
+from reflectkit.envs import ENVS
 from reflectkit.models.facts import TOKENIZERS, model_facts
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.sampler import Opening
@@ -181,6 +182,16 @@ def trained_with_comments(policy: Path) -> bool | None:
     if "reflector" in facts:
         return bool(facts["reflector"])
     return {"policy": True, "plain": False}.get(str(facts.get("role")))
+
+
+def trained_elsewhere(env: str, models: Iterable[Path | None]) -> list[str]:
+    """What to warn of: each of the `models` that was trained in another env than `env`, as far as they say."""
+    trained = {model: model_facts(model).get("env") for model in models if model not in (None, *WITHOUT_MODEL)}
+    return [
+        f"{model} was trained in env '{other}', but plays in '{env}'; use a checkpoint of '{env}', or --env {other}"
+        for model, other in trained.items()
+        if isinstance(other, str) and ENVS.get(other, other) != ENVS.get(env, env)
+    ]
 
 
 def journals(folder: Path, endpoint: Endpoint) -> tuple[Path, Path]:

@@ -22,6 +22,7 @@ from reflectkit.core.config import (
     within,
 )
 from reflectkit.core.errors import ConfigError
+from reflectkit.core.registry import code_files
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
 from reflectkit.models.facts import model_facts
 from reflectkit.models.sampler import BACKENDS, EVERYTHING, Opening, Sampler, Truncation, backend
@@ -104,6 +105,13 @@ class SamplerConfig(StageConfig):
         own, whose = backend(name).settings, f"--sampler {name}"
         check_own_settings(own, whose)
         return with_own_settings(kind, own, whose, whose, SAMPLER=name) if dataclasses.fields(own) else kind
+
+    @property
+    @override
+    def code_files(self) -> list[Path]:
+        """Also those of a sampler of the user's own."""
+        own = [] if self.sampler in BACKENDS or is_server(self.sampler) else [self.sampler.partition(":")[0]]
+        return [*super().code_files, *code_files(own)]
 
     def answer_of(self, policy: Path | str) -> str:
         """What `policy` answers where it chooses: what it was trained with, else --answer. Raises ConfigError if these

@@ -30,8 +30,10 @@ class TrainingConfig(StageConfig):
     schedule: str = option(
         "linear", help="Learning rate after warm-up: linear or cosine (down to 0 at the last step), or constant."
     )
-    keep_checkpoints: int = option(2, help="Checkpoints to keep, the latest; with 1, a damaged one means a new start.")
-    plan: bool = option(False, help=PLAN_HELP)
+    keep_checkpoints: int = option(
+        2, help="Checkpoints to keep, the latest; with 1, a damaged one means a new start.", identity=False
+    )
+    plan: bool = option(False, help=PLAN_HELP, identity=False)
     report_to: tuple[str, ...] = option((), help=REPORT_TO_HELP)
 
     def __post_init__(self) -> None:
