@@ -18,10 +18,10 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
 PACKS := $(shell ls -d docs/experiments/episodes/* | sort -V)
 CURVED := $(wildcard docs/experiments/episodes/taxi-few* docs/experiments/episodes/taxi-maps)
-PLOT := $(BIN)/reflectkit plot --results-dir build/figures
+PLOT := $(BIN)/python -m research.figures --results-dir build/figures
 
 .PHONY: help install demo test check lint format type bench bench-peers bench-growth gpu-check docs pictures figures dist alfworld smollm2 vllm vllm-check clean
-.PHONY: demo-explore demo-memory demo-alfworld play filter-repo gen-task filter-task gen-trajectory split gen-sft gen-comments sft rlft evaluate pack plot view export
+.PHONY: demo-explore demo-memory demo-alfworld play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot view export
 
 help: ## List the targets
 	@echo "Everything is installed in $(VENV): the active virtual or conda environment, otherwise .venv. VENV=FOLDER picks another."
@@ -93,7 +93,7 @@ bench-growth: $(INSTALLED) ## Memory and time of an update by its episodes and b
 
 # Nothing is installed, since a machine with a GPU may have no network: the environment's Python, otherwise $(PYTHON), runs this folder.
 gpu-check: ## Check on one GPU, without a network, that training and sampling work, with speed and memory (25 minutes)
-	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m reflectkit bench gpu $(ARGS)
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.bench gpu $(ARGS)
 
 filter-repo gen-task filter-task: $(INSTALLED)
 	$(BIN)/reflectkit $@ $(if $(ENV),--env $(ENV)) $(ARGS)
@@ -101,18 +101,16 @@ filter-repo: ## Copy repositories, keeping the files to ask about, e.g. ARGS="--
 gen-task: ## Generate questions about them, e.g. ARGS="--teacher openai:gpt-4o-mini --max-cost-usd 2"
 filter-task: ## Merge the questions into one clean list
 
-play gen-trajectory split gen-sft gen-comments sft rlft evaluate pack plot view export: $(INSTALLED)
-	$(BIN)/reflectkit $@ $(if $(filter pack plot view export,$@),,--env $(or $(ENV),taxi)) $(ARGS)
+play gen-trajectory split gen-sft sft rlft evaluate plot view export: $(INSTALLED)
+	$(BIN)/reflectkit $@ $(if $(filter plot view export,$@),,--env $(or $(ENV),taxi)) $(ARGS)
 play: ## Play an environment, or watch: ARGS="--policy oracle"
 gen-trajectory: ## Generate demonstrations with reflections, e.g. ENV=taxi ARGS="--noise 0.3"
 split: ## Split the problems 7:2:1 into train, validate and test
 gen-sft: ## Write the five SFT files
-gen-comments: ## Keep a model's own comments that help, e.g. ARGS="--load-dir … --reflect-load-dir …"
 sft: ## Train a player, e.g. ARGS="--role reflection"
 rlft: ## Train a policy with online RL, e.g. ARGS="--load-dir … --reflect-load-dir …"
 evaluate: ## Measure success with intervals, e.g. ARGS="--policy oracle --policy random"
 export: ## Export a plain Hugging Face folder, e.g. ARGS="--load-dir results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy"
-pack: ## Keep the episodes of published runs, e.g. ARGS="results/taxi-tiny --out packs/taxi --title DangerousTaxi"
 plot: ## Plot learning curves, e.g. ARGS="--runs ours=results/taxi-tiny/sft-rl"
 view: ## Write an HTML page of episodes, e.g. ARGS="results/taxi-tiny/evaluation --open"
 

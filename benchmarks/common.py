@@ -37,10 +37,14 @@ PARTS = ("rollout", "update")
 
 @dataclass
 class Rounds:
-    """CPU seconds of each side, by part ("rollout", "update"), one value per round."""
+    """CPU seconds of each side, by part ("rollout", "update"), one value per round.
+
+    left_out: rounds without values, since the two sides did not do the same.
+    """
 
     theirs: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
     ours: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
+    left_out: int = 0
 
     def ratios(self, *parts: str) -> list[float]:
         """Their time divided by ours, in each round, over the sum of `parts`."""
@@ -58,11 +62,19 @@ class Rounds:
         theirs, ours = (sum(map(sum, side.values())) for side in self.sides)
         return theirs / ours
 
+    def leave_out(self) -> None:
+        """Forget the times of the last round, which both sides have finished."""
+        for side in self.sides:
+            for values in side.values():
+                del values[-1:]
+        self.left_out += 1
+
     def clear(self) -> None:
         """Forget all rounds."""
         for side in self.sides:
             for values in side.values():
                 values.clear()
+        self.left_out = 0
 
 
 @contextmanager
@@ -179,7 +191,11 @@ def prepared_players(folder: Path) -> dict[str, Path]:
 
 def row(name: str, rounds: Rounds) -> str:
     """A line of the table: median (lowest to highest) of each ratio; empty for a part that was not measured."""
+    if rounds.left_out:
+        name = f"{name}; left out: {rounds.left_out} rounds that were not played alike"
     parts = [part for part in PARTS if rounds.ours[part]]
+    if not parts:
+        return f"| {name} | | | | |"
     cells = {part: _cell(rounds.ratios(part)) for part in parts}
     both = _cell(rounds.ratios(*PARTS)) if len(parts) == len(PARTS) else ""
     seconds = [statistics.median(map(sum, zip(*(side[part] for part in parts), strict=True))) for side in rounds.sides]

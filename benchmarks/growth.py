@@ -29,6 +29,7 @@ import psutil
 import torch
 
 from benchmarks.common import Ours
+from benchmarks.rl import player
 from reflectkit.core.eventloop import result_of
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.rollout import Episode
@@ -37,7 +38,6 @@ from reflectkit.core.types import Observation
 from reflectkit.envs import env_class, make
 from reflectkit.envs.wrappers import Wrapper
 from reflectkit.models.silence import silence_libraries
-from reflectkit.stages.benchmarks.rl import player
 
 EPISODES = (64, 256, 1024, 4096)
 PROMPTS = (128, 512, 1024, 2048, 4096)

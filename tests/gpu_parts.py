@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 
-from reflectkit.stages.benchmarks.gpu import Bench, Measured, NotPossibleError
+from benchmarks.gpu import Bench, Measured, NotPossibleError
 
 
 def quick(bench: Bench, rate: float) -> Measured:

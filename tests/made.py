@@ -18,7 +18,7 @@ from reflectkit.stages.run import PipelineConfig, planned
 from reflectkit.stages.shared.environments import RECORDS
 
 EVALUATED = ("eval.json", "eval.md", "eval.csv", "episodes.jsonl")
-WITHOUT_RUN = ("view", "pack")
+WITHOUT_RUN = ("view",)
 
 
 def made_by(stage: str, values: dict[str, Any]) -> list[str]:
@@ -31,13 +31,7 @@ def made_by(stage: str, values: dict[str, Any]) -> list[str]:
     elif stage == "evaluate":
         outputs = [folder / name for name in EVALUATED]
     elif stage == "plot":
-        outputs = [
-            config.out or folder / ("curves.png" if config.runs else "bars.png" if config.evals else "packs.png")
-        ]
-    elif stage == "pack":
-        outputs = [config.out / "pack.json"]
-    elif stage == "gen-comments":
-        outputs = [(config.out_dir or config.setup.folder / "own-comments") / "sft_reflection.jsonl"]
+        outputs = [config.out or folder / ("curves.png" if config.runs else "bars.png")]
     elif stage == "play":
         outputs = [folder / "episodes.jsonl"]
     elif stage == "export":

@@ -63,7 +63,8 @@ def serve(answer: Answer) -> Iterator[Server]:
     """A server for as long as the context lasts."""
 
     class Handler(QuietHandler):
-        """A fault is ("status", code, headers, error), ("whole", code, headers, body), ("json", body), ("raw", bytes),
+        """A fault is ("status", code, headers, error), ("whole", code, headers, body), ("sent", code, headers, bytes),
+        ("json", body), ("raw", bytes),
         ("cut", bytes), ("drip",): white space without an end, ("endless", code, headers): the same at full
         speed, or ("bytes", bytes): what is not HTTP.
         """
@@ -99,6 +100,8 @@ def serve(answer: Answer) -> Iterator[Server]:
                 self.send(code, json.dumps({"error": content}).encode(), headers)
             elif fault[0] == "whole":
                 self.send(fault[1], json.dumps(fault[3]).encode(), fault[2])
+            elif fault[0] == "sent":
+                self.send(fault[1], fault[3], fault[2])
             elif fault[0] == "raw":
                 self.send(200, fault[1])
             elif fault[0] == "endless":

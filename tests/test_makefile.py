@@ -79,4 +79,4 @@ def test_the_environment_that_is_named_reaches_the_command(arguments: list[str],
 def test_the_gpu_check_installs_nothing_and_does_without_an_environment() -> None:
     """A machine with a GPU may have no network."""
     (line,) = make("-n", "gpu-check", "VENV=/no/such/env", "PYTHON=python3.12", "ARGS=--only sft").splitlines()
-    assert line == "python3.12 -m reflectkit bench gpu --only sft"
+    assert line == "python3.12 -m benchmarks.bench gpu --only sft"

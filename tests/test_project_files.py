@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from reflectkit.version import VERSION
 
@@ -43,6 +45,20 @@ def test_the_citation_is_of_this_version_and_of_the_paper() -> None:
     (paper,) = citation["references"]
     assert paper["url"].rpartition("/")[2] in (ROOT / "docs/citing.md").read_text("utf-8")
     assert [author["family-names"] for author in paper["authors"]] == ["Zhou", "Du", "Li"]
+
+
+def test_a_capped_dependency_is_tested_at_the_newest_version_that_it_allows() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    capped = [one for every in lists for one in map(Requirement, every) if "<" in str(one.specifier)]
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    tested = dict(line.split("==") for line in lines if not line.startswith("#"))
+    for requirement in capped:
+        version = tested[requirement.name]
+        major, minor = map(int, version.split(".")[:2])
+        assert requirement.specifier.contains(version)
+        assert not requirement.specifier.contains(f"{major}.{minor + 1}")
+    assert {requirement.name for requirement in capped} >= {"torch", "transformers", "trl"}
 
 
 def test_the_changelog_has_this_version() -> None:

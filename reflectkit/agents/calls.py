@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from reflectkit.agents.endpoints import KEYS, Endpoint, NoAccessError, secrets
+from reflectkit.agents.endpoints import KEYS, Endpoint, NoAccessError
 from reflectkit.agents.journal import Answer
 from reflectkit.agents.transport import (
     MALFORMED,
@@ -24,6 +24,7 @@ from reflectkit.agents.transport import (
     usage_of,
 )
 from reflectkit.core.eventloop import in_thread
+from reflectkit.core.keys import masked, without_keys
 from reflectkit.core.seeding import uniform
 from reflectkit.core.types import Message
 
@@ -162,13 +163,6 @@ def _refuses_temperature(response: Response) -> bool:
     )
 
 
-def without_keys(text: str) -> str:
-    """`text` with all API keys replaced."""
-    for secret in secrets():
-        text = text.replace(secret, "[key]")
-    return text
-
-
 def redacted(text: str) -> str:
     """The beginning of `text` on one line, without keys."""
-    return " ".join(without_keys(text).split())[:LONGEST_LINE]
+    return " ".join(masked(text).split())[:LONGEST_LINE]

@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from reflectkit.agents.budget import BudgetSpentError
+from reflectkit.agents.calls import RESUMES
 from reflectkit.agents.client import ChatClient
+from reflectkit.agents.endpoints import ApiError
 from reflectkit.agents.exchange import Outcome, Request
 from reflectkit.agents.replies import Action, UnreadableError, parse_called, parse_comment, parse_reply, plain_comment
 from reflectkit.agents.requests import (
@@ -22,7 +25,8 @@ from reflectkit.agents.requests import (
     teaching_request,
 )
 from reflectkit.agents.scripted import require_oracle
-from reflectkit.core.errors import ConfigError
+from reflectkit.agents.sessions import Asks
+from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.core.protocols import Agent, Context
 from reflectkit.core.seeding import generator
 from reflectkit.core.tools import PLAIN, parse, reads_as_calls
@@ -168,6 +172,45 @@ class ChatPolicy:
         """Total cost of the outcomes; None if a model's price is unknown."""
         clients = [self.client] + ([self.reflector] if self.reflector else [])
         return sum(outcome.cost_usd for outcome in outcomes) if all(client.prices.known for client in clients) else None
+
+
+class ChatReflector:
+    """A chat model that comments for a trained policy: one line on what the policy sees, and no earlier turns.
+
+    It is told the env's rules. At temperature 0, equal states are asked about once; else each turn draws its own.
+    """
+
+    def __init__(self, client: ChatClient) -> None:
+        self.client = client
+        self._asks = Asks()
+
+    async def remark(self, observation: Observation, context: Context) -> str:
+        """The comment that a policy sees in its turn.
+
+        Raises
+        ------
+        EnvironmentFailure: no answer can be used. ApiError: the server does not answer. BudgetSpentError: the budget
+        does not allow the call. The last two end the run, after the calls in flight are in the journal.
+        """
+        request = reflecting_request(observation, Context(context.seed if self.client.temperature else 0, context.env))
+        self._asks.under_way += 1
+        try:
+            outcome = await self.client.ask(request, plain_comment)
+        finally:
+            self._asks.leave()
+        if outcome.value is not None:
+            return outcome.value
+        who, rejected = f"the reflector {self.client.endpoint}", outcome.rejected
+        if rejected is None:
+            await self._asks.others()
+            raise BudgetSpentError(
+                f"{who} may cost {self.client.budget.limit:g} US dollars, and the next call could exceed that; run the"
+                " same command again with a larger --max-cost-usd to continue"
+            )
+        if rejected.unanswered:
+            await self._asks.others()
+            raise ApiError(f"{who} gave {rejected.reason}; {RESUMES}")
+        raise EnvironmentFailure(f"{who} gave no usable comment: {rejected.explained}")
 
 
 class Recovery:

@@ -193,7 +193,7 @@ class ChatClient:
                 if error.retry and attempt < ASKED_AGAIN:
                     continue
                 self._count_unanswered(error)
-                return ended(rejected=Rejected(request.name, reason, ""))
+                return ended(rejected=Rejected(request.name, reason, "", unanswered=True))
             if answer is None:
                 return ended()
             answers.append(answer)

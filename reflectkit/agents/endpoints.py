@@ -1,23 +1,25 @@
 """Where a chat teacher is asked: OpenAI, Azure, or any server with the same protocol. Keys come from the environment
-alone.
+alone, and OpenAI's address from there where no flag gives one.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from reflectkit.core.encodings import PLAIN
 from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.core.keys import header_text
-from reflectkit.models.servers.settings import KEYS as SERVER_KEYS
 
 THINKING = ("o1", "o3", "o4", "gpt-5")
 KEYS = {"openai": "OPENAI_API_KEY", "azure": "AZURE_OPENAI_API_KEY", "local": "LOCAL_API_KEY"}
 OPENAI = "https://api.openai.com/v1"
+ADDRESS = "OPENAI_BASE_URL"
+"""The variable with the address of openai: models, unless a flag gives one."""
 ACCOUNT = ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID")  # which the openai package sends along
 NETWORK = (
     "ALL_PROXY",
@@ -70,12 +72,22 @@ def parse_endpoint(
         _check_address(address, base_url, KEYS[kind])
     elif kind == "local":
         base_url = "http://localhost:1234/v1"
-    elif kind == "openai" and os.environ.get("OPENAI_BASE_URL", OPENAI).rstrip("/") not in ("", OPENAI):
-        raise ConfigError(
-            f"{flag} {text}: OPENAI_BASE_URL is set, which is not used here; give that address as {address}, or unset"
-            f" it to ask {OPENAI}"
-        )
+    elif kind == "openai" and (base_url := _address_in_environment()):
+        _check_address(ADDRESS, base_url, KEYS[kind])
     return Endpoint(kind, model, base_url)
+
+
+def address_in_use(endpoints: Iterable[Endpoint]) -> dict[str, str]:
+    """OPENAI_BASE_URL, where one of `endpoints` has its address from there; else nothing."""
+    address = _address_in_environment()
+    used = address is not None and any(one.kind == "openai" and one.base_url == address for one in endpoints)
+    return {ADDRESS: address} if address is not None and used else {}
+
+
+def _address_in_environment() -> str | None:
+    """Where the environment says that openai: models are; None for OpenAI's own address."""
+    address = os.environ.get(ADDRESS, "").strip()
+    return address if address.rstrip("/") not in ("", OPENAI) else None
 
 
 def _check_address(name: str, address: str, key: str) -> None:
@@ -124,7 +136,7 @@ def connect(endpoint: Endpoint, on_response: Callable[[Any], Awaitable[None]]) -
         raise ConfigError(
             f"the environment's {names} cannot be used to connect ({type(error).__name__}); correct or unset it"
         ) from None
-    options: dict[str, Any] = {"max_retries": 0, "timeout": None, "http_client": pool}
+    options: dict[str, Any] = {"max_retries": 0, "timeout": None, "http_client": pool, "default_headers": PLAIN}
     if endpoint.kind == "openai":
         organization, project = (header_text(name) or None for name in ACCOUNT)
         address = endpoint.base_url or OPENAI
@@ -158,9 +170,3 @@ def _knock(base_url: str) -> None:
         raise ApiError(
             f"nothing listens at {base_url} ({error.strerror or error}); start the server, or give --base-url"
         ) from None
-
-
-def secrets() -> tuple[str, ...]:
-    """The keys that are set, which no text may hold."""
-    names = (*KEYS.values(), *SERVER_KEYS.values())
-    return tuple(value for name in names if len(value := os.environ.get(name, "")) > 3)

@@ -52,6 +52,8 @@ class Rejected:
     reason: str
     text: str
     journal: Path | None = field(default=None, compare=False)
+    unanswered: bool = field(default=False, compare=False)
+    """Whether the server gave no answer."""
 
     @property
     def explained(self) -> str:

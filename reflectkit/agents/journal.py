@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from reflectkit.core.errors import ConfigError
+from reflectkit.core.jsonl import opened, refuse_pipe
 from reflectkit.core.locks import take
 
 MOST_TOKENS = 10_000_000  # in a prompt or an answer; more is an error of the bill
@@ -59,7 +60,7 @@ class Journal:
         """Take in what other processes have added to journals of theirs since the last time: all of these answers."""
         new = []
         for path in others:
-            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            with contextlib.suppress(FileNotFoundError), opened(path) as file:
                 file.seek(self._read_to.get(path, 0))
                 for line in file:
                     if not line.endswith(b"\n"):
@@ -93,11 +94,12 @@ def open_journal(
     if not write:
         journal = Journal(path, None, before)
         if path.exists():
-            with path.open("rb") as file:
+            with opened(path) as file:
                 _load(journal, file, model)
         yield journal
         return
     path.parent.mkdir(parents=True, exist_ok=True)
+    refuse_pipe(path)
     with path.open("a+b") as file:
         if not take(file):
             raise JournalHeldError(f"another process writes into {path}; wait for it, or stop it")

@@ -10,12 +10,14 @@ import asyncio
 import email.utils
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reflectkit.agents.endpoints import Endpoint, connect
+from reflectkit.agents.endpoints import Endpoint, NoAccessError, connect
 from reflectkit.agents.journal import MOST_TOKENS, Answer
+from reflectkit.core.encodings import encoding_fault
+from reflectkit.core.keys import masked
 from reflectkit.core.text import count_tokens
 
 LONGEST_BODY = 16 * 2**20  # bytes
@@ -55,11 +57,11 @@ class Transport:
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._client = connect(endpoint, _take_refusals)
+        self._endpoint, self._client = endpoint, connect(endpoint, _take_refusals)
 
     async def post(self, body: Mapping[str, Any], timeout_s: float) -> Response:
         """Send `body` as JSON. Raises TimeoutError where no whole response came within `timeout_s`,
-        ConnectionLostError.
+        ConnectionLostError, NoAccessError where an answer is compressed.
         """
         import httpx2
         import openai
@@ -69,7 +71,9 @@ class Transport:
                 asyncio.timeout(timeout_s),
                 self._client.chat.completions.with_streaming_response.create(**body) as response,
             ):
-                return await _received(response, response.iter_bytes())
+                if fault := encoding_fault(response.headers):
+                    raise NoAccessError(f"{self._endpoint}: {fault}")
+                return await _received(response.http_response)
         except _RefusedError as error:
             return error.response
         except (openai.APIError, httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
@@ -87,17 +91,20 @@ async def _take_refusals(response: Any) -> None:
     names.
     """
     if not response.is_success:
-        raise _RefusedError(await _received(response, response.aiter_bytes()))
+        raise _RefusedError(await _received(response))
 
 
-async def _received(response: Any, chunks: AsyncIterator[bytes]) -> Response:
-    """`response` with a body of at most a byte more than `LONGEST_BODY`."""
+async def _received(response: Any) -> Response:
+    """`response` with a body of at most a byte more than `LONGEST_BODY`, or with what is wrong with its encoding."""
+    retry_s = retry_after_s(response.headers)
+    if fault := encoding_fault(response.headers):
+        return Response(response.status_code, retry_s, fault.encode())
     body = bytearray()
-    async for chunk in chunks:
+    async for chunk in response.aiter_raw():
         body += chunk[: LONGEST_BODY + 1 - len(body)]
         if len(body) > LONGEST_BODY:
             break
-    return Response(response.status_code, retry_after_s(response.headers), bytes(body))
+    return Response(response.status_code, retry_s, bytes(body))
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
@@ -143,8 +150,8 @@ def error_of(body: bytes) -> Mapping[str, Any]:
     value = _json(body)[0]
     error = (_error_in(value) or value) if isinstance(value, dict) else None
     if isinstance(error, dict):
-        return {**error, "message": str(error.get("message") or error)[:2000]}
-    return {"message": error if isinstance(error, str) else body[:SHOWN].decode("utf-8", "replace")}
+        return {**error, "message": str(error.get("message") or error)}
+    return {"message": error if isinstance(error, str) else body.decode("utf-8", "replace")}
 
 
 def usage_of(body: bytes) -> tuple[int | None, int | None]:
@@ -177,7 +184,7 @@ def read_answer(body: bytes, prompt_tokens: int, limit: int, *, thinks: bool) ->
         except ValueError as error:
             fault = str(error)
     if fault:
-        text = body[:SHOWN].decode("utf-8", "replace")
+        text = masked(body.decode("utf-8", "replace"))[:SHOWN]
         finish, refusal = MALFORMED, fault
     read, written = usage_of(body)
     if written is None:

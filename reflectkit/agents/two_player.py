@@ -23,7 +23,7 @@ from reflectkit.core.tools import parse
 from reflectkit.core.types import ANSWERS, THINKING, Comment, Decision, Observation, ToolUse
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.labels import Path
-from reflectkit.models.sampler import Ask, Sampled, Sampler
+from reflectkit.models.sampler import EVERYTHING, Ask, Sampled, Sampler, Truncation
 from reflectkit.models.tokens import choice_ids, completion_ids, length_behind, prompt_ids
 
 MEMO_LIMIT = 200_000  # comments; a full memo starts again
@@ -119,7 +119,8 @@ class TwoPlayerAgent:
     """Asks the policy to choose among the legal actions, or to write a line or calls of tools where there are none.
 
     commentator: None for the plain arm. answer: what it chooses with, "label" or "text"; see `core.prompts.answers`.
-    temperature: of the sampling; 0 takes the likeliest action. reflect_prob: share of decisions that see their comment;
+    temperature: of the sampling; 0 takes the likeliest action. truncation: what of the policy's distribution may be
+    drawn; for evaluation only. reflect_prob: share of decisions that see their comment;
     the rest act without. max_new_tokens: of a line, or of calls. episode_tokens: that it writes in a whole episode,
     which is then TRUNCATED; 0 is no limit. thinking: see `models.chat.Dialogue`. show: record the probabilities of all
     choices.
@@ -132,6 +133,7 @@ class TwoPlayerAgent:
         *,
         answer: str = ANSWERS[0],
         temperature: float = 1.0,
+        truncation: Truncation = EVERYTHING,
         reflect_prob: float = 1.0,
         max_new_tokens: int = 64,
         episode_tokens: int = 0,
@@ -143,7 +145,7 @@ class TwoPlayerAgent:
         self.reflector = asked if isinstance(asked, Reflector) else None
         """The model that comments, if one does."""
         self.episode_tokens, self.thinking = episode_tokens, thinking
-        self.temperature, self.reflect_prob, self.show = temperature, reflect_prob, show
+        self.temperature, self.truncation, self.reflect_prob, self.show = temperature, truncation, reflect_prob, show
         self.max_new_tokens = max_new_tokens
         self._stop_ids = _line_ends(policy)
         self._tokenised: dict[str, tuple[int, ...]] = {}
@@ -172,7 +174,8 @@ class TwoPlayerAgent:
             return await self._write(observation, comment, context)
         prompt = self._ids(policy_prompt(observation, comment, self.answer))
         labels = self.labels(observation.choices)
-        sampled = await self.policy.sample(Ask(prompt, labels, temperature=self.temperature, seed=context.seed))
+        ask = Ask(prompt, labels, temperature=self.temperature, seed=context.seed, truncation=self.truncation)
+        sampled = await self.policy.sample(ask)
         if sampled.too_long:
             return Decision(0, comment, overflow=sampled.too_long)
         if sampled.token_ids not in labels or len(sampled.label_logprobs) != len(labels):
@@ -214,7 +217,7 @@ class TwoPlayerAgent:
             prompt, stop_ids = self.dialogue.ids(observation, comment), self.dialogue.stop_ids
         else:
             prompt, stop_ids = self._ids(policy_prompt(observation, comment)), self._stop_ids
-        ask = Ask(prompt, (), left, self.temperature, derive(context.seed, "text"), stop_ids)
+        ask = Ask(prompt, (), left, self.temperature, derive(context.seed, "text"), stop_ids, self.truncation)
         sampled = await self.policy.sample(ask)
         if sampled.too_long:
             return Decision(0, comment, overflow=sampled.too_long)

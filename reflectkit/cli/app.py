@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from reflectkit.cli import completion, screen
+from reflectkit.cli import screen
 from reflectkit.core.errors import ConfigError, ReflectkitError
-from reflectkit.stages import STAGES, summary
+from reflectkit.stages import STAGES, is_own, summary
 from reflectkit.version import VERSION
 
 STOPPED = "stopped; run the same command again to resume"
@@ -25,12 +25,13 @@ HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
 
 
 class Stages(TyperGroup):
-    """The commands by name. Only the called command is built from its stage's module."""
+    """The commands by name, and stages of your own by dotted name (`research.pack`). Only the called one is built."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command named in `args`, with its flags."""
-        name, command, rest = super().resolve_command(ctx, args)
-        if name in STAGES:
+        own = is_own(args[0])
+        name, command, rest = (args[0], None, args[1:]) if own else super().resolve_command(ctx, args)
+        if name is not None and (own or name in STAGES):
             from reflectkit.cli.command import stage_command
 
             try:
@@ -140,9 +141,8 @@ def _list_configs(name: str | None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run the command line `arguments`; returns the exit code."""
     screen.prepare()
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it reads the metadata of every installed package
     try:
-        if completion.asked():
-            return completion.complete(lambda: app(args=[], prog_name="reflectkit", standalone_mode=False))
         code = _run(arguments)
         sys.stdout.flush()
         return code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,6 @@ from typing import Annotated, Any, Literal, get_origin
 
 import typer
 
-from reflectkit.cli.completion import completer
 from reflectkit.cli.screen import process_number
 from reflectkit.core.config import (
     REQUIRED,
@@ -26,11 +24,13 @@ from reflectkit.core.config import (
     heading,
     is_path,
     leaves,
+    variables,
 )
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.folders import RunConfig
+from reflectkit.core.jsonl import file_text
 from reflectkit.core.yaml_text import parse_yaml
-from reflectkit.stages import STAGES, config_class
+from reflectkit.stages import STAGES, config_class, stage_module
 
 ASIDE = {"help", "config"}
 """Flags that are no settings."""
@@ -41,7 +41,7 @@ def stage_command(name: str, arguments: Sequence[str] = ()) -> Any:
 
     arguments: those of the command line, as some bring further flags along (`--algo package.module:NAME`).
     """
-    module, kind = importlib.import_module(STAGES[name]), config_class(name)
+    module, kind = stage_module(name), config_class(name)
     text = inspect.cleandoc(module.__doc__ or "").partition(": ")[2]
     summary = re.sub(r"(?<!\n)\n(?!\n)", " ", text[:1].upper() + text[1:])
     examples = [f"  $ {example}" for example in module.EXAMPLES]
@@ -114,16 +114,13 @@ def _function(
     """A function whose signature is the config's leaves, as typer reads it."""
     rows = leaves(kind, choices)
     _refuse_foreign(kind, rows, choices, arguments)
-    first = next((leaf.name for leaf in rows if leaf.is_argument), None)
-    positional = {first: arguments[0]} if first and arguments and not arguments[0].startswith("-") else {}
     parameters = []
     for leaf in sorted(rows, key=order):
         required = leaf.default is REQUIRED
         plain = _plain(leaf.hint)
-        complete = completer(name, leaf.name, positional)
         metavar = "PATH" if is_path(leaf.hint) and plain != list[str] else None
         if leaf.is_argument:
-            argument = typer.Argument(help=leaf.help, metavar=metavar, autocompletion=complete)
+            argument = typer.Argument(help=leaf.help, metavar=metavar)
             annotation: Any = Annotated[plain, argument]
         else:
             declared = flag(leaf.name)
@@ -135,7 +132,6 @@ def _function(
                     help=leaf.help + (" Required." if required else ""),
                     metavar=metavar,
                     rich_help_panel=leaf.panel,
-                    autocompletion=complete,
                 ),
             ]
         default: Any = inspect.Parameter.empty if leaf.is_argument and required else None
@@ -172,12 +168,16 @@ def _function(
 
 def _run(module: Any, settings: Any, progress: Any) -> Any:
     """The stage's report. What typer would take for a wish to leave is an error: a lost connection, and code that
-    exits.
+    exits or raises what is no Exception.
     """
     try:
+        for name, value in variables(settings).items():
+            progress.news(f"{name}: {value}")
         return module.run(settings, progress)
-    except (BrokenPipeError, EOFError, SystemExit) as error:
-        if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):  # nobody reads the output
+    except BaseException as error:
+        taken = isinstance(error, BrokenPipeError | EOFError) or not isinstance(error, Exception | KeyboardInterrupt)
+        unread = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)  # the output
+        if unread or not taken:
             raise
         raise RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from None
 
@@ -185,7 +185,7 @@ def _run(module: Any, settings: Any, progress: Any) -> Any:
 def _settings(path: Path) -> dict[str, Any]:
     """The settings in YAML file `path`. Raises DataError."""
     try:
-        value = parse_yaml(path.read_text("utf-8"), path)
+        value = parse_yaml(file_text(path), path)
     except OSError as error:
         raise DataError(path, f"cannot be read ({error.strerror}); give a YAML file of settings") from None
     except UnicodeDecodeError:

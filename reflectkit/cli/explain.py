@@ -14,6 +14,8 @@ import typer
 
 from reflectkit.cli.screen import print_error, say
 from reflectkit.core.errors import NO_ROOM, ReflectkitError, user_code_line
+from reflectkit.core.keys import masked
+from reflectkit.core.registry import damaged_package
 
 EXTRA = re.compile(r"unexpected extra argument(?:\(s\))? \((\w+)")
 FULL_DISK_BYTES = 4 * 2**20
@@ -27,7 +29,7 @@ BAD_PATH = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR,
 def explain(error: BaseException, *, with_traceback: bool = False) -> int:
     """Print `error` as one line; returns the exit code. with_traceback: print its traceback as well."""
     if with_traceback:
-        say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
+        say(masked("".join(traceback.format_exception(error))).rstrip(), sys.stderr)
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "reflectkit"
@@ -47,6 +49,8 @@ def explain(error: BaseException, *, with_traceback: bool = False) -> int:
         return print_error(f"{path}: {error.strerror}; choose another location or change its permissions", 2)
     if isinstance(error, MemoryError):
         return print_error("out of memory; close other programs or use smaller settings", 2)
+    if isinstance(error, UnicodeDecodeError) and (package := damaged_package()):  # of a library that reads all of them
+        return print_error(f"{package}: its entry_points.txt is not UTF-8; reinstall or remove that package", 2)
     summary = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
     if line := user_code_line(error):
         return print_error(f"{line}: {summary} (`reflectkit --traceback …` shows the traceback)", 2)

@@ -37,9 +37,11 @@ def say(text: str, file: TextIO | None = None) -> None:
 
 def print_error(text: str, code: int) -> int:
     """Print `text` as one line on standard error; returns `code`."""
+    from reflectkit.core.keys import masked
+
     process = f" (process {process_number()})" if process_number() else ""
     with contextlib.suppress(OSError):  # standard error is closed
-        say(f"reflectkit{process}: {' '.join(text.split())}", sys.stderr)
+        say(f"reflectkit{process}: {' '.join(masked(text).split())}", sys.stderr)
     return code
 
 

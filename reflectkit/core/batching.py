@@ -74,9 +74,10 @@ class Table:
         self._waiting.add(batcher)
         self._serve_if_ready()
 
-    def _remove(self, seat: Seat) -> None:
+    def _remove(self, seat: Seat, batcher: Batcher[Any, Any]) -> None:
         seat.pending -= 1
         self._awaited += not seat.pending
+        self._waiting.discard(batcher)  # another table may have served it
 
     def _serve_if_ready(self) -> None:
         """Serve a batch if no other seat is awaited; otherwise start the timer."""
@@ -92,9 +93,7 @@ class Table:
         if self._awaited:  # a seat has joined meanwhile
             self._serve_if_ready()
         elif self._waiting:
-            batcher = min(self._waiting, key=lambda one: one.rank)
-            self._waiting.discard(batcher)
-            batcher.serve()
+            min(self._waiting, key=lambda one: one.rank).serve()
 
     def _on_timeout(self) -> None:
         self._timer = None
@@ -143,7 +142,7 @@ class Batcher(Generic[Item, Answer]):
         queue.sort(key=lambda entry: entry[0].episode if entry[0] else 0)
         for seat, _, _ in queue:
             if seat is not None:
-                seat.table._remove(seat)
+                seat.table._remove(seat, self)
         queue = [entry for entry in queue if not entry[2].done()]  # the others were cancelled
         if not queue:
             return

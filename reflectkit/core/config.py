@@ -44,6 +44,11 @@ class Config(BaseModel):
         """The tree with these values by their flat names. Raises what `build` raises."""
         return build(cls, values)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment's variables, by name, that act as settings: part of a run's identity, and shown first."""
+        return {}
+
     @field_validator("*", mode="before")
     @classmethod
     def _accept(cls, value: Any, info: ValidationInfo) -> Any:
@@ -345,8 +350,16 @@ def flat(config: Config, *, identity_only: bool = False) -> dict[str, Any]:
 
 
 def identifying(config: Config) -> dict[str, Any]:
-    """The settings that belong to a run's identity by flat name, as JSON values."""
-    return {name: as_plain(value) for name, value in sorted(flat(config, identity_only=True).items())}
+    """The settings that belong to a run's identity by flat name, as JSON values, and the variables that act as such."""
+    values = flat(config, identity_only=True) | variables(config)
+    return {name: as_plain(value) for name, value in sorted(values.items())}
+
+
+def variables(config: Config) -> dict[str, str]:
+    """The environment's variables that act as settings of the tree."""
+    parts = (getattr(config, attribute) for attribute in type(config).model_fields)
+    found = [variables(part) for part in parts if isinstance(part, Config)]
+    return {name: value for part in (config.environment, *found) for name, value in part.items()}
 
 
 def is_identity(leaf: Leaf) -> bool:

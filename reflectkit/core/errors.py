@@ -68,6 +68,10 @@ class DivergedError(ReflectkitError):
         self.samples = list(samples)
 
 
+class MismatchError(ReflectkitError):
+    """A sampler's log-probabilities are not those of the weights that it was given."""
+
+
 class IllegalActionError(ReflectkitError, ValueError):
     """An action that the observation did not offer."""
 

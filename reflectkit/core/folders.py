@@ -13,6 +13,7 @@ import errno
 import itertools
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,35 +147,39 @@ def named_runs(run: RunConfig) -> list[Path]:
     return [first, *_beside(first)] if run.keep else [first]
 
 
-def new_folder(run: RunConfig, identity: Identity, again: bool) -> tuple[Path, Path | None]:
-    """(new folder, temporary place of the run that it replaces). It is renamed into place with its config.json."""
+def new_folder(
+    run: RunConfig, identity: Identity, again: bool, holding: contextlib.ExitStack
+) -> tuple[Path, Path | None]:
+    """(new folder, temporary place of the run that it replaces). It is renamed into place with its config.json.
+
+    holding: keeps the lock of the run that is replaced, so that no other process sweeps it away.
+    """
     results_dir = run.results_dir
     try:
         results_dir.mkdir(parents=True, exist_ok=True)
-        _sweep_dead(results_dir)
+        _sweep_ended(results_dir)
         while True:
             folder = _place(run, identity, again) if run.name else _next_number(results_dir, identity.stage)
-            staging = results_dir / f"{STAGING_PREFIX}{os.getpid()}"
-            staging.mkdir(exist_ok=True)
             name = folder.relative_to(results_dir).as_posix() if run.name else ""
             record = identity.as_json() | {"name": name} | circumstances(run.seed)
-            write_json(staging / "config.json", record | {CHECKSUM: record_checksum(record)})
-            folder.parent.mkdir(parents=True, exist_ok=True)
             replaced = None
-            if not _is_free(folder):
-                with locked(folder):
+            with _staging(results_dir) as staging:
+                write_json(staging / "config.json", record | {CHECKSUM: record_checksum(record)})
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                if not _is_free(folder):
+                    holding.enter_context(locked(folder))
                     replaced = _put_aside(folder, results_dir)
-            try:
-                staging.rename(folder)
-            except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                try:
+                    staging.rename(folder)
+                except OSError as error:
+                    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                        if replaced:
+                            replaced.rename(folder)
+                        raise
                     if replaced:
-                        replaced.rename(folder)
-                    raise
-                if replaced:
-                    shutil.rmtree(replaced, ignore_errors=True)
-                continue  # another process took it first
-            return folder, replaced
+                        shutil.rmtree(replaced, ignore_errors=True)
+                    continue  # another process took it first
+                return folder, replaced
     except OSError as error:
         if error.errno in NO_ROOM:
             raise
@@ -182,6 +187,25 @@ def new_folder(run: RunConfig, identity: Identity, again: bool) -> tuple[Path, P
             f"cannot write to {error.filename or results_dir} ({error.strerror}); choose another folder with"
             " --results-dir"
         ) from None
+
+
+@contextlib.contextmanager
+def _staging(results_dir: Path) -> Iterator[Path]:
+    """A new temporary folder, locked, which is removed at the end unless it was renamed."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            staging = _temporary(results_dir)
+            staging.mkdir()
+            stack.callback(shutil.rmtree, staging, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # another process swept it before it was locked
+                stack.enter_context(locked(staging))
+                break
+        yield staging
+
+
+def _temporary(results_dir: Path) -> Path:
+    """A path that no process uses, on any host."""
+    return results_dir / f"{STAGING_PREFIX}{secrets.token_hex(8)}"
 
 
 def _next_number(results_dir: Path, stage: str) -> Path:
@@ -238,9 +262,8 @@ def _is_free(folder: Path) -> bool:
 
 
 def _put_aside(folder: Path, results_dir: Path) -> Path:
-    """Rename `folder` out of the way; returns its temporary place, which lasts until this process ends."""
-    places = (results_dir / f"{STAGING_PREFIX}{os.getpid()}-{number}" for number in itertools.count())
-    return folder.rename(next(place for place in places if not place.exists()))
+    """Rename `folder`, whose lock this process holds, out of the way; returns its temporary place."""
+    return folder.rename(_temporary(results_dir))
 
 
 def remove_if_empty(folder: Path, results_dir: Path, replaced: Path | None) -> None:
@@ -254,16 +277,14 @@ def remove_if_empty(folder: Path, results_dir: Path, replaced: Path | None) -> N
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _sweep_dead(results_dir: Path) -> None:
-    """Remove the staging folders of processes that have ended."""
+def _sweep_ended(results_dir: Path) -> None:
+    """Remove the temporary folders of processes that have ended, which no longer hold their locks.
+
+    A process number would not do: another host or container that shares the folder has its own.
+    """
     for leftover in results_dir.glob(f"{STAGING_PREFIX}*"):
-        number = leftover.name.removeprefix(STAGING_PREFIX).partition("-")[0]
-        try:
-            os.kill(int(number), 0)
-        except (ProcessLookupError, ValueError):
+        with contextlib.suppress(OSError, ConfigError), locked(leftover, patience_s=0):
             shutil.rmtree(leftover, ignore_errors=True)
-        except PermissionError:
-            continue  # another user's, alive
 
 
 def write_permission(folder: Path) -> None:

@@ -54,7 +54,8 @@ class Identity:
         recorded = as_recorded(self.config, settings)
         for name in sorted({*recorded, *self.settings}):
             if recorded.get(name) != self.settings.get(name):
-                return f"{flag(name)} {_shown(recorded.get(name))} there, {_shown(self.settings.get(name))} here"
+                shown_name = name if name.isupper() else flag(name)
+                return f"{shown_name} {_shown(recorded.get(name))} there, {_shown(self.settings.get(name))} here"
         changed = [path for path in {**self.inputs, **inputs} if self.inputs.get(path) != inputs.get(path)]
         return f"{changed[0]} was different" if changed else "another process made it just now"
 

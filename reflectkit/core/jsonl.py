@@ -11,7 +11,9 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
@@ -59,6 +61,34 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def opened(path: Path) -> BufferedReader:
+    """The regular file `path`, open for reading. Raises OSError, and DataError for a pipe or a device, from which
+    reading might never end.
+    """
+    return open(path, "rb", opener=_at_once)
+
+
+def refuse_pipe(path: Path) -> None:
+    """Raises DataError if `path`, which is about to be written, is a pipe or a device, and OSError."""
+    if path.exists():
+        opened(path).close()
+
+
+def file_text(path: Path) -> str:
+    """The text (UTF-8) in the regular file `path`. Raises as `opened`, and UnicodeDecodeError."""
+    with open(path, encoding="utf-8", opener=_at_once) as file:
+        return file.read()
+
+
+def _at_once(name: str, flags: int) -> int:
+    number = os.open(name, flags | getattr(os, "O_NONBLOCK", 0))  # opening a pipe waits for whoever writes into it
+    mode = os.fstat(number).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # of a folder, `open` says so
+        return number
+    os.close(number)
+    raise DataError(name, "is a pipe or a device, expected a file; write it to one first")
 
 
 def lone_surrogate(text: str) -> int:
@@ -156,7 +186,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return file_text(path)
     except FileNotFoundError:
         raise DataError(path, "no such file; run the stage that writes it, or name another file") from None
     except IsADirectoryError:
@@ -176,19 +206,25 @@ def salvage(path: Path, fields: Mapping[str, Any]) -> tuple[list[dict[str, Any]]
 
     For a run's internal files, where a damaged line is no reason to stop.
     """
-    rows, damaged = [], 0
-    for line in path.read_bytes().split(b"\n") if path.is_file() else ():
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
-        except (ValueError, RecursionError):  # not UTF-8, cut off, NaN, nested too deep
-            row = None
-        if isinstance(row, dict) and all(_is(row.get(name), kind) for name, kind in fields.items()):
-            rows.append(row)
-        else:
-            damaged += 1
-    return rows, damaged
+    rows = list(salvaged(path, fields))
+    intact = [row for row in rows if row is not None]
+    return intact, len(rows) - len(intact)
+
+
+def salvaged(path: Path, fields: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:
+    """As `salvage`, line by line: each row, or None for a damaged line; one in memory at a time."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+            except (ValueError, RecursionError):  # not UTF-8, cut off, NaN, nested too deep
+                row = None
+            intact = isinstance(row, dict) and all(_is(row.get(name), kind) for name, kind in fields.items())
+            yield row if intact else None
 
 
 def _is(value: object, kind: Any) -> bool:
@@ -207,7 +243,7 @@ def lines(path: Path, longest: int) -> Iterator[tuple[int, str]]:
     DataError: the file is missing or a folder, or a line (given by number) is not UTF-8 or longer than `longest`.
     """
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             number = 0
             while line := file.readline(longest + 1):
                 number += 1
@@ -229,5 +265,5 @@ def lines(path: Path, longest: int) -> Iterator[tuple[int, str]]:
 
 def sha256(path: Path) -> str:
     """Hex digest of the bytes of `path`, read in blocks."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from reflectkit.core.errors import ConfigError
+from reflectkit.core.errors import ConfigError, ReflectkitError
+from reflectkit.core.jsonl import opened, refuse_pipe
 
 
 def take(file: IO[Any]) -> bool:
@@ -36,6 +37,7 @@ def locked(folder: Path, patience_s: float = 10.0) -> Iterator[None]:
 
     Raises ConfigError if another process still holds it after `patience_s`; a killed process takes a moment to end.
     """
+    refuse_pipe(folder / ".lock")
     deadline = time.monotonic() + patience_s
     while True:
         with (folder / ".lock").open("w") as file:
@@ -51,9 +53,9 @@ def locked(folder: Path, patience_s: float = 10.0) -> Iterator[None]:
 def is_locked(folder: Path) -> bool:
     """Whether a process on this machine has locked `folder`; True if that is unknown."""
     try:
-        with (folder / ".lock").open() as file:
+        with opened(folder / ".lock") as file:
             return not take(file)
     except FileNotFoundError:
         return False
-    except (OSError, ConfigError):
+    except (OSError, ReflectkitError):
         return True

@@ -49,10 +49,13 @@ def rollout(
     patience: float = 2.0,
     timeout_s: float = 0.0,
     on_end: Callable[[Trajectory], None] | None = None,
+    keep: bool = True,
 ) -> list[Trajectory]:
     """`play_all` for callers that are not coroutines."""
     return wait_for(
-        play_all(episodes, make_env, agent, width=width, patience=patience, timeout_s=timeout_s, on_end=on_end)
+        play_all(
+            episodes, make_env, agent, width=width, patience=patience, timeout_s=timeout_s, on_end=on_end, keep=keep
+        )
     )
 
 
@@ -65,6 +68,7 @@ async def play_all(
     patience: float = 2.0,
     timeout_s: float = 0.0,
     on_end: Callable[[Trajectory], None] | None = None,
+    keep: bool = True,
 ) -> list[Trajectory]:
     """Play `episodes` with `agent`; trajectories come back in the order of `episodes`.
 
@@ -76,6 +80,7 @@ async def play_all(
     patience: seconds without progress of any episode, after which waiting ones are served without the others.
     timeout_s: see `play`.
     on_end: called with each trajectory as it ends.
+    keep: whether trajectories are returned; otherwise only `on_end` gets them, and an empty list comes back.
 
     Raises what env and agent raise, except EnvironmentFailure; see `play`.
     """
@@ -97,7 +102,8 @@ async def play_all(
                 if usable_after(trajectory):
                     spare.append(env)
                 del env
-                trajectories[seat.episode] = trajectory
+                if keep:
+                    trajectories[seat.episode] = trajectory
                 if on_end is not None:
                     on_end(trajectory)
         finally:

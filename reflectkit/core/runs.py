@@ -62,8 +62,8 @@ def open_run(stage: str, config: Any, inputs: Sequence[Path] = (), *, again: boo
     identity = Identity(stage, identifying(config), {str(path): digest(path) for path in inputs}, config)
     while True:
         existing = None if config.run.force or again else find_run(config.run, identity)
-        folder, replaced = (existing, None) if existing else new_folder(config.run, identity, again)
         with contextlib.ExitStack() as stack:
+            folder, replaced = (existing, None) if existing else new_folder(config.run, identity, again, stack)
             try:
                 stack.enter_context(locked(folder))
             except FileNotFoundError:

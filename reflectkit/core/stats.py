@@ -5,8 +5,8 @@ Intervals use the effective number of independent tasks, n / design effect (Kish
 effect is estimated from the clusters, and shrunk towards its value at intraclass correlation 1 while few clusters are
 informative. With this number, a rate has Jeffreys' interval, further scaled by Student's t as in Korn and Graubard
 (1998, Survey Methodology 24:193), and a paired difference has Tango's score interval. Any other mean has a t interval
-of its clusters. `reflectkit bench coverage` measures how often these contain the true value. Shapes: N data sets, C
-clusters, D sign patterns.
+of its clusters, or, if it cannot be negative, of its logarithm. `reflectkit bench coverage` measures how often these
+contain the true value. Shapes: N data sets, C clusters, D sign patterns.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def effective_tasks(
     second_N, fourth_N = (residuals_NC**2).sum(axis=1), (residuals_NC**4).sum(axis=1)
     spread_N = squares_N / tasks - mean_N**2  # of the tasks
     varied_N, apart_N = spread_N > 1e-12, second_N > 1e-12 * tasks
-    greatest_N = np.where(varied_N, greatest_N, 1.0)
+    greatest_N = np.where(varied_N, greatest_N, 1 / scale)  # any in range: not used for equal outcomes
     kurtosis_N = count * fourth_N / np.where(apart_N, second_N, 1.0) ** 2
     freedom_N = np.where(
         apart_N, 2 * count / np.maximum(kurtosis_N - 1, 1e-9), count - 1
@@ -126,11 +126,59 @@ def mean_interval(clusters: Clusters) -> tuple[float, float]:
     """
     if len(clusters) < 2:
         return -math.inf, math.inf
-    tasks = sum(map(len, clusters))
+    mean, error = _mean_and_error(clusters)
+    half = _t95(len(clusters)) * error
+    return mean - half, mean + half
+
+
+def amount_interval(clusters: Clusters) -> tuple[float, float]:
+    """95 % interval of the mean over tasks of what cannot be negative, e.g. a count; (-inf, inf) for fewer than
+    two clusters.
+
+    The t interval of the logarithm of the mean, by the delta method: it lies above 0, and reaches further up, where the
+    mean of skewed values is missed by `mean_interval`. If all values are 0, so are both ends.
+    """
+    if len(clusters) < 2:
+        return -math.inf, math.inf
+    mean, error = _mean_and_error(clusters)
+    factor = math.exp(_t95(len(clusters)) * error / mean) if mean else 1.0
+    return mean / factor, mean * factor
+
+
+def mean_p(clusters: Clusters) -> float:
+    """Two-sided p of the hypothesis that the mean over tasks is 0; less than 0.05 where `mean_interval` excludes 0."""
+    from scipy.special import stdtr
+
+    if len(clusters) < 2:
+        return 1.0
+    mean, error = _mean_and_error(clusters)
+    if not error:
+        return float(mean == 0)
+    return 2 * float(stdtr(len(clusters) - 1, -abs(mean) / error))
+
+
+def _mean_and_error(clusters: Clusters) -> tuple[float, float]:
+    """The mean over tasks, and its standard error by clusters."""
+    count, tasks = len(clusters), sum(map(len, clusters))
     mean = math.fsum(value for one in clusters for value in one) / tasks
     distance = math.hypot(*(math.fsum(one) - len(one) * mean for one in clusters))
-    half = _t95(len(clusters)) * distance * math.sqrt(len(clusters) / (len(clusters) - 1)) / tasks
-    return mean - half, mean + half
+    return mean, distance * math.sqrt(count / (count - 1)) / tasks
+
+
+def adjusted(p_values: Sequence[float]) -> list[float]:
+    """p-values adjusted for their number: rejecting those of at most q keeps the false discovery rate at q.
+
+    Benjamini and Hochberg 1995, J. R. Stat. Soc. B 57:289.
+
+    >>> adjusted([0.04, 0.5, 0.01, 0.03])
+    [0.05333333333333334, 0.5, 0.04, 0.05333333333333334]
+    """
+    result = [1.0] * len(p_values)
+    least = 1.0
+    for rank, index in sorted(enumerate(sorted(range(len(p_values)), key=p_values.__getitem__), 1), reverse=True):
+        least = min(least, p_values[index] * len(p_values) / rank)
+        result[index] = least
+    return result
 
 
 def smooth(values: list[float], window: int) -> list[float]:

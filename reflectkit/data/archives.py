@@ -78,6 +78,7 @@ def _tar_members(source: Path, limit: int) -> Members:
         for count, member in enumerate(archive):
             if count > MEMBERS:
                 raise RefusedError(f"more than {MEMBERS} files")
+            meter.check(archive.offset)  # where the next member should begin; tarfile would read past the end for it
             plain = None if member.isdir() else member.isreg() and not member.issparse()  # sparse files are bombs, too
             yield member.name, plain, lambda member=member: _extracted(archive, member)  # type: ignore[misc]
 
@@ -102,14 +103,18 @@ class _Meter:
         def read(size: int = -1) -> bytes:
             content = inner(min(size, PIECE_BYTES) if size and size > 0 else PIECE_BYTES)
             self.read_bytes += len(content)
-            if self.read_bytes > self.limit:
-                raise RefusedError(
-                    f"unpacks to more than {self.limit >> 20} MiB, {EXPANSION} times its size; a decompression bomb?"
-                )
+            self.check(self.read_bytes)
             return content
 
         watched: IO[bytes] = _Watched(file, read)  # type: ignore[assignment]
         return watched
+
+    def check(self, size: int) -> None:
+        """Raises RefusedError if `size`, in bytes, is past the limit."""
+        if size > self.limit:
+            raise RefusedError(
+                f"unpacks to more than {self.limit >> 20} MiB, {EXPANSION} times its size; a decompression bomb?"
+            )
 
 
 class _Watched:

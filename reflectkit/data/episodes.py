@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import dumps, lines, read_jsonl, write_text
+from reflectkit.core.jsonl import dumps, lines, read_jsonl, replacing
 from reflectkit.core.text import counted
 from reflectkit.core.types import LARGEST, Trajectory, Turn
 from reflectkit.data.conversations import PlayedCall, PlayedMessage, calls_of, heard, played_calls, played_messages
@@ -75,7 +75,9 @@ def episode_line(row: Mapping[str, Any]) -> str:
 
 def write_episodes(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Replace `path` by `rows`, one line each, in one step."""
-    write_text(path, "".join(map(episode_line, rows)))
+    with replacing(path) as file:
+        for row in rows:
+            file.write(episode_line(row).encode("utf-8"))
 
 
 def _ending(trajectory: Trajectory) -> list[Any]:

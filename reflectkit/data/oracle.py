@@ -26,7 +26,6 @@ import yaml
 
 from reflectkit.core.seeding import generator
 from reflectkit.core.text import keywords, notebook_source, words
-from reflectkit.data.paraphrase import meaning, reworded
 from reflectkit.data.questions import Question
 from reflectkit.data.repos import DATA, SETTINGS, kind_of
 from reflectkit.data.wording import CODE, NOTES, TEXT, spelled, tidy, worded
@@ -81,29 +80,26 @@ class Fact:
     answer: str
 
 
-def ask(
-    root: str, files: Mapping[str, str], excerpts: Mapping[str, str], per_file: int, *, paraphrase: bool = False
-) -> dict[str, list[Question]]:
+def ask(root: str, files: Mapping[str, str], excerpts: Mapping[str, str], per_file: int) -> dict[str, list[Question]]:
     """Up to `per_file` questions for each file of repository `root`, by path, about its excerpt.
 
-    files: path → text. excerpts: path → the part of it to ask about. paraphrase: use other words than the file.
-    Facts that occur in two files are used for neither. Wording and selection depend only on the repository, the path
+    files: path → text. excerpts: path → the part of it to ask about. Facts that occur in
+    two files are used for neither. Wording and selection depend only on the repository, the path
     and the text.
     """
     facts = {path: list(_usable_facts(path, files[path])) for path in sorted(files)}
-    meant = _meaning if paraphrase else _key
-    holders = Counter(key for in_file in facts.values() for key in {meant(fact) for fact in in_file})
+    holders = Counter(key for in_file in facts.values() for key in {_key(fact) for fact in in_file})
     questions: dict[str, list[Question]] = {}
     for path, in_file in facts.items():
         chance = generator(0, "oracle", root, path)
         excerpt_words = set(keywords(excerpts[path]))
         own = {
-            meant(fact): fact for fact in in_file if holders[meant(fact)] == 1 and excerpt_words.issuperset(_key(fact))
+            _key(fact): fact for fact in in_file if holders[_key(fact)] == 1 and excerpt_words.issuperset(_key(fact))
         }
         questions[path] = [
             Question(text, path, root, fact.answer, (), path.count("/"), MODEL)
             for fact in _varied(list(own.values()), per_file, chance)
-            if not leaks(text := _question(fact, path, chance, paraphrase), path)
+            if not leaks(text := worded(fact.kind, fact.text, _place(path), chance), path)
         ]
     return questions
 
@@ -123,16 +119,6 @@ def leaks(question: str, path: str) -> bool:
 
 def _key(fact: Fact) -> tuple[str, ...]:
     return tuple(sorted(keywords(fact.text)))
-
-
-def _meaning(fact: Fact) -> tuple[str, ...]:
-    return meaning(fact.text)
-
-
-def _question(fact: Fact, path: str, chance: random.Random, paraphrase: bool) -> str:
-    if paraphrase:
-        return reworded(fact.kind, fact.text, chance)
-    return worded(fact.kind, fact.text, _place(path), chance)
 
 
 def _varied(facts: list[Fact], count: int, chance: random.Random) -> list[Fact]:

@@ -174,6 +174,7 @@ def filter_repository(
         EOFError,
         NotImplementedError,
         RuntimeError,
+        ValueError,
     ) as error:
         result = Filtered(
             result.name, why_not=f"damaged or encrypted archive ({str(error).splitlines()[0][:80] or 'cut off'})"

@@ -38,6 +38,7 @@ NEEDED = ("name", "levels", "reset", "step")
 NEEDED_BY_CHOICE = ("_begin", "_move", "_text")
 STUBS = {BaseEnv: ("reset", "step"), ChoiceEnv: NEEDED_BY_CHOICE}
 SPLITS = ("train", "validate", "test")
+LACKING = "{} is no env: it lacks {}; see reflectkit.core.protocols.Env"
 NONE_LISTED = "env '{}' lists no problems at level '{}'"
 BY_NAME = ("state", "remote", "widest", "rules")
 """Traits that an env may also have as attributes of an instance."""
@@ -53,17 +54,20 @@ def env_class(name: str) -> type[BaseEnv]:
 
     Raises UnknownNameError, and ConfigError if it is not an env.
     """
-    kind: type[BaseEnv] = _with_traits(resolve("env", name, ENVS, PLUGINS), name)
+    found = resolve("env", name, ENVS, PLUGINS)
+    if not isinstance(found, type):
+        raise ConfigError(LACKING.format(name, ", ".join(NEEDED)))
+    kind: type[BaseEnv] = _with_traits(found, name)
     return kind
 
 
 @cache
 def _with_traits(kind: Any, name: str) -> Any:
     """`kind` itself, or a subclass with the traits that it lacks."""
-    attributes = {attribute for base in (kind.__mro__ if isinstance(kind, type) else ()) for attribute in vars(base)}
-    needed = (*NEEDED, *NEEDED_BY_CHOICE) if isinstance(kind, type) and issubclass(kind, ChoiceEnv) else NEEDED
+    attributes = {attribute for base in kind.__mro__ for attribute in vars(base)}
+    needed = (*NEEDED, *NEEDED_BY_CHOICE) if issubclass(kind, ChoiceEnv) else NEEDED
     if lacking := [part for part in needed if part not in attributes or _is_stub(kind, part)]:
-        raise ConfigError(f"{name} is no env: it lacks {', '.join(lacking)}; see reflectkit.core.protocols.Env")
+        raise ConfigError(LACKING.format(name, ", ".join(lacking)))
     if not issubclass(kind, BaseEnv):
         namespace = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
         if "__getattr__" in attributes:

@@ -241,6 +241,10 @@ class BaseEnv:
         return not cls.offers_tools
 
     @classmethod
+    def check_oracle(cls, settings: Any) -> None:
+        """Raises ConfigError if the oracle cannot act and comment with these settings."""
+
+    @classmethod
     def taught_by_chat(cls, settings: Any) -> bool:
         """Whether a chat teacher can act: by a choice, or by calls that need no conversation."""
         return cls.offers_choices(settings)

@@ -1,7 +1,8 @@
 """Conversations between a user and an agent with tools: the transcript, and the base of the envs of this kind.
 
 An agent's action is one call of a tool or one reply to the user. Anything else (several calls, a call with an error, no
-words) is refused: nothing is executed, and the agent reads why. The transcript only grows, and holds the agent's text
+words) is refused: nothing is executed, and the agent reads why; `several_calls` may let the first of several valid
+calls be carried out instead. The transcript only grows, and holds the agent's text
 as it was written, so that a prompt begins with the one before it. The user reads the same text without reasoning and
 marks.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from reflectkit.core.config import Config, option
 from reflectkit.core.errors import ConfigError, IllegalActionError
@@ -29,6 +30,8 @@ LONGEST_RESULT = 16_000
 """Characters of a tool's result; the rest is cut off, with a note."""
 LONGEST_REPLY = 16_000
 """Likewise of the agent's reply, as the user reads it."""
+REFUSE: Literal["refuse"] = "refuse"
+FIRST: Literal["first"] = "first"
 ONE_CALL = "call one tool, or reply to the user; nothing was executed"
 
 OPENED, CLOSED = THOUGHT
@@ -55,8 +58,9 @@ class Refusal:
     parts: int = 1
 
 
-def read_action(action: int | str | ToolUse, env: str) -> ToolCall | Reply | Refusal:
-    """What `action` is. Text is a reply. env: the env's name.
+def read_action(action: int | str | ToolUse, env: str, *, first: bool = False) -> ToolCall | Reply | Refusal:
+    """What `action` is. Text is a reply. env: the env's name. first: of several calls without an error, the first one
+    counts.
 
     Raises IllegalActionError for a choice.
     """
@@ -65,7 +69,7 @@ def read_action(action: int | str | ToolUse, env: str) -> ToolCall | Reply | Ref
     if not isinstance(action, ToolUse):
         raise IllegalActionError(f"{env}: no action {action!r:.80}; it takes calls of its tools and replies")
     count = len(action.calls) + len(action.errors)
-    if count > 1:
+    if count > 1 and not (first and not action.errors):
         return Refusal("; ".join([*action.errors, f"{count} calls at once: {ONE_CALL}"]), count)
     if action.errors:
         return Refusal(f"{action.errors[0]}; nothing was executed")
@@ -107,11 +111,12 @@ def cut(text: str, limit: int) -> str:
 class Transcript:
     """The conversation that the agent sees, and in `spoken` the part that the user sees.
 
-    env: the env's name. policy: what the agent reads first, as the system's message.
+    env: the env's name. policy: what the agent reads first, as the system's message. first: of several calls without an
+    error, the first one counts.
     """
 
-    def __init__(self, env: str, policy: str) -> None:
-        self.env = env
+    def __init__(self, env: str, policy: str, *, first: bool = False) -> None:
+        self.env, self.first = env, first
         self.messages = [Message("system", policy)] if policy else []
         self.spoken: list[Message] = []
 
@@ -131,7 +136,7 @@ class Transcript:
 
         Raises IllegalActionError for a choice.
         """
-        meaning = read_action(action, self.env)
+        meaning = read_action(action, self.env, first=self.first)
         text, calls = (action.text, action.calls) if isinstance(action, ToolUse) else (str(action), ())
         self.messages.append(Message("assistant", text, calls))
         if isinstance(meaning, Reply):
@@ -152,8 +157,13 @@ CHAT_USER = {"user": "reflectkit.agents.user:ChatUser"}
 
 
 class UserSettings(Config):
-    """Settings of a chat model that plays the user; a subclass adds `user`, which names it."""
+    """Settings of a conversation with a user who may be a chat model; a subclass adds `user`, which names it."""
 
+    several_calls: Literal["refuse", "first"] = option(
+        REFUSE,
+        help="What several calls in one turn do: refuse (none is carried out, and the agent is told why) or first (the"
+        " first is, and the others are passed over).",
+    )
     user_url: str | None = option(None, help="The server of the user's model; for local: http://localhost:1234/v1.")
     user_max_usd: float | None = option(None, help="The most that the user's model may cost, in US dollars.", gt=0)
 
@@ -188,7 +198,7 @@ class ConversationEnv(BaseEnv):
         installed is missing. EnvironmentFailure: the user cannot be asked.
         """
         self._over, self._steps, self._mark, self._seed = True, 0, "", seed
-        self.transcript = Transcript(self.name, self._begin(task, seed))
+        self.transcript = Transcript(self.name, self._begin(task, seed), first=self._first)
         return followed(self._user_turn(""), self._opened)
 
     def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
@@ -204,7 +214,7 @@ class ConversationEnv(BaseEnv):
             raise IllegalActionError(f"{self.name}: the episode is over; call reset first")
         if isinstance(action, str):
             action = parse(action, self._tools, PLAIN, replies=True)
-        meaning = read_action(action, self.name)
+        meaning = read_action(action, self.name, first=self._first)
         self._before(meaning)
         self.transcript.add_action(action)
         self._steps += 1
@@ -217,7 +227,13 @@ class ConversationEnv(BaseEnv):
         self._need("_execute", fits, executed, "(a text, whether it was refused, whether it ends the conversation)")
         result, refused, ended = executed
         self.transcript.add_result(meaning.name, result)
-        return self._result({"refused": 1} if refused else {}, ended=ended)
+        passed_over = len(action.calls) - 1 if isinstance(action, ToolUse) else 0
+        wrong = passed_over + bool(refused)
+        return self._result({"refused": wrong} if wrong else {}, ended=ended)
+
+    @property
+    def _first(self) -> bool:
+        return getattr(self.settings, "several_calls", REFUSE) == FIRST
 
     def note(self) -> str:
         """The mark of the last action: "" at the start, "good", or "mistake" if it brought nothing."""

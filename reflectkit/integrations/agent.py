@@ -38,8 +38,10 @@ from reflectkit.stages.shared.players import (
     Players,
     PlayersConfig,
     chat_parts,
+    is_chat,
     parse_policy,
     place_of,
+    trained_elsewhere,
     trained_with_comments,
 )
 from reflectkit.stages.shared.sampling import SamplerConfig
@@ -95,7 +97,8 @@ def load_agent(
     CheckpointError, ConfigError: a model cannot be loaded, or a setting is invalid; each is one line with the fix.
     """
     name, policy_model, reflector_model = _parsed(policy, reflector)
-    folder = TemporaryDirectory(prefix="reflectkit-agent-") if chat_parts(name) else None
+    chat = chat_parts(name) or ([str(reflector_model)] if is_chat(reflector_model) else [])
+    folder = TemporaryDirectory(prefix="reflectkit-agent-") if chat else None
     given = {
         "temperature": temperature,
         "max_new_tokens": max_new_tokens,
@@ -123,7 +126,7 @@ def load_agent(
         HISTORY_TOKENS,
         device,
     )
-    for part in chat_parts(name):
+    for part in chat:
         key_of(settings.endpoint_of(part))
     players = Players(settings)
     agent = players.agent(name, policy_place, reflector_place)
@@ -186,6 +189,8 @@ class LoadedAgent:
 
     async def decide(self, observation: Observation, context: Context) -> Decision:
         """The whole decision, with tokens and log-probabilities, in an episode that `rollout` plays."""
+        if self._trained_env is not None and (played := context.env.name) != (trained := self._trained_env[0].name):
+            warnings.warn(f"the policy was trained in env '{trained}', but plays in '{played}'", stacklevel=2)
         return await asyncio.wrap_future(self._running().submit(self._agent.decide(observation, context)))
 
     def close(self) -> None:
@@ -239,7 +244,7 @@ def _parsed(policy: str | Path, reflector: str | Path | None) -> tuple[str, Path
     text, other = str(policy), None if reflector is None else str(reflector)
     if not text or other == "":
         raise ConfigError("the name of a model is empty; give a checkpoint, a hub id or a chat model")
-    if chat_parts(text) or (other and chat_parts(other)):
+    if chat_parts(text):
         both = text if other is None else f"{text}+{other}"
         if not chat_parts(both):
             raise ConfigError(f"{both}: a chat model plays with a chat model that reflects, or alone")
@@ -271,6 +276,9 @@ def _warn_of_mismatch(policy: Path, reflector: Path | None) -> None:
         warnings.warn(f"{policy} was trained with comments; pass reflector={recorded!r}", stacklevel=3)
     elif commented is False and reflector is not None:
         warnings.warn(f"{policy} was trained without comments; leave out reflector={str(reflector)!r}", stacklevel=3)
+    if isinstance(env := model_facts(policy).get("env"), str):
+        for text in trained_elsewhere(env, [reflector]):
+            warnings.warn(text, stacklevel=3)
 
 
 def _trained_with(policy: Path | None) -> dict[str, Any]:

@@ -1,14 +1,19 @@
-"""The rows of a key-value cache: which are kept, and which join them."""
+"""The rows of a key-value cache: which are kept, and which join them; and the name of the argument that takes one."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from reflectkit.models.lean import Roomy
+
+# A model's argument and its output's field: `cache` since transformers 5.24, `past_key_values` before.
+CACHE = "cache" if "cache" in {field.name for field in fields(BaseModelOutputWithPast)} else "past_key_values"
 
 
 def is_movable(cache: Any) -> bool:

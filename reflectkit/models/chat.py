@@ -47,6 +47,8 @@ TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
 SWITCH = "enable_thinking"  # the variable with which Qwen3's template and others turn thinking off
 LITERAL_MARK = re.compile(r"<[^<>\s'\"{}]{1,40}>|\[/?[A-Z_]{2,40}\]")
 PROBE = ToolSpec("probe_tool", "Probes.", {"type": "object", "properties": {}})
+MANY_CALLS, ONE_CALL = "one or more functions", "one or no function"
+"""What templates offer in a turn, and what is offered in a conversation with a user."""
 DATE = "26 Jul 2024"  # Llama 3's default; its template would insert today's date
 
 Key = TypeVar("Key")
@@ -100,7 +102,8 @@ class Dialogue:
             else:
                 messages[last]["content"] += f"\n{line}"
         if self.form != PLAIN:
-            return self._render(messages, [self._tool(tool) for tool in observation.tools])
+            tools = [self._tool(tool) for tool in observation.tools]
+            return self._render(messages, tools, one_call=observation.replies)
         if observation.tools:
             rules = TURN_RULES if observation.replies else PLAIN_RULES
             offer = f"{_neutral(tools_text(observation.tools), self._marks)}\n{rules}"
@@ -209,9 +212,13 @@ class Dialogue:
         except CheckpointError:
             return False
 
-    def _render(self, messages: list[dict[str, str]], tools: list[dict[str, Any]]) -> str:
+    def _render(self, messages: list[dict[str, str]], tools: list[dict[str, Any]], *, one_call: bool = False) -> str:
+        """The prompt. one_call: the template's own words, and no message's, offer at most one call in a turn."""
         from jinja2 import TemplateError
 
+        own: dict[str, Any] = {}
+        if one_call:
+            own["chat_template"] = self.tokenizer.get_chat_template(tools=tools).replace(MANY_CALLS, ONE_CALL)
         try:
             return self.tokenizer.apply_chat_template(
                 messages,
@@ -220,6 +227,7 @@ class Dialogue:
                 tokenize=False,
                 date_string=DATE,
                 **({SWITCH: False} if self.thinking == "off" else {}),
+                **own,
             )
         except (TemplateError, TypeError, ValueError) as error:
             reason = one_line(str(error))[:200]

@@ -8,6 +8,7 @@ waiting prompts join the rows that are still open: Orca's iteration-level schedu
 from __future__ import annotations
 
 import copy
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,12 @@ from torch.nn.functional import pad
 from transformers.cache_utils import DynamicLayer
 
 from reflectkit.core.seeding import uniform
-from reflectkit.models.cache_rows import is_movable, join, select, widened
+from reflectkit.models.cache_rows import CACHE, is_movable, join, select, widened
 from reflectkit.models.drafts import Guide
 from reflectkit.models.lean import ROOM, NextTokens, Roomy
 from reflectkit.models.padding import left_pad
 from reflectkit.models.prefix_cache import PrefixCache, cache_of, pays, read_prompts
+from reflectkit.models.sampler import EVERYTHING, Truncation
 from reflectkit.models.scoring import attends_to_all, forward_arguments, read_prefix, takes_positions, unwrapped
 from reflectkit.models.stop_strings import StopStrings
 
@@ -61,6 +63,7 @@ def decode(
     stop_ids: frozenset[int],
     max_new_tokens: int | Sequence[int],
     temperature: float = 0.0,
+    truncation: Truncation = EVERYTHING,
     seeds: Sequence[int] = (),
     width: int = 64,
     stop_strings: Sequence[str] = (),
@@ -73,16 +76,17 @@ def decode(
     Parameters
     ----------
     stop_ids: a row ends with any of these. max_new_tokens: one limit for all rows or one per row; 0 costs nothing.
-    temperature: 0 is greedy. seeds: one per row, required if temperature > 0. width: rows decoded at once; the others
-    wait. stop_strings: a row ends with the token that completes one of these in its text, special tokens included;
-    they require the tokenizer. guides: of greedy rows, one each, to guess the next tokens. Guesses are read at once,
-    and those that the model would have written itself are kept: speculative decoding (Leviathan et al. 2023, arXiv
-    2211.17192), exact up to the rounding of the log-probabilities. kept: what was read with the same weights, where
-    long prompts begin, is not read again; the prompts are kept in it.
+    temperature: 0 is greedy. truncation: which tokens may be drawn, if temperature > 0. seeds: one per row, required if
+    temperature > 0. width: rows decoded at once; the others wait. stop_strings: a row ends with the token that
+    completes one of these in its text, special tokens included; they require the tokenizer. guides: of greedy rows, one
+    each, to guess the next tokens. Guesses are read at once, and those that the model would have written itself are
+    kept: speculative decoding (Leviathan et al. 2023, arXiv 2211.17192), exact up to the rounding of the
+    log-probabilities. kept: what was read with the same weights, where long prompts begin, is not read again; the
+    prompts are kept in it.
     """
     limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     written = [Written() for _ in prompts]
-    pen = _Pen(written, limits, stop_ids, StopStrings(stop_strings, tokenizer), temperature, seeds)
+    pen = _Pen(written, limits, stop_ids, StopStrings(stop_strings, tokenizer), temperature, truncation, seeds)
     pen.guides = list(guides)
     waiting = deque(index for index, limit in enumerate(limits) if limit > 0)
     reader = _Reader(model, [prompts[index] for index in waiting], pad_id, kept)
@@ -204,8 +208,8 @@ class _Reader:
         cache = copy.deepcopy(self.cache)
         if cache is not None:
             cache.batch_repeat_interleave(len(prompts))
-        output = self.model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments)
-        return self._rows(places, output.past_key_values, input_ids, mask_BT), output.logits[:, -1]
+        output = self.model(input_ids=input_ids, use_cache=True, logits_to_keep=1, **{CACHE: cache}, **arguments)
+        return self._rows(places, getattr(output, CACHE), input_ids, mask_BT), output.logits[:, -1]
 
     def _rows(self, places: list[int], cache: Any, input_ids: torch.Tensor, mask_BT: torch.Tensor) -> _Rows:
         """Rows whose prompts were read."""
@@ -235,9 +239,9 @@ class _Reader:
         if self.takes_positions:
             arguments["position_ids"] = rows.positions_B1
         output = self.model(
-            input_ids=rows.last_B1, past_key_values=rows.cache, use_cache=True, logits_to_keep=1, **arguments
+            input_ids=rows.last_B1, use_cache=True, logits_to_keep=1, **{CACHE: rows.cache}, **arguments
         )
-        rows.cache = output.past_key_values
+        rows.cache = getattr(output, CACHE)
         return output.logits[:, -1]
 
     def takes_guesses(self, rows: _Rows) -> bool:
@@ -260,7 +264,7 @@ class _Reader:
                 input_ids=tokens_BS,
                 attention_mask=seen_BT.long(),
                 position_ids=positions_BS,
-                past_key_values=rows.cache,
+                **{CACHE: rows.cache},
                 use_cache=True,
             )
             return output.logits
@@ -283,6 +287,8 @@ class _Pen:
     """Strings that end a row."""
     temperature: float
     """0 is greedy."""
+    truncation: Truncation
+    """Which tokens may be drawn at another temperature."""
     seeds: Sequence[int]
     """One per prompt, if the temperature is above 0."""
     guides: list[Guide] = field(default_factory=list)
@@ -294,6 +300,8 @@ class _Pen:
         """Add a token to each open row and close those that it ends; closed rows keep their position."""
         logprobs_BV = torch.log_softmax(logits_BV.float() / (self.temperature or 1.0), dim=-1)
         if self.temperature > 0:
+            if self.truncation:
+                logprobs_BV = truncated_rows(logprobs_BV, self.truncation)
             draws = [0.0] * len(rows.places)
             for row in rows.open:
                 place = rows.places[row]
@@ -358,6 +366,22 @@ class _Pen:
             rows.open = still_open
             rows.is_open_B1 = torch.zeros_like(rows.is_open_B1)
             rows.is_open_B1[still_open] = 1
+
+
+def truncated_rows(logprobs_BV: torch.Tensor, truncation: Truncation) -> torch.Tensor:
+    """`models.sampler.truncated` for each row, in float64 where probabilities are added up."""
+    if truncation.top_k:
+        smallest_B1 = logprobs_BV.topk(min(truncation.top_k, logprobs_BV.shape[1])).values[:, -1:]
+        logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < smallest_B1, -torch.inf)
+    if truncation.top_p < 1:
+        sorted_BV, order_BV = torch.log_softmax(logprobs_BV.double(), dim=-1).sort(descending=True, stable=True)
+        before_BV = pad(sorted_BV.exp().cumsum(dim=-1)[:, :-1], (1, 0))
+        left_BV = torch.zeros_like(order_BV, dtype=torch.bool).scatter(1, order_BV, before_BV < truncation.top_p)
+        logprobs_BV = logprobs_BV.masked_fill(~left_BV, -torch.inf)
+    if truncation.min_p:
+        smallest_B1 = logprobs_BV.amax(dim=-1, keepdim=True) + math.log(truncation.min_p)
+        logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < smallest_B1, -torch.inf)
+    return torch.log_softmax(logprobs_BV, dim=-1)
 
 
 def sample_tokens(logprobs_BV: torch.Tensor, draws: Sequence[float]) -> torch.Tensor:

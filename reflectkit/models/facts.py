@@ -10,6 +10,7 @@ from reflectkit.core.errors import CheckpointError, DataError
 from reflectkit.core.folders import checkpoints
 from reflectkit.core.identity import read_record
 from reflectkit.core.jsonl import read_json
+from reflectkit.core.keys import masked
 from reflectkit.core.types import ANSWERS
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.silence import silence_libraries
@@ -147,6 +148,7 @@ def config_of(source: str | Path) -> Any:
     fetching = hub_options(source)
     from transformers import AutoConfig
 
+    _refuse_kernels(source, raw_config(source))
     try:
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=False, **fetching).get_text_config()
     except Exception as error:  # the library raises many types here too
@@ -161,6 +163,32 @@ def config_of(source: str | Path) -> Any:
     return config
 
 
+def raw_config(source: str | Path) -> dict[str, Any]:
+    """The JSON object in the config.json of folder or hub id `source`. Raises CheckpointError."""
+    fetching = hub_options(source)
+    from transformers import PretrainedConfig
+
+    try:
+        config: dict[str, Any] = PretrainedConfig.get_config_dict(str(source), **fetching)[0]
+        return dict(config)
+    except Exception as error:  # as above
+        raise unusable(source, "no usable config", error) from None
+
+
+def _refuse_kernels(source: str | Path, part: Any, setting: str = "") -> None:
+    """Raises CheckpointError where a config names code on a hub as an implementation of attention or the like.
+
+    part: the config, or what is in it at `setting`.
+    """
+    if isinstance(part, dict):
+        for name, value in part.items():
+            _refuse_kernels(source, value, setting or (name if name.endswith("_implementation") else ""))
+    elif setting and isinstance(part, str) and "/" in part:
+        raise CheckpointError(
+            f"{source}: config.json: {setting} is {part!r:.60}, code from a hub, which is never run; remove the entry"
+        )
+
+
 def load_tokenizer(source: str | Path) -> Any:
     """The tokenizer of folder or hub id `source`. Raises CheckpointError."""
     if looks_local(source):
@@ -170,9 +198,16 @@ def load_tokenizer(source: str | Path) -> Any:
 
     silence_libraries()
     try:
-        return AutoTokenizer.from_pretrained(str(source), padding_side="left", trust_remote_code=False, **fetching)
+        tokenizer = AutoTokenizer.from_pretrained(str(source), padding_side="left", trust_remote_code=False, **fetching)
     except Exception as error:  # the library raises many types where there is no usable tokenizer
         raise unusable(source, "no usable tokenizer", error) from None
+    return wherever_read(tokenizer)
+
+
+def wherever_read(tokenizer: Any) -> Any:
+    """`tokenizer`, which will be saved with the same bytes whether it was read with HF_HUB_OFFLINE or without."""
+    tokenizer.init_kwargs["local_files_only"] = False
+    return tokenizer
 
 
 def unusable(source: str | Path, what: str, error: Exception) -> CheckpointError:
@@ -189,5 +224,5 @@ def unusable(source: str | Path, what: str, error: Exception) -> CheckpointError
 
 def first_line(error: BaseException) -> str:
     """The first line of `error`'s message, at most 200 characters; the name of its type where it has none."""
-    text = str(error).strip() or type(error).__name__
+    text = masked(str(error)).strip() or type(error).__name__
     return text.splitlines()[0][:200]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.core.errors import CheckpointError, ConfigError, unknown_name
+from reflectkit.core.keys import masked
 
 PATIENCE = 3.0  # seconds
 LONGEST_NAME = 4096  # characters of a path
@@ -78,7 +79,7 @@ def _fault(endpoint: str) -> str:
             get_session().head(endpoint, timeout=PATIENCE, follow_redirects=False)
             faults.append("")
         except Exception as error:  # no name, no route, refused, a proxy that forbids it, …
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+            reason = (masked(str(error)).strip() or type(error).__name__).splitlines()[0][:120]
             faults.append(f"{endpoint} cannot be reached ({reason})")
 
     asking = threading.Thread(target=ask, daemon=True)  # the timeout does not cover looking up the name

@@ -28,12 +28,15 @@ from reflectkit.models.facts import (
     config_of,
     first_line,
     load_tokenizer,
+    raw_config,
     unusable,
 )
 from reflectkit.models.hub import hub_options, looks_local
 
 ALL_LINEAR = "all-linear"  # peft's own word
 REPACKS = "support_avx512bf16_for_cpu"  # bitsandbytes' own name
+QUANTISED = {"Linear4bit": "quant_state", "Linear8bitLt": "CB"}
+"""The layers of bitsandbytes, and what their weights have once they are quantised."""
 POLICY_ADAPTER = "default"  # peft's own name for the first adapter of a model
 
 
@@ -106,6 +109,7 @@ def load_player(
     name = str(source)
     tokenizer = load_tokenizer(source)
     config_of(base_name or source)
+    says_quantised = "quantization_config" in raw_config(base_name or source)
     place = pick_device(device)
     options: dict[str, Any] = {"dtype": getattr(torch, dtype), "use_safetensors": True, "trust_remote_code": False}
     if fetching:
@@ -129,6 +133,8 @@ def load_player(
             ):  # written here, so there should be none
                 what = f"config.json has no place for {len(extra)} of the saved tensors, e.g. {min(extra)}"
                 raise CheckpointError(f"{name}: {what}; restore the file")
+        if says_quantised:
+            _refuse_plain(base_name or name, model)
     except CheckpointError:
         raise
     except Exception as error:  # truncated, not safetensors, of another shape, …
@@ -276,6 +282,17 @@ def _refuse_missing(name: str, missing: Collection[str]) -> None:
         raise CheckpointError(
             f"{name}: the weights lack {counted(len(missing), 'tensor')}, e.g. {min(missing)}; make it again"
         )
+
+
+def _refuse_plain(name: str, model: Any) -> None:
+    """Raises CheckpointError where a config of bitsandbytes was saved with weights that are not quantised."""
+    for module in model.modules():
+        held = QUANTISED.get(type(module).__name__)
+        if held and getattr(module.weight, held, None) is None:
+            raise CheckpointError(
+                f"{name}: config.json has a quantization_config, and the weights are not quantised; remove it there,"
+                " and load them with --quantize"
+            )
 
 
 def checkpoint_gradients(model: Any) -> None:

@@ -19,11 +19,10 @@ from reflectkit.models.drafts import Drafts
 from reflectkit.models.labels import Path, trie
 from reflectkit.models.lean import in_place_gelu
 from reflectkit.models.load import Player
+from reflectkit.models.memo import ScoreMemo
 from reflectkit.models.prefix_cache import PrefixCache
-from reflectkit.models.sampler import Ask, Sampled, draw
+from reflectkit.models.sampler import Ask, Sampled, Truncation, draw_label
 from reflectkit.models.scoring import choice_logprobs
-
-MEMO_LIMIT = 200_000  # entries; a full memo starts again
 
 Key = tuple[tuple[Path, ...], tuple[int, ...], float]
 """Labels, prompt and temperature of a score."""
@@ -78,7 +77,8 @@ class LocalSampler:
         self._drafts = Drafts()
         self.kept = PrefixCache()
         """What was read of the prompts behind which texts were written."""
-        self._scores: dict[Key, tuple[float, ...]] = {}
+        self.scores = ScoreMemo()
+        """What was scored since the weights changed."""
         self._has_read = False
         self._batcher: Batcher[Ask, Sampled] = Batcher(self._answer, rank)
 
@@ -96,7 +96,7 @@ class LocalSampler:
         """Forget what was read: the model's weights, which are trained in place, have changed."""
         self.version = version
         self.kept.clear()
-        self._scores.clear()
+        self.scores.clear()
 
     def forget(self) -> None:
         """Forget what was read and written, which saves time and has a part in the rounding of what is written next."""
@@ -126,16 +126,15 @@ class LocalSampler:
             return Sampled(version=self.version, too_long=self._too_long(len(ask.prompt_ids)))
         if not ask.labels:
             return written[ask]
-        row = self._scores[ask.labels, ask.prompt_ids, ask.temperature]
-        chosen = draw(row, ask.temperature, ask.seed)
-        return Sampled(ask.labels[chosen], (row[chosen],), row, self.version)
+        row = self.scores.get(ask.labels, ask.prompt_ids, ask.temperature)
+        assert row is not None
+        return draw_label(ask, row, self.version)
 
     @torch.no_grad()
     def _score(self, keys: Iterable[Key]) -> None:
         """Add the log-probabilities of the labels behind each prompt to what is kept."""
-        if len(self._scores) > MEMO_LIMIT:
-            self._scores.clear()
-        waiting = [key for key in dict.fromkeys(keys) if key not in self._scores]
+        self.scores.trim()
+        waiting = [key for key in dict.fromkeys(keys) if self.scores.get(*key) is None]
         for temperature in dict.fromkeys(key[2] for key in waiting):
             self._score_at(temperature, [key for key in waiting if key[2] == temperature])
 
@@ -162,7 +161,7 @@ class LocalSampler:
                     raise CheckpointError(
                         "the policy's scores are not numbers: its weights are damaged; load an earlier checkpoint"
                     )
-                self._scores[key] = tuple(row[: len(key[0])])
+                self.scores.keep(*key, tuple(row[: len(key[0])]))
 
     def _write(self, asks: Sequence[Ask]) -> dict[Ask, Sampled]:
         """A text for each request; equal ones are written once. A full context cuts them short."""
@@ -172,9 +171,10 @@ class LocalSampler:
                 ' `accelerate launch --config_file "$(reflectkit list --configs multi_gpu)"`'
             )
         texts: dict[Ask, Sampled] = {}
-        kinds = dict.fromkeys((ask.stop_ids, ask.temperature) for ask in asks)
-        for stop_ids, temperature in kinds:
-            part = [ask for ask in dict.fromkeys(asks) if (ask.stop_ids, ask.temperature) == (stop_ids, temperature)]
+        kinds: dict[tuple[frozenset[int], float, Truncation], list[Ask]] = {}
+        for ask in dict.fromkeys(asks):
+            kinds.setdefault((ask.stop_ids, ask.temperature, ask.truncation), []).append(ask)
+        for (stop_ids, temperature, truncation), part in kinds.items():
             prompts = [ask.prompt_ids for ask in part]
             remembered = self._drafts if self._guesses and temperature == 0 else None
             rows = decode(
@@ -184,6 +184,7 @@ class LocalSampler:
                 stop_ids=stop_ids,
                 max_new_tokens=[min(ask.max_new_tokens, self.context - len(ask.prompt_ids)) for ask in part],
                 temperature=temperature,
+                truncation=truncation,
                 seeds=[ask.seed for ask in part],
                 width=self.batch,
                 guides=[remembered.guide(prompt) for prompt in prompts] if remembered else (),

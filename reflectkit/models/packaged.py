@@ -12,6 +12,7 @@ from pathlib import Path
 
 from reflectkit.core.errors import CheckpointError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX
+from reflectkit.models.facts import wherever_read
 from reflectkit.models.hub import PACKAGED
 from reflectkit.models.silence import silence_libraries
 
@@ -58,7 +59,7 @@ def convert(name: str, folder: Path) -> None:
             file.parent, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), dtype="float32"
         )
         model.save_pretrained(staging, safe_serialization=True)
-        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(staging)
+        wherever_read(AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)).save_pretrained(staging)
     except BaseException:  # a full disk must not stay full
         shutil.rmtree(staging, ignore_errors=True)
         raise

@@ -19,6 +19,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
+from reflectkit.models.cache_rows import CACHE
 from reflectkit.models.padding import right_pad
 from reflectkit.models.prefixes import read_together, shared_length
 from reflectkit.models.scoring import (
@@ -208,12 +209,12 @@ def _read_behind(
     steps_BW = [[prefix.length + min(step, len(own) - 1) for step in range(width)] for prefix, own in pairs]
     output = trunk_of(model)(
         input_ids=right_pad(new, pad_id, device),
-        past_key_values=_cache(model, prefixes, recording=True),
+        **{CACHE: _cache(model, prefixes, recording=True)},
         attention_mask=torch.tensor(seen_BT, device=device),
         position_ids=torch.tensor(steps_BW, device=device),
         use_cache=True,
     )
-    columns = [_columns(layer) for layer in output.past_key_values.layers]
+    columns = [_columns(layer) for layer in getattr(output, CACHE).layers]
     reads = []
     for row, (prompt, (prefix, own)) in enumerate(zip(prompts, pairs, strict=True)):
         layers = []

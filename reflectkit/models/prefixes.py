@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from reflectkit.models.cache_rows import CACHE
 from reflectkit.models.padding import right_pad
 
 SHORTEST = 8  # tokens; a shorter common prefix is not worth keys and values of its own
@@ -140,7 +141,7 @@ def hidden_at(
                      for chunk, own in zip(chunks, tokens, strict=True)]  # fmt: skip
             output = trunk(
                 input_ids=right_pad(tokens, pad_id, device),
-                past_key_values=cache,
+                **{CACHE: cache},
                 attention_mask=torch.tensor(seen, device=device),
                 position_ids=torch.tensor(steps, device=device),
                 use_cache=True,
@@ -148,7 +149,7 @@ def hidden_at(
             own_MW = torch.tensor([[True] * len(own) + [False] * (width - len(own)) for own in tokens], device=device)
             states.append(output.last_hidden_state[own_MW])
             if not last:
-                for layer, one in enumerate(output.past_key_values.layers):
+                for layer, one in enumerate(getattr(output, CACHE).layers):
                     if len(keys) <= layer:
                         keys.append([])
                         values.append([])

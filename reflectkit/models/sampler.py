@@ -22,6 +22,26 @@ from reflectkit.models.servers.settings import is_server, server_backend
 
 
 @dataclass(frozen=True, slots=True)
+class Truncation:
+    """Which outcomes may be drawn: those that are left after top-k, then top-p, then min-p, in `transformers`' order.
+    The defaults leave all. The likeliest outcome is always left.
+    """
+
+    top_p: float = 1.0
+    """The likeliest outcomes that together have at least this probability (Holtzman et al. 2020, arXiv 1904.09751)."""
+    top_k: int = 0
+    """The k likeliest outcomes, and those as likely as the last of them; 0: all."""
+    min_p: float = 0.0
+    """Outcomes at least this many times as likely as the likeliest (Nguyen et al. 2024, arXiv 2407.01082)."""
+
+    def __bool__(self) -> bool:
+        return self != Truncation()
+
+
+EVERYTHING = Truncation()
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """A request to sample behind one prompt."""
 
@@ -38,6 +58,8 @@ class Ask:
     """Of the draw, 0 ≤ seed < 2**63: equal requests with equal seeds get equal answers."""
     stop_ids: frozenset[int] = frozenset()
     """A text ends with any of these tokens."""
+    truncation: Truncation = EVERYTHING
+    """What of the distribution may be drawn, of the labels or of each token of a text; for evaluation only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +73,7 @@ class Sampled:
     drawn from (temperature 1 for greedy ones).
     """
     label_logprobs: tuple[float, ...] = ()
-    """Of all K labels, in the order of `Ask.labels`; their probabilities sum to 1."""
+    """Of all K labels, in the order of `Ask.labels`, before truncation; their probabilities sum to 1."""
     version: int = 0
     """Which weights sampled it: what `publish` was last told."""
     too_long: str = ""
@@ -158,3 +180,34 @@ def draw(label_logprobs: Sequence[float], temperature: float, seed: int) -> int:
     cumulative = list(itertools.accumulate(map(math.exp, label_logprobs)))
     place = bisect.bisect_right(cumulative, uniform(seed, "action") * cumulative[-1])
     return min(place, len(label_logprobs) - 1)
+
+
+def truncated(logprobs: Sequence[float], truncation: Truncation) -> tuple[float, ...]:
+    """Log-probabilities after truncation; -inf for outcomes that may not be drawn.
+
+    >>> [round(math.exp(one), 2) for one in truncated([math.log(p) for p in (0.5, 0.25, 0.25)], Truncation(top_p=0.7))]
+    [0.67, 0.33, 0.0]
+    """
+    if not truncation:
+        return tuple(logprobs)
+    order = sorted(range(len(logprobs)), key=lambda index: -logprobs[index])
+    if truncation.top_k:
+        smallest = logprobs[order[min(truncation.top_k, len(order)) - 1]]
+        order = [index for index in order if logprobs[index] >= smallest]
+    if truncation.top_p < 1:
+        total = math.fsum(math.exp(logprobs[index]) for index in order)
+        upto = itertools.accumulate((math.exp(logprobs[index]) / total for index in order), initial=0.0)
+        order = [index for index, before in zip(order, upto, strict=False) if before < truncation.top_p]
+    if truncation.min_p:
+        smallest = logprobs[order[0]] + math.log(truncation.min_p)
+        order = [index for index in order if logprobs[index] >= smallest]
+    left = frozenset(order)
+    total = math.log(math.fsum(math.exp(logprobs[index]) for index in order))
+    return tuple(value - total if index in left else -math.inf for index, value in enumerate(logprobs))
+
+
+def draw_label(ask: Ask, logprobs: tuple[float, ...], version: int) -> Sampled:
+    """The label that `ask` draws, given the log-probabilities of all."""
+    allowed = truncated(logprobs, ask.truncation if ask.temperature else EVERYTHING)
+    chosen = draw(allowed, ask.temperature, ask.seed)
+    return Sampled(ask.labels[chosen], (allowed[chosen],), logprobs, version)

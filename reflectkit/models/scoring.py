@@ -19,6 +19,7 @@ from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from reflectkit.models.cache_rows import CACHE
 from reflectkit.models.labels import Path, Trie, trie
 from reflectkit.models.padding import position_ids, right_pad
 from reflectkit.models.prefixes import hidden_at, shared_length
@@ -213,7 +214,7 @@ def read_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
         return None, 0
     device = next(model.parameters()).device
     prefix = torch.tensor([rows[0][:length]], device=device)
-    cache = trunk_of(model)(input_ids=prefix, use_cache=True).past_key_values
+    cache = getattr(trunk_of(model)(input_ids=prefix, use_cache=True), CACHE)
     return (cache, length) if only_keys_and_values(cache) else (None, 0)
 
 
@@ -330,7 +331,7 @@ def _behind(
     ]
     states: torch.Tensor = trunk_of(model)(
         input_ids=right_pad(chains, pad_id, device),
-        past_key_values=own,
+        **{CACHE: own},
         attention_mask=torch.tensor(seen_MT, device=device),
         position_ids=torch.tensor(place_MS, device=device),
         use_cache=True,
@@ -355,10 +356,10 @@ def _read(
     """(hidden_BD of the prompts' last positions, their cache). cache: of their first `length` tokens, if any."""
     rest = [prompt[length:] for prompt in prompts]
     input_ids_BT = right_pad(rest, pad_id, next(model.parameters()).device)
-    output = trunk_of(model)(input_ids=input_ids_BT, past_key_values=cache, use_cache=True)
+    output = trunk_of(model)(input_ids=input_ids_BT, use_cache=True, **{CACHE: cache})
     hidden_BTD = output.last_hidden_state
     places = torch.tensor([len(row) - 1 for row in rest], device=hidden_BTD.device)
-    return hidden_BTD[torch.arange(len(rest), device=hidden_BTD.device), places], output.past_key_values
+    return hidden_BTD[torch.arange(len(rest), device=hidden_BTD.device), places], getattr(output, CACHE)
 
 
 def common_prefix(rows: Sequence[Sequence[int]]) -> int:

@@ -23,7 +23,10 @@ def silence_libraries() -> None:
         datasets.disable_progress_bars()
     for name in ("bitsandbytes", "trl", "peft", "accelerate", "torch.distributed"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    for category in (FutureWarning, DeprecationWarning, UserWarning):
+    for category in (DeprecationWarning, UserWarning):
         warnings.filterwarnings(
             "ignore", category=category, module=r"(transformers|trl|peft|accelerate|datasets|torch)\b.*"
         )
+    warnings.filterwarnings(
+        "ignore", message="`is_gradient_checkpointing` is deprecated"
+    )  # peft 0.21 asks by this name

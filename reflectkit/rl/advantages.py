@@ -7,12 +7,12 @@ depend on the number of processes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from reflectkit.core.types import Trajectory
-from reflectkit.rl.returns import deviation, generalised_advantages, group_relative, leave_one_out, returns_to_go
+from reflectkit.rl.returns import deviation, generalised_advantages, group_relative, leave_one_out, lone, returns_to_go
 
 Numbers = list[list[float]]
 """One number per decision, by episode."""
@@ -48,11 +48,14 @@ class Rollouts:
         """The group of each fresh episode. Episodes of one group started from the same state."""
         return [trajectory.group for trajectory in self.fresh]
 
-    def scaled(self, advantages: Numbers) -> Numbers:
-        """`advantages` divided by the standard deviation over the fresh episodes; unchanged without `normalize`."""
+    def scaled(self, advantages: Numbers, dropped: Collection[Hashable] = ()) -> Numbers:
+        """`advantages` divided by the standard deviation over the fresh episodes that are trained on; unchanged without
+        `normalize`.
+        """
         if not self.normalize:
             return advantages
-        spread = deviation([value for row in advantages[: len(self.fresh)] for value in row])
+        rows = zip(self.groups, advantages, strict=False)  # the fresh ones are the first
+        spread = deviation([value for group, row in rows if group not in dropped for value in row])
         return [[value / spread for value in row] for row in advantages]
 
 
@@ -64,7 +67,9 @@ class Estimates:
     returns: Numbers
     """The critic's targets; recorded but unused without a critic."""
     dropped: frozenset[Hashable] | None = None
-    """Groups that are not trained on, since their episodes are all alike; None if the algorithm never drops any."""
+    """Groups that are not trained on, since their episodes are all alike or only one is left; None if the algorithm
+    never drops any.
+    """
 
 
 def _batch_mean(rollouts: Rollouts) -> Numbers:
@@ -82,8 +87,9 @@ BASELINES: dict[str, Callable[[Rollouts], Numbers]] = {
 
 
 def with_baseline(rollouts: Rollouts, baseline: str) -> Estimates:
-    """Returns minus one of BASELINES (REINFORCE)."""
-    return Estimates(rollouts.scaled(BASELINES[baseline](rollouts)), rollouts.returns)
+    """Returns minus one of BASELINES (REINFORCE). With leave-one-out, the only episode left of a group is dropped."""
+    dropped = lone(rollouts.groups) if baseline == "leave-one-out" else None
+    return Estimates(rollouts.scaled(BASELINES[baseline](rollouts), dropped or ()), rollouts.returns, dropped)
 
 
 def with_critic(rollouts: Rollouts, lam: float) -> Estimates:
@@ -120,7 +126,8 @@ GROUPINGS: dict[str, Callable[[Rollouts], tuple[Numbers, frozenset[Hashable]]]] 
 
 
 def within_groups(rollouts: Rollouts, grouping: str, state_weight: float) -> Estimates:
-    """Group-relative advantages (GRPO) by one of GROUPINGS, for rollouts without replayed episodes.
+    """Group-relative advantages (GRPO) by one of GROUPINGS, for rollouts without replayed episodes. The only episode
+    left of a group is dropped, also where its steps differ.
 
     state_weight: weight of a second comparison, among the group's steps from the same state; 0: none.
     """
@@ -138,7 +145,10 @@ def within_groups(rollouts: Rollouts, grouping: str, state_weight: float) -> Est
             for row, locals_ in zip(advantages, _by_episode(relative, rollouts.returns), strict=True)
         ]
         dropped -= {group for group, row in zip(rollouts.groups, advantages, strict=True) if any(row)}
-    return Estimates(advantages, rollouts.returns, dropped)
+    alone = lone(rollouts.groups)
+    rows = zip(rollouts.groups, advantages, strict=True)
+    advantages = [[0.0] * len(row) if group in alone else row for group, row in rows]
+    return Estimates(advantages, rollouts.returns, dropped | alone)
 
 
 def _own_rewards(trajectory: Trajectory) -> list[float]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from reflectkit.core.batching import Table
 from reflectkit.core.eventloop import LoopThread
@@ -20,6 +21,7 @@ from reflectkit.core.rollout import Episode, play, usable_after
 from reflectkit.core.types import Trajectory
 
 PATIENCE_S = 2.0  # see `core.rollout.rollout`
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,10 @@ class Ahead:
         playing raises.
         """
         return self._thread.result(self._take(step))
+
+    def result(self, coroutine: Coroutine[Any, Any, Value]) -> Value:
+        """Run `coroutine`, which asks the agent, in the loop that plays: a `Batcher` belongs to one loop."""
+        return self._thread.result(coroutine)
 
     def close(self) -> None:
         """Stop playing."""

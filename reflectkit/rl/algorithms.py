@@ -166,7 +166,9 @@ class ReinforceSettings(Config):
     """REINFORCE's own settings."""
 
     baseline: Literal["none", "batch", "leave-one-out"] = option(
-        "batch", help="Baseline subtracted from the returns: none, batch (their mean) or leave-one-out."
+        "batch",
+        help="Baseline subtracted from the returns: none, batch (their mean) or leave-one-out (the mean of the group's"
+        " others; a group with one episode left is dropped).",
     )
 
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from reflectkit.core.errors import DivergedError, ReflectkitError
+from reflectkit.core.errors import DivergedError, MismatchError, ReflectkitError
 from reflectkit.core.memory import out_of_memory
 from reflectkit.core.types import Sample, Trajectory
+from reflectkit.models.agreement import disagreement
 from reflectkit.models.checks import all_finite
 from reflectkit.models.load import Player, Reference, checkpoint_gradients
 from reflectkit.models.padding import right_pad
@@ -70,6 +71,10 @@ class Settings:
     """See `models.load.checkpoint_gradients`."""
     is_cap: float = 0.0
     """See `losses.TrainedTokens`."""
+    agrees_with: str = ""
+    """Sampler of the weights that learn: log-probabilities beyond the limits of `models.agreement` end the update;
+    empty: they may differ.
+    """
     mismatch: bool = False
     """Whether to report `losses.mismatch` of the first minibatch, before its step: a random part of the rows."""
     share_prefixes: bool = False
@@ -102,6 +107,7 @@ class Learner:
         self.shares = False
         self._observed: dict[tuple[int, ...], float] = {}
         self._changes: list[torch.Tensor] | None = None
+        self._mismatch: dict[str, float] = {}
         self.critic_weights = list(critic.parameters()) if critic is not None else []
         self.critic_optimizer = torch.optim.AdamW(
             self.critic_weights or [torch.zeros(1)], settings.critic_rate, weight_decay=0.0
@@ -116,6 +122,7 @@ class Learner:
         Raises
         ------
         DivergedError: a loss or gradient is NaN or infinite (the step was not made), or a weight is after the step.
+        MismatchError: the sampler's log-probabilities are not this policy's; no step was made.
         """
         if not samples:
             return {}
@@ -130,23 +137,22 @@ class Learner:
             group["lr"] = self.settings.critic_rate * rate
         sums: dict[str, float] = {}
         self._changes = [] if self.settings.mismatch else None
-        mismatch: dict[str, float] = {}
+        self._mismatch = {}
         parts = units(samples)  # rows of one prompt stay together, for one forward pass
         steps = 0
         for _ in range(self.settings.epochs):
             generator.shuffle(parts)
             for minibatch in minibatches(parts, math.ceil(len(samples) / self.settings.minibatch)):
                 figures = self._step(samples, minibatch, may_stop=steps > 0)
-                if self._changes is not None:
-                    everyone = self.processes.gather(torch.cat(self._changes).cpu() if self._changes else None)
-                    mismatch = losses.mismatch(torch.cat([part for part in everyone if part is not None]))
-                    self._changes = None
                 if figures is None:
-                    return {name: total / steps for name, total in sums.items()} | {"gradient_steps": steps} | mismatch
+                    return self._means(sums, steps)
                 steps += 1
                 for name, value in figures.items():
                     sums[name] = sums.get(name, 0.0) + value
-        return {name: total / steps for name, total in sums.items()} | {"gradient_steps": steps} | mismatch
+        return self._means(sums, steps)
+
+    def _means(self, sums: Mapping[str, float], steps: int) -> dict[str, float]:
+        return {name: total / steps for name, total in sums.items()} | {"gradient_steps": steps} | self._mismatch
 
     @torch.no_grad()
     def values(self, prompts: Sequence[Sequence[int]]) -> list[float]:
@@ -227,6 +233,9 @@ class Learner:
             if all(theirs is not None for theirs in everyone):
                 break
             self._halve(parts)
+        if self._changes is not None:
+            self._compare(self._changes)
+            self._changes = None
         merged = {name: sum(theirs[name] for theirs in everyone) for name in everyone[0]}
         merged["ratio_deviation"] = max(theirs["ratio_deviation"] for theirs in everyone)
         here = [samples[number] for number in numbers]
@@ -241,6 +250,18 @@ class Learner:
         if not all(self.processes.gather(all_finite([*self.optimizer.parts(), *self.critic_weights]))):
             raise DivergedError("the update diverged (a weight became NaN or infinite)", here)
         return merged
+
+    def _compare(self, changes: Sequence[torch.Tensor]) -> None:
+        """Report how far the log-probabilities of the first minibatch are from the sampler's. Raises MismatchError."""
+        everyone = self.processes.gather(torch.cat(list(changes)).cpu() if changes else None)
+        change_N = torch.cat([part for part in everyone if part is not None])
+        self._mismatch = losses.mismatch(change_N)
+        sampler = self.settings.agrees_with
+        if sampler and (apart := disagreement(change_N, self.settings.temperature)):
+            raise MismatchError(
+                f"{sampler}: log-probabilities differ from those of the weights that learn {apart}, so the update was"
+                " not made; see that the server has the same base, unquantised, and loads the adapter of each update"
+            )
 
     def _zero_grad(self) -> None:
         if self._changes is not None:  # a step that ran out of memory is made again
@@ -350,7 +371,7 @@ class Learner:
             "kl_to_start": 0.0,
         }
         if reference_N is not None:
-            distance_N = losses.kl_estimate(scored.logprob_N, old_N, reference_N)
+            distance_N = losses.kl_estimate(scored.logprob_N, old_N, reference_N, settings.is_cap)
             distance = (
                 (distance_N * share_N).masked_fill(replayed_N, 0.0).sum()
             )  # an expectation over the current policy

@@ -15,7 +15,7 @@ from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.core.errors import EnvironmentFailure
 from reflectkit.core.eventloop import wait_for
 from reflectkit.core.protocols import Env
-from reflectkit.core.rollout import Episode, rollout
+from reflectkit.core.rollout import Episode, play_all
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Sample, Status, Task, Trajectory
 from reflectkit.models.local import LocalSampler
@@ -109,7 +109,8 @@ class Trainer:
 
         Raises
         ------
-        EnvironmentFailure: every episode was ABORTED. DivergedError: see `Learner.update`.
+        EnvironmentFailure: every episode was ABORTED. DivergedError, MismatchError: see
+        `Learner.update`.
         """
         started = time.perf_counter()
         before = self._counts()
@@ -210,8 +211,10 @@ class Trainer:
 
     def settle(self) -> None:
         """Forget what a run that is resumed from here does not have either: then both write the same comments, even
-        where rounding decides between two words.
+        where rounding decides between two words. A run that plays ahead is not repeated exactly, and goes on playing.
         """
+        if self.ahead is not None:
+            return
         for sampler in self._local_samplers:
             sampler.forget()
 
@@ -307,7 +310,10 @@ class Trainer:
         self._publish()
         sharded = self.processes.sharded  # then all play all episodes in lockstep and share the scoring
         share = episodes if sharded else self.processes.share(episodes)
-        mine = rollout(share, level.make, agent, width=self.plan.width, timeout_s=self.plan.timeout_s)
+        playing = play_all(share, level.make, agent, width=self.plan.width, timeout_s=self.plan.timeout_s)
+        if self.ahead is not None:  # in the loop that plays, which alone uses the models of this process meanwhile
+            return self.ahead.result(playing)
+        mine = wait_for(playing)
         for sampler in self._local_samplers:  # memory for the update, and a resumed run has nothing kept either
             sampler.kept.clear()
         if valued:

@@ -7,6 +7,7 @@ of tensors are used, so this file can be imported without torch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -89,15 +90,21 @@ def clipped_surrogate(
     return -(ratio_N * advantage_N).minimum(clipped_N * advantage_N)
 
 
-def kl_estimate(logprob_N: torch.Tensor, old_logprob_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
+def kl_estimate(
+    logprob_N: torch.Tensor, old_logprob_N: torch.Tensor, reference_N: torch.Tensor, cap: float = 0.0
+) -> torch.Tensor:
     """w (r - 1 - log r) with r = reference / π (GRPO, eq. 4): never negative, and its mean over samples is KL(π,
     reference).
 
     The weight w = π / sampler makes the gradient that of the KL too (DeepSeek-V3.2, arXiv 2512.02556), even where w is
-    1.
+    1. cap: most that w may be; 0: no limit. A capped weight keeps its gradient, so a token's gradient is min(w, cap)
+    (-log r) ∇ log π.
     """
+    log_weight_N = logprob_N - old_logprob_N
+    if cap:
+        log_weight_N = log_weight_N - (log_weight_N.detach() - math.log(cap)).clamp(min=0)
     difference_N = reference_N - logprob_N
-    return (logprob_N - old_logprob_N).exp() * (difference_N.exp() - difference_N - 1)
+    return log_weight_N.exp() * (difference_N.exp() - difference_N - 1)
 
 
 def entropy(logprobs_BK: torch.Tensor) -> torch.Tensor:

@@ -50,7 +50,8 @@ def leave_one_out(returns: Sequence[Sequence[float]], groups: Sequence[Hashable]
     """Each return-to-go minus the mean of the group's *other* episodes at the same step; episodes that have ended count
     0.
 
-    At the first step that is RLOO (arXiv 2402.14740, eq. 6). The baseline of an episode alone in its group is 0.
+    At the first step that is RLOO (arXiv 2402.14740, eq. 6). An episode alone in its group, e.g. because its siblings
+    were aborted, has nothing to be compared with: its values are 0, see `lone`.
 
     >>> leave_one_out([[1.0, 1.0], [2.0], [6.0, 5.0]], ["a", "a", "a"])
     [[-3.0, -1.5], [-1.5], [4.5, 4.5]]
@@ -59,10 +60,22 @@ def leave_one_out(returns: Sequence[Sequence[float]], groups: Sequence[Hashable]
     result = []
     for row, group in zip(returns, groups, strict=True):
         rows = [returns[index] for index in members[group]]
-        others = max(1, len(rows) - 1)
+        if len(rows) == 1:
+            result.append([0.0] * len(row))
+            continue
+        others = len(rows) - 1
         sums = [math.fsum(other[step] for other in rows if step < len(other)) for step in range(len(row))]
         result.append([value - (total - value) / others for value, total in zip(row, sums, strict=True)])
     return result
+
+
+def lone(groups: Sequence[Hashable]) -> frozenset[Hashable]:
+    """The groups of one member, given each member's group.
+
+    >>> lone(["a", "b", "a"])
+    frozenset({'b'})
+    """
+    return frozenset(group for group, indices in _members(groups).items() if len(indices) == 1)
 
 
 def group_relative(

@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 from dataclasses import dataclass
 from importlib.abc import InspectLoader
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reflectkit.core.config import Config
@@ -23,16 +23,13 @@ STAGES = {
     "gen-trajectory": "reflectkit.stages.gen_trajectory",
     "split": "reflectkit.stages.split",
     "gen-sft": "reflectkit.stages.gen_sft",
-    "gen-comments": "reflectkit.stages.gen_comments",
     "sft": "reflectkit.stages.sft",
     "rlft": "reflectkit.stages.rlft",
     "evaluate": "reflectkit.stages.evaluate",
-    "pack": "reflectkit.stages.pack",
     "plot": "reflectkit.stages.plot",
     "view": "reflectkit.stages.view",
     "export": "reflectkit.stages.export",
     "run": "reflectkit.stages.run",
-    "bench": "reflectkit.stages.bench",
 }
 
 
@@ -54,14 +51,25 @@ class Traits:
     """Whether its tables are part of a recipe's own report."""
 
 
+def is_own(name: str) -> bool:
+    """Whether `name` is the dotted name of a module, such as `research.pack`, and its package can be imported."""
+    package, dot, _ = name.partition(".")
+    return bool(dot) and package.isidentifier() and importlib.util.find_spec(package) is not None
+
+
+def stage_module(name: str) -> Any:
+    """The module of stage `name`: one of the table, or your own (`is_own`)."""
+    return importlib.import_module(STAGES.get(name, name))
+
+
 def traits(name: str) -> Traits:
     """What a recipe must know of stage `name`."""
-    return getattr(importlib.import_module(STAGES[name]), "TRAITS", Traits())
+    return getattr(stage_module(name), "TRAITS", Traits())
 
 
 def config_class(name: str) -> type[Config]:
     """The class of the settings of stage `name`, which its `run` takes."""
-    module = importlib.import_module(STAGES[name])
+    module = stage_module(name)
     kind: type[Config] = getattr(module, inspect.signature(module.run).parameters["config"].annotation)
     return kind
 

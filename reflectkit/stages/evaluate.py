@@ -5,38 +5,39 @@ with 95 % intervals.
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import model_validator
+from typing_extensions import override
 
-from reflectkit.agents.endpoints import key_of
+from reflectkit.agents.endpoints import address_in_use, key_of
 from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS
-from reflectkit.agents.scripted import require_oracle
-from reflectkit.core.config import Config, option
+from reflectkit.core.config import Config, flag, non_default, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.folders import RunConfig
 from reflectkit.core.identity import digest
-from reflectkit.core.jsonl import read_json, salvage, write_json, write_text
+from reflectkit.core.jsonl import read_json, replacing, salvaged, write_json, write_text
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.reports import Report
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Run, finished, open_run
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.text import counted
-from reflectkit.core.types import Status, Task, Trajectory
+from reflectkit.core.types import Task, Trajectory
 from reflectkit.data.episodes import episode_line, episode_to_json, read_compared, write_episodes
 from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import aspects_of, cluster_of, listed
-from reflectkit.stages import Traits
+from reflectkit.models.sampler import Truncation
 from reflectkit.stages.shared.breakdowns import aspect_tables, passes_table
-from reflectkit.stages.shared.chat import ChatConfig
+from reflectkit.stages.shared.chat import ORACLE, ChatConfig
 from reflectkit.stages.shared.environments import (
     EnvConfig,
     EnvSetup,
@@ -49,9 +50,10 @@ from reflectkit.stages.shared.eval_estimate import estimate
 from reflectkit.stages.shared.eval_tables import (
     counted_as_0,
     csv_text,
-    differences,
+    differences_over_seeds,
     differences_table,
     figures_tables,
+    lean,
     markdown,
     pooled,
     rows_of,
@@ -59,13 +61,16 @@ from reflectkit.stages.shared.eval_tables import (
 )
 from reflectkit.stages.shared.oracle_scores import advised, known_scores, oracle_scores
 from reflectkit.stages.shared.players import (
+    TEACHER,
     Players,
     PlayersConfig,
+    chat_models,
     chat_parts,
     mismatch,
     model_folders,
     parse_policy,
     place_of,
+    trained_elsewhere,
 )
 from reflectkit.stages.shared.sampling import SamplerConfig
 
@@ -76,11 +81,29 @@ EXAMPLES = (
 )
 SFT = "sft"
 HELD_OUT = "test.json"
-Played = dict[tuple[int, int, str, int], tuple[Task, dict[str, Any]]]
-"""Tasks and their lines of episodes.jsonl, by player, horizon, task id and seed."""
 
 
-TRAITS = Traits(reports=True, arms=("policy",))
+@dataclass(frozen=True, slots=True)
+class SavedEpisode:
+    """An episode whose line is on disk."""
+
+    line: dict[str, Any]
+    """Its `lean` line of episodes.jsonl."""
+    path: Path
+    """The file with the whole line."""
+    place: int
+    """Where the line begins, in bytes."""
+
+    def whole(self) -> dict[str, Any]:
+        """The whole line, with the level and the figures of the lean one."""
+        with self.path.open("rb") as file:
+            file.seek(self.place)
+            row: dict[str, Any] = json.loads(file.readline())
+        return row | {name: self.line[name] for name in ("level", "figures") if name in self.line}
+
+
+Played = dict[tuple[int, int, str, int], tuple[Task, SavedEpisode]]
+"""Tasks and their episodes, by player, horizon, task id and seed."""
 
 
 class EvaluateConfig(Config):
@@ -90,7 +113,8 @@ class EvaluateConfig(Config):
     policy: tuple[str, ...] = option(
         (),
         help="NAME=MODEL or NAME=MODEL+REFLECTOR (each a checkpoint, a run of sft or rlft, or a hub id; +oracle: the"
-        " env's teacher comments; +nothing: empty comments), oracle,"
+        " env's teacher comments; +nothing: empty comments; +openai:MODEL, +azure:… or +local:…: a chat model's),"
+        " oracle,"
         " random, sft (the result of `sft --role plain` on the current rows), a baseline of the env, or a chat model"
         " (openai:MODEL, azure:DEPLOYMENT, local:MODEL) or two of them as ACTOR+REFLECTOR; METHOD:MODEL plays a"
         " published method of the env with any model, e.g. memagent:openai:MODEL (repeat the flag).",
@@ -113,6 +137,17 @@ class EvaluateConfig(Config):
         " flag; several are pooled like seeds).",
     )
     temperature: float = option(0.0, help="Sampling temperature of the policy; 0 takes the most likely action.", ge=0)
+    top_p: float = option(
+        1.0,
+        help="Draw only from the likeliest choices, or tokens of a text, that together have this probability; for"
+        " checkpoints.",
+        gt=0,
+        le=1,
+    )
+    top_k: int = option(0, help="Draw only from this many of the likeliest; 0: all.", ge=0)
+    min_p: float = option(
+        0.0, help="Draw only what is at least this many times as likely as the likeliest.", ge=0, le=1
+    )
     max_new_tokens: int = option(
         128, help="Maximum length of an answer in tokens, in environments without enumerated actions.", ge=1
     )
@@ -147,6 +182,7 @@ class EvaluateConfig(Config):
             self.max_new_tokens,
             self.history_tokens,
             self.device,
+            Truncation(self.top_p, self.top_k, self.min_p),
         )
 
     @model_validator(mode="after")
@@ -161,21 +197,41 @@ class EvaluateConfig(Config):
             return self
         kind = self.env.kind
         if self.score_oracle:
-            require_oracle(kind, ["oracle"])
+            self.env.require_oracle(["oracle"])
         if not self.policy:
             raise ConfigError("evaluate needs at least one --policy NAME=CHECKPOINT")
         parsed = [parse_policy(text, self.baselines, kind.methods) for text in self.policy]
         if self.sampler.swap_comments and not any(reflector for _, _, reflector in parsed):
             raise ConfigError("--swap-comments needs comments; give a --policy NAME=CHECKPOINT+REFLECTOR")
+        self._check_truncation()
         names = [name for name, _, _ in parsed]
+        if ORACLE in names:
+            self.env.require_oracle(["oracle"])
+        if any(reflector == TEACHER for _, _, reflector in parsed):
+            self.env.require_oracle(["reflection"])
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"--policy: the name {twice[0]!r} is given twice")
         for level in self.level:
             check_level(self.env.name, level)
         for text in self.policy:
-            for part in chat_parts(text, kind.methods):
+            for part in chat_models(text, kind.methods):
                 self.chat.check_budget(self.players.endpoint_of(part))
         return self
+
+    def _check_truncation(self) -> None:
+        """Raises ConfigError where --top-p, --top-k or --min-p would do nothing."""
+        given = non_default(self, "top_p", "top_k", "min_p")
+        if given and not self.temperature:
+            raise ConfigError(f"{flag(given[0])} is for sampling; add --temperature 1, or leave it out")
+        chat = next((text for text in self.policy if chat_parts(text, self.env.kind.methods)), None)
+        if given and chat:
+            raise ConfigError(f"{flag(given[0])} is for checkpoints, not for --policy {chat}; leave one of them out")
+
+    @property
+    @override
+    def environment(self) -> dict[str, str]:
+        parts = [part for text in self.policy for part in chat_models(text, self.env.kind.methods)]
+        return address_in_use(map(self.players.endpoint_of, parts))
 
     @property
     def baselines(self) -> tuple[str, ...]:
@@ -246,7 +302,7 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
             " none of them held out from training; create it with `reflectkit gen-trajectory` and `reflectkit split`"
         )
     for text in config.policy:
-        for part in chat_parts(text, config.env.kind.methods):
+        for part in chat_models(text, config.env.kind.methods):
             key_of(config.players.endpoint_of(part))
     tasks = [task for level in levels for task in problems[level]]
     for _, policy, _ in entrants:
@@ -261,12 +317,14 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
                 *([source] if source else []),
                 *models,
                 *config.setup.input_files(tasks),
+                *config.sampler.code_files,
                 *config.sampler.comment_files(config.setup.folder),
             ],
         ) as current,
         contextlib.closing(Players(config.players)) as players,
     ):
         warnings = [text for player in entrants if (text := mismatch(*player))]
+        warnings += trained_elsewhere(config.env.name, models)
         for text in warnings:
             progress.news(f"warning: {text}")
         if current.done:
@@ -279,13 +337,15 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
             (match.name, match.level, play_match(config, match, episodes_folder, players, progress, already))
             for match in matches
         ]
-        rows = rows_of(config.setup.env_name, played)
-        episodes = [episode for _, _, part in played for episode in part]
+        rows = rows_of(
+            config.setup.env_name, [(name, level, [one.line for one in part]) for name, level, part in played]
+        )
         players.report_damage(progress)
-        write_episodes(current.folder / "episodes.jsonl", episodes)
+        write_episodes(current.folder / "episodes.jsonl", (one.whole() for _, _, part in played for one in part))
+        episodes = [one.line for _, _, part in played for one in part]
         title = _title(config, source, problems)
         asked = players.usage | config.setup.asked(progress)
-        outputs = _write_tables(current, title, rows, episodes, {"asked": asked})
+        outputs = _write_tables(current, title, rows, [episodes], {"asked": asked})
         outputs.append(current.folder / "episodes.jsonl")
         extra: dict[str, Any] = {"asked": asked} if asked else {}
         extra |= {"warnings": warnings} if warnings else {}
@@ -336,10 +396,15 @@ def _title(config: EvaluateConfig, source: Path | None, problems: Mapping[str, S
 
 
 def _write_tables(
-    current: Run, title: str, rows: list[dict[str, Any]], episodes: Sequence[dict[str, Any]], extra: dict[str, Any]
+    current: Run,
+    title: str,
+    rows: list[dict[str, Any]],
+    parts: Sequence[Sequence[dict[str, Any]]],
+    extra: dict[str, Any],
 ) -> list[Path]:
-    """Make the tables and write their files, whose paths are returned."""
-    compared = differences(episodes)
+    """Make the tables and write their files, whose paths are returned. parts: the episodes of each seed."""
+    compared = differences_over_seeds(parts)
+    episodes = [episode for part in parts for episode in part]
     write_json(current.folder / "eval.json", {"rows": rows, "differences": compared} | extra)
     current.tables.append(table(title, rows))
     current.tables += [*passes_table(rows), *aspect_tables(episodes), *figures_tables(rows)]
@@ -352,7 +417,7 @@ def _write_tables(
 
 def _recompute(config: EvaluateConfig, progress: Progress) -> Report:
     """The tables of saved episodes, computed by this version. Raises DataError."""
-    parts = [read_compared(path) for path in config.episodes]
+    parts = [list(map(lean, read_compared(path))) for path in config.episodes]
     for path, part in zip(config.episodes, parts, strict=True):
         if others := {episode["env"] for episode in part if "env" in episode} - {config.setup.env_name}:
             raise DataError(
@@ -363,7 +428,7 @@ def _recompute(config: EvaluateConfig, progress: Progress) -> Report:
     with open_run("evaluate", config, config.episodes, again=True) as current:
         rows = pooled(parts)
         title = f"Episodes of {' and '.join(map(str, config.episodes))}"
-        outputs = _write_tables(current, title, rows, [episode for part in parts for episode in part], {})
+        outputs = _write_tables(current, title, rows, parts, {})
         return current.finish({"rows": rows}, outputs)
 
 
@@ -392,8 +457,8 @@ def play_match(
     players: Players,
     progress: Progress,
     already: Played,
-) -> list[dict[str, Any]]:
-    """An episode of each problem and repeat, as lines of episodes.jsonl.
+) -> list[SavedEpisode]:
+    """An episode of each problem and repeat. What the tables do not need of them is on disk only.
 
     Episodes saved in `folder` are not played again, nor those that were `already` played at another level with the same
     task and horizon; new ones are added to `already`. Raises EnvironmentFailure if all are aborted, BudgetSpentError if
@@ -408,15 +473,15 @@ def play_match(
     same = match.number, config.setup.horizon_at(match.level)
     done = {}
     for episode in episodes:
-        task, line = already.get((*same, episode.task.id, episode.seed), (None, {}))
-        if task == episode.task:
-            done[episode.task.id, episode.seed] = line | {"level": match.level}
+        if (earlier := already.get((*same, episode.task.id, episode.seed))) and earlier[0] == episode.task:
+            line = earlier[1].line | {"level": match.level}
+            done[episode.task.id, episode.seed] = replace(earlier[1], line=line)
     done |= _kept(path, progress)
     remaining = [episode for episode in episodes if (episode.task.id, episode.seed) not in done]
     with progress.bar(f"{match.name} ({match.level})", len(episodes), len(episodes) - len(remaining)) as bar:
         if remaining:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
+            with path.open("ab") as file:
 
                 def on_end(trajectory: Trajectory) -> None:
                     cluster = cluster_of(config.env.name, trajectory.task)
@@ -425,44 +490,53 @@ def play_match(
                         line["aspects"] = aspects
                     if config.score_oracle:
                         line["figures"] = {**line.get("figures", {}), **oracle_scores(trajectory)}
-                    done[trajectory.task.id, trajectory.seed] = line
-                    if trajectory.status is not Status.ABORTED:  # the same command plays aborted ones again
-                        file.write(episode_line(line))
-                        file.flush()
+                    done[trajectory.task.id, trajectory.seed] = SavedEpisode(lean(line), path, file.tell())
+                    file.write(episode_line(line).encode("utf-8"))
+                    file.flush()
                     bar.advance()
 
                 agent = players.agent(match.name, match.policy, match.reflector)
                 make = (
                     advised(config.setup.maker(match.level)) if config.score_oracle else config.setup.maker(match.level)
                 )
-                rollout(remaining, make, agent, width=config.rollout.width, on_end=on_end)
+                rollout(remaining, make, agent, width=config.rollout.width, on_end=on_end, keep=False)
                 players.stop_if_spent(match.name)
     played = [done[episode.task.id, episode.seed] for episode in episodes]
-    played = known_scores(played) if config.score_oracle else played
-    aborted = [line for line in played if line["status"] == "aborted"]
+    if config.score_oracle:
+        scored = known_scores([one.line for one in played])
+        played = [replace(one, line=line) for one, line in zip(played, scored, strict=True)]
+    aborted = [one.line for one in played if one.line["status"] == "aborted"]
     if aborted and len(aborted) == len(played):
         raise EnvironmentFailure(
-            f"every episode of {match.name} was aborted ({len(played)}): {played[0].get('reason')}"
+            f"every episode of {match.name} was aborted ({len(played)}): {aborted[0].get('reason')}"
         )
     if aborted:
         count = counted(len(aborted), "episode")
         progress.news(f"{match.name} ({match.level}): {count} aborted, the first for: {aborted[0].get('reason')}")
-    for episode, line in zip(episodes, played, strict=True):
-        if line["status"] != "aborted":
-            already[*same, episode.task.id, episode.seed] = episode.task, line
+    for episode, one in zip(episodes, played, strict=True):
+        if one.line["status"] != "aborted":
+            already[*same, episode.task.id, episode.seed] = episode.task, one
     return played
 
 
 KEPT_FIELDS = {"task": str, "seed": int, "status": str, "success": bool, "return": int | float, "turns": list}
 
 
-def _kept(path: Path, progress: Progress) -> dict[tuple[str, int], dict[str, Any]]:
-    """The intact lines that a killed run left, by task and seed; damaged ones, e.g. an incomplete last one, are
-    removed.
+def _kept(path: Path, progress: Progress) -> dict[tuple[str, int], SavedEpisode]:
+    """The intact lines that a killed run left, by task and seed. Damaged ones, e.g. an incomplete last one, and those
+    of aborted episodes are removed: both are played again.
     """
-    rows, damaged = salvage(path, KEPT_FIELDS)
+    kept: dict[tuple[str, int], SavedEpisode] = {}
+    damaged = 0
+    if not path.is_file():
+        return kept
+    with replacing(path) as file:  # even if only the last newline is missing, since more lines follow
+        for row in salvaged(path, KEPT_FIELDS):
+            if row is None:
+                damaged += 1
+            elif row["status"] != "aborted":
+                kept[row["task"], row["seed"]] = SavedEpisode(lean(row), path, file.tell())
+                file.write(episode_line(row).encode("utf-8"))
     if damaged:
         progress.news(f"{path}: damaged lines dropped: {damaged}; their episodes will be played again")
-    if path.is_file():  # even if only the last newline is missing, since more lines follow
-        write_episodes(path, rows)
-    return {(row["task"], row["seed"]): row for row in rows}
+    return kept

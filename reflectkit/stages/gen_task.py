@@ -1,10 +1,10 @@
 """gen-task: generate the problems of an env that does not list its own: conversations (memory), games (alfworld), or
 questions about the files of filtered repositories (auto_explore), with one output file per repository.
 
-Each question comes from a teacher, with its answer and the path to the file. The oracle teacher needs no network;
-`--paraphrase` makes it use other words than the file. Chat teachers are asked once per file, and once more which files
-of the folder answer the questions: those that another file answers too, or none, are dropped (`--no-check` keeps all).
-Each answer is stored in `journal.jsonl`, so that a killed run, or the same command again, never pays twice.
+Each question comes from a teacher, with its answer and the path to the file. The oracle teacher needs no network.
+Chat teachers are asked once per file, and once more which files of the folder answer the questions. Questions that no
+file or several files answer are dropped (`--no-check` keeps all). Answers are kept in `journal.jsonl`, so that nothing
+is paid twice.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from reflectkit.stages.shared.questioning import Excerpts, File, ask_teacher, es
 
 EXAMPLES = (
     "reflectkit gen-task --teacher oracle",
-    "reflectkit gen-task --teacher oracle --paraphrase",
     "reflectkit gen-task --teacher openai:gpt-4o-mini --dry-run",
     "reflectkit gen-task --teacher openai:gpt-4o-mini --max-cost-usd 2",
     "reflectkit gen-task --teacher local:qwen2.5-7b-instruct --base-url http://localhost:1234/v1",
@@ -69,7 +68,6 @@ class QuestionSettings(Config):
         help="Approximate token limit of the excerpt to ask about; of longer files, the beginning and end.",
         ge=1,
     )
-    paraphrase: bool = option(False, help="The oracle asks in other words than the file's.")
     check: bool = option(
         True, help="Ask a chat teacher which files answer each question, and keep those with one answer."
     )
@@ -111,10 +109,6 @@ class GenTaskConfig(Config):
         elif not self.teacher.is_oracle:
             raise ConfigError(
                 f"--teacher {self.teacher.name}: {generator.noun} are generated without a teacher; leave out the flag"
-            )
-        if getattr(self.settings, "paraphrase", False) and not self.teacher.is_oracle:
-            raise ConfigError(
-                f"--paraphrase is for the oracle; --teacher {self.teacher.name} is told to use its own words"
             )
         return self
 
@@ -252,7 +246,7 @@ def _ask(
         with progress.bar("Questions", len(files)) as bar:
             for name, these in files_of.items():
                 texts, excerpts = {file.path: file.text for file in these}, {file.path: file.excerpt for file in these}
-                questions = ask(name, texts, excerpts, settings.per_file, paraphrase=settings.paraphrase)
+                questions = ask(name, texts, excerpts, settings.per_file)
                 questions_of[name] = [_with_way(question, env) for file in these for question in questions[file.path]]
                 bar.advance(len(these))
         return questions_of, {"stop": None}

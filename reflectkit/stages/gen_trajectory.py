@@ -22,7 +22,7 @@ from reflectkit.agents.chat import ChatTeacher, Recovery, Rehearsal
 from reflectkit.agents.client import ChatClient
 from reflectkit.agents.journal import open_journal
 from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS, fullest
-from reflectkit.agents.scripted import Baseline, Demonstrator, require_oracle
+from reflectkit.agents.scripted import Baseline, Demonstrator
 from reflectkit.core.config import Config, flag, non_default, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError
@@ -57,7 +57,6 @@ EXAMPLES = (
     "reflectkit gen-trajectory --env auto_explore --teacher openai:gpt-4o-mini --dry-run",
     "reflectkit gen-trajectory --env memory --level short --teacher openai:gpt-4o-mini --min-reward 1.8",
     "reflectkit gen-trajectory --env taxi --actor oracle --teacher openai:gpt-4o-mini --max-cost-usd 2",
-    "reflectkit gen-trajectory --env taxi-maps --states-of results/taxi-maps/visits --states 500",
 )
 TEACHER = "teacher"
 MOST_SHOWN = 10  # aborted episodes that are printed; the report has all
@@ -131,7 +130,7 @@ class GenTrajectoryConfig(Config):
         if self.level:
             check_level(self.env.name, self.level)
         if self.oracle_acts:
-            require_oracle(kind)
+            self.env.require_oracle()
             return self
         if not kind.taught_by_chat(self.env.settings):
             raise ConfigError(
@@ -147,7 +146,7 @@ class GenTrajectoryConfig(Config):
 
     def _check_states(self) -> None:
         """Raises ConfigError for settings that are not for --states-of, and an env without an oracle."""
-        require_oracle(self.env.kind)
+        self.env.require_oracle()
         names = (
             "demonstrations", "noise", "negatives", "level", "teacher", "actor", "min_reward", "dry_run",
             "max_cost_usd", "base_url", "history_tokens", "horizon",

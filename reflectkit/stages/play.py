@@ -7,17 +7,20 @@ prompt, h lists the commands. Every episode is saved in `episodes.jsonl`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
+from typing_extensions import override
 
+from reflectkit.agents.endpoints import Endpoint, address_in_use, key_of
 from reflectkit.agents.human import Human
 from reflectkit.agents.person import PersonUser
 from reflectkit.agents.scripted import require_oracle
-from reflectkit.core.config import Config, option
+from reflectkit.core.config import Config, flag, non_default, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, unknown_name
 from reflectkit.core.folders import RunConfig
@@ -31,7 +34,7 @@ from reflectkit.data.episodes import episode_line, episode_to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of, listed
 from reflectkit.models.sampler import Ask
-from reflectkit.stages.shared.chat import ChatConfig
+from reflectkit.stages.shared.chat import OF_CHAT_MODELS, ChatConfig
 from reflectkit.stages.shared.environments import (
     HORIZON_HELP,
     EnvConfig,
@@ -39,16 +42,21 @@ from reflectkit.stages.shared.environments import (
     at_level,
     chat_endpoint,
     check_level,
+    refuse_uncounted,
 )
+from reflectkit.stages.shared.eval_estimate import estimate_comments
 from reflectkit.stages.shared.narrator import Commentator, Narrator, Reporter
 from reflectkit.stages.shared.players import (
+    TEACHER,
     Players,
     PlayersConfig,
     chat_parts,
+    is_chat,
     mismatch,
     model_folders,
     parse_policy,
     place_of,
+    trained_elsewhere,
 )
 from reflectkit.stages.shared.sampling import SamplerConfig
 from reflectkit.stages.shared.verdict import verdict_text
@@ -75,9 +83,13 @@ class PlayConfig(Config):
 
     env: EnvConfig
     policy: str = option(
-        PERSON, help="Who plays: person, oracle, random, a baseline of the env, or NAME=MODEL[+REFLECTOR]."
+        PERSON,
+        help="Who plays: person, oracle, random, a baseline of the env, or NAME=MODEL[+REFLECTOR]; the reflector may be"
+        " a chat model (openai:MODEL, azure:DEPLOYMENT, local:MODEL).",
     )
-    reflector: Path | None = option(None, help="Reflector that comments for a player without one.")
+    reflector: Path | None = option(
+        None, help="Reflector that comments for a player without one; a checkpoint or a chat model."
+    )
     teacher: bool = option(False, help="Show the oracle teacher's comment instead of a reflector's.")
     task_file: Path | None = option(
         None, help="Problems; default: the env's own, or test.json or data.json in its folder."
@@ -96,12 +108,13 @@ class PlayConfig(Config):
     device: str = option("auto", help="auto, cpu, cuda, …")
     horizon: int = option(0, help=HORIZON_HELP, ge=0)
     sampler: SamplerConfig = SamplerConfig()
+    chat: ChatConfig = ChatConfig()
     run: RunConfig = RunConfig()
 
     @property
     def setup(self) -> EnvSetup:
         """The environment."""
-        return EnvSetup.of(self.env, self.run, self.horizon)
+        return EnvSetup.of(self.env, self.run, self.horizon, self.chat)
 
     @property
     def players(self) -> PlayersConfig:
@@ -129,8 +142,15 @@ class PlayConfig(Config):
             raise ConfigError(
                 "a checkpoint reads its own reflector's comment: write --policy NAME=CHECKPOINT+REFLECTOR"
             )
-        if self.teacher:
-            require_oracle(self.env.kind, ["reflection"])
+        if self.policy == ORACLE:
+            self.env.require_oracle(["oracle"])
+        if self.teacher or self.player[2] == TEACHER:
+            self.env.require_oracle(["reflection"])
+        refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
+        for endpoint in self.asked_endpoints:
+            self.chat.check_budget(endpoint)
+        if not self.asked_endpoints and (given := non_default(self, *OF_CHAT_MODELS)):
+            raise ConfigError(f"{flag(given[0])} is for a chat model as in --policy A=MODEL+openai:MODEL; leave it out")
         if self.as_ == USER:
             self._check_user()
         return self
@@ -151,6 +171,16 @@ class PlayConfig(Config):
             raise ConfigError("--as user shows the agent's words only; leave out --teacher and --reflector")
         if self.auto:
             raise ConfigError("--as user waits for what you write; leave out --auto")
+
+    @property
+    def asked_endpoints(self) -> list[Endpoint]:
+        """The chat model that comments, if one does."""
+        return [self.players.endpoint_of(str(model)) for model in (self.player[2], self.reflector) if is_chat(model)]
+
+    @property
+    @override
+    def environment(self) -> dict[str, str]:
+        return address_in_use(self.asked_endpoints)
 
     @property
     def player(self) -> tuple[str, Path | None, Path | None]:
@@ -174,20 +204,28 @@ def run(config: PlayConfig, progress: Progress) -> Report:
     reflector, commentator = (place_of(model, config.run.data_dir, progress, reflects=True) for model in commenting)
     if policy is not None:
         config.sampler.answer_of(policy)
-    if warning := mismatch(name, policy, reflector):
-        progress.show(f"warning: {warning}")
+    if config.chat.dry_run:
+        parts = [(task.level, [task], 1) for task in _draw_tasks(config, tasks)]
+        return estimate_comments("play", config, config.asked_endpoints[0], parts, progress)
+    for endpoint in config.asked_endpoints:
+        key_of(endpoint)
     folders = model_folders((policy, reflector, commentator))
+    for warning in filter(None, (mismatch(name, policy, reflector), *trained_elsewhere(config.env.name, folders))):
+        progress.show(f"warning: {warning}")
     if folders:
         progress.news(f"loading {' and '.join(map(str, folders))}")
     inputs = [
         *([source] if source else []),
         *folders,
         *config.setup.input_files(tasks),
+        *config.sampler.code_files,
         *config.sampler.comment_files(config.setup.folder),
     ]
-    with open_run("play", config, inputs, again=True) as current:
+    with (
+        open_run("play", config, inputs, again=True) as current,
+        contextlib.closing(Players(config.players)) as players,
+    ):
         path = current.folder / "episodes.jsonl"
-        players = Players(config.players)
         agent: Any = Human(progress) if name == PERSON else _player(players, name, policy, reflector)
         shown = Narrator(
             agent, _commentator(config, players, commentator), progress, wait=name != PERSON and not config.auto
@@ -218,7 +256,9 @@ def run(config: PlayConfig, progress: Progress) -> Report:
             "steps": sum(len(trajectory.turns) for trajectory in played),
             "return": sum(trajectory.total_return for trajectory in played) / len(played),
         }
-        return current.finish(figures, [path])
+        players.report_damage(progress)
+        asked = {"asked": players.usage} if players.usage else {}
+        return current.finish(figures | asked, [path])
 
 
 def _problems(config: PlayConfig) -> tuple[Path | None, list[Task]]:
@@ -294,8 +334,7 @@ def _commentator(config: PlayConfig, players: Players, model: Path | None) -> Co
         return _oracle_comment
     if model is None:
         return None
-    reflector = players.reflector(model)
-    return lambda observation, context: reflector.comment(observation, context.seed)
+    return players.reflector(model).remark  # type: ignore[no-any-return]
 
 
 async def _oracle_comment(observation: Observation, context: Context) -> str:

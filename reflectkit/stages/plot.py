@@ -1,5 +1,4 @@
-"""plot: learning curves of RL runs, bars of evaluations, or the figures of packs (see `pack`): effects with intervals,
-success, curves. Runs of the same name (seeds) give a median and a band.
+"""plot: learning curves of RL runs, or bars of evaluations. Runs of the same name (seeds) give a median and a band.
 
 A run that resumed from another one's checkpoint (`--resume-from`) continues its curve. `--live` follows a run in the
 terminal.
@@ -24,11 +23,9 @@ from reflectkit.core.locks import is_locked
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.core.types import LARGEST
-from reflectkit.stages import Traits
 from reflectkit.stages.shared.curves import number_in, read_curves
 from reflectkit.stages.shared.environments import distinct_names
 from reflectkit.stages.shared.figures import Curve, draw_bars, draw_curves
-from reflectkit.stages.shared.packed import PACK_FIGURES, draw_packs
 from reflectkit.stages.shared.seeds import curve_figures, curve_table
 
 EXAMPLES = (
@@ -41,15 +38,10 @@ EXAMPLES = (
     " --reach 0.9",
     "reflectkit plot --evals results/taxi-tiny/evaluation --figure success",
     "reflectkit plot --runs now=results/taxi-tiny/sft-rl --live",
-    "reflectkit plot --packs packs/taxi --packs packs/seeds --out effects.png",
-    "reflectkit plot --packs packs/seeds --figure success_rate --reach 0.9",
 )
 FOLLOWED = ("success_rate", "return", "loss")
 POLL_S = 1.0  # seconds between looks at a run that is followed
 IDLE_POLLS = 30  # of a run that no process works on; it may be copied here from another machine
-
-
-TRAITS = Traits(reports=True, arms=("runs",))
 
 
 class PlotConfig(Config):
@@ -59,13 +51,9 @@ class PlotConfig(Config):
         (), help="NAME=RUN, a folder with metrics.jsonl (repeat the flag; seeds share a name)."
     )
     evals: tuple[Path, ...] = option((), help="Evaluation runs, for bars by level instead of curves (repeat the flag).")
-    packs: tuple[Path, ...] = option(
-        (), help="Packs of published runs, for a forest plot of their effects (repeat the flag)."
-    )
     figure: tuple[str, ...] = option(
         (),
-        help="Figures of metrics.jsonl (one panel each) or of eval.json (repeat the flag); of packs: effects (default),"
-        " success, or a figure of their curves.",
+        help="Figures of metrics.jsonl (one panel each) or of eval.json (repeat the flag).",
     )
     against: Literal["episodes", "step", "tokens", "seconds"] = option(
         "episodes", help="Horizontal axis: episodes, step, tokens or seconds."
@@ -77,36 +65,18 @@ class PlotConfig(Config):
         ge=0,
         le=LARGEST,
     )
-    first: int = option(
-        0, help="Of --packs: draw only the first N comparisons of each; the table has all. 0: all.", ge=0
-    )
     out: Path | None = option(
-        None, help="File to write, .png or .svg; default: curves.png, bars.png or packs.png in the run's folder."
-    )
-    page: Path | None = option(
-        None, help="A Markdown page with `<!-- effects -->` and `<!-- end of effects -->`: the table goes between them."
+        None, help="File to write, .png or .svg; default: curves.png or bars.png in the run's folder."
     )
     live: bool = option(False, help="Follow the first run in the terminal until it ends, without drawing.")
     run: RunConfig = RunConfig()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if sum(map(bool, (self.runs, self.evals, self.packs))) != 1:
-            raise ConfigError(
-                "plot needs one of --runs NAME=FOLDER (curves), --evals FOLDER (bars) and --packs FOLDER (effects)"
-            )
-        if self.packs and len(self.figure) > 1:
-            raise ConfigError("--packs takes a single --figure")
-        curves = self.packs and (self.figure or PACK_FIGURES)[0] not in PACK_FIGURES
-        unused = ("against", "smooth") if curves else ("against", "smooth", "reach")
-        if self.packs and (given := non_default(self, *unused)):
-            raise ConfigError(f"{flag(given[0])} does not change this figure of --packs; leave it out")
+        if bool(self.runs) == bool(self.evals):
+            raise ConfigError("plot needs either --runs NAME=FOLDER (curves) or --evals FOLDER (bars)")
         if self.evals and (given := non_default(self, "against", "smooth", "reach")):
             raise ConfigError(f"{flag(given[0])} is for curves, and --evals draws bars; leave it out")
-        of_effects = self.packs and (self.figure or PACK_FIGURES)[0] == PACK_FIGURES[0]
-        for name in ("page", "first"):
-            if getattr(self, name) and not of_effects:
-                raise ConfigError(f"{flag(name)} is for the effects of --packs; leave it out")
         if self.live and not self.runs:
             raise ConfigError("--live needs --runs NAME=FOLDER")
         if self.out is not None and self.out.suffix not in (".png", ".svg"):
@@ -131,13 +101,6 @@ def run(config: PlotConfig, progress: Progress) -> Report:
     """Draw. Raises DataError if a run or an evaluation does not have the figure."""
     if config.live:
         return _follow(config, progress)
-    if config.packs:
-        figure = (config.figure or PACK_FIGURES)[0]
-        with open_run("plot", config, list(config.packs), again=True) as current:
-            out = config.out or current.folder / "packs.png"
-            tables, numbers = draw_packs(config.packs, figure, out, config.page, config.reach, config.first)
-            current.tables += tables
-            return current.finish(numbers, [out, *([config.page] if config.page else [])])
     named = [parse_run(text) for text in config.runs]
     inputs = [path for _, path in named] or [folder / "eval.json" for folder in config.evals]
     with open_run("plot", config, inputs) as current:

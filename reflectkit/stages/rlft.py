@@ -7,40 +7,51 @@ launch`, several processes play and learn together, with the same result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from reflectkit.agents.chat import ChatReflector
+from reflectkit.agents.client import ChatClient
+from reflectkit.agents.endpoints import Endpoint, key_of
+from reflectkit.core.appended import append, rewrite
 from reflectkit.core.config import identifying, with_values
 from reflectkit.core.console import Progress, Quiet
 from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.core.identity import digest
-from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.text import counted
 from reflectkit.data.trajectories import read_records
+from reflectkit.models.facts import model_facts
 from reflectkit.models.hub import PACKAGED, hub_options
 from reflectkit.stages import Traits
+from reflectkit.stages.shared.chat import report_damage
 from reflectkit.stages.shared.environments import model_source
+from reflectkit.stages.shared.eval_estimate import estimate_comments
 from reflectkit.stages.shared.players import (
     model_folders,
     newest_checkpoint,
     newest_name,
     place_of,
+    trained_elsewhere,
+    trained_with_comments,
 )
 from reflectkit.stages.tuning.distributed import shared_run, start_processes
+from reflectkit.stages.tuning.estimate import plan_report
 from reflectkit.stages.tuning.launching import check_launch, launched
 from reflectkit.stages.tuning.rl_config import RLConfig as RLConfig
-from reflectkit.stages.tuning.rlft_plan import plan_of
 from reflectkit.stages.tuning.rlft_problems import check_prompts, levels_of, validation_of
-from reflectkit.stages.tuning.rlft_records import history_of, keep_episodes, with_rows
+from reflectkit.stages.tuning.rlft_records import history_of, keep_episodes, restore_episodes, with_rows
 from reflectkit.stages.tuning.rlft_resuming import resumed_trainer
+from reflectkit.stages.tuning.rlft_trainer import trainer_of
 from reflectkit.stages.tuning.trackers import require_trackers, tracking
 
 if TYPE_CHECKING:
     from reflectkit.rl.loop import Level, Trainer
+    from reflectkit.rl.processes import Processes
 
 EXAMPLES = (
     "reflectkit rlft --env taxi --load-dir results/taxi-tiny/policy/checkpoint-250 --reflect-load-dir"
@@ -55,6 +66,8 @@ EXAMPLES = (
     " results/taxi-tiny/reflector/checkpoint-700 --train-reflector 2",
 )
 TRAITS = Traits(trains=True, makes_arm=True)
+JOURNAL = "reflector.jsonl"
+"""The answers of a chat model that comments, in the run's folder."""
 
 
 @memory_explained("lower --width or --max-tokens-per-batch, or use --lora-r, --quantize or a smaller model")
@@ -73,6 +86,10 @@ def run(config: RLConfig, progress: Progress) -> Report:
         hub_options(config.policy.start)  # whether it can be fetched is known before torch is imported
     progress.news(f"rlft ({config.algo.name}): loading torch for {counted(len(tasks), 'problem')} of {source}")
     levels = levels_of(config, tasks, source)
+    if config.chat_reflector is not None:
+        if config.chat.dry_run:
+            return _estimate(config, config.chat_reflector, levels, validation_of(config, source), progress)
+        key_of(config.chat_reflector)
     processes = start_processes(config.policy.device, config.run.threads)
     if processes.sharded and config.reflector.share_base:
         raise ConfigError(
@@ -94,30 +111,40 @@ def run(config: RLConfig, progress: Progress) -> Report:
         )
         policy = config.policy.load_dir and newest_checkpoint(config.policy.load_dir)
         config = with_values(config, model=model, load_dir=policy, reflect_load_dir=reflector)
+    for text in _warnings(config):
+        progress.news(f"warning: {text}")
     models = [path for path in (config.policy.load_dir, *model_folders([reflector]), config.resume_from) if path]
     if Path(config.policy.model).is_dir() and config.policy.model:
         models.append(Path(config.policy.model))
     check_prompts(config, levels)
     if config.checkpoints.plan:
-        return plan_of(config, levels, processes, progress)
+        return _plan(config, levels, processes, progress)
     held_out = [source.with_name("validate.json")] if config.validate_steps else []
-    with shared_run(
-        "rlft",
-        config,
-        [
-            source,
-            *held_out,
-            *models,
-            *config.setup.input_files(tasks),
-            *config.algo.code_files,
-            *config.sampler.comment_files(config.setup.folder),
-        ],
-        processes,
-    ) as current:
+    with (
+        shared_run(
+            "rlft",
+            config,
+            [
+                source,
+                *held_out,
+                *models,
+                *config.setup.input_files(tasks),
+                *config.algo.code_files,
+                *config.sampler.code_files,
+                *config.sampler.comment_files(config.setup.folder),
+            ],
+            processes,
+        ) as current,
+        contextlib.ExitStack() as stack,
+    ):
         if current.done:
             return current.done
+        chat = None
+        if config.chat_reflector is not None:
+            client = stack.enter_context(_client(config, config.chat_reflector, current.folder, progress))
+            chat = ChatReflector(client)
         settings = identifying(config) | {"problems": digest(source)}
-        trainer = resumed_trainer(config, levels, current.folder, settings, processes, progress)
+        trainer = resumed_trainer(config, levels, current.folder, settings, processes, progress, chat)
         progress.news(f"rlft ({config.algo.name}): {counted(len(tasks), 'problem')} of {source} → {current.folder}")
         try:
             target = _loop(config, trainer, validation_of(config, source), current.folder, settings, progress)
@@ -134,11 +161,68 @@ def run(config: RLConfig, progress: Progress) -> Report:
             "return": fmean(row["return"] for row in last) if last else None,
         }
         current.tables.append(figures_table(f"RL in {target} (rates: last tenth, training problems)", "value", figures))
-        if asked := config.setup.asked(progress):
+        asked = config.setup.asked(progress)
+        if chat is not None:
+            asked |= {f"reflector {chat.client.endpoint}": chat.client.usage}
+        if asked:
             figures["asked"] = asked
         if not processes.first:
             return Report("rlft", current.folder, figures, (target,))
         return current.finish(figures, [target, current.folder / "metrics.jsonl"])
+
+
+def _plan(config: RLConfig, levels: list[Level], processes: Processes, progress: Progress) -> Report:
+    """What training takes in one process, by arithmetic."""
+    trainer = trainer_of(config, levels, None, processes, progress)
+    trainer.close()
+    learner, reflector = trainer.learner, trainer.agent.reflector
+    reflecting = getattr(reflector and reflector.sampler, "player", None)
+    others = (learner.critic, reflecting and reflecting.model, learner.reference and learner.reference.copy)
+    tokens = {"tokens_a_pass": config.max_tokens_per_batch, "episodes": config.max_steps * config.episodes}
+    return plan_report(
+        "rlft",
+        config.run.results_dir,
+        [learner.player.model, *(model for model in others if model is not None)],
+        config.optim.optimizer,
+        config.max_tokens_per_batch,
+        recompute=config.gradient_checkpointing,
+        tokens=tokens,
+    )
+
+
+@contextlib.contextmanager
+def _client(config: RLConfig, endpoint: Endpoint, folder: Path, progress: Progress) -> Iterator[ChatClient]:
+    """The client of a chat model that comments, with its journal in the run's folder."""
+    with config.chat.client_at(endpoint, folder / JOURNAL, temperature=config.reflector.temperature) as client:
+        report_damage(client, progress)
+        yield client
+
+
+def _estimate(
+    config: RLConfig, endpoint: Endpoint, levels: Sequence[Level], validation: Level | None, progress: Progress
+) -> Report:
+    """What the comments of a chat model would cost."""
+    count = config.max_steps * config.episodes / len(levels)
+    parts = [
+        (names[-1], level.tasks, count)
+        for names, level in zip(config.curriculum.stages(config.env.kind.levels[-1]), levels, strict=True)
+    ]
+    if validation is not None:
+        times = -(-config.max_steps // config.validate_steps)
+        parts.append((validation.name, validation.tasks, times * len(validation.tasks)))
+    return estimate_comments("rlft", config, endpoint, parts, progress)
+
+
+def _warnings(config: RLConfig) -> list[str]:
+    """What the policy and the reflector were trained for, where that is not what they do here."""
+    start, reflector = Path(config.policy.start), config.reflector.load_dir
+    commented, texts = trained_with_comments(start), []
+    if commented and reflector is None:
+        recorded = model_facts(start).get("reflector") or "REFLECTOR"
+        texts.append(f"{start} was trained with comments but plays without; add --reflect-load-dir {recorded}")
+    if commented is False and reflector is not None:
+        texts.append(f"{start} was trained without comments but plays with them; leave out --reflect-load-dir")
+    return texts + trained_elsewhere(config.env.name, (start, reflector))
 
 
 def _loop(
@@ -159,7 +243,8 @@ def _loop(
         figures_lost = f"the figures of {counted(lost, 'update')} are lost"
         progress.news(f"{metrics}: {figures_lost}, though what they learned is not; --force trains again")
     if processes.first:
-        write_jsonl(metrics, history)
+        rewrite(metrics, history)
+        restore_episodes(folder / "episodes.jsonl", trainer.step, progress)
     facts = {"env": config.env.name, "reflector": str(config.reflector.load_dir) if config.reflector.load_dir else None}
     target = folder / f"checkpoint-{trainer.step}"
     title = "Reflect-RL" if config.reflector.load_dir else "SFT + RL"
@@ -174,9 +259,9 @@ def _loop(
             history.append(figures)
             due = trainer.step % config.checkpoints.save_steps == 0 or trainer.step == config.max_steps
             if processes.first:
-                write_jsonl(metrics, history)
+                append(metrics, [figures], sync=due)
             if due and config.keep_episodes and processes.first:
-                keep_episodes(config, trainer, folder / "episodes.jsonl", progress)
+                keep_episodes(config, trainer, folder / "episodes.jsonl")
             if due:
                 target = checkpoint.save(folder, trainer, settings, facts, config.checkpoints.keep_checkpoints)
                 processes.wait()

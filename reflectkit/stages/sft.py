@@ -7,6 +7,7 @@ off. A killed run resumes from its last trainer checkpoint with valid checksums.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,14 +20,14 @@ from reflectkit.core.memory import memory_explained
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.runs import has_finished, open_run
 from reflectkit.core.text import counted
-from reflectkit.data.sft import form_of, read_rows
+from reflectkit.data.sft import Row, form_of, read_rows
 from reflectkit.models.hub import TINY, hub_options
 from reflectkit.stages import Traits
 from reflectkit.stages.shared.environments import model_source
 from reflectkit.stages.shared.players import newest_name
 from reflectkit.stages.tuning.encoding import tokenised
+from reflectkit.stages.tuning.estimate import plan_report
 from reflectkit.stages.tuning.sft_config import SFTConfig as SFTConfig
-from reflectkit.stages.tuning.sft_plan import plan_of
 from reflectkit.stages.tuning.sft_player import encoded_rows, inputs_of, player_of, tiny_tokenizer, with_steps
 from reflectkit.stages.tuning.sft_trainer import train
 from reflectkit.stages.tuning.trackers import require_trackers
@@ -60,7 +61,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
     start = config.model if config.model in TINY else newest_name(config.model)
     config = with_values(config, model=model_source(start, config.run.data_dir, progress))
     if config.checkpoints.plan:
-        return plan_of(config, source, rows, progress)
+        return _plan(config, source, rows, progress)
     with open_run("sft", config, inputs_of(config, source)) as current:
         if current.done:
             return current.done
@@ -93,6 +94,28 @@ def run(config: SFTConfig, progress: Progress) -> Report:
         }
         current.tables.append(figures_table(f"SFT ({config.role}) in {target}", "value", figures))
         return current.finish(figures, [target])
+
+
+def _plan(config: SFTConfig, source: Path, rows: Sequence[Row], progress: Progress) -> Report:
+    """What training takes, by arithmetic."""
+    player = player_of(config, source, rows)
+    lengths = [len(row["input_ids"]) for row in encoded_rows(config, source, rows, player, progress)]
+    steps = with_steps(config, len(lengths)).max_steps
+    mean = sum(lengths) / len(lengths)
+    return plan_report(
+        "sft",
+        config.run.results_dir,
+        [player.model],
+        config.optim.optimizer,
+        config.batch_size // config.gradient_accumulation * max(lengths),
+        recompute=config.gradient_checkpointing,
+        tokens={
+            "longest_row": max(lengths),
+            "tokens_an_update": round(config.batch_size * mean),
+            "steps": steps,
+            "tokens": round(steps * config.batch_size * mean),
+        },
+    )
 
 
 def is_finished(config: SFTConfig) -> bool:

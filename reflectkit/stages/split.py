@@ -2,7 +2,8 @@
 repository, a game) in one split.
 
 If tasks are set in rooms, some rooms can be held out first with all their tasks. A problem that comes with a split of
-its own, as a benchmark's, stays in it.
+its own, as a benchmark's, stays in it, except with `--by question`. A file of problems is never replaced by an empty
+one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.folders import RunConfig, write_permission
-from reflectkit.core.jsonl import write_json
+from reflectkit.core.jsonl import read_json, write_json
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import generator
@@ -102,7 +103,7 @@ def run(config: SplitConfig, progress: Progress) -> Report:
         unseen = _unseen_rooms(set(room_of.values()), config, source)
         held_out = [record for record in records if room_of[record.task.id] in unseen]
         records = [record for record in records if room_of[record.task.id] not in unseen]
-        own = {record.task.id: split_of(config.env, record.task) for record in records}
+        own = {record.task.id: "" if by == "question" else split_of(config.env, record.task) for record in records}
         free = [record for record in records if not own[record.task.id]]
         if by == "repo":
             sizes = Counter(group_of[record.task.id] for record in free)
@@ -121,6 +122,9 @@ def run(config: SplitConfig, progress: Progress) -> Report:
         parts: dict[str, list[Record]] = {name: [] for name in NAMES}
         for record in records:
             parts[own[record.task.id] or name_of_group[group_of[record.task.id]]].append(record)
+        for name, part in parts.items():
+            if not part:
+                _refuse_emptying(config, config.setup.folder / f"{name}.json", source, come_with_splits=not free)
         (config.setup.folder / f"{UNSEEN}.json").unlink(
             missing_ok=True
         )  # of an earlier split; its rooms may be in this one's training split
@@ -141,6 +145,18 @@ def run(config: SplitConfig, progress: Progress) -> Report:
             Table(f"Split of {source}", ("split", "groups", "tasks", "with demonstration"), tuple(rows))
         )
         return current.finish(figures, outputs)
+
+
+def _refuse_emptying(config: SplitConfig, path: Path, source: Path, *, come_with_splits: bool) -> None:
+    """Raises ConfigError if `path`, which would get no problems, has some."""
+    if not path.is_file() or not (kept := len(read_json(path))):
+        return
+    why = "whose problems come with their splits" if come_with_splits else f"with --ratio {config.ratio}"
+    other = "add --by question" if "question" in config.setup.kind.split_by else "use another --ratio"
+    raise ConfigError(
+        f"{path} has {counted(kept, 'problem')} and would get none from {source}, {why}; {other}, or move that file"
+        " away"
+    )
 
 
 def _unseen_rooms(rooms: AbstractSet[str], config: SplitConfig, source: Path) -> frozenset[str]:

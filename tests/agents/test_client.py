@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import signal
 import time
@@ -15,13 +16,14 @@ import pytest
 
 from reflectkit.agents.budget import Budget
 from reflectkit.agents.client import ChatClient, open_client
-from reflectkit.agents.endpoints import ApiError, Endpoint, parse_endpoint
+from reflectkit.agents.endpoints import ApiError, Endpoint, NoAccessError, parse_endpoint
 from reflectkit.agents.exchange import Request
 from reflectkit.agents.journal import open_journal
 from reflectkit.agents.prices import Prices, prices_of
 from reflectkit.agents.transport import retry_after_s
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.eventloop import wait_for
+from reflectkit.core.keys import masked, without_keys
 from reflectkit.core.types import Message
 from tests.server import Server, completion, serve
 
@@ -594,6 +596,55 @@ def test_a_server_that_echoes_the_key_does_not_get_it_into_a_file(
     assert KEY not in (tmp_path / "journal.jsonl").read_text()
 
 
+@pytest.mark.parametrize("filler", range(288, 301))
+def test_a_key_across_a_cut_leaves_no_part_of_it(
+    filler: int, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error and an answer that is none, each cut within the key, and an answer that ends there."""
+    monkeypatch.setenv("LOCAL_API_KEY", KEY)
+    page = f"{'x' * filler}{KEY} and more"
+    server.faults = [("status", 400, {}, page), ("raw", page.encode()), ("json", completion(page[: filler + 20]))]
+    with pytest.raises(ApiError) as refused:
+        ask(server, tmp_path, requests())
+    (outcome,), client = ask(server, tmp_path, requests())
+    for text in (str(refused.value), outcome.value, (tmp_path / "journal.jsonl").read_text()):
+        assert KEY[:8] not in text
+    assert client.calls == 2
+
+
+def test_of_an_error_message_the_key_goes_before_the_white_space(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_API_KEY", KEY)
+    server.faults = [("status", 400, {}, {"message": f"key{' ' * 1977}{KEY}"})]
+    with pytest.raises(ApiError) as refused:
+        ask(server, tmp_path, requests())
+    assert KEY[:8] not in str(refused.value)
+
+
+@pytest.mark.parametrize("part", [KEY, KEY[:8], KEY[:-1], KEY[1:], KEY[-8:]])
+def test_parts_of_a_key_are_removed_from_messages_and_from_the_ends_of_answers(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_API_KEY", KEY)
+    assert masked(f"with {part}, not") == "with [key], not"
+    assert part not in without_keys(f"it is {part}" if KEY.startswith(part) else f"{part} is it")
+    assert without_keys(f"so {KEY[:7]} stays") == masked(f"so {KEY[:7]} stays") == f"so {KEY[:7]} stays"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip", "br", "no-such"])
+def test_what_is_compressed_is_not_read(server: Server, tmp_path: Path, encoding: str) -> None:
+    """Of an error no body is needed; answers that cannot be read end the run."""
+    bomb = gzip.compress(gzip.compress(bytes(2**20)))
+    server.faults = [("sent", 503, {"Content-Encoding": encoding, "Retry-After": "0"}, bomb)]
+    outcomes, _ = ask(server, tmp_path, requests())
+    assert outcomes[0].value == "echo item0"
+    assert {headers["Accept-Encoding"] for headers in server.headers} == {"identity"}
+    server.faults = [("sent", 200, {"Content-Encoding": encoding}, bomb)]
+    with pytest.raises(NoAccessError, match=f"encoded \\({encoding}\\)"):
+        ask(server, tmp_path, requests(1, "other"))
+
+
 def test_of_an_error_no_more_is_read_than_of_an_answer(server: Server, tmp_path: Path) -> None:
     """The server would never stop: it is left at the limit, and asked again."""
     server.faults = [("endless", 500, {"Retry-After": "0"})]
@@ -654,19 +705,18 @@ def test_settings_of_the_environment_that_cannot_be_used_are_named(
     assert not server.requests
 
 
-def test_an_address_in_the_environment_is_neither_used_nor_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who set it would not want prompts and key to go to OpenAI, and who did not notice it would not want them to go
-    there.
-    """
+def test_an_address_in_the_environment_is_where_openai_models_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "https://gateway.example/v1")
-    with pytest.raises(
-        ConfigError, match="OPENAI_BASE_URL is set, which is not used here; give that address as --base-url"
-    ):
-        parse_endpoint("openai:m", None)
-    assert parse_endpoint("openai:m", "https://gateway.example/v1").base_url == "https://gateway.example/v1"
+    assert parse_endpoint("openai:m", None).base_url == "https://gateway.example/v1"
+    assert parse_endpoint("openai:m", "https://other.example/v1").base_url == "https://other.example/v1"
     assert parse_endpoint("local:m", None).base_url == "http://localhost:1234/v1"
+    assert parse_endpoint("azure:m", None).base_url is None
     monkeypatch.setenv("OPENAI_BASE_URL", "https://api.openai.com/v1/")
     assert parse_endpoint("openai:m", None).base_url is None
+    monkeypatch.setenv("OPENAI_BASE_URL", f"https://u:{KEY}@x.example/v1")
+    with pytest.raises(ConfigError, match="OPENAI_BASE_URL must not hold a user, key or query") as caught:
+        parse_endpoint("openai:m", None)
+    assert KEY not in str(caught.value)
 
 
 @pytest.mark.parametrize("address", ["my-resource", "http://[::1", f"https://u:{KEY}@x.openai.azure.com"])

@@ -39,16 +39,16 @@ def test_help_imports_no_stage() -> None:
     loaded = set(done.stdout.splitlines()[-1].split())
     assert {name for name in loaded if name.partition(".")[0] == "reflectkit"} == {
         "reflectkit", "reflectkit.version", "reflectkit.cli", "reflectkit.cli.main", "reflectkit.cli.app",
-        "reflectkit.cli.completion", "reflectkit.cli.screen", "reflectkit.core", "reflectkit.core.errors",
+        "reflectkit.cli.screen", "reflectkit.core", "reflectkit.core.errors",
         "reflectkit.core.text", "reflectkit.stages",
     }  # fmt: skip
     assert not loaded & {"gymnasium", "numpy", "yaml", "pydantic", "asyncio", "multiprocessing", "torch"}
-    assert all(f" {name} " in done.stdout for name in ("play", "gen-trajectory", "bench", "list"))
+    assert all(f" {name} " in done.stdout for name in ("play", "gen-trajectory", "list"))
 
 
 def test_an_unknown_flag_names_the_command_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sft", "--rounds", "3"]) == 2
-    assert "`reflectkit bench` has it" in capsys.readouterr().err
+    assert main(["sft", "--reach", "3"]) == 2
+    assert "`reflectkit plot` has it" in capsys.readouterr().err
 
 
 def test_only_one_place_prints() -> None:
@@ -82,6 +82,21 @@ def test_a_path_and_a_traceback_cannot_steer_the_terminal(tmp_path: Path, capsys
     told += capsys.readouterr().err
     assert "Traceback" in told
     assert not set(told) & {"\x1b", "\x07", "\u202e"}
+
+
+def test_neither_an_error_nor_a_traceback_shows_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key := "sk-very-secret-key-0123456789")
+    text = "from reflectkit.envs.corridor import Corridor\n\nclass Telling(Corridor):\n    def step(self, action):\n"
+    raising = f"        try:\n            raise KeyError('{key}')\n        except KeyError as error:\n"
+    (tmp_path / "telling_keys.py").write_text(f"{text}{raising}            raise ValueError('{key[:20]}') from error\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["--traceback", "play", "--env", "telling_keys:Telling", "--policy", "oracle", "--auto"]) == 2
+    told = capsys.readouterr()
+    assert "KeyError" in told.err
+    assert key[:8] not in told.out + told.err
 
 
 @pytest.mark.parametrize(
@@ -163,7 +178,9 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     assert b"ulimit -f" in done.stderr
 
 
-@pytest.mark.parametrize("statement", ["raise BrokenPipeError(32, 'gone')", "raise EOFError", "raise SystemExit(0)"])
+@pytest.mark.parametrize(
+    "statement", ["raise BrokenPipeError(32, 'gone')", "raise EOFError", "raise SystemExit(0)", "raise BaseException"]
+)
 def test_an_environment_cannot_end_the_command_without_a_word(
     statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,6 +191,18 @@ def test_an_environment_cannot_end_the_command_without_a_word(
     monkeypatch.syspath_prepend(tmp_path)
     assert main(["play", "--env", f"{name}:Leaving", "--policy", "oracle", "--auto"]) == 2
     assert f"{name}.py, line 5" in capsys.readouterr().err
+
+
+def test_metadata_of_a_package_that_is_not_text(tmp_path: Path) -> None:
+    """Libraries read that of all packages: no matter for what needs none of them, and one line elsewhere."""
+    (tmp_path / "a-1.0.dist-info").mkdir()
+    (tmp_path / "a-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff")
+    path = {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(PACKAGE.parent)))}
+    assert started("play", "--env", "taxi", "--policy", "oracle", "--auto", env=path, cwd=tmp_path).returncode == 0
+    path["PYDANTIC_DISABLE_PLUGINS"] = ""
+    done = started("play", "--env", "taxi", "--policy", "oracle", "--auto", env=path, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
+    assert b"a-1.0.dist-info: its entry_points.txt is not UTF-8" in done.stderr
 
 
 PRESS = "import os, signal, threading, time\nthreading.Timer(0, os.kill, (os.getpid(), signal.SIGINT)).start()\n"

@@ -91,6 +91,34 @@ def test_after_patience_those_who_wait_go_on_without_the_late_one() -> None:
     assert batches == [[0], [0], [0], [1], [1], [1]]  # nobody waited for 1, and it for nobody
 
 
+def test_two_tables_that_share_batchers_do_not_hold_each_other_up() -> None:
+    """As play and validation in one loop: the first serves the second's comments, whose player then wants an action."""
+    comments: Batcher[int, int] = Batcher(lambda items: items, 0)
+    actions: Batcher[int, int] = Batcher(lambda items: items, 1)
+
+    async def play() -> list[int]:
+        one, other = Table(60), Table(60)
+        last = asyncio.Event()
+
+        async def player(table: Table, episode: int) -> int:
+            seat = table.join()
+            if episode == 2:
+                await last.wait()
+                answer = await actions.ask(episode)
+            else:
+                answer = await comments.ask(episode)
+                last.set()
+            if episode == 1:
+                answer = await actions.ask(episode)
+            table.leave(seat)
+            return answer
+
+        players = [asyncio.create_task(player(table, n)) for n, table in enumerate((one, other, other))]
+        return list(await asyncio.wait_for(asyncio.gather(*players), 10))
+
+    assert wait_for(play()) == [0, 1, 2]
+
+
 def test_an_error_reaches_everybody_in_the_batch_and_the_next_batch_works() -> None:
     def work(items: list[int]) -> list[int]:
         if 13 in items:

@@ -14,21 +14,33 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from reflectkit.core.stats import by_cluster, flips, mean_interval, paired, pass_all, pass_at, rate_interval
-from reflectkit.stages.shared.effects import Effect
+from reflectkit.core.stats import (
+    adjusted,
+    amount_interval,
+    by_cluster,
+    flips,
+    mean_interval,
+    mean_p,
+    paired,
+    pass_all,
+    pass_at,
+    rate_interval,
+)
 from reflectkit.stages.shared.eval_tables import (
     ablations_table,
     csv_text,
     differences,
+    differences_over_seeds,
     differences_table,
     figures_of,
     figures_tables,
     pooled,
+    ranges_of,
     row,
-    shares_of,
     table,
 )
-from reflectkit.stages.shared.seeds import seed_differences
+from reflectkit.stages.shared.seeds import seed_differences, seed_differences_table
+from research.effects import Effect
 
 
 def test_equal_outcomes_are_worth_one_task_a_cluster() -> None:
@@ -45,6 +57,16 @@ def test_equal_outcomes_are_worth_one_task_a_cluster() -> None:
     low, high = rate_interval([[1.0] * size for size in (1, 2, 3, 4)])
     assert high == 1.0
     assert 1 - beta_above(1 - low, 0.5, 100 / 30 * (1.95996 / 3.18245) ** 2 + 0.5) == pytest.approx(0.975, abs=1e-4)
+
+
+@pytest.mark.parametrize("clusters", range(2, 40))
+def test_equal_outcomes_divide_nothing_by_zero(clusters: int) -> None:
+    """Of 18 clusters, the weight of the prior was minus that of the data."""
+    with np.errstate(divide="raise", invalid="raise"):
+        low, high = rate_interval([[0.3]] * clusters)
+        found = paired({str(n): 1.0 for n in range(clusters)}, {str(n): 0.7 for n in range(clusters)}, draws=50)
+    assert low < 0.3 < high
+    assert found.low < found.high
 
 
 def beta_above(limit: float, a: float, b: float, steps: int = 200_000) -> float:
@@ -103,6 +125,48 @@ def test_a_mean_without_bounds_has_a_t_interval_of_its_clusters() -> None:
     """
     low, high = mean_interval([[2.0], [4.0], [4.0, 5.0]])
     assert (low, high) == pytest.approx((3.75 - 3.0543, 3.75 + 3.0543), abs=1e-4)
+
+
+def test_what_cannot_be_negative_has_an_interval_above_0() -> None:
+    """The same 3.75 and 3.0543: from 3.75 / e^(3.0543 / 3.75) to 3.75 e^(3.0543 / 3.75)."""
+    low, high = amount_interval([[2.0], [4.0], [4.0, 5.0]])
+    assert (low, high) == pytest.approx((3.75 / 2.25795, 3.75 * 2.25795), rel=1e-4)
+    assert mean_interval([[0.0], [1.0], [200.0]])[0] < 0 < amount_interval([[0.0], [1.0], [200.0]])[0]
+    assert amount_interval([[0.0]] * 3) == (0.0, 0.0)
+    assert amount_interval([[3.0, 4.0]]) == (-math.inf, math.inf)
+
+
+def test_the_p_of_a_mean_is_students() -> None:
+    values = [0.3, -0.1, 0.4, 0.2]
+    assert mean_p([[value] for value in values]) == pytest.approx(scipy.stats.ttest_1samp(values, 0).pvalue)
+    assert [mean_p([[value]] * 3) for value in (0.0, 2.0)] == [1.0, 0.0]
+    assert mean_p([[2.0]]) == 1.0
+
+
+def test_adjusted_p_values_are_scipys() -> None:
+    chance = random.Random(0)
+    for count in (1, 2, 11, 40):
+        p_values = [round(chance.random() ** 3, 2) for _ in range(count)]  # with ties
+        assert adjusted(p_values) == pytest.approx(scipy.stats.false_discovery_control(p_values))
+    assert adjusted([]) == []
+
+
+@pytest.mark.parametrize(("players", "has_them"), [(5, False), (6, True)])
+def test_tables_of_more_than_ten_comparisons_adjust_their_p(players: int, has_them: bool) -> None:
+    """Five players are ten pairs, six are fifteen."""
+    names = [f"p{number}" for number in range(players)]
+    played = [episode(name, str(task), task < 4 * n, {}) for n, name in enumerate(names) for task in range(20)]
+    for shown in (
+        differences_table(differences(played), "success"),
+        seed_differences_table(seed_differences({"": [played] * 3})),
+    ):
+        headings = [name for name in shown.columns if name.startswith("p, adjusted")]
+        assert bool(headings) == has_them
+        if has_them:
+            p, after = (
+                [float(cells[shown.columns.index(name)]) for cells in shown.rows] for name in ("p", headings[0])
+            )
+            assert after == pytest.approx(list(scipy.stats.false_discovery_control(p)), rel=0.02)
 
 
 @pytest.mark.parametrize("unit", [1e-20, 1.0, 1e90])
@@ -306,6 +370,22 @@ def test_seeds_share_the_clusters_of_their_tasks() -> None:
     assert "pass_at" not in found
 
 
+def test_differences_over_seeds_reach_to_the_t_interval_of_seeds() -> None:
+    """The same 40 tasks on three seeds, of which a wins 30, 20 and 10 and b none: 0.5, t 4.30265 · 0.25 / √3."""
+    seeds = [
+        [episode(name, str(task), name == "a" and task < wins, {"tokens": 5.0}) for name in names for task in range(40)]
+        for names, wins in (("ab", 30), ("ba", 20), ("ab", 10))
+    ]
+    one = next(one for one in differences_over_seeds(seeds) if one["figure"] == "success")
+    assert (one["low"], one["high"]) == (pytest.approx(0.5 - 0.621034, abs=1e-4), 1.0)
+    assert one["p"] == pytest.approx(scipy.stats.ttest_1samp([0.25, 0.5, 0.75], 0).pvalue)
+    narrow = next(one for one in differences([episode for seed in seeds for episode in seed]))
+    assert narrow["low"] > 0.2
+    assert differences_over_seeds(seeds[:1]) == differences(seeds[0])
+    apart = [[one for one in seeds[0] if one["name"] == name] for name in "ab"]  # not seeds, but players
+    assert differences_over_seeds(apart) == differences(seeds[0])
+
+
 def test_many_clusters_and_large_values() -> None:
     """A sign is a byte; 0.1 % of 5,000 tasks differ in each direction, and squares of 1e200 are not taken."""
     signs_DC, every = flips(np.ones(5000), 4000)
@@ -344,9 +424,9 @@ def test_a_moved_end_is_of_all_sign_patterns() -> None:
 def test_a_figure_is_a_share_if_each_episode_has_one() -> None:
     """Two tries of each task, 0 and 2 tokens: the means are 1, the values no shares."""
     played = [{"task": str(task), "figures": {"tokens": float(tokens)}} for task in range(6) for tokens in (0, 2)]
-    assert figures_of(played, {}, shares_of(played))["tokens"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
+    assert figures_of(played, {}, ranges_of(played))["tokens"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
     shares = [one | {"figures": {"share": 1.0}} for one in played]
-    assert figures_of(shares, {}, shares_of(shares))["share"]["low"] < 0.8
+    assert figures_of(shares, {}, ranges_of(shares))["share"]["low"] < 0.8
 
 
 def test_rounding_decides_no_verdict() -> None:
@@ -360,7 +440,7 @@ def test_rounding_decides_no_verdict() -> None:
         (1.0, 3.0 + noise, "helps, by less than 3 points"),
         (-10.0, -0.01, "harms"),
     ):
-        assert Effect("T", "a", "b", "success", "full", low, low, high, 3, 9, low, high).word == word
+        assert Effect("T", "a", "b", "success", "full", low, low, high, 3, 9).word == word
 
 
 def test_seeds_of_one_difference_have_the_interval_over_tasks() -> None:

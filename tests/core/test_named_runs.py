@@ -218,6 +218,36 @@ def test_a_run_that_fails_at_once_gives_back_what_force_replaced(tmp_path: Path,
     assert [path.name for path in made.folder.parent.iterdir()] == ["policy"]
 
 
+def test_another_host_keeps_what_a_running_force_may_have_to_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host or container that shares the folder has process numbers of its own: ours mean nothing there."""
+    make(tmp_path, name="a")
+
+    def no_such_process(process: int, signal: int) -> None:
+        raise ProcessLookupError
+
+    def failing() -> None:
+        with runs.open_run("sft", build(Example, {"results_dir": tmp_path, "name": "a", "force": True}, "")):
+            with monkeypatch.context() as there:
+                there.setattr("os.kill", no_such_process)
+                make(tmp_path, name="b")
+            raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no"):
+        failing()
+    assert make(tmp_path, name="a").skipped
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_what_a_killed_process_left_is_removed_whatever_its_number(tmp_path: Path) -> None:
+    left = tmp_path / ".reflectkit-tmp-run-1"  # a container's first process, killed
+    left.mkdir()
+    (left / ".lock").touch()
+    make(tmp_path, name="a")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 def test_who_waits_for_a_run_that_fails_makes_its_own(tmp_path: Path) -> None:
     """The second waits for the first's folder, which is gone when the first has failed."""
     settings = build(Example, {"results_dir": tmp_path}, "example")

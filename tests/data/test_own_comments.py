@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from reflectkit.data.own_comments import (
+from research.own_comments import (
     FIELDS,
     Judged,
     chosen,

@@ -531,7 +531,7 @@ def test_the_oldest_goes_first_and_the_newest_stays_whole(root: Path, tasks: lis
 
 def test_bench_plays_games_that_it_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["bench", "env", "--env", "alfworld", "--steps", "30"]) == 0
+    assert main(["benchmarks.bench", "env", "--env", "alfworld", "--steps", "30"]) == 0
     figures = json.loads(next(tmp_path.glob("results/*_bench/report.json")).read_text())["figures"]
     assert figures["resets"] == 5  # one a round: six steps win no game
     assert figures["steps_per_cpu_second_16_at_once"] > 0

@@ -87,7 +87,8 @@ def test_costs_are_the_papers(repos: Path) -> None:
     results = [take(env, command) for command in ("cd app", "cd rules", "id fees.py")]
     assert [result.info["cost"] for result in results] == [1, 1, 1 - 15]
     assert [result.reward for result in results] == [-1 / 15, -1 / 15, 14 / 15]
-    assert results[-1].info | {"cost": 0} == {"answer": "app/rules/fees.py", "cost": 0, "success": True}
+    assert results[-1].info["success"]
+    assert results[-1].info["answer"] == "app/rules/fees.py"
     wrong = take(start(repos), "id README.md")
     assert wrong.info["cost"] == 1 + 15
     assert not wrong.info["success"]
@@ -334,6 +335,29 @@ def test_teacher_answers_count_only_on_request(repos: Path) -> None:
         env: Any = Watched(repos, accept_teacher_answers=accept)
         env.reset(task, 0)
         assert take(env, "id README.md").info["success"] is expected
+
+
+@pytest.mark.parametrize("target", ["app/rules/fees.py", "docs/guide.md"])
+def test_the_keyword_player_goes_by_the_questions_words_and_not_by_the_target(repos: Path, target: str) -> None:
+    """It reads what is in the root, whose names have neither "late" nor "fee"; app/fees.py has one of the two words,
+    app/rules/fees.py both.
+    """
+    env = start(repos, target)
+    done = []
+    while not env.over:
+        done.append(env.choices[env.baseline("keyword")])
+        last = take(env, done[-1])
+    assert done == [
+        "cat README.md",
+        "cat setup notes.txt",
+        "cd app",
+        "cat fees.py",
+        "cd rules",
+        "cat fees.py",
+        "id fees.py",
+    ]
+    assert last.info["success"] is (target == "app/rules/fees.py")
+    assert last.info["figures"] == {"named": 1.0}
 
 
 def test_oracle_takes_the_shortest_way_from_anywhere(repos: Path) -> None:

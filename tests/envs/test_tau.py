@@ -325,7 +325,7 @@ def test_calls_that_cannot_be_executed_are_told_to_the_agent(
 @pytest.mark.parametrize(
     "action",
     [
-        ToolUse("", (ToolCall("find_user", {"name": "Ann"}),) * 2),
+        ToolUse("", (ToolCall("find_user", {"name": "Ann"}),), ("call 2: no tool named fly",)),
         ToolUse("fly", errors=("call 1: no tool named fly",)),
         "find_user {}",
         "",
@@ -337,6 +337,21 @@ def test_refused_actions_execute_nothing(action: ToolUse | str) -> None:
     assert result.info["refused"] >= 1
     assert "nothing was executed" in result.observation.messages[-1].content
     assert env.note() == "mistake"
+
+
+@pytest.mark.parametrize("several", ["first", "refuse"])
+def test_of_several_calls_the_first_is_carried_out_or_none(several: str) -> None:
+    env = Tau(Talker(), horizon=30, **({} if several == "first" else {"several_calls": several}))
+    result_of(env.reset(named("retail-train-0"), 0))
+    calls = (ToolCall("find_user", {"name": "Ann"}), *[ToolCall("find_user", {"name": "Bob"})] * 2)
+    result = played(env, ToolUse("…", calls))
+    tools = [message for message in result.observation.messages if message.role == "tool"]
+    if several == "first":
+        assert (result.info["refused"], [message.content for message in tools]) == (2, ["ann"])
+    else:
+        assert (result.info["refused"], "nothing was executed" in tools[0].content) == (3, True)
+    with pytest.raises(ConfigError, match="--several-calls"):
+        Tau(several_calls="all")
 
 
 def test_no_step_before_the_start_or_after_the_end() -> None:
@@ -406,6 +421,25 @@ def test_commands_from_problems_to_demonstrations(
     assert any(row["prompt"].endswith("Agent:") and "cancel_order" in row["completion"] for row in rows)
     capsys.readouterr()
     assert "env 'tau' needs a user for replies" in error_of(["evaluate", "--env", "tau", "--policy", "random"], capsys)
+
+
+def test_a_split_without_problems_does_not_replace_one_with_problems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Demonstrations of training tasks alone; with --by question they are divided, whatever split they come with."""
+    monkeypatch.chdir(tmp_path)
+    files = [Path(f"data/tau/{name}.json") for name in ("train", "validate", "test")]
+    assert main(["gen-task", "--env", "tau"]) == 0
+    assert main(["gen-trajectory", "--env", "tau", "--task-file", "data/tau/train.json"]) == 0
+    before = [path.read_bytes() for path in files]
+    capsys.readouterr()
+    assert "validate.json has 1 problem and would get none" in (said := error_of(["split", "--env", "tau"], capsys))
+    assert "--by question" in said
+    assert [path.read_bytes() for path in files] == before
+    assert main(["split", "--env", "tau", "--by", "question", "--ratio", "1:1:1"]) == 0
+    ids = [[record["id"] for record in json.loads(path.read_text())] for path in files]
+    assert list(map(len, ids)) == [1, 1, 1]
+    assert sorted(*zip(*ids, strict=True)) == generated()["train"]
 
 
 def test_a_chat_model_is_the_user(

@@ -9,7 +9,7 @@ import json
 import math
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,8 +30,10 @@ class Inference:
     root: what it says its path is. faults: what the next requests for tokens meet, first in first out: a status, "hang"
     (until `released`), "drop" (the connection), or "kill": the server goes away, forgets what it was given, and comes
     back after `away_s`. every: the same fault for each of them. processed: log-probabilities after the temperature.
-    adapters, logprobs, decodes: what it can do. tokenizer: another one than the player's. asked: the names of the
-    weights of each request for tokens. loaded: all that was ever loaded. busy: how often it was asked.
+    adapters, logprobs, decodes: what it can do. lie: changes the tokens, their log-probabilities and those of the
+    tokens asked for, each a list by place. keeps: of an adapter after the first, says that it is loaded, but has the
+    "old" one or the "base" in its place. tokenizer: another one than the player's. asked: the names of the weights of
+    each request for tokens. loaded: all that was ever loaded. busy: how often it was asked.
     """
 
     player: Player
@@ -43,6 +45,8 @@ class Inference:
     adapters: bool = True
     logprobs: bool = True
     decodes: bool = True
+    lie: Callable[[list[Any], list[Any], list[dict[Any, Any]]], None] | None = None
+    keeps: str = ""
     context: int = 512
     tokenizer: Any = None
     asked: list[str] = field(default_factory=list)
@@ -131,7 +135,11 @@ class Inference:
         if name in self.weights:
             return 400, {"error": {"message": f"The lora adapter '{name}' has already been loaded."}}
         try:
-            self.weights[name] = PeftModel.from_pretrained(copy.deepcopy(self._pristine), place).eval()
+            kept = {"old": [*self.weights.values()][-1:], "base": [self._pristine]}.get(self.keeps, [])
+            if self.loaded and kept:
+                self.weights[name] = kept[0]
+            else:
+                self.weights[name] = PeftModel.from_pretrained(copy.deepcopy(self._pristine), place).eval()
         except (OSError, ValueError) as error:
             return 500, {"error": {"message": f"Loading lora {name} failed: {error}"}}
         self.loaded.append(name)
@@ -144,16 +152,12 @@ class Inference:
         self.asked.append(name)
         model = self.weights.get(name, self._base)
         wanted = body.get("logprob_token_ids")
-        ids, rows = self._drawn(model, body["prompt"], body["max_tokens"], body["temperature"],
-            body.get("seed") or 0, set(body.get("stop_token_ids") or ()))  # fmt: skip
-        top = [
-            {f"token_id:{token}": max(float(row[token]), -9999.0) for token in [one, *(wanted or [])]}
-            for one, row in zip(ids, rows, strict=True)
-        ]
+        ids, logprobs, rows = self._said(model, body["prompt"], body["max_tokens"], body["temperature"],
+            body.get("seed") or 0, set(body.get("stop_token_ids") or ()), wanted or [])  # fmt: skip
         held = {
             "tokens": [f"token_id:{one}" for one in ids],
-            "token_logprobs": [float(row[one]) for one, row in zip(ids, rows, strict=True)],
-            "top_logprobs": top,
+            "token_logprobs": logprobs,
+            "top_logprobs": [{f"token_id:{token}": value for token, value in row.items()} for row in rows],
         }
         choice = {"text": "", "token_ids": ids, "finish_reason": "length", "logprobs": held if self.logprobs else None}
         return 200, {"choices": [choice], "model": name}
@@ -164,15 +168,28 @@ class Inference:
             return 400, {"error": {"message": f"Got LoRA adapter that has never been loaded: {name}"}}
         self.asked.append(name or self.base_version)
         model = self.weights[name] if name else self._base
-        ids, rows = self._drawn(model, body["input_ids"], sampling["max_new_tokens"], sampling["temperature"], 0,
-            set(sampling.get("stop_token_ids") or ()))  # fmt: skip
-        pairs = [[float(row[one]), one, None] for one, row in zip(ids, rows, strict=True)]
+        stops = set(() if sampling["ignore_eos"] else sampling.get("stop_token_ids") or ())
+        ids, logprobs, rows = self._said(model, body["input_ids"], sampling["max_new_tokens"],
+            sampling["temperature"], 0, stops, body.get("token_ids_logprob") or [])  # fmt: skip
+        pairs = [[value, one, None] for value, one in zip(logprobs, ids, strict=True)]
         meta = {"finish_reason": {"type": "length"}, "weight_version": self.base_version}
         if self.logprobs:
             meta["output_token_logprobs"] = pairs
-            wanted = body.get("token_ids_logprob") or []
-            meta["output_token_ids_logprobs"] = [[[float(row[token]), token, None] for token in wanted] for row in rows]
+            meta["output_token_ids_logprobs"] = [[[value, one, None] for one, value in row.items()] for row in rows]
         return 200, {"text": "", "output_ids": ids, "meta_info": meta}
+
+    def _said(
+        self, model: Any, prompt: Sequence[int], limit: int, temperature: float, seed: int, stops: set[int],
+        wanted: Sequence[int],
+    ) -> tuple[list[Any], list[Any], list[dict[Any, Any]]]:  # fmt: skip
+        """(tokens, their log-probabilities, those of the `wanted` ones), as the server says it."""
+        ids, rows = self._drawn(model, prompt, limit, temperature, seed, stops)
+        said: list[Any] = list(ids)
+        logprobs: list[Any] = [float(row[one]) for one, row in zip(ids, rows, strict=True)]
+        found = [{token: max(float(row[token]), -9999.0) for token in wanted} for row in rows]
+        if self.lie is not None:
+            self.lie(said, logprobs, found)
+        return said, logprobs, found
 
     @torch.no_grad()
     def _drawn(

@@ -19,6 +19,9 @@ import reflectkit
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.core.errors import AgentError, ConfigError
 from reflectkit.core.prompts import policy_prompt, reflection_prompt
+from reflectkit.core.rollout import Episode, rollout
+from reflectkit.envs import make
+from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi_world import ACTIONS
 from reflectkit.integrations.agent import LoadedAgent, load_agent
 from reflectkit.models.load import Player, load_player, save_player
@@ -202,6 +205,17 @@ def test_a_pair_that_was_trained_otherwise_is_a_warning(checkpoints: dict[str, P
         load_agent(checkpoints["plain"], checkpoints["reflection"], device="cpu").close()
 
 
+def test_another_env_than_that_of_training_is_a_warning(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    policy = run_of(tmp_path / "policy", checkpoints["policy"], 1, {"env": "taxi"}, {})
+    reflector = run_of(tmp_path / "reflector", checkpoints["reflection"], 1, {"env": "corridor"}, {})
+    with pytest.warns(UserWarning, match=r"reflector.* was trained in env 'corridor', but plays in 'taxi'"):
+        load_agent(policy, reflector, device="cpu").close()
+    plain = run_of(tmp_path / "plain", checkpoints["plain"], 1, {"env": "taxi"}, {})
+    episode = Episode(Corridor.tasks("long")[0], 0)
+    with load_agent(plain, device="cpu") as agent, pytest.warns(UserWarning, match="in env 'taxi', but plays in 'corr"):
+        rollout([episode], lambda: make("corridor", 1), agent, width=1)
+
+
 def test_sampling_repeats_with_the_seed(checkpoints: dict[str, Path], observations: list[Any]) -> None:
     def acts(seed: int) -> list[str]:
         with load_agent(checkpoints["plain"], temperature=1.0, seed=seed, device="cpu") as agent:
@@ -282,6 +296,15 @@ def test_a_whole_policy_as_the_command_line_takes_it(checkpoints: dict[str, Path
         assert same.act("x", ACTIONS) == agent.act("x", ACTIONS)
     with load_agent("random", seed=3) as chance:
         assert len({chance.act("x", ACTIONS).action for _ in range(30)}) > 3
+
+
+def test_a_chat_model_comments_for_a_checkpoint(checkpoints: dict[str, Path]) -> None:
+    with (
+        serve(lambda body: "Go south.") as server,
+        load_agent(checkpoints["policy"], "local:m", base_url=server.url, rules="Drive the taxi.") as agent,
+    ):
+        assert agent.act("a map", ["south", "north"]).comment == "Go south."
+        assert "Drive the taxi." in json.dumps(server.requests[0])
 
 
 def test_a_chat_model_reads_the_rules_and_its_failure_is_an_error() -> None:

@@ -166,6 +166,19 @@ def test_the_template_says_the_form(name: str | None, form: str) -> None:
     assert dialogue_of(name).form == form
 
 
+def test_a_template_offers_one_call_where_a_turn_takes_one() -> None:
+    """Its own words are changed, and no message's."""
+    offer = "You may call one or more functions to assist with the user query."
+    tokenizer = make_tokenizer("qwen")
+    tokenizer.chat_template = QWEN.replace("You may call these:", offer)
+    said = (RULES, Message("user", f"He wrote: {offer}"))
+    many = Dialogue(tokenizer).text(Observation(said, tools=TOOLS))
+    one = Dialogue(tokenizer).text(Observation(said, tools=TOOLS, replies=True))
+    assert many.count(offer) == 2
+    assert one.count(offer) == 1
+    assert many.replace(offer, "You may call one or no function to assist with the user query.", 1) == one
+
+
 def test_answers_end_with_any_turn_end() -> None:
     dialogue = dialogue_of("llama")
     assert {dialogue.words([stop]) for stop in dialogue.stop_ids} == {"<|eot_id|>", "<|eom_id|>", "<|im_end|>"}

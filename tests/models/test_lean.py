@@ -7,6 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
 
+from reflectkit.models.cache_rows import CACHE
 from reflectkit.models.lean import ROOM, NextTokens, Roomy, in_place_gelu
 
 LAYERS, CONTEXT = 3, 160
@@ -42,14 +43,14 @@ def test_one_more_token_has_the_bits_of_the_models_own_pass(model: GPT2LMHeadMod
     ids, mask = torch.randint(97, (4, 9)), torch.ones(4, 9, dtype=torch.long)
     mask[2, :padded] = 0
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    caches = [model(ids, attention_mask=mask, position_ids=positions, use_cache=True).past_key_values for _ in range(2)]
+    caches = [model(ids, attention_mask=mask, position_ids=positions, use_cache=True)[CACHE] for _ in range(2)]
     layers = [Roomy.of(layer) for layer in caches[1].layers]
     step = NextTokens(model)
     place = positions[:, -1:]
     for _ in range(2 * ROOM + 3):
         token, place = torch.randint(97, (4, 1)), place + 1
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
-        own = model(token, attention_mask=mask, position_ids=place, past_key_values=caches[0], use_cache=True)
+        own = model(token, attention_mask=mask, position_ids=place, use_cache=True, **{CACHE: caches[0]})
         assert torch.equal(step(token, place, layers, mask.bool()[:, None, None]), own.logits)
     for layer, roomy in zip(caches[0].layers, layers, strict=True):
         assert torch.equal(layer.keys, roomy.keys)
@@ -58,7 +59,7 @@ def test_one_more_token_has_the_bits_of_the_models_own_pass(model: GPT2LMHeadMod
 
 @torch.no_grad()
 def test_a_cache_whose_tensors_were_replaced_writes_behind_the_new_ones(model: GPT2LMHeadModel) -> None:
-    cache = model(torch.randint(97, (2, 4)), use_cache=True).past_key_values
+    cache = model(torch.randint(97, (2, 4)), use_cache=True)[CACHE]
     assert isinstance(cache, DynamicCache)
     layer = Roomy.of(cache.layers[0])
     new = torch.randn(2, 4, 1, 8)

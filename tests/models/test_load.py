@@ -1,16 +1,19 @@
-"""Model folders whose config.json was damaged."""
+"""Model folders whose config.json was damaged or asks for too much, and what is saved of one that was loaded."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from reflectkit.core.errors import CheckpointError
+from reflectkit.core.identity import digest
 from reflectkit.core.jsonl import read_json, write_json
 from reflectkit.models.facts import context_of
-from reflectkit.models.load import load_player
+from reflectkit.models.load import load_player, save_player
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,52 @@ def test_a_config_with_fewer_layers_than_were_saved_is_refused(checkpoints: dict
     write_json(folder / "config.json", read_json(folder / "config.json") | {"n_layer": 3})
     with pytest.raises(CheckpointError, match=r"has no place for 1\d of the saved tensors, e\.g\. transformer\.h\.3\."):
         load_player(folder, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"attn_implementation": "kernels-community/flash-attn"},
+        {"_attn_implementation": "owner/repo:function"},
+        {"attn_implementation": {"": "owner/repo@main"}},
+        {"experts_implementation": "owner/repo"},
+        {"text_config": {"_attn_implementation": "owner/repo"}},
+    ],
+)
+def test_code_on_a_hub_that_a_config_names_is_refused(
+    checkpoints: dict[str, Path], tmp_path: Path, entry: dict[str, Any]
+) -> None:
+    folder = Path(shutil.copytree(checkpoints["policy"], tmp_path / "model"))
+    write_json(folder / "config.json", read_json(folder / "config.json") | entry)
+    with pytest.raises(CheckpointError, match="code from a hub, which is never run") as caught:
+        load_player(folder, device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bits", ["4bit", "8bit"])
+def test_weights_that_are_not_quantised_as_the_config_says_are_refused(
+    checkpoints: dict[str, Path], tmp_path: Path, bits: str
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    folder = Path(shutil.copytree(checkpoints["policy"], tmp_path / "model"))
+    said = {"quantization_config": {"quant_method": "bitsandbytes", f"load_in_{bits}": True}}
+    write_json(folder / "config.json", read_json(folder / "config.json") | said)
+    with pytest.raises(CheckpointError, match="the weights are not quantised") as caught:
+        load_player(folder, device="cpu")
+    assert "\n" not in str(caught.value)
+    player = load_player(checkpoints["policy"], device="cpu", quantize=bits)
+    player.model.save_pretrained(tmp_path / "quantised")
+    player.tokenizer.save_pretrained(tmp_path / "quantised")
+    load_player(tmp_path / "quantised", device="cpu")
+
+
+def test_a_copy_has_the_same_bytes_without_the_hub(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, offline in (("with", False), ("without", True)):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        save_player(tmp_path / name, load_player(checkpoints["policy"], device="cpu"))
+    assert digest(tmp_path / "with") == digest(tmp_path / "without")
 
 
 def test_a_missing_checkpoint_is_answered_with_the_latest_one(tmp_path: Path) -> None:

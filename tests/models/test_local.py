@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
 from reflectkit.core.errors import CheckpointError
 from reflectkit.core.eventloop import wait_for
+from reflectkit.models.decoding import truncated_rows
 from reflectkit.models.labels import Path
 from reflectkit.models.load import Player
 from reflectkit.models.local import LocalSampler
-from reflectkit.models.sampler import Ask, Sampled, draw
+from reflectkit.models.sampler import Ask, Sampled, Truncation, draw, truncated
 from reflectkit.models.tokens import label_ids, prompt_ids
 
 
@@ -98,3 +100,59 @@ def test_scores_that_are_not_numbers_are_an_error(policy: Player, labels: tuple[
         policy.model.get_output_embeddings().weight.fill_(math.nan)
     with pytest.raises(CheckpointError, match="weights are damaged"):
         sample(LocalSampler(policy), Ask(prompt_of(policy, "a taxi"), labels))
+
+
+@pytest.mark.parametrize(
+    ("truncation", "left"),
+    [
+        (Truncation(), [0.1, 0.4, 0.2, 0.3]),
+        (Truncation(top_k=1), [0, 1, 0, 0]),
+        (Truncation(top_k=2), [0, 4 / 7, 0, 3 / 7]),
+        (Truncation(top_k=9), [0.1, 0.4, 0.2, 0.3]),
+        (Truncation(top_p=0.35), [0, 1, 0, 0]),
+        (Truncation(top_p=0.6), [0, 4 / 7, 0, 3 / 7]),
+        (Truncation(top_p=0.75), [0, 4 / 9, 2 / 9, 3 / 9]),
+        (Truncation(min_p=0.4), [0, 4 / 9, 2 / 9, 3 / 9]),  # 0.16 and more
+        (Truncation(min_p=1), [0, 1, 0, 0]),
+        (Truncation(top_k=2, top_p=0.5), [0, 1, 0, 0]),  # 0.4 of the two that are left is 0.57
+        (Truncation(top_p=0.95, min_p=0.6), [0, 4 / 7, 0, 3 / 7]),
+    ],
+)
+def test_truncation_leaves_the_likeliest(truncation: Truncation, left: list[float]) -> None:
+    """For labels, and for the tokens of two rows at once."""
+    logprobs = [math.log(share) for share in (0.1, 0.4, 0.2, 0.3)]
+    assert [math.exp(one) for one in truncated(logprobs, truncation)] == pytest.approx(left)
+    rows = truncated_rows(torch.tensor([logprobs, logprobs[::-1]]), truncation).exp().tolist()
+    assert rows[0] == pytest.approx(left)
+    assert rows[1] == pytest.approx(left[::-1])
+
+
+def test_top_k_leaves_what_is_as_likely_as_the_last() -> None:
+    logprobs = [math.log(share) for share in (0.25, 0.25, 0.5)]
+    assert [math.exp(one) for one in truncated(logprobs, Truncation(top_k=2))] == pytest.approx([0.25, 0.25, 0.5])
+
+
+def test_labels_that_are_cut_off_are_not_drawn_and_keep_their_probability(
+    policy: Player, labels: tuple[Path, ...]
+) -> None:
+    prompt, two = prompt_of(policy, "a taxi"), Truncation(top_k=2)
+    asks = [Ask(prompt, labels, temperature=3.0, seed=seed, truncation=two) for seed in range(200)]
+    drawn = sample(LocalSampler(policy), *asks)
+    (whole,) = sample(LocalSampler(policy), Ask(prompt, labels, temperature=3.0))
+    first, second, *_ = sorted(whole.label_logprobs, reverse=True)
+    kept = math.log(math.exp(first) + math.exp(second))
+    likeliest = {labels[whole.label_logprobs.index(one)]: one - kept for one in (first, second)}
+    assert {one.token_ids for one in drawn} == set(likeliest)
+    for one in drawn:
+        assert one.logprobs == pytest.approx((likeliest[one.token_ids],), abs=1e-6)
+        assert one.label_logprobs == whole.label_logprobs
+
+
+def test_a_text_is_drawn_from_the_tokens_that_are_left(policy: Player) -> None:
+    """Beside one that is drawn from all of them."""
+    prompt = prompt_of(policy, "a taxi")
+    ask = Ask(prompt, max_new_tokens=8, temperature=1.0, seed=1)
+    one, free = sample(LocalSampler(policy), replace(ask, truncation=Truncation(top_k=1)), ask)
+    (greedy,) = sample(LocalSampler(policy), replace(ask, temperature=0.0))
+    assert one.token_ids == greedy.token_ids != free.token_ids
+    assert one.logprobs == pytest.approx([0.0] * 8, abs=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import math
 import re
 from collections.abc import Iterator
@@ -13,18 +14,19 @@ from typing import Any
 import pytest
 import torch
 
-from reflectkit.agents.endpoints import secrets
 from reflectkit.core.errors import CheckpointError, ConfigError, EnvironmentFailure, ReflectkitError
 from reflectkit.core.eventloop import wait_for
+from reflectkit.core.keys import secrets
 from reflectkit.models.load import Player, save_player, with_adapter
 from reflectkit.models.local import LocalSampler
-from reflectkit.models.sampler import Ask, Opening, Sampled, backend
+from reflectkit.models.sampler import Ask, Opening, Sampled, Truncation, backend
 from reflectkit.models.scoring import token_logprobs
 from reflectkit.models.servers.sampler import ServerSampler
-from reflectkit.models.servers.wire import GoneError
+from reflectkit.models.servers.wire import GoneError, RefusedError, Wire
 from reflectkit.models.tiny import build_tokenizer
 from reflectkit.models.tokens import label_ids, prompt_ids
 from tests.fakes.inference import Inference, serve_model
+from tests.server import serve
 
 KINDS = ("vllm", "sglang")
 
@@ -116,6 +118,19 @@ def test_text_at_a_temperature_needs_log_probs_after_it(
     ask = Ask((5, 6), (), 3, 0.5, 3)
     with pytest.raises(ConfigError, match="from before the temperature; sample with --temperature 1, or start it with"):
         ask_all(opened(kind, server, base), ask)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_truncates_a_text(kind: str, policy: Player, server: Inference, base: Path) -> None:
+    """And returns the log-probabilities after that, or is refused."""
+    ask = Ask((5, 6), (), 3, 1.0, 3, truncation=Truncation(0.9, 20))
+    with pytest.raises(ConfigError, match="from before truncation; leave out --top-p"):
+        ask_all(opened(kind, server, base), ask)
+    server.processed = True
+    ask_all(opened(kind, server, base), ask)
+    sent = server.bodies[-1]
+    sent = sent.get("sampling_params", sent)
+    assert (sent["top_p"], sent["top_k"], sent["min_p"]) == (0.9, 20, 0.0)
 
 
 def test_a_text_ends_where_the_context_does(policy: Player, server: Inference, base: Path) -> None:
@@ -328,6 +343,32 @@ def test_the_key_goes_to_this_address_alone(
     assert {headers["Authorization"] for headers in server.headers} == {None}
 
 
+@pytest.mark.parametrize("filler", range(288, 301))
+def test_a_key_across_a_cut_leaves_no_part_of_it(filler: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", key := "sk-very-secret-key-0123456789")
+    page = f"{'x' * filler}{key} and more"
+    with serve(lambda body: "") as server:
+        wire = Wire(server.url, "VLLM_API_KEY", timeout_s=60, patience_s=60, connections=1)
+        server.faults = [("status", 400, {}, page), ("raw", page.encode())]
+        with pytest.raises(RefusedError) as error:
+            wait_for(wire.post("", {}))
+        shown = f"{wait_for(wire.post('', {}))!r:.300}"
+    assert key[:8] not in str(error.value)
+    assert key[:8] not in shown
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip", "no-such"])
+def test_what_is_compressed_is_not_read(encoding: str) -> None:
+    bomb = gzip.compress(gzip.compress(bytes(2**20)))
+    with serve(lambda body: "") as server:
+        wire = Wire(server.url, "VLLM_API_KEY", timeout_s=60, patience_s=60, connections=1)
+        server.faults = [("sent", status, {"Content-Encoding": encoding}, bomb) for status in (200, 400)]
+        for _ in range(2):
+            with pytest.raises(ReflectkitError, match=f"encoded \\({encoding}\\)"):
+                wait_for(wire.post("", {}))
+        assert {headers["Accept-Encoding"] for headers in server.headers} == {"identity"}
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -344,8 +385,6 @@ def test_addresses(name: str, message: str) -> None:
 
 
 def test_nothing_listens_or_something_else_does(base: Path) -> None:
-    from tests.server import serve
-
     with serve(lambda body: "hello") as other:
         for kind in KINDS:
             row = backend(f"{kind}:{other.url}")

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def test_generalised_advantages_by_hand() -> None:
 def test_leave_one_out_by_hand() -> None:
     # first steps 1, 2, 6: others' means 4, 3.5, 1.5; second steps 1, (ended: 0), 5: others' means 2.5 and 0.5
     assert leave_one_out([[1, 1], [2], [6, 5]], "aaa") == [[-3, -1.5], [-1.5], [4.5, 4.5]]
-    assert leave_one_out([[3.0]], ["alone"]) == [[3.0]]
+    assert leave_one_out([[3.0, 1.0]], ["alone"]) == [[0.0, 0.0]]
 
 
 def test_group_relative_by_hand() -> None:
@@ -99,6 +100,26 @@ def test_grpo_an_episode_a_step_and_a_state() -> None:
     assert state.advantages == [[1.5, 1], [-1.5], [0], [0]]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"baseline": "leave-one-out"},
+        {"advantages": "episode"},
+        {"advantages": "step"},
+        {"advantages": "own"},
+        {"step_groups": 1.0},
+    ],
+    ids=str,
+)
+def test_the_only_episode_left_of_a_group_is_dropped(settings: dict[str, Any]) -> None:
+    """Its siblings were aborted; it moves neither the others' advantages nor their deviation."""
+    algorithm = objective("reinforce" if "baseline" in settings else "grpo", **settings)
+    pair = [episode([0.0, 1.0], "g"), episode([0.0, 0.0], "g")]
+    found = algorithm.estimate([*pair, episode([1.0, 5.0], "alone", "aa")])
+    assert found.dropped == {"alone"}
+    assert found.advantages == [*algorithm.estimate(pair).advantages, [0.0, 0.0]]
+
+
 def test_a_state_is_the_same_in_whatever_order_its_actions_stand() -> None:
     first, second = episode([0.0, 1.0], texts="ab"), episode([0.0, 0.0], texts="cb")
     swapped = replace(second.turns[1], observation=replace(second.turns[1].observation, choices=("y", "x")))
@@ -150,6 +171,8 @@ def test_losses_by_hand() -> None:
     # w = 0.5 / 0.4, r = 0.25 / 0.5: 1.25 (0.5 - log 0.5 - 1)
     now, then, start = (torch.log(torch.tensor([share])) for share in (0.5, 0.4, 0.25))
     assert kl_estimate(now, then, start).item() == pytest.approx(1.25 * (0.5 + math.log(2) - 1))
+    # capped at 1.1
+    assert kl_estimate(now, then, start, 1.1).item() == pytest.approx(1.1 * (0.5 + math.log(2) - 1))
     logprobs = torch.tensor(
         [[math.log(0.5), math.log(0.5), -math.inf], [math.log(0.25), math.log(0.25), math.log(0.5)]]
     )
@@ -174,6 +197,16 @@ def test_the_kl_estimate_and_its_gradient_are_unbiased() -> None:
     divergence.backward()
     assert estimate.item() == pytest.approx(divergence.item(), abs=1e-6)
     torch.testing.assert_close(found.grad, exact.grad)
+
+
+def test_a_capped_weight_of_the_kl_bounds_its_gradient_and_keeps_its_sign() -> None:
+    # w = 0.5 / 0.1 is 5 and e**200, both at most 2; log r = log(0.25 / 0.5): 2 log 2 each. w = 0.5 is below the cap.
+    then = torch.log(torch.tensor([0.1, 0.0, 1.0]))
+    then[1] = math.log(0.5) - 200
+    now, start = torch.log(torch.tensor([0.5] * 3)).requires_grad_(), torch.log(torch.tensor([0.25] * 3))
+    kl_estimate(now, then, start, 2.0).sum().backward()
+    assert now.grad is not None
+    assert now.grad.tolist() == pytest.approx([2 * math.log(2), 2 * math.log(2), 0.5 * math.log(2)], rel=1e-5)
 
 
 REWARD = (-0.1, 1.0)

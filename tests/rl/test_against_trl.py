@@ -79,6 +79,7 @@ def test_loss_and_gradients_are_trls(tmp_path: Path, mean: str, loss_type: str, 
     config = GRPOConfig(
         output_dir=str(tmp_path), use_cpu=True, bf16=False, beta=beta, epsilon=0.2, loss_type=loss_type,
         report_to="none", per_device_train_batch_size=2, num_generations=2, temperature=1.0, scale_rewards=False,
+        activation_checkpointing=False,
     )  # fmt: skip
     trainer = GRPOTrainer(
         model=model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.core.errors import DivergedError, ReflectkitError
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Sample, Task
-from reflectkit.models.load import Player, save_player
+from reflectkit.models.load import Player, Reference, save_player
 from reflectkit.models.local import LocalSampler
 from reflectkit.rl import batch
 from reflectkit.rl.algorithms import objective
@@ -54,6 +55,24 @@ def test_adjacent_decisions_of_equal_returns_are_weighted_apart(policy: Player) 
     assert figures["loss"] == pytest.approx(-0.5 * sum(now) / 2, rel=1e-4)
 
 
+def test_the_weight_of_the_kl_is_capped(policy: Player) -> None:
+    """Where each token is eight times as likely as when it was sampled, a cap of 2 leaves a quarter of the estimate."""
+    samples = rows_of(policy, play(policy, count=2))
+    samples = [replace(one, logprobs=tuple(value - math.log(8) for value in one.logprobs)) for one in samples]
+    start = deepcopy(policy.model)
+    with torch.no_grad():
+        for weight in start.parameters():
+            weight.mul_(1.1)
+
+    def estimate(cap: float) -> float:
+        settings = Settings(learning_rate=0.0, minibatch=10_000, kl=0.1, is_cap=cap)
+        learner = Learner(policy, settings, reference=Reference(policy, copy=start))
+        return learner.update(samples, random.Random(0))["kl_to_start"]
+
+    assert estimate(0.0) > 0
+    assert estimate(2.0) == pytest.approx(estimate(0.0) / 4, rel=1e-4)
+
+
 def test_sharing_a_prompts_forward_changes_nothing(policy: Player) -> None:
     """Ten copies of the rows give the gradient of one copy."""
     samples = rows_of(policy, play(policy, count=6))
@@ -63,6 +82,13 @@ def test_sharing_a_prompts_forward_changes_nothing(policy: Player) -> None:
     assert tenfold["gradient_norm"] == pytest.approx(once["gradient_norm"], rel=1e-4)
     assert tenfold["entropy"] == pytest.approx(once["entropy"], rel=1e-5)
     assert len(units(samples * 10)) == len({sample.tokens[:-1] for sample in samples})
+
+
+def test_the_entropy_bonus_alone_spreads_the_policy(policy: Player) -> None:
+    rows = [replace(row, advantages=(0.0,) * len(row.tokens)) for row in rows_of(policy, play(policy, count=6))]
+    learner = Learner(policy, Settings(learning_rate=1e-4, minibatch=10_000, entropy=1.0))
+    before, after = (learner.update(rows, random.Random(0))["entropy"] for _ in range(2))
+    assert after > before
 
 
 def test_micro_batches_and_checkpointed_gradients_change_nothing_but_memory(policy: Player) -> None:

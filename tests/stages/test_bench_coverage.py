@@ -12,8 +12,8 @@ import pytest
 from scipy.stats import binomtest
 
 from reflectkit.cli.main import main
-from reflectkit.stages.benchmarks import coverage as bench_coverage
-from reflectkit.stages.benchmarks.coverage import DIFFERENCE, OURS, RATE, Cell, cells, missed, tables
+from research import coverage as bench_coverage
+from research.coverage import DIFFERENCE, OURS, RATE, Cell, cells, missed, tables
 
 
 def test_the_cells_that_are_wanted() -> None:
@@ -66,10 +66,10 @@ def test_the_command_is_seeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(bench_coverage, "RATES", (0.5,))
     monkeypatch.setattr(bench_coverage, "PAIRS", ((1.0, 0.95),))
     for name in ("a", "b"):
-        assert main(["bench", "coverage", "--simulations", "20", "--name", name]) == 0
+        assert main(["research.coverage", "--simulations", "20", "--name", name]) == 0
     first, second = ((tmp_path / "results" / name / "coverage.csv").read_text() for name in ("a", "b"))
     assert first == second
     rows = list(csv.DictReader(first.splitlines()))
     assert {row["method"] for row in rows} >= {OURS, "Korn-Graubard", "bootstrap of clusters", "t of clusters"}
     assert len(rows) == 13 * 4 + 13 * 3
-    assert main(["bench", "coverage", "--simulations", "0"]) == 2
+    assert main(["research.coverage", "--simulations", "0"]) == 2

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.bench import CpuClock, play_round
 from reflectkit.core.console import Quiet
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.support.env import Support
-from reflectkit.stages.bench import CpuClock, play_round
 
 BURN = """
 import time

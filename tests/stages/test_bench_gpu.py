@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import bench, gpu
+from benchmarks.gpu import Bench, Part, Row
+from benchmarks.gpu_parts import _communication_error
 from reflectkit.cli.main import main
 from reflectkit.core.console import Quiet
 from reflectkit.core.jsonl import read_json
-from reflectkit.stages import bench
-from reflectkit.stages.benchmarks import gpu
-from reflectkit.stages.benchmarks.gpu import Bench, Part, Row
-from reflectkit.stages.benchmarks.gpu_parts import _communication_error
 from tests.commands import error_of
 
 HERE = "tests.gpu_parts"
@@ -40,7 +39,17 @@ def quick(name: str, rate: float) -> Part:
 def test_every_part_has_figures_or_a_reason_and_a_broken_one_ends_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["bench", "gpu", "--device", "cpu", "--fast", "--name", "check", "--results-dir", str(tmp_path)]
+    command = [
+        "benchmarks.bench",
+        "gpu",
+        "--device",
+        "cpu",
+        "--fast",
+        "--name",
+        "check",
+        "--results-dir",
+        str(tmp_path),
+    ]
     parts = gpu.PARTS
     use([parts[0], BROKEN, *parts[1:]], monkeypatch)
     assert main(command) == 1
@@ -75,12 +84,12 @@ def test_every_part_has_figures_or_a_reason_and_a_broken_one_ends_no_other(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "torch sees no GPU" in error_of(["bench", "gpu", "--results-dir", str(tmp_path)], capsys)
+    assert "torch sees no GPU" in error_of(["benchmarks.bench", "gpu", "--results-dir", str(tmp_path)], capsys)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_full_shapes_are_refused_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "needs --fast" in error_of(["bench", "gpu", "--device", "cpu"], capsys)
+    assert "needs --fast" in error_of(["benchmarks.bench", "gpu", "--device", "cpu"], capsys)
 
 
 def test_only_some_parts_after_setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

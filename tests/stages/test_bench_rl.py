@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import rl as bench_rl
 from reflectkit.core.console import Quiet
 from reflectkit.core.prompts import LABELS
 from reflectkit.core.protocols import StepResult
@@ -14,7 +15,6 @@ from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.wrappers import Horizon
 from reflectkit.models.load import Player
 from reflectkit.models.tokens import label_ids
-from reflectkit.stages.benchmarks import rl as bench_rl
 
 
 class Echo:

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import bench
+from benchmarks import sft as bench_sft
+from benchmarks.sft import Measured
 from reflectkit.cli.main import main
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import read_json
-from reflectkit.stages import bench, sft
-from reflectkit.stages.benchmarks import sft as bench_sft
-from reflectkit.stages.benchmarks.sft import Measured
+from reflectkit.stages import sft
 from reflectkit.stages.tuning import sft_trainer
 from tests.sft_runs import config, write_rows
 
@@ -96,7 +97,19 @@ def test_the_command(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rows = ["--task-file", str(write_rows(tmp_path)), "--role", "plain"] if with_file else []
-    arguments = ["bench", "sft", "--model", "tiny", "--rounds", "2", "--steps", "1", "--batch-size", "2", *rows]
+    arguments = [
+        "benchmarks.bench",
+        "sft",
+        "--model",
+        "tiny",
+        "--rounds",
+        "2",
+        "--steps",
+        "1",
+        "--batch-size",
+        "2",
+        *rows,
+    ]
     assert main(arguments) == 0
     assert "time of the floor / of sft" in capsys.readouterr().out
     figures = read_json(next((tmp_path / "results").glob("*/report.json")))["figures"]

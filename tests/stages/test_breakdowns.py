@@ -10,7 +10,7 @@ import pytest
 from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, read_jsonl, write_jsonl
 from reflectkit.stages.shared.breakdowns import aspect_tables, passes_table
-from reflectkit.stages.shared.eval_tables import pooled, row
+from reflectkit.stages.shared.eval_tables import completed, pooled, row, table
 from tests.commands import error_of
 
 
@@ -92,3 +92,21 @@ def test_evaluate_prints_them_and_computes_them_again(
     rows = [one for _, one in read_jsonl(made / "episodes.jsonl")]
     write_jsonl(tmp_path / "odd.jsonl", [rows[0] | {"aspects": "sad"}])
     assert "aspects" in error_of(["evaluate", "--env", "support", "--episodes", "odd.jsonl"], capsys)
+
+
+def test_right_of_those_named_by_hand() -> None:
+    """Three tasks are answered, two of them rightly; the fourth ends without an answer, and a fifth is aborted."""
+    played = [episode(str(number), number < 2, figures={"named": 1.0}) for number in range(3)]
+    played += [episode("3", False), episode("4", False, status="aborted")]
+    found = row("a", "", "one", completed(played))
+    assert (found["named_episodes"], found["right_of_named"]) == (3, pytest.approx(2 / 3))
+    assert found["right_of_named_low"] < 2 / 3 < found["right_of_named_high"]
+    assert found["success"] == 1 / 2
+    shown = table("", [found])
+    assert shown.rows[0][shown.columns.index("right, of those named")].startswith("66.7 % (")
+
+
+def test_an_env_that_reports_no_answers_has_no_share_of_them() -> None:
+    found = row("a", "", "one", [episode("0", True)])
+    assert "right_of_named" not in found
+    assert "right, of those named" not in table("", [found]).columns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from pathlib import Path
 
@@ -51,6 +52,19 @@ def test_a_split_takes_other_ratios(taxi_data: Path, tmp_path: Path, capsys: pyt
     assert parts == [100, 100, 100]
     for ratio in ("7:2", "7:2:0", "7:2:1:0", "a:b:c", "-1:1:1", "1e3:1:1", ""):
         assert "--ratio" in error_of([*arguments, "--ratio", ratio], capsys)
+
+
+def test_a_split_of_too_few_problems_keeps_the_files_that_have_some(
+    taxi_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = tmp_path / "taxi" / "data_reflection_negative.json"
+    shutil.copytree(taxi_data, records.parent)
+    before = hashes(records.parent)
+    few = tmp_path / "few.json"
+    few.write_text(json.dumps(json.loads(records.read_text())[:2]))
+    arguments = ["split", "--env", "taxi", "--data-dir", str(tmp_path), "--results-dir", str(tmp_path / "results")]
+    assert "has 30 problems and would get none" in error_of([*arguments, "--task-file", str(few)], capsys)
+    assert hashes(records.parent) == before
 
 
 def test_demonstrations_replay_and_mark_their_mistakes(taxi_data: Path) -> None:

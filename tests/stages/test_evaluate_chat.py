@@ -21,6 +21,7 @@ from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.memory.generate import conversation
 from reflectkit.envs.taxi import Taxi
 from reflectkit.stages.shared.players import journals
+from tests.commands import error_of
 from tests.explore import explore_task, write_repository
 from tests.server import Server, completion, serve
 
@@ -63,6 +64,24 @@ def test_a_chat_model_plays_and_is_compared(here: Path, walker: Server) -> None:
     run = next((here / "results").glob("*_evaluate"))
     assert "| local:walker | long | 100.0 % |" in (run / "eval.md").read_text()
     assert (run / "eval.csv").read_text().startswith("name,env,level,success,low,high")
+
+
+def test_an_address_from_the_environment_is_shown_and_belongs_to_the_run(
+    here: Path, walker: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second server is asked, instead of the first one's result being shown."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789")
+    monkeypatch.setenv("OPENAI_BASE_URL", walker.url)
+    command = ("--policy", "openai:walker", "--name", "walk")
+    assert evaluate(*command) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"OPENAI_BASE_URL: {walker.url}"
+    asked = len(walker.requests)
+    assert evaluate(*command) == 0
+    assert len(walker.requests) == asked > 0
+    with serve(lambda body: "Analysis: none.\nChoice: 0") as other:
+        monkeypatch.setenv("OPENAI_BASE_URL", other.url)
+        assert evaluate(*command, "--keep") == 0
+        assert other.requests
 
 
 def test_two_chat_models_reflect_and_act(here: Path) -> None:
@@ -317,6 +336,27 @@ def test_azure_plays_at_its_own_address_beside_a_local_model(
     assert rows["azure:my-gpt"]["success"] == 1.0
     assert rows["azure:my-gpt"]["price_usd"] is None, "no price is known of a deployment"
     assert rows["local:m"]["price_usd"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "players",
+    [("evaluate", "--policy", "oracle"), ("evaluate", "--policy", "random", "--score-oracle"),
+    ("evaluate", "--policy", "A=nowhere+oracle"), ("play", "--policy", "oracle", "--auto"),
+    ("gen-trajectory",)],
+)  # fmt: skip
+def test_an_oracle_that_needs_the_scripted_user_is_refused_before_anybody_is_asked(
+    here: Path, walker: Server, capsys: pytest.CaptureFixture[str], players: tuple[str, ...]
+) -> None:
+    command = [*players, "--env", "support", "--user", "local:m", "--user-url", walker.url]
+    assert "reads the scripted user's mind; leave out --user" in error_of(command, capsys)
+    assert not walker.requests
+
+
+def test_truncation_that_would_do_nothing_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["evaluate", "--env", "corridor", "--top-p", "0.9", "--policy"]
+    assert "--top-p is for sampling; add --temperature 1" in error_of([*command, "A=nowhere"], capsys)
+    chat = [*command, "openai:m", "--temperature", "1"]
+    assert "--top-p is for checkpoints, not for --policy openai:m" in error_of(chat, capsys)
 
 
 def test_dry_run_asks_nothing(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,12 +24,14 @@ def test_what_another_level_played_is_not_played_again(tmp_path: Path) -> None:
         match = Match(number, "random", None, None, "long", tasks)
         settled = EvaluateConfig.from_flat(env="corridor", policy=("random",), horizon=horizon)
         with contextlib.closing(Players(config.players)) as players:
-            return play_match(settled, match, tmp_path / folder, players, Quiet(), already)
+            played = play_match(settled, match, tmp_path / folder, players, Quiet(), already)
+        assert {one.whole()["level"] for one in played} == {"long"}
+        return [one.line for one in played]
 
     first = play(0, "first")
     assert len(already) == len(first) == len(tasks)
-    for _, line in already.values():
-        line["level"], line["mark"] = "elsewhere", True
+    for _, one in already.values():
+        one.line["level"], one.line["mark"] = "elsewhere", True
     assert [(line["level"], line["mark"]) for line in play(0, "second")] == [("long", True)] * len(tasks)
     assert not any("mark" in line for line in play(1, "third")), "another player's"
     elsewhere = tuple(replace(task, data=task.data | {"new": 1}) for task in tasks)

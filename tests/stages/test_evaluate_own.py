@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,9 @@ def test_scores_by_the_oracle_need_no_teacher(tmp_path: Path, monkeypatch: pytes
     assert 0 < row["figures"]["agreement"]["mean"] < 1
 
 
-@pytest.mark.parametrize("command", [["evaluate", "--policy", "random"], ["bench", "env"], ["bench", "rl"]])
+@pytest.mark.parametrize(
+    "command", [["evaluate", "--policy", "random"], ["benchmarks.bench", "env"], ["benchmarks.bench", "rl"]]
+)
 def test_an_env_that_lists_no_problems_is_one_line(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,6 +92,20 @@ def test_a_checkpoint_with_the_wrong_partner_is_warned_of(
     assert "trained without comments but plays with a reflector" in warnings[1]
     assert main(["play", "--env", "taxi", "--auto", "--horizon", "1", "--policy", f"odd={players['odd']}"]) == 0
     assert "warning: odd: " in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_checkpoint_of_another_env_is_warned_of(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = shutil.copytree(checkpoints["plain"], tmp_path / "model")
+    for env, other in (("taxi", True), ("corridor", False), ("reflectkit.envs.corridor:Corridor", False)):
+        write_json(model / "reflectkit.json", read_json(model / "reflectkit.json") | {"env": env})
+        for command in (["evaluate", "--horizon", "1"], ["play", "--auto", "--horizon", "1"]):
+            assert main([*command, "--env", "corridor", "--policy", f"it={model}"]) == 0
+            shown = " ".join(capsys.readouterr().out.split())
+            assert ("was trained in env 'taxi', but plays in 'corridor'" in shown) is other
+            assert ("warning: " in shown) is other
 
 
 @pytest.mark.parametrize(

@@ -341,7 +341,7 @@ def test_bad_question_files_are_one_line_with_record_and_field(
     ["gen-trajectory", "--env", "taxi", "--negatives", "1"],
     ["gen-trajectory", "--env", "taxi", "--leaveout-prob", "0.5"],
     ["gen-sft", "--env", "auto_explore", "--leaveout-prob", "2"],
-    ["bench", "nothing", "--env", "taxi"],
+    ["benchmarks.bench", "nothing", "--env", "taxi"],
 ])  # fmt: skip
 def test_bad_use_is_one_line_and_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
@@ -366,7 +366,7 @@ def test_a_record_that_lies_about_its_file_is_refused_while_playing(old: Path) -
 
 def test_bench_reports_steps_and_resets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.chdir(tmp_path)
-    assert main(["bench", "env", "--env", "auto_explore", "--steps", "500", "--files", "50"]) == 0
+    assert main(["benchmarks.bench", "env", "--env", "auto_explore", "--steps", "500", "--files", "50"]) == 0
     report = json.loads(next(tmp_path.glob("results/*_bench/report.json")).read_text())
     assert report["figures"]["steps_per_cpu_second"] > 0
     assert report["figures"]["reset_cpu_ms"] > 0

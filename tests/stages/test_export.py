@@ -118,7 +118,9 @@ def test_nothing_of_a_persons_is_overwritten(
 
 def test_bench_rl_gives_its_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["bench", "rl", "--env", "corridor", "--size", "tiny", "--rounds", "1", "--episodes", "6"]) == 0
+    assert (
+        main(["benchmarks.bench", "rl", "--env", "corridor", "--size", "tiny", "--rounds", "1", "--episodes", "6"]) == 0
+    )
     figures = read_json(next((tmp_path / "results").glob("*_bench")) / "report.json")["figures"]
     assert figures["tiny_update_to_bare_forward_backward"] > 0
     assert figures["tiny_decoding"] > 0

@@ -23,6 +23,7 @@ from reflectkit.core.errors import DataError
 from reflectkit.core.reports import Report
 from reflectkit.data.repos import filter_repository, name_fault
 from reflectkit.stages import filter_repo
+from tests.alarm import alarm
 
 GOOD = b"enough characters to be kept\n"
 
@@ -219,6 +220,28 @@ def test_bombs_are_refused_whole_and_the_others_are_kept(tmp_path: Path) -> None
     assert kept(tmp_path) == {"fine/a.py"}
     assert set(report.figures["left_out"]) == {"bomb", "tarbomb"}
     assert all("decompression bomb" in why for why in report.figures["left_out"].values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "headers"),
+    [
+        (tarfile.REGTYPE, {"size": "99999999999999999999"}),
+        (b"Q", {"size": "99999999999999999999"}),  # a kind of which nothing is known
+        (tarfile.REGTYPE, {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),  # without the map that it has then
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(tmp_path: Path, kind: bytes, headers: dict[str, str]) -> None:
+    """tarfile would read on past the end of the file, without end."""
+    put_folder(tmp_path / "in")
+    with tarfile.open(tmp_path / "in" / "long.tar.gz", "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        entry = tarfile.TarInfo("long/a.py")
+        entry.type, entry.pax_headers = kind, headers
+        archive.addfile(entry)
+    put(tmp_path / "in" / "fine" / "a.py")
+    with alarm(30):
+        report = run(tmp_path)
+    assert kept(tmp_path) == {"fine/a.py"}
+    assert set(report.figures["left_out"]) == {"long"}
 
 
 def test_many_members_are_refused(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import read_jsonl
 from reflectkit.core.reports import Report
-from reflectkit.data.own_comments import judged_from_json
 from reflectkit.models.load import load_player
 from reflectkit.models.local import LocalSampler
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.models.tokens import choice_ids, prompt_ids
-from reflectkit.stages import gen_comments, sft
+from reflectkit.stages import sft
+from research import gen_comments
+from research.own_comments import judged_from_json
 from tests.commands import error_of, prepare
 
 
@@ -218,7 +219,7 @@ def test_refused(tmp_path: Path, data: Path, checkpoints: dict[str, Path], capsy
     places = ["--load-dir", str(checkpoints["policy"]), "--reflect-load-dir", str(checkpoints["reflection"])]
     places += ["--data-dir", str(data), "--results-dir", str(tmp_path / "results"), "--out-dir", str(tmp_path / "own")]
     few = ["--states", "3", "--samples", "1", "--max-new-tokens", "2", "--validate-states", "0"]
-    command = ["gen-comments", "--env", "taxi", *places]
+    command = ["research.gen_comments", "--env", "taxi", *places]
     assert "gains --margin 900 nats" in error_of([*command, *few, "--margin", "900"], capsys)
     assert "no --baseline named 'nothing'" in error_of([*command, "--baseline", "nothing"], capsys)
     assert "give more than 1" in error_of([*command, "--baseline", "others", "--states", "1"], capsys)
@@ -233,4 +234,4 @@ def test_refused(tmp_path: Path, data: Path, checkpoints: dict[str, Path], capsy
     assert "would be written" in error_of([*command, "--rehearse", str(own)], capsys)
     (own.parent / "other.jsonl").write_text('{"prompt": "Here:"}\n')
     assert "other.jsonl:1: field" in error_of([*command, "--rehearse", str(own.parent / "other.jsonl")], capsys)
-    assert "no such file" in error_of(["gen-comments", "--env", "corridor", *places], capsys)
+    assert "no such file" in error_of(["research.gen_comments", "--env", "corridor", *places], capsys)

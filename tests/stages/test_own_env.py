@@ -43,7 +43,7 @@ def test_the_example_goes_through_the_data_stages_and_evaluation(module: str) ->
 
 
 def test_its_setting_is_shown_with_it_alone(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("evaluate", "gen-trajectory", "gen-sft", "rlft", "play", "bench"):
+    for command in ("evaluate", "gen-trajectory", "gen-sft", "rlft", "play"):
         assert main([command, "--env", f"{module}:Lock", "--help"]) == 0
         shown = capsys.readouterr().out
         assert f"─ env '{module}:Lock"[:60] in shown
@@ -317,6 +317,64 @@ def test_an_edit_makes_a_new_run(module: str, capsys: pytest.CaptureFixture[str]
     assert "Already finished" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["jobs", "served_model", "processes"])
+def test_a_setting_called_as_one_that_changes_no_results_does_change_them(
+    module: str, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """`jobs` of `run`, for instance, is no setting of this command."""
+    file = Path(f"{module}.py")
+    file.write_text(file.read_text("utf-8").replace("turn_cost", name), encoding="utf-8")
+    command = ["gen-trajectory", "--env", f"{module}:Lock", "--noise", "0", f"--{name.replace('_', '-')}"]
+    assert main([*command, "0.2"]) == 0
+    assert main([*command, "0.9"]) == 0
+    assert "Already finished" not in capsys.readouterr().out
+    assert read_json(Path("results/1_gen-trajectory/config.json"))["settings"][name] == 0.2
+    assert main([*command, "0.2"]) == 0
+    assert "Already finished" in capsys.readouterr().out
+
+
+def test_a_setting_may_say_that_it_changes_no_results(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(f"{module}.py")
+    code = file.read_text("utf-8").replace("option(0.1, ", "option(0.1, identity=False, ")
+    file.write_text(code, encoding="utf-8")
+    command = ["evaluate", "--env", f"{module}:Lock", "--policy", "oracle", "--turn-cost"]
+    assert main([*command, "0.2"]) == 0
+    assert main([*command, "0.9"]) == 0
+    assert "Already finished" in capsys.readouterr().out
+
+
+PACKAGE = {
+    "__init__.py": "",
+    "env.py": "from .texts import words\nfrom {name} import rules\n" + examples(CONTRIBUTING)["my_lock"],
+    "rules.py": "def start():\n    import {name}_tables\n",
+    "texts/__init__.py": "from . import words\n",
+    "texts/words.py": "GOOD = 1\n",
+    "unused.py": "",
+    "../{name}_tables.py": "SIZE = 3\n",
+}
+
+
+@pytest.mark.parametrize("edited", ["__init__.py", "rules.py", "texts/__init__.py", "texts/words.py"])
+def test_an_edit_of_what_an_env_imports_from_its_package_makes_a_new_run(
+    module: str, capsys: pytest.CaptureFixture[str], edited: str
+) -> None:
+    package = Path(f"{module}_{edited.partition('.')[0].replace('/', '_')}")
+    for name, code in PACKAGE.items():
+        file = package / name.format(name=package)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(code.replace("{name}", str(package)), encoding="utf-8")
+    command = ["evaluate", "--env", f"{package}.env:Lock", "--policy", "oracle"]
+    assert main(command) == 0
+    used = {str(package / name) for name in PACKAGE if name[0] != "." and name != "unused.py"}
+    assert read_json(Path("results/1_evaluate/config.json"))["inputs"].keys() == used | {f"{package}_tables.py"}
+    (package / "unused.py").write_text("# edited\n", encoding="utf-8")
+    assert main(command) == 0
+    assert "Already finished" in capsys.readouterr().out
+    (package / edited).write_text("# edited\n" + (package / edited).read_text("utf-8"), encoding="utf-8")
+    assert main(command) == 0
+    assert "Already finished" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("code", "name", "message"),
     [
@@ -442,8 +500,53 @@ def test_packages_offer_environments_and_players(
     assert "or one of oracle, random, sft, first" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "statement", ["raise SystemExit(0)", "raise SystemExit('no')", "raise BaseException('no')", "Lock = []"]
+)
+def test_a_package_that_fails_in_any_way_is_one_line_of_the_list(
+    statement: str, module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"{module}_{abs(hash(statement))}"
+    package = tmp_path / "b_package-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_bytes(b"Name: b-package\nAuthor: \xff\n")
+    (package / "entry_points.txt").write_text(
+        f"[reflectkit.envs]\nfailing = {name}:Lock\n[reflectkit.players]\nfailing = {name}:make\n", encoding="utf-8"
+    )
+    Path(f"{name}.py").write_text(statement, encoding="utf-8")
+    for command in (["list"], ["play", "--env", "corridor", "--policy", "oracle", "--auto"]):
+        assert main(command) == 0
+    assert "  failing " in capsys.readouterr().out
+    for command in (["--env", "failing"], ["--env", f"{name}:Lock"], ["--env", "corridor", "--policy", "failing"]):
+        assert main(["play", "--auto", *command]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [b"[reflectkit.envs]\nx = \xff:Y\n", b"\xff\xfe", b"no = section\n[\n"])
+def test_a_package_with_damaged_metadata_is_passed_over(
+    content: bytes, module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "c_package-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_bytes(b"\xff")
+    (package / "entry_points.txt").write_bytes(content)
+    for command in (["list"], ["play", "--env", "corridor", "--policy", "oracle", "--auto"]):
+        assert main(command) == 0
+    assert main(["play", "--env", "lokc", "--auto"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_ctrl_c_ends_the_import_of_a_package(module: str, tmp_path: Path) -> None:
+    package = tmp_path / "d_package-1.0.dist-info"
+    package.mkdir()
+    (package / "entry_points.txt").write_text(f"[reflectkit.envs]\nstopped = {module}_stopped:Lock\n", encoding="utf-8")
+    Path(f"{module}_stopped.py").write_text("raise KeyboardInterrupt", encoding="utf-8")
+    for command in (["list"], ["play", "--env", "stopped"], ["play", "--env", f"{module}_stopped:Lock"]):
+        assert main(command) == 130
+
+
 def test_entry_points_are_not_read_for_an_environment_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: pytest.fail("entry points were read"))
+    monkeypatch.setattr("importlib.metadata.distributions", lambda **_: pytest.fail("entry points were read"))
     assert env_class("corridor").name == "corridor"
     assert "pkg_resources" not in sys.modules
 

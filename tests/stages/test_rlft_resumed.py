@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,6 +116,48 @@ def test_damaged_metrics_and_kept_episodes_do_not_stop_a_resumed_run(
         rows = [row for _, row in read_jsonl(run / name)]
         assert [row["step"] for row in rows] == sorted([1] * len(lines) + [2] * len(lines))
         assert (run / name).read_bytes().startswith(b"".join(lines))
+
+
+def swap_a_digit(lines: list[bytes]) -> list[bytes]:
+    return [
+        lines[0].replace(b'"success": false', b'"success": true').replace(b'"return": ', b'"return": 1'),
+        *lines[1:],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "damaged", "lost"),
+    [(swap_a_digit, 1, 1), (lambda lines: [*lines, lines[0]], 1, 0), (lambda lines: lines[1:], 0, 1)],
+    ids=["changed", "doubled", "missing"],
+)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "episodes.jsonl"])
+def test_a_line_of_an_unfinished_run_that_was_not_written_so_is_not_trusted(
+    corridor_folder: Path,
+    tmp_path: Path,
+    name: str,
+    change: Any,
+    damaged: int,
+    lost: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = command(corridor_folder, "--max-steps", "3", "--episodes", "8", "--save-steps", "1",
+                        "--keep-episodes", "1")  # fmt: skip
+    assert main(arguments) == 0
+    (run,) = (tmp_path / "results").glob("*_rlft")
+    (run / "report.json").unlink()
+    shutil.rmtree(run / "checkpoint-3")
+    before = (run / name).read_bytes().splitlines(keepends=True)
+    (run / name).write_bytes(b"".join(change(before)))
+    capsys.readouterr()
+    assert main(arguments) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (f"damaged lines dropped: {damaged}" in shown) is (damaged > 0 or name == "episodes.jsonl")
+    assert ("are lost" in shown or f"lines lost: {lost}" in shown) is (lost > 0 or name == "episodes.jsonl")
+    after = (run / name).read_bytes().splitlines(keepends=True)
+    assert after[:-1] == before[lost:2]
+    assert b'"step": 3' in after[-1]
 
 
 def test_lost_figures_of_updates_are_told(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from reflectkit.cli.main import main
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.models.load import load_player
+from reflectkit.models.local import LocalSampler
+from reflectkit.models.sampler import Ask, Sampled
 from tests.fakes.inference import Inference, serve_model
 from tests.rlft_runs import train
 
@@ -100,6 +103,26 @@ def test_play_goes_on_while_the_policy_learns(corridor_folder: Path, server: Inf
     assert server.kills == 1
 
 
+def test_a_reflector_in_this_process_is_asked_in_one_loop_even_by_validation(
+    corridor_folder: Path, server: Inference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loops: set[asyncio.AbstractEventLoop] = set()
+    comment = LocalSampler.sample
+
+    async def sample(self: LocalSampler, ask: Ask) -> Sampled:
+        loops.add(asyncio.get_running_loop())
+        assert len(loops) == 1
+        return await comment(self, ask)
+
+    monkeypatch.setattr(LocalSampler, "sample", sample)
+    for name in ("train", "validate"):
+        shutil.copy(corridor_folder / "train.json", tmp_path / f"{name}.json")
+    rows = trained(corridor_folder, tmp_path, f"vllm:{server.url}", task_file=tmp_path / "train.json",
+        max_staleness=1, validate_steps=1, reflect_load_dir=corridor_folder / "reflection", reflect_temperature=1.0,
+        max_steps=2)  # fmt: skip
+    assert all(row["validation_episode_steps"] >= 1 for row in rows)
+
+
 def test_evaluate_and_play_with_policy_and_reflector_behind_one_server(
     corridor_folder: Path, server: Inference, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -149,6 +172,27 @@ def test_bad_input_is_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.rstrip("\n").count("\n") <= 1  # rlft says first what it reads
+    assert not list(tmp_path.glob("results/*/checkpoint-*"))
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_server_with_other_log_probs_ends_the_command_before_it_saves(
+    kind: str, corridor_folder: Path, server: Inference, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def upside_down(ids: list[Any], logprobs: list[Any], found: list[dict[Any, Any]]) -> None:
+        for row in found if len(ids) == 1 and len(found[0]) == 2 else ():  # labels alone, no probes
+            row.update({one: -12.0 + 6 * place for place, one in enumerate(row)})
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(server, "lie", upside_down)
+    command = ["rlft", "--env", "corridor", "--task-file", str(corridor_folder / "train.json"), "--device", "cpu",
+        "--load-dir", str(corridor_folder / "policy-adapter"), "--sampler", f"{kind}:{server.url}", "--max-steps", "2",
+        "--episodes", "8"]  # fmt: skip
+    assert main(command) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert server.url in error
+    assert "so the update was not made" in error
     assert not list(tmp_path.glob("results/*/checkpoint-*"))
 
 

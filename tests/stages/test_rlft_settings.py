@@ -16,7 +16,7 @@ from reflectkit.models.tiny import build_tokenizer
 from reflectkit.stages import rlft
 from reflectkit.stages.tuning import rlft_problems
 from tests import sft_runs as sft
-from tests.rlft_runs import train
+from tests.rlft_runs import arguments, train
 
 
 @pytest.mark.parametrize(
@@ -119,3 +119,25 @@ def test_a_run_stands_for_its_newest_checkpoint(
     assert settings["rl"]["load_dir"] == settings["out"]["load_dir"] == "run/checkpoint-10"
     assert settings["sft"]["model"] == "run/checkpoint-10"
     assert read_json(Path("results/rl-of-model/config.json"))["settings"]["model"] == "run/checkpoint-10"
+
+
+def test_a_policy_or_an_env_other_than_in_training_is_warned_of_before_anything_runs(
+    corridor_folder: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(corridor_folder / "policy", tmp_path / "model")
+
+    def warnings(**settings: Any) -> list[str]:
+        progress = sft.Interrupting()
+        config = rlft.RLConfig.from_flat(
+            **arguments(corridor_folder, load_dir=model, plan=True, results_dir=tmp_path, **settings)
+        )
+        rlft.run(config, progress)
+        return [line for line in progress.lines if line.startswith("warning: ")]
+
+    (said,) = warnings()
+    assert "was trained with comments but plays without; add --reflect-load-dir" in said
+    assert not warnings(reflect_load_dir=corridor_folder / "reflection")
+    write_json(model / "reflectkit.json", {"role": "plain", "env": "taxi"})
+    without, elsewhere = warnings(reflect_load_dir=corridor_folder / "reflection")
+    assert "was trained without comments" in without
+    assert "was trained in env 'taxi', but plays in 'corridor'" in elsewhere

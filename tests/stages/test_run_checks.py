@@ -8,6 +8,7 @@ import pytest
 
 from reflectkit.cli.main import main
 from tests.explore import FILES
+from tests.server import serve
 
 STEPS = """
 description: d
@@ -63,6 +64,16 @@ def test_rows_that_are_too_long(
     assert "tokens, and the model of step 'plain' reads 24" in line
     assert "add --set 'sft.max_length=64'" in line
     assert main(["run", "r.yaml", "--set", "sft.max_length=64"]) == 0
+
+
+def test_a_chat_model_that_reflects_is_no_model_to_look_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with serve(lambda body: "Go right.") as server:
+        recipe = STEPS.replace("ENV", "corridor").replace("max_length: 24", "max_length: 64")
+        recipe = recipe.replace('["SFT={plain}"]', f'["SFT={{plain}}+local:m"], base_url: "{server.url}"')
+        Path("r.yaml").write_text(recipe)
+        assert main(["run", "r.yaml"]) == 0
+        assert server.requests
 
 
 def test_a_single_repository_and_missing_levels_are_reported_together(

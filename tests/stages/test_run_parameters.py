@@ -30,6 +30,7 @@ parameters:
 fast:
   demos: {noise: 0.1}
 """
+FEW = str(Path(__file__).parents[2] / "research/recipes/taxi-few.yaml")
 ALONG = ("--place", "--levels", "--set", "--seed")
 
 
@@ -73,8 +74,8 @@ def test_each_value_of_a_path_has_its_own_folders(tmp_path: Path) -> None:
 
 def test_each_value_of_a_number_has_its_own_folders() -> None:
     five, usual = (
-        PipelineConfig.from_flat(recipe="taxi-few", demonstrations=5),
-        PipelineConfig.from_flat(recipe="taxi-few", demonstrations=10),
+        PipelineConfig.from_flat(recipe=FEW, demonstrations=5),
+        PipelineConfig.from_flat(recipe=FEW, demonstrations=10),
     )
     assert (five.folder, five.data_folder) == ("taxi-few-demonstrations-5", Path("data/demonstrations-5"))
     assert (usual.folder, usual.data_folder) == ("taxi-few", Path("data"))

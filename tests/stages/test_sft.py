@@ -19,6 +19,7 @@ from reflectkit.cli.main import main
 from reflectkit.core.checksums import seal, verify
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError, ReflectkitError
+from reflectkit.core.jsonl import read_json
 from reflectkit.models.checks import all_finite
 from reflectkit.models.load import load_player
 from reflectkit.stages import sft
@@ -113,6 +114,23 @@ def test_rows_grouped_by_length_keep_their_order(rows: Path, tmp_path: Path, at:
         with pytest.raises(KeyboardInterrupt):
             train(rows, tmp_path / "cut", Interrupting(at=step), **settings)
     assert hashes(train(rows, tmp_path / "cut", **settings)) == hashes(train(rows, tmp_path / "straight", **settings))
+
+
+def test_the_figures_of_a_resumed_run_are_those_of_an_uninterrupted_one(rows: Path, tmp_path: Path) -> None:
+    """Resumed at step 15, between the rows of the log: the next one is still of the steps 1 to 20."""
+    settings: dict[str, Any] = {"save_steps": 15, "max_steps": 41}
+    with pytest.raises(KeyboardInterrupt):
+        train(rows, tmp_path / "cut", Interrupting(at=18), **settings)
+    with pytest.raises(KeyboardInterrupt):
+        train(rows, tmp_path / "cut", Interrupting(at=33), **settings)
+    here, there = (
+        read_json(train(rows, tmp_path / name, **settings).parent / "report.json")["figures"]
+        for name in ("cut", "straight")
+    )
+    assert here == there
+    texts = [(tmp_path / name / "1_sft" / "metrics.jsonl").read_text() for name in ("cut", "straight")]
+    assert texts[0] == texts[1]
+    assert [json.loads(line)["step"] for line in texts[0].splitlines()] == [20, 40]
 
 
 def test_a_damaged_order_of_rows_is_one_line(rows: Path, tmp_path: Path) -> None:

@@ -407,11 +407,6 @@ def test_verdicts_that_say_nothing_are_refused(text: str) -> None:
     assert parse_check("1: 2\n**Question 2:** 1 and 3", 2, 3) == [{2}, {1, 3}]
 
 
-def test_the_oracle_alone_paraphrases(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gen-task", "--teacher", "local:m", "--paraphrase"]) == 2
-    assert "--paraphrase is for the oracle" in capsys.readouterr().err
-
-
 CHOICES = ("cd app", "cat README.md", "id README.md")
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from reflectkit.core.prompts import label, policy_prompt
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import make
 from reflectkit.envs.taxi import Taxi
+from reflectkit.models.agreement import MEAN_LIMIT
 from reflectkit.models.load import Player, save_player
 from reflectkit.models.tiny import build_tokenizer
 from tests.rlft_runs import train
@@ -49,8 +50,8 @@ def save_llama(folder: Path) -> None:
 class Vllm:
     """vLLM on loopback, with adapters at run time."""
 
-    def __init__(self, model: Path, log: Path) -> None:
-        self.model, self.log, self.process = model, log, None
+    def __init__(self, model: Path, log: Path, dtype: str) -> None:
+        self.model, self.log, self.dtype, self.process = model, log, dtype, None
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -61,9 +62,9 @@ class Vllm:
 
     def start(self) -> None:
         """Start it, and return before it answers."""
-        command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model), "--dtype", "float32",
-            "--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager", "--enable-lora", "--max-lora-rank",
-            "16"]  # fmt: skip
+        command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model), "--dtype",
+            self.dtype, "--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager", "--enable-lora",
+            "--max-lora-rank", "16"]  # fmt: skip
         more = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
         with self.log.open("ab") as log:
             self.process: Any = subprocess.Popen(
@@ -85,11 +86,16 @@ class Vllm:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vllm")
     save_llama(folder / "llama")
     write_json(folder / "train.json", [record_to_json(Record(task, ())) for task in Taxi.tasks("dropoff")])
-    running = Vllm(folder / "llama", folder / "vllm.log")
+    return folder / "llama"
+
+
+@contextmanager
+def serving(model: Path, dtype: str) -> Iterator[Vllm]:
+    running = Vllm(model, model.parent / f"{dtype}.log", dtype)
     running.start()
     try:
         running.wait()
@@ -98,11 +104,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
         running.kill()
 
 
-def test_learning_is_that_of_this_process_and_survives_a_kill(server: Vllm, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "env": "taxi", "task_file": server.model.parent / "train.json", "load_dir": server.model, "lora_r": 8,
-        "curriculum": ("dropoff",), "episodes": 16, "max_steps": 4, "learning_rate": 3e-3,
+@pytest.fixture
+def server(model: Path) -> Iterator[Vllm]:
+    with serving(model, "float32") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def bfloat16(model: Path) -> Iterator[Vllm]:
+    with serving(model, "bfloat16") as running:
+        yield running
+
+
+def settings_of(model: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "env": "taxi", "task_file": model.parent / "train.json", "load_dir": model, "lora_r": 8,
+        "curriculum": ("dropoff",), "episodes": 16, "max_steps": 4, "learning_rate": 3e-3, **more,
     }  # fmt: skip
+
+
+def test_learning_is_that_of_this_process_and_survives_a_kill(server: Vllm, tmp_path: Path) -> None:
+    settings = settings_of(server.model)
     runs: dict[str, list[dict[str, Any]]] = {}
 
     def run(name: str, **more: Any) -> None:
@@ -132,3 +154,17 @@ def test_learning_is_that_of_this_process_and_survives_a_kill(server: Vllm, tmp_
     for name, rows in runs.items():
         print(name, [round(row["return"], 3) for row in rows], [row["episodes_per_second"] for row in rows],
             [row.get("logprob_difference_max") for row in rows])  # fmt: skip
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_bfloat16_is_far_from_the_limits_of_a_server_that_answers_wrongly(
+    staleness: int, model: Path, bfloat16: Vllm, tmp_path: Path
+) -> None:
+    settings = settings_of(model, max_steps=8, sampler=f"vllm:{bfloat16.url}", max_staleness=staleness)
+    checkpoint = train(tmp_path, tmp_path, **settings, name="bfloat16")
+    rows = [row for _, row in read_jsonl(checkpoint.parent / "metrics.jsonl")]
+    print("bfloat16", staleness, [(round(row["logprob_difference_mean"], 4), round(row["logprob_difference_max"], 4))
+        for row in rows])  # fmt: skip
+    assert len(rows) == 8
+    if not staleness:
+        assert all(row["logprob_difference_mean"] < MEAN_LIMIT / 2 for row in rows)

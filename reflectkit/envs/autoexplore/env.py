@@ -37,6 +37,7 @@ from reflectkit.core.text import count_short, count_tokens, shorten
 from reflectkit.core.types import Message, Observation, Task, ToolUse, Trajectory
 from reflectkit.envs.autoexplore import costs
 from reflectkit.envs.autoexplore.commands import UP, Output, Walk, offered, shortest_path
+from reflectkit.envs.autoexplore.keyword import keyword_choice
 from reflectkit.envs.autoexplore.reflections import write_reflection
 from reflectkit.envs.autoexplore.repo import Folder, Repository, open_repository
 from reflectkit.envs.base import BaseEnv, PromptSettings, check_choice, check_task
@@ -86,6 +87,7 @@ class AutoExplore(BaseEnv):
     split_by: ClassVar[tuple[str, ...]] = ("repo", "question")
     noise: ClassVar[float] = 0.0
     negatives: ClassVar[int] = 2
+    baselines: ClassVar[tuple[str, ...]] = ("keyword",)
     keeps_other_levels: ClassVar[bool] = False
     rules: ClassVar[str] = (
         "Goal: find the one file of a repository that answers the question after `Task:`, and name it with id.\n"
@@ -175,6 +177,7 @@ class AutoExplore(BaseEnv):
         elif isinstance(done, str):
             self._over = True
             info["answer"] = done
+            info["figures"] = {"named": 1.0}
             cost += costs.end_cost(done in self.targets, self.horizon)
         elif len(self._history) == self.horizon:
             cost += costs.end_cost(False, self.horizon)
@@ -250,6 +253,10 @@ class AutoExplore(BaseEnv):
             data = {"question": f"Where does it say {lines[0]}?", "filename": path.as_posix(), "root": "written"}
             tasks.append(Task(f"written-{number}", cls.name, "2", "written", data))
         return tasks, {"repos_dir": folder}
+
+    def baseline(self, name: str) -> int:
+        """The choice of the keyword player; it sees what `reset` and `step` return, and nothing else."""
+        return keyword_choice(self._text(), self._choices)
 
     # --------------------------------------------------------------------------------------------- the oracle teacher
 

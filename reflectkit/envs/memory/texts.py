@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import read_json
+from reflectkit.core.jsonl import file_text, read_json
 from reflectkit.core.text import count_tokens
 from reflectkit.core.types import Task
 from reflectkit.envs.memory.content import level_of
@@ -81,7 +81,7 @@ def _short(piece: str, most: int) -> Iterator[str]:
 
 def _sentences(path: Path) -> Iterator[str]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = file_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(path, f"cannot be read as UTF-8 text ({str(error)[:80]})") from None
     for sentence in SENTENCES.split(text):

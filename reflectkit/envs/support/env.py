@@ -43,6 +43,7 @@ from reflectkit.envs.support.tasks import ALL, NAME, ONE, REFUSE, SEVERAL, make_
 from reflectkit.envs.support.tools import TOOLS, execute
 
 SCRIPTED = "scripted"
+NO_ORACLE = "the oracle of env 'support' reads the scripted user's mind; leave out --user"
 MOST_CUSTOMERS = 100_000
 BENCHMARK = 64  # tasks to measure the env on
 
@@ -181,9 +182,15 @@ class Support(ConversationEnv):
         self._need_script()
         return self.desk.comment(generator)
 
+    @classmethod
+    def check_oracle(cls, settings: SupportSettings) -> None:
+        """Raises ConfigError unless the user is scripted."""
+        if settings.user != SCRIPTED:
+            raise ConfigError(NO_ORACLE)
+
     def _need_script(self) -> None:
         if self.user is not None:
-            raise ConfigError("the oracle of env 'support' reads the scripted user's mind; leave out --user")
+            raise ConfigError(NO_ORACLE)
 
 
 def _database(task: Task) -> Database:

@@ -2,8 +2,7 @@
 
 Departs from the package: each task carries its domain and split; a change of the package is noticed; the reward is
 computed without changing anything, from the changed records instead of hashes of whole databases; a call whose
-arguments do not match the tool's schema, or several at once, are refused instead of executed in part; a result over
-16,000 characters is cut.
+arguments do not match the tool's schema is refused instead of executed in part; a result over 16,000 characters is cut.
 
 Observation
     The conversation: the domain's policy, what the user said, the agent's calls and replies, and the results.
@@ -23,7 +22,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -34,7 +33,7 @@ from reflectkit.core.tools import use_of
 from reflectkit.core.types import Message, Task, ToolCall, ToolSpec, ToolUse
 from reflectkit.core.users import User, UserTurn
 from reflectkit.envs.base import check_task, task_int
-from reflectkit.envs.conversation import CHAT_USER, ConversationEnv, Refusal, Reply, UserSettings
+from reflectkit.envs.conversation import CHAT_USER, FIRST, ConversationEnv, Refusal, Reply, UserSettings
 from reflectkit.envs.tau import package
 from reflectkit.envs.tau.package import SPLITS, Problem
 from reflectkit.envs.tau.simulator import parse_simulator, simulator
@@ -55,6 +54,11 @@ class TauSettings(UserSettings):
         NOBODY,
         help="The model that plays the user: openai:MODEL, azure:DEPLOYMENT or local:MODEL; none: nobody answers, for"
         " the oracle.",
+    )
+    several_calls: Literal["refuse", "first"] = option(
+        FIRST,
+        help="What several calls in one turn do: first (the first is carried out, and the others are passed over, as by"
+        " the benchmark's own agent) or refuse (none is, and the agent is told why).",
     )
     simulator: str | None = option(
         None, help="The package's own simulated user instead: MODEL@PROVIDER as litellm names them, e.g. gpt-4o@openai."
@@ -91,6 +95,7 @@ class Tau(ConversationEnv):
     Settings: ClassVar[type[Config]] = TauSettings
     settings: TauSettings
     problem_generator: ClassVar[str] = "reflectkit.envs.tau.problems:Problems"
+    split_by: ClassVar[tuple[str, ...]] = ("group", "question")
     rules: ClassVar[str] = (
         "Goal: do what the customer of a shop or an airline wants, as far as the policy allows it.\n"
         "Actions: one call of a tool, or one reply to the customer, at a time.\n"

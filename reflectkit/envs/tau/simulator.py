@@ -14,6 +14,7 @@ from typing import Any
 
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.core.eventloop import in_thread
+from reflectkit.core.keys import masked
 from reflectkit.core.types import Message
 from reflectkit.core.users import UserTurn
 from reflectkit.envs.tau.package import installed
@@ -48,7 +49,7 @@ class Simulator:
         try:
             text = await in_thread(self._ask, instructions, conversation)
         except Exception as error:  # litellm's errors have many types, and no common base
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = " ".join(masked(str(error)).split()) or type(error).__name__
             raise EnvironmentFailure(f"the user {self.model}@{self.provider} cannot be asked: {reason:.200}") from None
         said = text.replace(STOP, " ").strip()
         return UserTurn(said, over=STOP in text)

@@ -17,6 +17,7 @@ from typing import Any
 from reflectkit.core.config import Config, build, option
 from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.folders import RunConfig
+from reflectkit.core.jsonl import file_text
 from reflectkit.core.types import Task, Thinking, from_json
 from reflectkit.core.yaml_text import parse_yaml
 from reflectkit.stages.shared.environments import EnvConfig, EnvSetup, RolloutConfig
@@ -125,7 +126,7 @@ def reflector_of(args: Any) -> str | None:
 @cache
 def _served(path: str, policy: str) -> str | None:
     try:
-        content = parse_yaml(Path(path).read_text(encoding="utf-8"), path)
+        content = parse_yaml(file_text(Path(path)), path)
     except OSError as error:
         raise DataError(path, f"cannot be read: {error.strerror}") from None
     models = content.get("sglang") if isinstance(content, Mapping) else None

@@ -5,22 +5,58 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from reflectkit.core.errors import CheckpointError, ConfigError, EnvironmentFailure
-from reflectkit.models.servers.protocols import Drawn, Weights
+from reflectkit.core.errors import CheckpointError, ConfigError
+from reflectkit.models.servers.protocols import FLOOR, Drawn, Weights
 from reflectkit.models.servers.wire import GoneError, RefusedError, Wire
 
+LEAST_DRAWN = math.log(2.0**-149)
+"""Log-probability of float32's smallest number, -103.3: what is less likely has probability 0, and is never drawn."""
+ROUNDING = 1e-4
+"""How far above 0 rounding may lift a log-probability."""
+SURPLUS = 1e-2
+"""How far above 1 rounding may lift the sum of a distribution's probabilities."""
 
-def checked(drawn: Drawn, url: str) -> Drawn:
-    """`drawn`. Raises EnvironmentFailure unless every token has a finite log-probability."""
-    if (
-        not drawn.token_ids
-        or len(drawn.token_ids) != len(drawn.logprobs)
-        or not all(map(math.isfinite, drawn.logprobs))
-    ):
-        raise EnvironmentFailure(f"{url}: {len(drawn.token_ids)} tokens with log-probabilities {drawn.logprobs!r:.100}")
-    return drawn
+
+def scores(values: Mapping[int, Any], url: str) -> dict[int, float]:
+    """The log-probabilities of different tokens in one place. Raises ConfigError if they are none."""
+    result = {token: _logprob(value, FLOOR, url) for token, value in values.items()}
+    total = math.fsum(map(math.exp, result.values()))
+    if total > 1 + SURPLUS:
+        raise wrong(url, f"log-probabilities of {len(result)} tokens whose probabilities add up to {total:.4g}")
+    return result
+
+
+def text(drawn: Drawn, stop_ids: frozenset[int], limit: int, vocabulary: int, url: str) -> Drawn:
+    """`drawn`. Raises ConfigError unless it is a text of at most `limit` tokens, each of the `vocabulary` (its size)
+    and with the log-probability of a token that can be drawn, and ends where a stop token does.
+    """
+    ids = drawn.token_ids
+    if len(ids) != len(drawn.logprobs):
+        raise wrong(url, f"{len(ids)} tokens with {len(drawn.logprobs)} log-probabilities")
+    if not 1 <= len(ids) <= limit:
+        raise wrong(url, f"{len(ids)} tokens where 1 to {limit} were asked for")
+    for one in ids:
+        if type(one) is not int or not 0 <= one < vocabulary:
+            raise wrong(url, f"the token {one!r:.40}, but the model's are 0 to {vocabulary - 1}")
+    early = stop_ids.intersection(ids[:-1])
+    if early:
+        raise wrong(url, f"more tokens after the stop token {min(early)}")
+    return replace(drawn, logprobs=tuple(_logprob(value, LEAST_DRAWN, url) for value in drawn.logprobs))
+
+
+def _logprob(value: Any, least: float, url: str) -> float:
+    """The JSON value as a log-probability. Raises ConfigError if it is not a number from `least` to 0."""
+    if type(value) not in (int, float) or not least <= value <= ROUNDING:
+        raise wrong(url, f"the log-probability {value!r:.40}, which is no number from {least:.0f} to 0")
+    return float(value)
+
+
+def wrong(url: str, what: str) -> ConfigError:
+    """The error for an answer that no server gives that works."""
+    return ConfigError(f"{url} answered with {what}; use another version of the server, or sample in this process")
 
 
 async def known(wire: Wire, path: str, kind: str) -> Any:

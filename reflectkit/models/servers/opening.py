@@ -7,7 +7,7 @@ from pathlib import Path
 from reflectkit.core.config import flag
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.eventloop import wait_for
-from reflectkit.models.facts import base_of, check_role, context_of, load_tokenizer
+from reflectkit.models.facts import base_of, check_role, config_of, context_of, load_tokenizer
 from reflectkit.models.sampler import Opening
 from reflectkit.models.servers.sampler import ServerSampler
 from reflectkit.models.servers.settings import KEYS, ServerSettings
@@ -44,7 +44,8 @@ def open_server(kind: str, url: str, opening: Opening, settings: ServerSettings)
             " or use sglang:URL"
         )
     store = Store(settings.adapter_dir, settings.adapter_dir_there)
-    sampler = ServerSampler(server, tokenizer, role, context_of(opening.checkpoint), base, store)
+    vocabulary = getattr(config_of(base), "vocab_size", None) or len(tokenizer)
+    sampler = ServerSampler(server, tokenizer, role, context_of(opening.checkpoint), vocabulary, base, store)
     setting = "reflector_served_model" if opening.role == "reflection" else "served_model"
     wait_for(sampler.check(getattr(settings, setting), flag(setting)))
     if player is None and (folder / "adapter_config.json").is_file():

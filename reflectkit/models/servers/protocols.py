@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
-from reflectkit.models.sampler import Ask
+from reflectkit.models.sampler import Ask, Truncation
 from reflectkit.models.servers.wire import Wire
 
 MOST_AT_ONCE = 128
@@ -23,6 +23,11 @@ UNSHAPED = {
 """Sampling from the model's own distribution, whatever defaults come with the model; "top_k" differs by server."""
 FLOOR = -9999.0
 """What vLLM writes for a log-probability of -inf."""
+
+
+def shaped(truncation: Truncation) -> dict[str, float]:
+    """The parameters of `truncation` that replace those of `UNSHAPED`."""
+    return {name: value for name, value in asdict(truncation).items() if value}
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,13 @@ class Served:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a server sampled, and how likely each token was. version: of the weights, where the server says it."""
+    """What a server says it sampled, and how likely each token was; nothing of it is checked. version: of the weights,
+    where the server says it.
+    """
 
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    version: str | None = None
+    token_ids: tuple[Any, ...]
+    logprobs: tuple[Any, ...]
+    version: Any = None
 
 
 class LostWeightsError(Exception):
@@ -81,14 +88,16 @@ class Server(Protocol):
 
     async def children(
         self, weights: Weights, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
-    ) -> tuple[dict[int, float], str | None]:
-        """(log-probability of each of `tokens` after `prompt`, up to a constant; version of the weights, if the server
-        says it). Raises CheckpointError where it returns none, LostWeightsError.
+    ) -> tuple[dict[int, Any], Any]:
+        """(what the server says of the log-probability of each of `tokens` after `prompt`, and of the version of its
+        weights); nothing of it is checked. Raises CheckpointError where it returns none, LostWeightsError.
         """
         ...
 
     async def write(self, weights: Weights, ask: Ask, limit: int) -> Drawn:
-        """A text of at most `limit` tokens. Raises CheckpointError without log-probabilities, LostWeightsError."""
+        """A text of at most `limit` tokens, as the server says it. Raises CheckpointError without log-probabilities,
+        LostWeightsError.
+        """
         ...
 
     async def load(self, weights: Weights, *, patient: bool = True) -> None:

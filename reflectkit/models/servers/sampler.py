@@ -8,39 +8,35 @@ matter whether the server's log-probabilities are those before or after a mask. 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
-
-import torch
 
 from reflectkit.core.errors import CheckpointError, ConfigError, EnvironmentFailure
 from reflectkit.core.jsonl import sha256
+from reflectkit.models.agreement import disagreement
 from reflectkit.models.hub import looks_local
 from reflectkit.models.labels import Path, trie
 from reflectkit.models.load import Player
-from reflectkit.models.sampler import Ask, Sampled, draw
-from reflectkit.models.scoring import choice_logprobs
-from reflectkit.models.servers.protocols import MOST_AT_ONCE, LostWeightsError, Server, Weights
+from reflectkit.models.memo import ScoreMemo
+from reflectkit.models.sampler import Ask, Sampled, draw_label
+from reflectkit.models.servers import answers
+from reflectkit.models.servers.probes import TOKENS, Probes, spread, text_difference
+from reflectkit.models.servers.protocols import MOST_AT_ONCE, Drawn, LostWeightsError, Server, Weights
 from reflectkit.models.servers.store import Store
 
-MEMO_LIMIT = 200_000  # entries; a full memo starts again
 KEPT = 2  # versions that the server keeps: the current one, and that of requests still on their way
 RESTORES = 20  # times that a request is made again because the server lost its weights
-SAME = 0.5
-"""Largest difference of log-probabilities, in nats, between a server and this process for the same weights; bfloat16
-and kernels of another order stay far below it.
-"""
-PROBES = 16
-
 PUBLISHING_S = 0.05
 """How long a request waits whose answer came from weights that are just being published."""
 
+Value = TypeVar("Value")
 Key = tuple[int, tuple[Path, ...], tuple[int, ...], float]
 """Version, labels, prompt and temperature of a score."""
 
@@ -52,26 +48,33 @@ class _NewerWeightsError(Exception):
 class ServerSampler:
     """Samples from the model behind `server`.
 
-    tokenizer, role, context: the policy's. base: the model that the server must serve, as a path or hub id. store:
-    where weights are written for the server.
+    tokenizer, role, context: the policy's. vocabulary: how many tokens its model has. base: the model that the server
+    must serve, as a path or hub id. store: where weights are written for the server.
     """
 
     remote = True
 
     def __init__(
-        self, server: Server, tokenizer: Any, role: str | None, context: int | None, base: str, store: Store
+        self,
+        server: Server,
+        tokenizer: Any,
+        role: str | None,
+        context: int | None,
+        vocabulary: int,
+        base: str,
+        store: Store,
     ) -> None:
         self.server, self.tokenizer, self.role, self.store, self.base = server, tokenizer, role, store, base
-        self.context = context or 2**20
+        self.context, self.vocabulary = context or 2**20, vocabulary
         self.tokens = self.version = 0
         self.restored = 0
         """How often the server was given the current weights again."""
         self._served = self.context
         self._weights = Weights(base, adapter=False)
         self._held: list[Weights] = []
-        self._compared = False
+        self._probes = Probes(len(tokenizer))
         self._scaled: bool | None = None
-        self._scores: dict[Key, tuple[float, ...]] = {}
+        self._scores = ScoreMemo()
         self._asked: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Key, asyncio.Task[tuple[float, ...]]]]
         self._asked = WeakKeyDictionary()
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
@@ -120,18 +123,19 @@ class ServerSampler:
         if read > self.context or read + bool(ask.labels) > self._served:
             text = f"the policy's prompt is {len(ask.prompt_ids)} tokens, but the server's model reads {self.context}"
             return Sampled(version=self._weights.version, too_long=text)
+        self._probes.see(ask)
         if not ask.labels:
             return await self._write(ask)
         version, row = await self._row(ask.labels, ask.prompt_ids, ask.temperature or 1.0)
-        chosen = draw(row, ask.temperature, ask.seed)
-        return Sampled(ask.labels[chosen], (row[chosen],), row, version)
+        return draw_label(ask, row, version)
 
     async def publish(self, weights: Any, version: int) -> None:
-        """Write the `Player`'s weights, and have the server load them. Requests from now on are for these.
+        """Write the `Player`'s weights, have the server load them, and see whether it did. Requests from now on are for
+        these.
 
         Raises
         ------
-        ConfigError: the server cannot load them. GoneError: it is away for too long.
+        ConfigError: the server cannot load them, or has others. GoneError: it is away for too long.
         """
         player: Player = weights
         adapter = hasattr(player.model, "peft_config")
@@ -139,28 +143,33 @@ class ServerSampler:
         fresh = Weights(self.store.name(version), version, adapter, there)
         await self.server.load(fresh)
         self._weights, self.version = fresh, version
-        self._scores = {}  # a new one: other threads may be reading the old one
+        self._scores = ScoreMemo()  # a new one: other threads may be reading the old one
         self._held.append(fresh)
         while len(self._held) > KEPT:
             old = self._held.pop(0)
             if adapter:
                 await self.server.unload(old.name)
             self.store.remove(old.name)
-        if not self._compared:
-            await self._compare(player)
-            self._compared = True
+        await self._compare(player)
 
     async def _row(
         self, labels: tuple[Path, ...], prompt: tuple[int, ...], temperature: float
     ) -> tuple[int, tuple[float, ...]]:
         """(version, the labels' log-probabilities behind `prompt`). Equal requests are sent once."""
+
+        async def row(weights: Weights) -> tuple[int, tuple[float, ...]]:
+            key = (weights.version, labels, prompt, temperature)
+            kept = self._scores.get(labels, prompt, (weights.version, temperature))
+            return weights.version, kept or await self._shared(key, weights)
+
+        return await self._with_weights(row)
+
+    async def _with_weights(self, request: Callable[[Weights], Awaitable[Value]]) -> Value:
+        """What `request` returns for the current weights, which the server is given again if it lost them."""
         for _ in range(RESTORES):
             weights = self._weights
-            key = (weights.version, labels, prompt, temperature)
-            if key in self._scores:
-                return weights.version, self._scores[key]
             try:
-                return weights.version, await self._shared(key, weights)
+                return await request(weights)
             except LostWeightsError:
                 await self._restore(weights)
             except _NewerWeightsError:
@@ -178,14 +187,14 @@ class ServerSampler:
 
     async def _scored(self, key: Key, weights: Weights) -> tuple[float, ...]:
         """Ask for the tokens that may come next at each place where labels part, and add up along the paths."""
-        _, labels, prompt, temperature = key
+        version, labels, prompt, temperature = key
         one = trie(labels)
         steps = [self._step(weights, (*prompt, *node.prefix), node.children, temperature) for node in one.nodes]
         logprobs = await asyncio.gather(*steps)
         row = tuple(math.fsum(logprobs[node][child] for node, child in path) for path in one.steps)
-        if len(self._scores) >= MEMO_LIMIT:
-            self._scores.clear()
-        self._scores[key] = row
+        scores = self._scores
+        scores.trim()
+        scores.keep(labels, prompt, (version, temperature), row)
         return row
 
     async def _step(
@@ -196,16 +205,33 @@ class ServerSampler:
             return (0.0,)
         values: dict[int, float] = {}
         for start in range(0, len(children), MOST_AT_ONCE):
-            part = children[start : start + MOST_AT_ONCE]
-            found, version = await self.server.children(weights, prompt, part)
-            if weights.path and not weights.adapter:
-                self._check_version(weights, version)
-            values |= found
+            values |= await self._next(weights, prompt, children[start : start + MOST_AT_ONCE])
             self.tokens += len(prompt) + 1
         return normalised([values[token] for token in children], temperature, self.server.wire.url)
 
-    def _check_version(self, weights: Weights, name: str | None) -> None:
-        """Raises LostWeightsError or _NewerWeightsError unless the server's weights, called `name`, are `weights`."""
+    async def _next(
+        self, weights: Weights, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
+    ) -> dict[int, float]:
+        """The server's log-probabilities of `tokens`, MOST_AT_ONCE at most, after `prompt`."""
+        found, version = await self.server.children(weights, prompt, tokens, temperature)
+        self._check_version(weights, version)
+        return answers.scores(found, self.server.wire.url)
+
+    async def _written(self, weights: Weights, ask: Ask, limit: int) -> tuple[Drawn, int]:
+        """(a text of at most `limit` tokens, version of the weights that wrote it)."""
+        drawn = await self.server.write(weights, ask, limit)
+        with contextlib.suppress(_NewerWeightsError):  # it says which
+            self._check_version(weights, drawn.version)
+        version = self.store.version(drawn.version)
+        checked = answers.text(drawn, ask.stop_ids, limit, self.vocabulary, self.server.wire.url)
+        return checked, weights.version if version is None else version
+
+    def _check_version(self, weights: Weights, name: Any) -> None:
+        """Raises LostWeightsError or _NewerWeightsError if `weights` are of a whole model, and the server's, called
+        `name`, are others.
+        """
+        if weights.adapter or not weights.path:
+            return
         version = self.store.version(name)
         if version is not None and version > weights.version:
             raise _NewerWeightsError
@@ -214,23 +240,21 @@ class ServerSampler:
 
     async def _write(self, ask: Ask) -> Sampled:
         """A text, sampled by the server."""
-        if ask.temperature not in (0, 1) and not await self._is_scaled():
+        truncated = bool(ask.truncation) and ask.temperature > 0
+        if (truncated or ask.temperature not in (0, 1)) and not await self._is_scaled():
+            before = "truncation; leave out --top-p, --top-k and --min-p" if truncated else "the temperature; sample"
             raise ConfigError(
-                f"{self.server.wire.url} returns log-probabilities from before the temperature; sample with"
-                f" --temperature 1, or start it {self.server.processed_help}"
+                f"{self.server.wire.url} returns log-probabilities from before {before}"
+                f"{'' if truncated else ' with --temperature 1'}, or start it {self.server.processed_help}"
             )
-        limit = min(ask.max_new_tokens, self._served - len(ask.prompt_ids), self.context - len(ask.prompt_ids))
-        for _ in range(RESTORES):
-            weights = self._weights
-            try:
-                drawn = await self.server.write(weights, ask, limit)
-            except LostWeightsError:
-                await self._restore(weights)
-                continue
-            self.tokens += len(ask.prompt_ids) + len(drawn.token_ids)
-            version = self.store.version(drawn.version)
-            return Sampled(drawn.token_ids, drawn.logprobs, version=weights.version if version is None else version)
-        raise EnvironmentFailure(f"{self.server.wire.url} lost the weights {RESTORES} times during one request")
+        limit = min(ask.max_new_tokens, self._room(ask))
+        drawn, version = await self._with_weights(lambda weights: self._written(weights, ask, limit))
+        self.tokens += len(ask.prompt_ids) + len(drawn.token_ids)
+        return Sampled(drawn.token_ids, drawn.logprobs, version=version)
+
+    def _room(self, ask: Ask) -> int:
+        """How many tokens the context has left behind the prompt."""
+        return min(self._served, self.context) - len(ask.prompt_ids)
 
     async def _restore(self, lost: Weights) -> None:
         """Give the server the current weights again, unless newer ones were published meanwhile."""
@@ -259,31 +283,47 @@ class ServerSampler:
                 f" {hashes[0][:8]} here); serve the policy's own base, with its tokenizer"
             )
 
-    @torch.no_grad()
     async def _compare(self, player: Player) -> None:
-        """Raises ConfigError unless the server's log-probabilities are those of the weights that it was just given."""
-        ids = _spread(len(self.tokenizer), PROBES)
-        prompt, labels = tuple(ids[:4]), tuple((token,) for token in ids)
+        """Raises ConfigError unless the server has the weights that it was just given."""
         player.model.eval()
         player.activate()
-        own_BK, _ = choice_logprobs(player.model, [prompt], [labels], pad_id=player.pad_id)
-        _, row = await self._row(labels, prompt, 1.0)
-        difference = max(abs(one - other) for one, other in zip(own_BK[0].tolist(), row, strict=True))
-        if not difference <= SAME:
+        self._probes.choose(player)
+        url, probes = self.server.wire.url, self._probes.chosen
+        texts = [replace(one.text, seed=0) for one in probes if one.text is not None]
+
+        async def there(weights: Weights) -> tuple[list[dict[int, float]], list[tuple[Drawn, int]]]:
+            return (
+                await asyncio.gather(*(self._next(weights, one.prompt, one.tokens) for one in probes)),
+                await asyncio.gather(*(self._written(weights, ask, min(TOKENS, self._room(ask))) for ask in texts)),
+            )
+
+        scores, written = await self._with_weights(there)
+        rows = [
+            normalised([found[token] for token in one.tokens], 1.0, url)
+            for found, one in zip(scores, probes, strict=True)
+        ]
+        complaint = self._probes.complaint(self._probes.own(player), [value for row in rows for value in row])
+        difference_N = text_difference(player, texts, [(one.token_ids, one.logprobs) for one, _ in written])
+        apart = disagreement(difference_N, min((ask.temperature or 1.0 for ask in texts), default=1.0))
+        if apart and not complaint:
+            complaint = f"log-probabilities of its texts differ {apart}"
+        if complaint:
             raise ConfigError(
-                f"{self.server.wire.url} serves other weights than the policy's: log-probabilities differ by"
-                f" {difference:.2f} nats; serve {self.base} itself, unquantised"
+                f"{url} serves other weights than the policy's: {complaint}; serve {self.base} itself, unquantised, and"
+                f" see in its log whether it loads {self._weights.path}"
             )
 
     async def _is_scaled(self) -> bool:
         """Whether the server's log-probabilities are those after the temperature."""
         if self._scaled is None:
-            ids = _spread(len(self.tokenizer), PROBES)
-            spread = []
-            for temperature in (1.0, 2.0):
-                values, _ = await self.server.children(self._weights, ids[:4], ids, temperature)
-                spread.append(max(values.values()) - min(values.values()))
-            self._scaled = abs(2 * spread[1] - spread[0]) < abs(spread[1] - spread[0])
+            ids = spread(len(self.tokenizer), TOKENS)
+
+            async def ranges(weights: Weights) -> list[float]:
+                found = [await self._next(weights, ids[:4], ids, temperature) for temperature in (1.0, 2.0)]
+                return [max(values.values()) - min(values.values()) for values in found]
+
+            one, two = await self._with_weights(ranges)
+            self._scaled = abs(2 * two - one) < abs(two - one)
         return self._scaled
 
 
@@ -307,8 +347,3 @@ def normalised(values: Sequence[float], temperature: float, url: str = "the serv
 def _same_model(there: str, here: str) -> bool:
     """Whether the server's path is that of the model called `here`: the same folder, or the same hub id."""
     return there == here or (looks_local(here) and os.path.realpath(there) == os.path.realpath(here))
-
-
-def _spread(size: int, count: int) -> list[int]:
-    """`count` different token ids, spread over a vocabulary of `size`."""
-    return sorted({number * (size - 1) // (count - 1) for number in range(count)})

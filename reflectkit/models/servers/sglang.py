@@ -10,7 +10,7 @@ from typing import Any
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.models.sampler import Ask
 from reflectkit.models.servers import answers
-from reflectkit.models.servers.protocols import FLOOR, UNSHAPED, Drawn, LostWeightsError, Served, Weights
+from reflectkit.models.servers.protocols import UNSHAPED, Drawn, LostWeightsError, Served, Weights, shaped
 from reflectkit.models.servers.wire import RefusedError, Wire
 
 
@@ -39,27 +39,31 @@ class Sglang:
 
     async def children(
         self, weights: Weights, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
-    ) -> tuple[dict[int, float], str | None]:
+    ) -> tuple[dict[int, Any], Any]:
         """See `Server`."""
         meta = await self._generate(
             weights, prompt, {"max_new_tokens": 1, "temperature": temperature}, {"token_ids_logprob": list(tokens)}
         )
         try:
-            values = {int(item[1]): float(item[0]) for item in meta["output_token_ids_logprobs"][0]}
-            return {token: max(values[token], FLOOR) for token in tokens}, meta.get("weight_version")
-        except (TypeError, KeyError, IndexError, ValueError):
+            values = {item[1]: item[0] for item in meta["output_token_ids_logprobs"][0]}
+            return {token: values[token] for token in tokens}, meta.get("weight_version")
+        except (TypeError, KeyError, IndexError):
             raise answers.no_logprobs(self.wire.url, "SGLang returns those of `token_ids_logprob`") from None
 
     async def write(self, weights: Weights, ask: Ask, limit: int) -> Drawn:
         """See `Server`. The seed of the draw is the server's."""
-        wanted = {"max_new_tokens": limit, "temperature": ask.temperature, "stop_token_ids": sorted(ask.stop_ids)}
+        wanted = {
+            "max_new_tokens": limit,
+            "temperature": ask.temperature,
+            "stop_token_ids": sorted(ask.stop_ids),
+            **shaped(ask.truncation),
+        }
         meta = await self._generate(weights, ask.prompt_ids, wanted, {})
         try:
-            pairs = [(int(item[1]), float(item[0])) for item in meta["output_token_logprobs"]]
-        except (TypeError, KeyError, IndexError, ValueError):
+            pairs = [(item[1], item[0]) for item in meta["output_token_logprobs"]]
+        except (TypeError, KeyError, IndexError):
             raise answers.no_logprobs(self.wire.url, "SGLang returns them for `return_logprob`") from None
-        drawn = Drawn(tuple(token for token, _ in pairs), tuple(one for _, one in pairs), meta.get("weight_version"))
-        return answers.checked(drawn, self.wire.url)
+        return Drawn(tuple(token for token, _ in pairs), tuple(one for _, one in pairs), meta.get("weight_version"))
 
     async def load(self, weights: Weights, *, patient: bool = True) -> None:
         """See `Server`. Whole models are read from their folder too."""
@@ -95,7 +99,8 @@ class Sglang:
         self, weights: Weights, prompt: Sequence[int], parameters: Mapping[str, Any], more: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         """`meta_info` of what was generated. Sampling defaults of the model are overridden."""
-        sampling = {**UNSHAPED, "top_k": -1, **parameters}
+        # with ignore_eos it would also write on behind stop_token_ids
+        sampling = {**UNSHAPED, "top_k": -1, "ignore_eos": False, **parameters}
         body = {"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True, **more}
         if weights.adapter:
             body["lora_path"] = weights.name

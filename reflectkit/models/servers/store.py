@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX
@@ -31,10 +33,10 @@ class Store:
         """What the weights of `version` are called."""
         return f"{self.prefix}-v{version}"
 
-    def version(self, name: str | None) -> int | None:
-        """The version of weights called `name`; None if they are not of this process."""
-        start, _, number = (name or "").rpartition("-v")
-        return int(number) if start == self.prefix and number.isdecimal() else None
+    def version(self, name: Any) -> int | None:
+        """The version of weights that a server calls `name`; None if they are not of this process."""
+        found = re.fullmatch(rf"{self.prefix}-v([0-9]{{1,18}})", name) if isinstance(name, str) else None
+        return int(found[1]) if found else None
 
     def write(self, player: Player, version: int) -> str:
         """Write the adapter of `player`, or its whole model, and return its path on the server's machine. Raises

@@ -10,7 +10,7 @@ from typing import Any
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
 from reflectkit.models.sampler import Ask
 from reflectkit.models.servers import answers
-from reflectkit.models.servers.protocols import UNSHAPED, Drawn, LostWeightsError, Served, Weights
+from reflectkit.models.servers.protocols import UNSHAPED, Drawn, LostWeightsError, Served, Weights, shaped
 from reflectkit.models.servers.wire import RefusedError, Wire
 
 
@@ -40,19 +40,16 @@ class Vllm:
 
     async def children(
         self, weights: Weights, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
-    ) -> tuple[dict[int, float], str | None]:
+    ) -> tuple[dict[int, Any], Any]:
         """See `Server`. The log-probabilities are those before the mask of allowed tokens, or of the whole vocabulary;
         no mask is sent, so these are the same.
         """
         wanted = {"max_tokens": 1, "temperature": temperature, "logprobs": len(tokens)}
         answer = await self._complete(weights, prompt, wanted | {"logprob_token_ids": list(tokens)})
         try:
-            values = {
-                int(name.removeprefix("token_id:")): float(value)
-                for name, value in answer["logprobs"]["top_logprobs"][0].items()
-            }
-            return {token: values[token] for token in tokens}, None
-        except (TypeError, KeyError, IndexError, ValueError, AttributeError):
+            values = answer["logprobs"]["top_logprobs"][0]
+            return {token: values[f"token_id:{token}"] for token in tokens}, None
+        except (TypeError, KeyError, IndexError):
             raise answers.no_logprobs(self.wire.url, "vLLM 0.32 returns those of `logprob_token_ids`") from None
 
     async def write(self, weights: Weights, ask: Ask, limit: int) -> Drawn:
@@ -63,12 +60,12 @@ class Vllm:
             "seed": ask.seed,
             "logprobs": 0,
             "stop_token_ids": sorted(ask.stop_ids),
+            **shaped(ask.truncation),
         }
         answer = await self._complete(weights, ask.prompt_ids, wanted)
         try:
-            logprobs = tuple(float(value) for value in answer["logprobs"]["token_logprobs"])
-            return answers.checked(Drawn(tuple(map(int, answer["token_ids"])), logprobs), self.wire.url)
-        except (TypeError, KeyError, ValueError):
+            return Drawn(tuple(answer["token_ids"]), tuple(answer["logprobs"]["token_logprobs"]))
+        except (TypeError, KeyError):
             raise answers.no_logprobs(self.wire.url, "vLLM 0.32 returns them for `logprobs`") from None
 
     async def load(self, weights: Weights, *, patient: bool = True) -> None:

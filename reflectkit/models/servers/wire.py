@@ -9,15 +9,16 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import httpx2
 
+from reflectkit.core.encodings import PLAIN, encoding_fault
 from reflectkit.core.errors import EnvironmentFailure, ReflectkitError
-from reflectkit.core.keys import header_text
+from reflectkit.core.keys import header_text, masked, without_keys
 
 TRIES = 12
 """A request that fails so often while the server answers others is given up."""
@@ -139,12 +140,14 @@ class Wire:
             except TimeoutError:
                 raise _TransientError(f"no answer within {self.timeout_s:g} s") from None
             except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-                raise _TransientError(str(error) or type(error).__name__) from None
-        status = response.status_code
+                raise _TransientError(masked(str(error)) or type(error).__name__) from None
+        status, fault = response.status_code, encoding_fault(response.headers)
+        if status == 200 and fault:
+            raise ReflectkitError(f"{self.url}: {fault}")
         if status == 200:
             self._answered = time.monotonic()
             return _value(content)
-        reason = _reason(content)
+        reason = fault or _reason(content)
         if status in (408, 429) or (status >= 500 and status not in final):
             raise _TransientError(f"status {status}: {reason}", _wait_s(response.headers))
         self._answered = time.monotonic()
@@ -153,7 +156,7 @@ class Wire:
     def _line(self) -> _Line:
         loop = asyncio.get_running_loop()
         if loop not in self._lines:
-            headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+            headers = PLAIN | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
             limits = httpx2.Limits(max_connections=self.connections, max_keepalive_connections=self.connections)
             client = httpx2.AsyncClient(
                 headers=headers, timeout=None, limits=limits, follow_redirects=False, trust_env=False
@@ -164,8 +167,9 @@ class Wire:
 
 async def _received(response: Any) -> bytes:
     body = bytearray()
-    chunks: AsyncIterator[bytes] = response.aiter_bytes()
-    async for chunk in chunks:
+    if encoding_fault(response.headers):
+        return b""
+    async for chunk in response.aiter_raw():
         body += chunk
         if len(body) > LONGEST_BODY:
             raise _TransientError(f"an answer of more than {LONGEST_BODY:,} bytes")
@@ -173,8 +177,8 @@ async def _received(response: Any) -> bytes:
 
 
 def _value(content: bytes) -> Any:
-    """The JSON value of a body, or its text where it is none."""
-    text = content.decode("utf-8", "replace")
+    """The JSON value of a body, or its text where it is none; without keys, as parts of it are shown."""
+    text = without_keys(content.decode("utf-8", "replace"))
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -187,7 +191,7 @@ def _reason(content: bytes) -> str:
     for name in ("error", "detail", "message", "error_message"):
         if isinstance(value, dict) and value.get(name):
             value = value[name]
-    return " ".join(str(value).split())[:SHOWN]
+    return " ".join(masked(str(value)).split())[:SHOWN]
 
 
 def _wait_s(headers: Mapping[str, str]) -> float | None:

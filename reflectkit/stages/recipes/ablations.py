@@ -104,12 +104,13 @@ def references(value: Any) -> set[str]:
 
 
 def compared(ablations: Mapping[str, Ablation], evaluations: Sequence[Report]) -> list[dict[str, Any]]:
-    """Paired differences, original arm minus ablation, over the pooled episodes of `evaluations` (seeds)."""
-    played = [dict(episode) for report in evaluations for _, episode in read_jsonl(report.folder / "episodes.jsonl")]
+    """Differences, original arm minus ablation, over `evaluations` (seeds); see `differences_over_seeds`."""
+    seeds = [[dict(episode) for _, episode in read_jsonl(one.folder / "episodes.jsonl")] for one in evaluations]
     effects = []
     for name, ablation in ablations.items():
-        pair = [episode for arm in (ablation.of, ablation.arm) for episode in played if episode["name"] == arm]
-        effects += [{"ablation": name} | one for one in eval_tables.differences(pair)]
+        arms = (ablation.of, ablation.arm)
+        pairs = [[episode for arm in arms for episode in seed if episode["name"] == arm] for seed in seeds]
+        effects += [{"ablation": name} | one for one in eval_tables.differences_over_seeds(pairs)]
     return effects
 
 

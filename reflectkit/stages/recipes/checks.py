@@ -31,7 +31,7 @@ from reflectkit.stages.recipes.ablations import references
 from reflectkit.stages.recipes.schedule import Job
 from reflectkit.stages.recipes.workers import CHECKS
 from reflectkit.stages.shared.environments import RECORDS, model_source
-from reflectkit.stages.shared.players import WITHOUT_MODEL, parse_policy
+from reflectkit.stages.shared.players import WITHOUT_MODEL, is_chat, parse_policy
 
 BLOCK = 64  # a suggested --max-length is a multiple of it
 MADE = ("data_dir", "out_dir")
@@ -136,7 +136,7 @@ def _models(config: Any) -> list[str]:
         _, *players = parse_policy(text, config.baselines, config.env.kind.methods)
         loaded += players
     none = (*map(str, WITHOUT_MODEL), *TINY, *PACKAGED)
-    return [str(model) for model in loaded if model and str(model) not in none]
+    return [str(model) for model in loaded if model and str(model) not in none and not is_chat(Path(model))]
 
 
 def _check_model(model: str) -> None:

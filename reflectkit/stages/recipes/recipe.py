@@ -13,8 +13,9 @@ from typing import Any
 
 from reflectkit.core.config import Leaf, leaves
 from reflectkit.core.errors import DataError, unknown_name
+from reflectkit.core.jsonl import file_text
 from reflectkit.core.yaml_text import parse_yaml
-from reflectkit.stages import STAGES, config_class, traits
+from reflectkit.stages import STAGES, config_class, is_own, traits
 from reflectkit.stages.recipes.ablations import Ablation, references
 from reflectkit.stages.recipes.parameters import DEFAULTS, Parameter, Resolved, resolve_parameters
 from reflectkit.stages.recipes.workers import CHECKS
@@ -68,7 +69,7 @@ def load_recipe(name: str) -> Recipe:
     elif name.endswith((".yaml", ".yml")) or "/" in name:
         path = Path(name)
         try:
-            text = path.read_text(encoding="utf-8")
+            text = file_text(path)
         except FileNotFoundError:
             raise DataError(path, "no such recipe file") from None
         except UnicodeDecodeError:
@@ -106,7 +107,7 @@ def _checked(value: Any, path: Path) -> Recipe:
         for key in ("name", "stage"):
             if not isinstance(step.get(key), str):
                 raise DataError(path, "expected text", field=f"steps.{index}.{key}")
-        if step["stage"] not in STAGES or step["stage"] == "run":
+        if step["stage"] == "run" or not (step["stage"] in STAGES or is_own(step["stage"])):
             raise unknown_name(f"stage in recipe {path}", step["stage"], [name for name in STAGES if name != "run"])
         if not NAME.fullmatch(step["name"]) or step["name"] in RESERVED:
             raise DataError(

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from reflectkit.core.config import build
+from reflectkit.core.config import build, variables
 from reflectkit.core.console import Bar, Progress, Quiet
 from reflectkit.core.errors import ReflectkitError, user_code_line
-from reflectkit.stages import STAGES, config_class
+from reflectkit.stages import config_class, stage_module
 from reflectkit.stages.recipes.forking import end_with, stop_later
 
 CHECKS = "checks"
@@ -143,10 +143,12 @@ def _work(given: Work, events: Any, parent: int, environment: Mapping[str, str])
     os.environ.update(environment)
     end_with(parent)
     try:
-        module = importlib.import_module(f"{__package__}.{CHECKS}" if stage == CHECKS else STAGES[stage])
-        kind = module.ChecksConfig if stage == CHECKS else config_class(stage)
-        config = build(kind, given.values, place)
-        report = module.run(config, Quiet() if given.label is None else _Wire(name, events, given.label))
+        module = importlib.import_module(f"{__package__}.{CHECKS}") if stage == CHECKS else stage_module(stage)
+        config = build(module.ChecksConfig if stage == CHECKS else config_class(stage), given.values, place)
+        progress = Quiet() if given.label is None else _Wire(name, events, given.label)
+        for variable, value in variables(config).items():
+            progress.news(f"{variable}: {value}")
+        report = module.run(config, progress)
         events.put((name, "done", report))
     except ReflectkitError as error:
         events.put((name, "error", error))

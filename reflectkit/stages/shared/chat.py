@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from pydantic import model_validator
+from typing_extensions import override
 
 from reflectkit.agents.budget import Budget, BudgetSpentError
 from reflectkit.agents.client import ChatClient, open_client
-from reflectkit.agents.endpoints import Endpoint, parse_endpoint
+from reflectkit.agents.endpoints import Endpoint, address_in_use, parse_endpoint
 from reflectkit.agents.exchange import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, Rejected, Request, written_limit
 from reflectkit.agents.journal import open_journal
 from reflectkit.agents.prices import Prices, prices_of
@@ -24,6 +25,8 @@ from reflectkit.core.reports import Table
 from reflectkit.core.text import counted
 
 ORACLE = "oracle"
+OF_CHAT_MODELS = ("base_url", "max_cost_usd", "price_in", "price_out", "dry_run")
+"""Settings that do nothing where no chat model is asked."""
 CALL_FIGURES = ("calls", "replayed", "rejected", "prompt_tokens", "completion_tokens", "usd")
 """Figures of a teacher's calls, in the order in which they are shown; usd is None if the price is unknown."""
 
@@ -32,7 +35,9 @@ class ChatConfig(Config):
     """Chat models: how they are asked."""
 
     base_url: str | None = option(
-        None, help="URL of a server with OpenAI's protocol; for local: http://localhost:1234/v1."
+        None,
+        help="URL of a server with OpenAI's protocol; default: for local: http://localhost:1234/v1, for openai:"
+        " OPENAI_BASE_URL, or OpenAI's own.",
     )
     concurrency: int = option(8, help="Number of concurrent requests.", ge=1, identity=False)
     timeout_s: float = option(
@@ -109,6 +114,11 @@ class TeacherConfig(Config):
     def endpoint(self) -> Endpoint:
         """The teacher's endpoint. Raises ConfigError."""
         return parse_endpoint(self.name, self.chat.base_url)
+
+    @property
+    @override
+    def environment(self) -> dict[str, str]:
+        return address_in_use([] if self.is_oracle else [self.endpoint])
 
     @property
     def prices(self) -> Prices:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from pydantic import field_validator, model_validator
+from typing_extensions import override
 
-from reflectkit.agents.endpoints import Endpoint, parse_endpoint
+from reflectkit.agents.endpoints import Endpoint, address_in_use, parse_endpoint
 from reflectkit.agents.prices import prices_of
+from reflectkit.agents.scripted import TEACHER, require_oracle
 from reflectkit.core.config import Config, NoSettings, chosen_by, flag, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
@@ -63,6 +65,17 @@ class EnvConfig(Config):
     def kind(self) -> type[BaseEnv]:
         """The env's class."""
         return env_class(self.name)
+
+    @property
+    @override
+    def environment(self) -> dict[str, str]:
+        endpoints = (chat_endpoint(self.settings, name) for name in self.kind.chat_settings)
+        return address_in_use(endpoint for endpoint in endpoints if endpoint)
+
+    def require_oracle(self, needed: Sequence[str] = TEACHER) -> None:
+        """Raises ConfigError if the env has no oracle with what is `needed`, or it cannot act with these settings."""
+        require_oracle(self.kind, needed)
+        self.kind.check_oracle(self.settings)
 
 
 class RolloutConfig(Config):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from reflectkit.agents.endpoints import Endpoint
@@ -17,9 +17,10 @@ from reflectkit.core.reports import Report, Table
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.seeding import derive
 from reflectkit.core.text import count_tokens
-from reflectkit.core.types import Trajectory, Turn
-from reflectkit.stages.shared.players import chat_parts, method_of
+from reflectkit.core.types import Task, Trajectory, Turn
+from reflectkit.stages.shared.players import chat_parts, is_chat, method_of
 
+SAMPLED = 32  # problems of a level that random play looks at, for comments
 ANSWER = 90  # tokens that a chat model writes per step, roughly
 
 
@@ -33,13 +34,19 @@ def estimate(config: Any, matches: Sequence[Any], progress: Progress) -> Report:
     rows, total_calls = [], 0
     random_play: dict[str, list[Trajectory]] = {}
     for match in matches:
-        endpoints = [config.players.endpoint_of(part) for part in chat_parts(match.name, config.env.kind.methods)]
+        comments = is_chat(match.reflector)
+        parts = [str(match.reflector)] if comments else chat_parts(match.name, config.env.kind.methods)
+        endpoints = [config.players.endpoint_of(part) for part in parts]
         method, _ = method_of(match.name, config.env.kind.methods)
         if endpoints and not method and match.level not in random_play:
             random_play[match.level] = _played(config, match, RandomAgent(), "random play", progress)
         prices = [config.chat.prices_at(endpoint) for endpoint in endpoints]
         if endpoints and method:
             calls, tokens, usd, bound = _method_cost(config, match, method, endpoints[0], progress)
+        elif comments:
+            calls, tokens, usd, bound = comments_cost(config, match.level, endpoints[0], random_play[match.level])
+            calls, tokens = calls * config.eval_reps, tokens * config.eval_reps
+            usd, bound = usd * config.eval_reps, bound * config.eval_reps
         else:
             episodes = random_play[match.level] if endpoints else []
             calls, tokens, usd, bound = _players_cost(config, match, endpoints, episodes)
@@ -88,6 +95,56 @@ def _players_cost(
             usd += config.eval_reps * price.cost(read, steps * (ANSWER + thought))
             written_most = steps * written_limit(endpoint, other)
             bound += config.eval_reps * (1 + ASKED_AGAIN) * price.cost(most_read * PROMPT_MARGIN, written_most)
+    return calls, tokens, usd, bound
+
+
+def estimate_comments(
+    stage: str, config: Any, endpoint: Endpoint, parts: Iterable[tuple[str, Sequence[Task], float]], progress: Progress
+) -> Report:
+    """Estimated requests and cost of a chat model that comments for a trained policy. parts: level, problems, and
+    number of episodes of them.
+
+    Likewise, from random play in some of the problems; equal states are counted each time.
+    """
+    price, totals = config.chat.prices_at(endpoint), [0.0] * 4
+    for level, tasks, count in parts:
+        episodes = [Episode(task, derive(config.run.seed, "evaluate", task.id, 0)) for task in tasks[:SAMPLED]]
+        with progress.bar(f"random play ({level})", len(episodes)) as bar:
+            make = config.setup.maker(level)
+            played = rollout(episodes, make, RandomAgent(), on_end=lambda _, bar=bar: bar.advance())  # type: ignore[misc]
+        cost = comments_cost(config, level, endpoint, played)
+        scale = count / max(1, sum(bool(trajectory.turns) for trajectory in played))
+        totals = [total + scale * figure for total, figure in zip(totals, cost, strict=True)]
+    calls, tokens, usd, bound = totals
+    dollars = (f"{usd:.4f}", f"{bound:.4f}") if price.known else ("unknown; give --price-in and --price-out", "unknown")
+    title = "Estimate if every episode runs to its horizon and no state comes twice; at most: each call three times"
+    columns = ("reflector", "calls", "prompt tokens", "US dollars", "at most")
+    table = Table(title, columns, ((str(endpoint), str(round(calls)), str(round(tokens)), *dollars),))
+    figures = {"calls": round(calls), "prompt_tokens": round(tokens), "usd": usd, "most_usd": bound}
+    return Report(stage, config.setup.env_folder, figures, (), (table,))
+
+
+def comments_cost(
+    config: Any, level: str, endpoint: Endpoint, episodes: Sequence[Trajectory]
+) -> tuple[int, int, float, float]:
+    """Likewise of a chat model that comments on these episodes for a trained policy, without earlier turns."""
+    env, price = config.setup.maker(level)(), config.chat.prices_at(endpoint)
+    thought = THINKING_TOKENS if endpoint.thinks else 0
+    calls = tokens = 0
+    usd = bound = 0.0
+    for trajectory in episodes:
+        if not trajectory.turns:
+            continue
+        steps = min(env.steps, config.env.kind.episode_steps(trajectory.task) or env.steps)
+        requests = [reflecting_request(turn.observation, Context(0, env)) for turn in trajectory.turns]
+        grown = _growth(trajectory.turns)
+        longest = requests[0] if grown else max(requests, key=lambda request: request.prompt_tokens)
+        more = grown * steps * (steps - 1) // 2
+        read = steps * requests[0].prompt_tokens + more
+        calls, tokens = calls + steps, tokens + read
+        usd += price.cost(read, steps * (ANSWER + thought))
+        most_read = (steps * longest.prompt_tokens + more) * PROMPT_MARGIN
+        bound += (1 + ASKED_AGAIN) * price.cost(most_read, steps * written_limit(endpoint, longest))
     return calls, tokens, usd, bound
 
 

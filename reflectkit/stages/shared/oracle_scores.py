@@ -66,10 +66,10 @@ def oracle_scores(trajectory: Trajectory) -> dict[str, float]:
 
 
 def known_scores(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A player's lines of episodes.jsonl, without any choice_nll if no turn tells the player's probabilities: then only
-    those of episodes without a turn have one.
+    """A player's `lean` lines of episodes.jsonl, without any choice_nll if no turn tells the player's probabilities:
+    then only those of episodes without a turn have one.
     """
-    if any("probabilities" in turn for line in lines for turn in line["turns"]):
+    if any(line["turns"].probabilities for line in lines):
         return list(lines)
     return [line | {"figures": _without_nll(line.get("figures", {}))} for line in lines]
 

@@ -19,10 +19,11 @@ from reflectkit.core.errors import ConfigError
 from reflectkit.core.folders import CHECKPOINT, checkpoints
 from reflectkit.core.protocols import Agent
 from reflectkit.core.registry import plugins, resolve
+from reflectkit.envs import ENVS
 from reflectkit.envs.base import BaseEnv
 from reflectkit.models.facts import TOKENIZERS, model_facts
 from reflectkit.models.hub import hub_options, looks_local
-from reflectkit.models.sampler import Opening
+from reflectkit.models.sampler import EVERYTHING, Opening, Truncation
 from reflectkit.rl.reflector import FOLDER
 from reflectkit.stages.shared.chat import ChatConfig, report_damage, stop_if_spent
 from reflectkit.stages.shared.environments import model_source
@@ -60,12 +61,23 @@ def chat_parts(text: str, methods: Iterable[str] = ()) -> list[str]:
     return parts if len(parts) <= most and all(part.partition(":")[0] in KEYS for part in parts) else []
 
 
+def is_chat(model: Path | None) -> bool:
+    """Whether a reflector is a chat model instead of a checkpoint."""
+    return model is not None and str(model).partition(":")[0] in KEYS
+
+
+def chat_models(text: str, methods: Iterable[str] = ()) -> list[str]:
+    """The chat models that a --policy asks: those of `chat_parts`, or a checkpoint's reflector."""
+    _, equals, models = text.partition("=")
+    reflector = models.partition("+")[2]
+    return [reflector] if equals and is_chat(Path(reflector)) else chat_parts(text, methods)
+
+
 def endpoint_of(part: str, policies: Iterable[str], methods: Iterable[str], base_url: str | None) -> Endpoint:
     """The endpoint of a chat model in one of the --policy `policies`; with local models, `base_url` applies only to
     them. Raises ConfigError.
     """
-    parts = (chat_parts(text, methods) for text in policies)
-    local = any(other.startswith("local:") for others in parts for other in others)
+    local = any(other.startswith("local:") for text in policies for other in chat_models(text, methods))
     return parse_endpoint(part, base_url if part.startswith("local:") or not local else None, "--policy", "")
 
 
@@ -128,7 +140,7 @@ def place_of(model: Path | None, data_dir: Path, progress: Progress, *, reflects
 
     Raises CheckpointError for a hub id that cannot be fetched, before torch is imported.
     """
-    if model is None or model in WITHOUT_MODEL:
+    if model is None or model in WITHOUT_MODEL or is_chat(model):
         return model
     source = model_source(str(newest_checkpoint(model)), data_dir, progress)
     hub_options(source)
@@ -138,7 +150,8 @@ def place_of(model: Path | None, data_dir: Path, progress: Progress, *, reflects
 
 def model_folders(models: Iterable[Path | None]) -> list[Path]:
     """The folders among `models`, as inputs of a run; a hub id is one of its settings."""
-    return [model for model in dict.fromkeys(models) if model not in (None, *WITHOUT_MODEL) and looks_local(model)]
+    known = (model for model in dict.fromkeys(models) if model not in (None, *WITHOUT_MODEL) and not is_chat(model))
+    return [model for model in known if looks_local(model)]
 
 
 def _plugins(text: str) -> list[str]:
@@ -169,6 +182,16 @@ def trained_with_comments(policy: Path) -> bool | None:
     if "reflector" in facts:
         return bool(facts["reflector"])
     return {"policy": True, "plain": False}.get(str(facts.get("role")))
+
+
+def trained_elsewhere(env: str, models: Iterable[Path | None]) -> list[str]:
+    """What to warn of: each of the `models` that was trained in another env than `env`, as far as they say."""
+    trained = {model: model_facts(model).get("env") for model in models if model not in (None, *WITHOUT_MODEL)}
+    return [
+        f"{model} was trained in env '{other}', but plays in '{env}'; use a checkpoint of '{env}', or --env {other}"
+        for model, other in trained.items()
+        if isinstance(other, str) and ENVS.get(other, other) != ENVS.get(env, env)
+    ]
 
 
 def journals(folder: Path, endpoint: Endpoint) -> tuple[Path, Path]:
@@ -207,6 +230,8 @@ class PlayersConfig:
     history_tokens: int
     """Of earlier turns that a chat model reads."""
     device: str
+    truncation: Truncation = EVERYTHING
+    """What of the policy's distribution may be drawn."""
 
     def endpoint_of(self, part: str) -> Endpoint:
         """The endpoint of a chat model in a --policy. Raises ConfigError."""
@@ -250,16 +275,20 @@ class Players:
         clients = [self._client(endpoint) for endpoint in endpoints]
         return ChatPolicy(clients[0], clients[1] if len(clients) > 1 else None, self.settings.history_tokens)
 
-    def _client(self, endpoint: Endpoint) -> ChatClient:
-        """The client of `endpoint`, which players share."""
-        if str(endpoint) not in self._clients:
-            settings = self.settings
+    def _client(self, endpoint: Endpoint, *, reflects: bool = False) -> ChatClient:
+        """The client of `endpoint`, which players share. reflects: for the comments that a checkpoint reads, which are
+        greedy and have a journal of their own.
+        """
+        settings, name = self.settings, f"reflector {endpoint}" if reflects else str(endpoint)
+        if name not in self._clients:
             journal, earlier = journals(settings.env_folder, endpoint)
-            client = settings.chat.client_at(
-                endpoint, journal, earlier=earlier, temperature=settings.temperature, budget=self._budget
-            )
-            self._clients[str(endpoint)] = self._stack.enter_context(client)
-        return self._clients[str(endpoint)]
+            kept = {"temperature": settings.temperature, "earlier": earlier}
+            if reflects:
+                journal = journal.with_name(journal.name.replace("evaluate", "reflector", 1))
+                kept = {"temperature": 0.0}
+            client = settings.chat.client_at(endpoint, journal, budget=self._budget, **kept)
+            self._clients[name] = self._stack.enter_context(client)
+        return self._clients[name]
 
     def agent(self, name: str, policy: Path | None, reflector: Path | None) -> Agent:
         """The agent called `name`."""
@@ -283,6 +312,7 @@ class Players:
             commentator and settings.sampler.swapped(commentator, settings.folder),
             answer=settings.sampler.answer_of(policy),
             temperature=settings.temperature,
+            truncation=settings.truncation,
             max_new_tokens=kind.methods.get(method, settings.max_new_tokens),
             episode_tokens=settings.sampler.episode_tokens,
             thinking=settings.sampler.thinking,
@@ -301,6 +331,11 @@ class Players:
             return TeacherComments()
         if checkpoint == SILENCE:
             return Silence()
+        if is_chat(checkpoint) and checkpoint not in self._reflectors:
+            from reflectkit.agents.chat import ChatReflector
+
+            endpoint = self.settings.endpoint_of(str(checkpoint))
+            self._reflectors[checkpoint] = ChatReflector(self._client(endpoint, reflects=True))
         if checkpoint not in self._reflectors:
             self._reflectors[checkpoint] = Reflector(
                 self.settings.sampler.open_reflector(str(checkpoint), self.settings.device)

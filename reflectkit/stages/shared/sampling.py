@@ -9,6 +9,7 @@ from pydantic import model_validator
 
 from reflectkit.core.config import Config, NoSettings, check_own_settings, chosen_by, option
 from reflectkit.core.errors import ConfigError
+from reflectkit.core.registry import code_files
 from reflectkit.core.types import ANSWERS, Thinking
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
 from reflectkit.models.facts import model_facts
@@ -69,8 +70,7 @@ class SamplerConfig(Config):
     )
     swap_from: Path | None = option(
         None,
-        help="With --swap-comments, other rows to take those from, such as those of `gen-comments`, in the reflector's"
-        " own words.",
+        help="With --swap-comments, other rows to take those from, in the reflector's own words.",
     )
 
     @model_validator(mode="after")
@@ -85,6 +85,11 @@ class SamplerConfig(Config):
         if self.reflector != LOCAL:
             backend(self.reflector)
         return self
+
+    @property
+    def code_files(self) -> list[Path]:
+        """The files of a sampler of the user's own: inputs of a run, so that an edit makes a new one."""
+        return code_files([] if self.policy in BACKENDS or is_server(self.policy) else [self.policy.partition(":")[0]])
 
     @property
     def remote(self) -> bool:

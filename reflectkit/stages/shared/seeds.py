@@ -9,16 +9,13 @@ from itertools import combinations
 from statistics import fmean, median
 from typing import Any
 
-from reflectkit.core.bootstrap import hierarchical_interval
+from reflectkit.core.bootstrap import interval_over_seeds
 from reflectkit.core.curves import area, first_reaching
 from reflectkit.core.reports import Table
 from reflectkit.core.stats import by_cluster, by_task, mean_interval, paired
 from reflectkit.data.episodes import SUCCESS, has, measured
-from reflectkit.stages.shared.eval_tables import Json, clusters_of
+from reflectkit.stages.shared.eval_tables import Json, clusters_of, p_columns
 from reflectkit.stages.shared.figures import Curve
-
-ROUNDING = 1e-12
-"""An interval that is no wider has no spread: its ends are sums of rounded numbers."""
 
 
 def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]], measure: str = SUCCESS) -> list[dict[str, Any]]:
@@ -26,10 +23,11 @@ def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]], measure: s
     evaluation, by its step, and each seed. A player that several evaluations have is told apart by the step. measure:
     one of the env's figures that is a share, instead of success; an episode without it counts 0.
 
-    Each is `{level, first, second, difference, low, high, seeds, tasks, by_seed}`: first minus second, the mean over
-    seeds of the mean over the tasks that both finished; low and high: hierarchical bootstrap over seeds and clusters of
-    tasks. Where every task has the same difference, resampling shows no spread, and they are the paired interval over
-    tasks. Of two players, the one that is met first is the first one, in whatever order other seeds have them.
+    Each is `{level, first, second, difference, low, high, p, seeds, tasks, by_seed}`: first minus second, the mean over
+    seeds of the mean over the tasks that both finished. low, high: the widest of three intervals, within -1 to 1: those
+    of `interval_over_seeds`, and the paired one over tasks, since seeds that play the same tasks are not independent.
+    p: the largest of the three. Of two players, the one that is met first is the first one, in whatever order other
+    seeds have them.
     """
     gaps: dict[tuple[str, str, str], list[dict[str, float]]] = {}
     clusters: dict[tuple[str, str, str], list[list[list[float]]]] = {}
@@ -62,34 +60,46 @@ def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]], measure: s
                     clusters.setdefault((level, first, second), []).append(by_cluster(both, cluster))
     compared = []
     for (level, first, second), by_seed in gaps.items():
-        low, high = hierarchical_interval(clusters[level, first, second])
-        if math.isclose(low, high, rel_tol=0, abs_tol=ROUNDING):
-            means_of_tasks = by_task(pair for both in by_seed for pair in both.items())
-            over_tasks = paired(means_of_tasks, dict.fromkeys(means_of_tasks, 0.0), cluster_of)
-            low, high = over_tasks.low, over_tasks.high
-        if math.isfinite(low):
-            ends = {"low": low, "high": high, "seeds": len(by_seed), "tasks": sum(map(len, by_seed))}
-            names = {"level": level, "first": first, "second": second}
-            means_of_seeds = [fmean(both.values()) for both in by_seed]
-            compared.append({**names, "difference": fmean(means_of_seeds), **ends, "by_seed": means_of_seeds})
+        low, high, p = interval_over_seeds(clusters[level, first, second])
+        if not math.isfinite(low):
+            continue
+        means_of_tasks = by_task(pair for both in by_seed for pair in both.items())
+        over_tasks = paired(means_of_tasks, dict.fromkeys(means_of_tasks, 0.0), cluster_of)
+        means_of_seeds = [fmean(both.values()) for both in by_seed]
+        compared.append(
+            {
+                "level": level,
+                "first": first,
+                "second": second,
+                "difference": fmean(means_of_seeds),
+                "low": max(-1.0, min(low, over_tasks.low)),
+                "high": min(1.0, max(high, over_tasks.high)),
+                "p": max(p, over_tasks.p),
+                "seeds": len(by_seed),
+                "tasks": sum(map(len, by_seed)),
+                "by_seed": means_of_seeds,
+            }
+        )
     return compared
 
 
 def seed_differences_table(compared: Sequence[Json], measure: str = SUCCESS) -> Table:
     """`seed_differences` as a table, in percentage points."""
-    title = f"Differences in {measure.replace('_', ' ')}, in points (bootstrap of seeds and problems)"
+    title = f"Differences in {measure.replace('_', ' ')}, in points (the widest interval of seeds and problems)"
+    headings, p_cells = p_columns([one["p"] for one in compared])
     cells = tuple(
         (
             f"{one['first']} − {one['second']}",
             one["level"],
             f"{100 * one['difference']:+.1f}",
             f"{100 * one['low']:+.1f} to {100 * one['high']:+.1f}",
+            *shown,
             str(one["seeds"]),
             str(one["tasks"]),
         )
-        for one in compared
+        for one, shown in zip(compared, p_cells, strict=True)
     )
-    return Table(title, ("first − second", "level", "difference", "95 % interval", "seeds", "tasks"), cells)
+    return Table(title, ("first − second", "level", "difference", "95 % interval", *headings, "seeds", "tasks"), cells)
 
 
 def curve_figures(

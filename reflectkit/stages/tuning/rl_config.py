@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import field_validator, model_validator
+from typing_extensions import override
 
+from reflectkit.agents.endpoints import Endpoint, address_in_use, parse_endpoint
 from reflectkit.core.config import Config, chosen_by, flag, leaves, non_default, option
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.folders import RunConfig
@@ -15,8 +17,9 @@ from reflectkit.core.registry import code_files
 from reflectkit.models.hub import TINY
 from reflectkit.rl.algorithms import ALGORITHMS, CriticSettings, Objective, algorithm
 from reflectkit.rl.reflector import JUDGEMENT, RETURN
-from reflectkit.stages.shared.environments import EnvConfig, EnvSetup, RolloutConfig, check_level
-from reflectkit.stages.shared.players import refuse_without_model
+from reflectkit.stages.shared.chat import OF_CHAT_MODELS, ChatConfig
+from reflectkit.stages.shared.environments import EnvConfig, EnvSetup, RolloutConfig, check_level, refuse_uncounted
+from reflectkit.stages.shared.players import is_chat, refuse_without_model
 from reflectkit.stages.shared.sampling import LOCAL, SamplerConfig
 from reflectkit.stages.tuning.training import CheckpointConfig, LoraConfig, OptimizerConfig
 
@@ -70,7 +73,8 @@ class ReflectorConfig(Config):
     load_dir: Path | None = option(
         None,
         name="reflect_load_dir",
-        help="Checkpoint of the reflector, or a run in which both players learned; without one it is the SFT + RL arm.",
+        help="Checkpoint of the reflector, a run in which both players learned, or a chat model (openai:MODEL,"
+        " azure:DEPLOYMENT, local:MODEL); without one it is the SFT + RL arm.",
     )
     share_base: bool = option(
         False, help="Load the base once for a policy and a reflector that are LoRA adapters on it."
@@ -150,7 +154,9 @@ class StalenessConfig(Config):
         ge=0,
     )
     is_cap: float = option(
-        2.0, help="Most that an importance weight (policy / sampler) may be, with --max-staleness.", ge=1
+        2.0,
+        help="Most that an importance weight (policy / sampler) may be in the loss and in --kl, with --max-staleness.",
+        ge=1,
     )
     oversample: float = option(
         1.0,
@@ -306,12 +312,13 @@ class RLConfig(Config):
     staleness: StalenessConfig = StalenessConfig()
     reflector_training: ReflectorTrainingConfig = ReflectorTrainingConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
+    chat: ChatConfig = ChatConfig()
     run: RunConfig = RunConfig()
 
     @property
     def setup(self) -> EnvSetup:
         """The environment."""
-        return EnvSetup.of(self.env, self.run, self.rollout.horizon)
+        return EnvSetup.of(self.env, self.run, self.rollout.horizon, self.chat)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -349,6 +356,11 @@ class RLConfig(Config):
             raise ConfigError(
                 "--critic-trunk separate trains a full copy of the trunk, but --lora-r an adapter; use detached"
             )
+        refuse_uncounted(self.env, dry_run=self.chat.dry_run, max_cost_usd=self.chat.max_cost_usd)
+        if self.chat_reflector is not None:
+            self._check_chat_reflector(self.chat_reflector)
+        elif given := non_default(self, *OF_CHAT_MODELS):
+            raise ConfigError(f"{flag(given[0])} is for --reflect-load-dir openai:MODEL; leave it out")
         of_comments = ("reflect_prob", "reflect_temperature", "swap_comments", "reflector_sampler")
         if reflector.load_dir is None and (given := non_default(self, *of_comments)):
             raise ConfigError(f"{flag(given[0])} needs comments; add --reflect-load-dir, or leave it out")
@@ -357,6 +369,33 @@ class RLConfig(Config):
         if self.reflector_training.every:
             self._check_reflector_training()
         return self
+
+    def _check_chat_reflector(self, endpoint: Endpoint) -> None:
+        """Raises ConfigError for what a chat model as the reflector cannot be combined with."""
+        self.chat.check_budget(endpoint)
+        refused = {
+            "--train-reflector": bool(self.reflector_training.every),
+            "--share-base": self.reflector.share_base,
+            "--reflector-sampler": self.sampler.reflector != LOCAL,
+            "--processes": self.processes > 1,
+            "--plan": self.checkpoints.plan,
+            "--max-staleness with --validate-steps": bool(self.staleness.max_staleness and self.validate_steps),
+        }
+        if given := [name for name, applies in refused.items() if applies]:
+            raise ConfigError(f"--reflect-load-dir {endpoint} is a chat model; leave out {given[0]}")
+
+    @property
+    def chat_reflector(self) -> Endpoint | None:
+        """The chat model that comments, if one does. Raises ConfigError."""
+        model = self.reflector.load_dir
+        if not is_chat(model):
+            return None
+        return parse_endpoint(str(model), self.chat.base_url, "--reflect-load-dir", "CHECKPOINT, ")
+
+    @property
+    @override
+    def environment(self) -> dict[str, str]:
+        return address_in_use([self.chat_reflector] if self.chat_reflector else [])
 
     def _check_reflector_training(self) -> None:
         """Raises ConfigError for settings under which the reflector cannot learn."""

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reflectkit.core.appended import append, intact, rewrite
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import DivergedError, ReflectkitError
 from reflectkit.core.folders import checkpoints
-from reflectkit.core.jsonl import salvage, write_jsonl
+from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.types import to_json
-from reflectkit.data.episodes import episode_to_json, write_episodes
+from reflectkit.data.episodes import episode_to_json
 from reflectkit.envs import cluster_of
 
 if TYPE_CHECKING:
@@ -21,25 +22,31 @@ if TYPE_CHECKING:
 
 
 def history_of(path: Path, step: int, progress: Progress) -> list[dict[str, Any]]:
-    """The figures in `path` of the updates up to `step`."""
-    rows, damaged = salvage(path, {"step": int, "success_rate": int | float, "return": int | float})
+    """The figures in `path` of the updates up to `step`, as they were written."""
+    rows, damaged, _ = intact(path, step, {"success_rate": int | float, "return": int | float})
     if damaged:
         progress.news(f"{path}: damaged lines dropped: {damaged}; training itself is not affected")
-    return [row for row in rows if row["step"] <= step]
+    return rows
 
 
-def keep_episodes(config: RLConfig, trainer: Trainer, path: Path, progress: Progress) -> None:
-    """Append this update's first episodes to those of earlier updates, dropping those of lost updates."""
-    rows, damaged = salvage(path, {"step": int})
-    if damaged:
-        progress.news(f"{path}: damaged lines dropped: {damaged}")
-    earlier = [row for row in rows if row["step"] < trainer.step]
+def restore_episodes(path: Path, step: int, progress: Progress) -> None:
+    """Remove the kept episodes of lost updates, after `step`, and those that were changed."""
+    if not path.is_file():
+        return
+    rows, damaged, missing = intact(path, step, {})
+    if damaged or missing:
+        progress.news(f"{path}: damaged lines dropped: {damaged}, lines lost: {missing}")
+    rewrite(path, rows)
+
+
+def keep_episodes(config: RLConfig, trainer: Trainer, path: Path) -> None:
+    """Append this update's first episodes to those of earlier updates."""
     new = [
         episode_to_json(f"update {trainer.step}", trajectory, advantages, cluster_of(config.env.name, trajectory.task))
         | {"step": trainer.step}
         for trajectory, advantages in trainer.latest[: config.keep_episodes]
     ]
-    write_episodes(path, [*earlier, *new])
+    append(path, new, sync=True)
 
 
 def with_rows(error: ReflectkitError, folder: Path, trainer: Trainer) -> ReflectkitError:

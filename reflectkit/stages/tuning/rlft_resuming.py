@@ -15,6 +15,7 @@ from reflectkit.core.text import counted
 from reflectkit.stages.tuning.rlft_trainer import trainer_of
 
 if TYPE_CHECKING:
+    from reflectkit.agents.commentators import Commentator
     from reflectkit.rl.loop import Level, Trainer
     from reflectkit.rl.processes import Processes
     from reflectkit.stages.tuning.rl_config import RLConfig
@@ -33,15 +34,18 @@ def resumed_trainer(
     settings: Mapping[str, Any],
     processes: Processes,
     progress: Progress,
+    chat: Commentator | None = None,
 ) -> Trainer:
-    """The trainer: resumed from the latest undamaged checkpoint in `folder`, from --resume-from, or at its start."""
+    """The trainer: resumed from the latest undamaged checkpoint in `folder`, from --resume-from, or at its start. chat:
+    a chat model that comments.
+    """
     from reflectkit.rl import checkpoint
 
     defaults = recorded_defaults(config)
     for place in reversed(checkpoints(folder)):
         try:
             checkpoint.check_files(place)
-            trainer = trainer_of(config, levels, place, processes, progress)
+            trainer = trainer_of(config, levels, place, processes, progress, chat)
             checkpoint.restore(place, trainer, settings, defaults)
             return trainer
         except checkpoint.OtherSettingsError:
@@ -65,14 +69,14 @@ def resumed_trainer(
             defaults,
         )
         checkpoint.check_files(config.resume_from)
-        trainer = trainer_of(config, levels, config.resume_from, processes, progress)
+        trainer = trainer_of(config, levels, config.resume_from, processes, progress, chat)
         checkpoint.restore(config.resume_from, trainer, state, defaults)
         if trainer.step >= config.max_steps:
             raise ConfigError(
                 f"{config.resume_from} is after {counted(trainer.step, 'update')}; raise --max-steps above that"
             )
         return trainer
-    return trainer_of(config, levels, None, processes, progress)
+    return trainer_of(config, levels, None, processes, progress, chat)
 
 
 def _state_of(place: Path) -> dict[str, Any]:

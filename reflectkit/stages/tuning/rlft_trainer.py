@@ -13,6 +13,7 @@ from reflectkit.rl.reflector import FOLDER, SecondPlayer, Turns
 from reflectkit.stages.shared.sampling import LOCAL
 
 if TYPE_CHECKING:
+    from reflectkit.agents.commentators import Commentator
     from reflectkit.models.load import Player
     from reflectkit.rl.learner import Learner, Settings
     from reflectkit.rl.loop import Level, Trainer
@@ -21,9 +22,15 @@ if TYPE_CHECKING:
 
 
 def trainer_of(
-    config: RLConfig, levels: list[Level], place: Path | None, processes: Processes, progress: Progress
+    config: RLConfig,
+    levels: list[Level],
+    place: Path | None,
+    processes: Processes,
+    progress: Progress,
+    chat: Commentator | None = None,
 ) -> Trainer:
-    """A trainer whose players are those of checkpoint `place`, or else the ones to start from.
+    """A trainer whose players are those of checkpoint `place`, or else the ones to start from. chat: a chat model that
+    comments.
 
     Raises CheckpointError, and ConfigError for what the processes or the models cannot do.
     """
@@ -41,11 +48,13 @@ def trainer_of(
             f"--train-reflector {config.reflector_training.every}: runs in one process; leave out torchrun or"
             " accelerate"
         )
-    device = (
-        str(processes.accelerator.device)
-        if config.policy.device == "auto" or processes.count > 1
-        else config.policy.device
-    )
+    if processes.count > 1 and chat is not None:
+        raise ConfigError(
+            f"--reflect-load-dir {config.reflector.load_dir} is asked by one process; leave out torchrun or accelerate"
+        )
+    device = config.policy.device
+    if device == "auto" or processes.count > 1:
+        device = str(processes.accelerator.device)
     policy, reflecting = _players(config, place, device)
     learner = _policy_learner(config, policy, device, processes, progress)
     scorer, team = (learner.scorer, processes) if processes.sharded else (None, None)
@@ -53,16 +62,17 @@ def trainer_of(
         Opening(str(place or config.policy.start), device, policy, scorer=scorer, team=team, watch=learner.observe)
     )
     reflector = second = None
-    if config.reflector.load_dir is not None:
+    if config.reflector.load_dir is not None and chat is None:
         opened = config.sampler.open_reflector(
             str(config.reflector.load_dir), device, reflecting, frozen=not config.reflector_training.every
         )
         reflector = Reflector(opened, temperature=config.reflector.temperature)
     if config.reflector_training.every and reflecting is not None:
         second = _second_player(config, reflecting, device, progress)
+    commentator = chat or reflector
     agent = TwoPlayerAgent(
         sampler,
-        reflector and config.sampler.swapped(reflector, config.setup.folder),
+        commentator and config.sampler.swapped(commentator, config.setup.folder),
         answer=policy.answer,
         temperature=config.policy.temperature,
         reflect_prob=config.reflector.prob,
@@ -100,7 +110,7 @@ def _players(config: RLConfig, place: Path | None, device: str) -> tuple[Player,
     from reflectkit.models.load import load_pair, load_player, with_adapter
 
     dtype, quantize = config.policy.dtype or None, config.policy.quantize or None
-    comments = config.reflector.load_dir
+    comments = None if config.chat_reflector else config.reflector.load_dir
     if comments is not None and config.reflector_training.every and place is not None:
         comments = place / FOLDER
     reflector: Player | None = None
@@ -162,6 +172,7 @@ def _policy_learner(config: RLConfig, policy: Player, device: str, processes: Pr
         mean=config.algo.loss_mean,
         temperature=config.policy.temperature,
         is_cap=config.staleness.is_cap if config.staleness.max_staleness else 0.0,
+        agrees_with=config.sampler.policy if config.sampler.remote and not config.staleness.max_staleness else "",
         mismatch=config.sampler.remote,
         share_prefixes=config.share_prefixes,
     )

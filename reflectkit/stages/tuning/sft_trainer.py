@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
 import shutil
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from reflectkit.core.checksums import CHECKSUMS, seal
 from reflectkit.core.config import identifying
 from reflectkit.core.console import Bar, Progress, Quiet
-from reflectkit.core.errors import CheckpointError, DivergedError
+from reflectkit.core.errors import CheckpointError, DataError, DivergedError
 from reflectkit.core.folders import checkpoints
-from reflectkit.core.jsonl import disk_full
+from reflectkit.core.jsonl import disk_full, read_json
 from reflectkit.data.sft import read_rows
 from reflectkit.stages.tuning.sft_player import encoded_rows, player_of
 from reflectkit.stages.tuning.trackers import Log, tracking
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from reflectkit.stages.tuning.sft_config import SFTConfig
 
 ORDER = "epoch_order.safetensors"  # torch's random state at the start of the epoch
+FIGURES = "figures.json"  # what the next row of the log is made of: sums since the last one, and the tokens so far
 EXPLODED = 10  # times the loss of guessing; no working training comes near it
 
 
@@ -48,6 +50,7 @@ def train(
         try:
             with tracking(config.checkpoints.report_to, folder.parent, identifying(config)) as log:
                 trainer.add_callback(_order(resume))  # before the one that seals a checkpoint
+                trainer.add_callback(_figures(trainer, resume))
                 trainer.add_callback(
                     _callback(bar, math.log(len(player.tokenizer)), log, config.checkpoints.keep_checkpoints)
                 )
@@ -63,7 +66,7 @@ def train(
             raise
     return [
         {
-            name: value if math.isfinite(value) else None for name, value in record.items()
+            name: value if math.isfinite(value) else None for name, value in sorted(record.items())
         }  # a norm that overflows 16 bits
         for record in trainer.state.log_history
         if "loss" in record
@@ -117,7 +120,7 @@ def trainer_of(config: SFTConfig, folder: Path, player: Player, encoded: list[di
         fp16=not on_cpu and config.dtype == "float16",
         max_length=None,
         train_sampling_strategy="group_by_length" if config.group_by_length else "random",
-        gradient_checkpointing=False,
+        activation_checkpointing=False,
         report_to="none",
         disable_tqdm=True,
         dataset_num_proc=None,
@@ -219,6 +222,42 @@ def _order(resume: Path | None) -> Any:
                 save_file({"state": begun}, Path(args.output_dir) / f"checkpoint-{state.global_step}" / ORDER)
 
     return Order()
+
+
+def _figures(trainer: Any, resume: Path | None) -> Any:
+    """Keeps what the trainer has summed since it last logged, which it would begin anew after a resume. resume: the
+    checkpoint; one of an earlier version does not have it.
+
+    Raises CheckpointError if it is damaged.
+    """
+    import torch
+    from transformers import TrainerCallback
+
+    class Figures(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if resume is None or not (resume / FIGURES).is_file():
+                return
+            try:
+                kept = read_json(resume / FIGURES)
+                trainer._tr_loss = torch.tensor(float(kept["loss"]), device=args.device)
+                trainer._globalstep_last_logged = int(kept["logged"])
+                trainer._total_train_tokens = kept["tokens"]
+                trainer._metrics["train"].update(kept["metrics"])
+            except (DataError, KeyError, TypeError, ValueError) as error:
+                raise CheckpointError(f"{resume / FIGURES} is damaged ({error})") from None
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.is_world_process_zero:
+                kept = {
+                    "loss": trainer._tr_loss.item(),
+                    "logged": trainer._globalstep_last_logged,
+                    "tokens": trainer._total_train_tokens,
+                    "metrics": trainer._metrics["train"],
+                }
+                path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / FIGURES
+                path.write_text(json.dumps(kept), encoding="utf-8")  # NaN too
+
+    return Figures()
 
 
 def _printer() -> Any:

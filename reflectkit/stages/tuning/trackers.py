@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reflectkit.core.errors import ConfigError
+from reflectkit.core.keys import masked
 
 Tracker = Literal["tensorboard", "wandb", "trackio"]
 REPORT_TO_HELP = "Also log to tensorboard, wandb or trackio (repeat the flag)."
@@ -49,9 +50,9 @@ def tracking(names: Sequence[str], folder: Path, settings: Mapping[str, Any]) ->
         try:
             tracker.start()
         except Exception as error:  # the packages raise many types without a login or a network
+            reason = (masked(str(error)).strip() or type(error).__name__).splitlines()[0][:200]
             raise ConfigError(
-                f"--report-to {name}: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}; see its own"
-                " settings for working offline, or leave it out"
+                f"--report-to {name}: {reason}; see its own settings for working offline, or leave it out"
             ) from None
         if not kind.requires_logging_directory:
             tracker.store_init_configuration(shown)

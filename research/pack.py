@@ -1,11 +1,12 @@
-"""pack: keep the episodes and learning curves of published runs in a small folder, from which `plot --packs` draws the
-figures again.
+"""pack: keep the episodes and learning curves of published runs in a small folder, from which `research.figures` draws
+the figures again.
 
 Each training seed is one compressed file. Packing further seeds, or one of them again, leaves the others as they are.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
+from reflectkit.cli.main import main
 from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
@@ -21,21 +23,22 @@ from reflectkit.core.identity import HASHED_WHOLE, digest, read_record
 from reflectkit.core.jsonl import read_json
 from reflectkit.core.reports import Report, Table
 from reflectkit.data.episodes import no_share, read_compared
-from reflectkit.data.packs import Curve, Pack, Seed, figures_kept, is_pack, merged, players, read_pack, write_pack
 from reflectkit.stages.shared.curves import read_curves
 from reflectkit.stages.shared.eval_tables import clusters_of, counted_as_0
+from research.packs import Curve, Pack, Seed, figures_kept, is_pack, merged, players, read_pack, write_pack
 
 EXAMPLES = (
-    "reflectkit pack results/taxi-tiny --out packs/taxi --title DangerousTaxi --compare 'Reflect-RL - SFT + RL'",
-    "reflectkit pack results/seed0/taxi-tiny results/seed1/taxi-tiny --out packs/seeds --title 'Two seeds'"
+    "python -m research.pack results/taxi-tiny --out packs/taxi --title DangerousTaxi"
+    " --compare 'Reflect-RL - SFT + RL'",
+    "python -m research.pack results/seed0/taxi-tiny results/seed1/taxi-tiny --out packs/seeds --title 'Two seeds'"
     " --compare 'Reflect-RL - SFT + RL' --curve Reflect-RL=reflect-rl --curve 'SFT + RL=sft-rl' --figure success_rate",
-    "reflectkit pack results/seed2/taxi-tiny --out packs/seeds --curve Reflect-RL=reflect-rl --curve 'SFT + RL=sft-rl'"
-    " --figure success_rate",
-    "reflectkit pack results/memory-tiny --out packs/memory --title Memory --compare 'SFT + GRPO - SFT'"
+    "python -m research.pack results/seed2/taxi-tiny --out packs/seeds --curve Reflect-RL=reflect-rl"
+    " --curve 'SFT + RL=sft-rl' --figure success_rate",
+    "python -m research.pack results/memory-tiny --out packs/memory --title Memory --compare 'SFT + GRPO - SFT'"
     " --measure accuracy",
-    "reflectkit pack results/memory-tiny/longer-evaluation --out packs/memory --add"
+    "python -m research.pack results/memory-tiny/longer-evaluation --out packs/memory --add"
     " --compare 'SFT, 400 steps more - SFT'",
-    "reflectkit plot --packs packs/taxi --packs packs/seeds --out effects.png",
+    "python -m research.figures --packs packs/taxi --packs packs/seeds --out effects.png",
 )
 MINUS = " - "
 
@@ -198,3 +201,7 @@ def _seed_of(folder: Path) -> int:
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise DataError(folder / "config.json", f"expected the seed of a run, found {seed!r:.40}", field="seed")
     return seed
+
+
+if __name__ == "__main__":
+    sys.exit(main(["research.pack", *sys.argv[1:]]))

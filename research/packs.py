@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import dumps, read_json, replacing, write_json
+from reflectkit.core.jsonl import dumps, opened, read_json, replacing, write_json
 from reflectkit.core.types import LARGEST, Status
 from reflectkit.data.episodes import SUCCESS, no_share
 
@@ -164,7 +164,7 @@ def read_pack(folder: Path) -> Pack:
 
 def _read_seed(path: Path, digest: Any) -> Seed:
     try:
-        with gzip.open(path) as file:
+        with opened(path) as packed, gzip.open(packed) as file:
             content = file.read(LARGEST_FILE + 1)
     except FileNotFoundError:
         raise DataError(path, f"no such file, but {INDEX} names it; {AGAIN}") from None

@@ -8,6 +8,7 @@ round.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
+from reflectkit.cli.main import main
 from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
@@ -29,7 +31,12 @@ from reflectkit.core.runs import open_run, runs_but_for
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.text import counted
 from reflectkit.core.types import Answer
-from reflectkit.data.own_comments import (
+from reflectkit.data.sft import FILE_OF_ROLE, Lesson, read_rows, reflection_row
+from reflectkit.stages import Traits
+from reflectkit.stages.shared.environments import EnvConfig, EnvSetup
+from reflectkit.stages.shared.players import model_folders, place_of, refuse_without_model
+from reflectkit.stages.shared.replaying import drawn_records, replayed_lessons
+from research.own_comments import (
     FIELDS,
     Judged,
     chosen,
@@ -38,14 +45,9 @@ from reflectkit.data.own_comments import (
     judged_to_json,
     round_figures,
 )
-from reflectkit.data.sft import FILE_OF_ROLE, Lesson, read_rows, reflection_row
-from reflectkit.stages import Traits
-from reflectkit.stages.shared.environments import EnvConfig, EnvSetup
-from reflectkit.stages.shared.players import model_folders, place_of, refuse_without_model
-from reflectkit.stages.shared.replaying import drawn_records, replayed_lessons
 
 EXAMPLES = (
-    "reflectkit gen-comments --env taxi --load-dir results/taxi-tiny/policy/checkpoint-250"
+    "python -m research.gen_comments --env taxi --load-dir results/taxi-tiny/policy/checkpoint-250"
     " --reflect-load-dir results/taxi-tiny/reflector/checkpoint-700",
     "reflectkit sft --env taxi --role reflection --model results/taxi-tiny/reflector/checkpoint-700"
     " --task-file data/taxi/own-comments/sft_reflection.jsonl",
@@ -389,3 +391,7 @@ def _intact(path: Path) -> list[Judged]:
     judged = [judged_from_json(row) for row in rows]
     intact = next((place for place, one in enumerate(judged) if one is None or one.state != place), len(judged))
     return [one for one in judged[:intact] if one is not None]
+
+
+if __name__ == "__main__":
+    sys.exit(main(["research.gen_comments", *sys.argv[1:]]))

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu import Bench, Measured, NotPossibleError, peak_gib
+from benchmarks.rl import Clock, bare_backward
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ReflectkitError
 from reflectkit.core.included import included_repositories, launch_config
@@ -28,8 +30,6 @@ from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_jsonl
 from reflectkit.models.load import Player, load_player, save_player, with_adapter
 from reflectkit.models.packaged import convert, is_installed
 from reflectkit.models.silence import silence_libraries
-from reflectkit.stages.benchmarks.gpu import Bench, Measured, NotPossibleError, peak_gib
-from reflectkit.stages.benchmarks.rl import Clock, bare_backward
 
 ENV = "auto_explore"
 PROMPTS: dict[str, Any] = {"result_tokens": 60, "prompt_tokens": 300}

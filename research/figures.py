@@ -1,18 +1,30 @@
-"""The figures of packs: their effects as a forest plot, the success of all players, and learning curves."""
+"""figures: draw the figures of packs (see `research.pack`): their effects as a forest plot, the success of all players,
+or learning curves.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
-from reflectkit.core.errors import DataError
-from reflectkit.core.jsonl import write_text
-from reflectkit.core.reports import Table
-from reflectkit.data.packs import Pack, read_pack
-from reflectkit.stages.shared.effects import (
+from pydantic import model_validator
+
+from reflectkit.cli.main import main
+from reflectkit.core.config import Config, flag, non_default, option
+from reflectkit.core.console import Progress
+from reflectkit.core.errors import ConfigError, DataError
+from reflectkit.core.folders import RunConfig
+from reflectkit.core.jsonl import file_text, write_text
+from reflectkit.core.reports import Report, Table
+from reflectkit.core.runs import open_run
+from reflectkit.stages.shared.eval_tables import figures_tables, markdown, table
+from reflectkit.stages.shared.figures import draw_curves, draw_intervals
+from reflectkit.stages.shared.seeds import curve_figures, curve_table
+from research.effects import (
     EQUIVALENT,
     LEGEND,
     curves,
@@ -24,10 +36,12 @@ from reflectkit.stages.shared.effects import (
     success_groups,
     success_rows,
 )
-from reflectkit.stages.shared.eval_tables import figures_tables, markdown, table
-from reflectkit.stages.shared.figures import draw_curves, draw_intervals
-from reflectkit.stages.shared.seeds import curve_figures, curve_table
+from research.packs import Pack, read_pack
 
+EXAMPLES = (
+    "python -m research.figures --packs packs/taxi --packs packs/seeds --out effects.png",
+    "python -m research.figures --packs packs/seeds --figure success_rate --reach 0.9",
+)
 PACK_FIGURES = ("effects", "success")
 """The figures of packs, besides those of their curves."""
 MARKS = ("<!-- effects -->\n", "<!-- end of effects -->\n")
@@ -35,6 +49,45 @@ MARKS = ("<!-- effects -->\n", "<!-- end of effects -->\n")
 PERCENT = (-1.0, 101.0)
 """The axis of shares in percent, so that figures can be compared, with room for a marker at its ends."""
 Drawn = tuple[list[Table], dict[str, float]]
+
+
+class FiguresConfig(Config):
+    """Settings of figures."""
+
+    packs: tuple[Path, ...] = option((), help="Packs of published runs (repeat the flag).")
+    figure: str = option("effects", help="What to draw: effects, success, or a figure of their curves.")
+    reach: float = option(
+        0.0,
+        help="Curves: also report the area below each and where it first reaches this value; 0: neither.",
+        ge=0,
+    )
+    first: int = option(0, help="Effects: draw only the first N comparisons of each; the table has all. 0: all.", ge=0)
+    out: Path | None = option(None, help="File to write, .png or .svg; default: packs.png in the run's folder.")
+    page: Path | None = option(
+        None, help="A Markdown page with `<!-- effects -->` and `<!-- end of effects -->`: the table goes between them."
+    )
+
+    run: RunConfig = RunConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.packs:
+            raise ConfigError("figures needs --packs FOLDER")
+        unused = {"effects": ("reach",), "success": ("reach", "page", "first")}.get(self.figure, ("page", "first"))
+        if given := non_default(self, *unused):
+            raise ConfigError(f"{flag(given[0])} does not change --figure {self.figure}; leave it out")
+        if self.out is not None and self.out.suffix not in (".png", ".svg"):
+            raise ConfigError(f"--out {self.out}: must end in .png or .svg")
+        return self
+
+
+def run(config: FiguresConfig, progress: Progress) -> Report:
+    """Draw. Raises DataError if a pack is damaged or does not have the figure."""
+    with open_run("figures", config, list(config.packs), again=True) as current:
+        out = config.out or current.folder / "packs.png"
+        tables, numbers = draw_packs(config.packs, config.figure, out, config.page, config.reach, config.first)
+        current.tables += tables
+        return current.finish(numbers, [out, *([config.page] if config.page else [])])
 
 
 def draw_packs(
@@ -74,7 +127,7 @@ def draw_packs(
     for folder, pack in zip(folders, packs, strict=True):
         title, some = figure if len(packs) == 1 else pack.title, curves(pack, figure)
         if not some:
-            raise DataError(folder, f"has no curves of {figure!r:.60}; `reflectkit pack --curve` adds some")
+            raise DataError(folder, f"has no curves of {figure!r:.60}; `python -m research.pack --curve` adds some")
         panels[title] = some
         numbers |= {f"{pack.title}: {name}": fmean(one[1][-1] for one in seeds) for name, seeds in some.items()}
         if reach:
@@ -97,7 +150,11 @@ def _draw_effects(folders: Sequence[Path], packs: Sequence[Pack], out: Path, pag
     drawn = {(pack.title, *pair) for pack in packs for pair in pack.comparisons[: first or None]}
     if not found:
         pairs = [pair for pack in packs for pair in pack.comparisons]
-        why = "its players have no finished problem in common" if pairs else "add some with `reflectkit pack --compare`"
+        why = (
+            "its players have no finished problem in common"
+            if pairs
+            else "add some with `python -m research.pack --compare`"
+        )
         raise DataError(folders[0], f"has no comparison to show; {why}")
     shown = effects_table(found)
     if page is not None:
@@ -113,7 +170,7 @@ def _draw_effects(folders: Sequence[Path], packs: Sequence[Pack], out: Path, pag
 def _fill(page: Path, text: str) -> None:
     """Put `text` between the marks of `page`. Raises DataError if it has none."""
     try:
-        old = page.read_text(encoding="utf-8")
+        old = file_text(page)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(page, f"cannot be read as a page ({type(error).__name__}); give another --page") from None
     before, start, rest = old.partition(MARKS[0])
@@ -121,3 +178,7 @@ def _fill(page: Path, text: str) -> None:
     if not (start and end):
         raise DataError(page, f"has no {MARKS[0].strip()} followed by {MARKS[1].strip()}; add both lines")
     write_text(page, f"{before}{start}\n{text}\n{end}{after}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(["research.figures", *sys.argv[1:]]))

@@ -1,4 +1,4 @@
-"""bench coverage: how often the intervals of `evaluate` contain the true value, and their widths, against other
+"""coverage: how often the intervals of `evaluate` contain the true value, and their widths, against other
 methods.
 
 Each cell draws data sets of clustered tasks with a known true rate or difference. At intraclass correlation 0.5, the
@@ -8,17 +8,25 @@ are all alike and the others are independent.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from reflectkit.core.console import Bar
-from reflectkit.core.reports import Table
+from reflectkit.cli.main import main
+from reflectkit.core.config import Config, option, with_values
+from reflectkit.core.console import Bar, Progress
+from reflectkit.core.folders import RunConfig
+from reflectkit.core.jsonl import write_text
+from reflectkit.core.reports import Report, Table
+from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive
 from reflectkit.core.stats import Z95, agree_with_test, difference_intervals, flips, rate_intervals, sign_flip_p
+from reflectkit.stages.shared.eval_tables import csv_text
 
+EXAMPLES = ("python -m research.coverage --simulations 500",)
 CLUSTERS = (10, 20, 50, 100)
 SIZES = ("1", "3", "10", "1 to 10")  # tasks of a cluster
 CORRELATIONS = ("0", "0.5", "0.5, half alike", "1")
@@ -53,6 +61,25 @@ class Cell:
     """How often the interval contained the truth, by method."""
     width: dict[str, float]
     """The mean width of the interval, by method."""
+
+
+class CoverageConfig(Config):
+    """Settings of coverage."""
+
+    simulations: int = option(2000, help="Simulated data sets per cell.", ge=1)
+    run: RunConfig = RunConfig()
+
+
+def run(config: CoverageConfig, progress: Progress) -> Report:
+    """Simulate; every cell is a row of coverage.csv."""
+    total = sum(len(cells(kind)) for kind in (RATE, DIFFERENCE))
+    with open_run("coverage", with_values(config, force=True)) as current:
+        with progress.bar("cells", total) as bar:
+            measured = list(measure(config.simulations, config.run.seed, bar))
+        current.tables += [*tables(measured), repeats(config.simulations, config.run.seed)]
+        written = current.folder / "coverage.csv"
+        write_text(written, csv_text(csv_rows(measured)))
+        return current.finish({"cells": len(measured), "below": len(missed(measured))}, [written])
 
 
 def cells(kind: str) -> list[tuple[int, str, str, tuple[float, ...]]]:
@@ -305,3 +332,7 @@ def csv_rows(measured: Sequence[Cell]) -> list[dict[str, Any]]:
         for cell in measured
         for method in cell.coverage
     ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(["research.coverage", *sys.argv[1:]]))

@@ -25,6 +25,7 @@ from reflectkit.core.protocols import Context, Env
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Decision, Observation, Sample, Task, Trajectory
+from reflectkit.models.cache_rows import CACHE
 from reflectkit.models.decoding import decode
 from reflectkit.models.load import Player, pick_device
 from reflectkit.models.local import LocalSampler
@@ -180,11 +181,11 @@ def decoding_floor(
                 input_ids=step_ids,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=cache,
+                **{CACHE: cache},
                 use_cache=True,
                 logits_to_keep=1,
             )
-            cache, step_ids = output.past_key_values, tokens_BT[:, step : step + 1]
+            cache, step_ids = getattr(output, CACHE), tokens_BT[:, step : step + 1]
             mask = torch.cat([mask, torch.ones_like(step_ids)], dim=1)
             positions = (positions[:, -1:] + 1).clamp(max=writer.context - 1)  # including rows that have ended
     return sum(map(len, prompts)) + sum(map(len, lines))

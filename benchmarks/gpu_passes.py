@@ -9,13 +9,8 @@ from typing import Any
 
 import torch
 
-from reflectkit.core.config import with_values
-from reflectkit.core.console import Quiet
-from reflectkit.core.types import Sample
-from reflectkit.models.load import Player, load_player, with_adapter
-from reflectkit.models.silence import silence_libraries
-from reflectkit.stages.benchmarks.gpu import Bench, Measured
-from reflectkit.stages.benchmarks.gpu_parts import (
+from benchmarks.gpu import Bench, Measured
+from benchmarks.gpu_parts import (
     ENV,
     PROMPTS,
     RANK,
@@ -24,7 +19,12 @@ from reflectkit.stages.benchmarks.gpu_parts import (
     reflector_rows,
     row_tokens,
 )
-from reflectkit.stages.benchmarks.rl import Clock, decoding_rounds
+from benchmarks.rl import Clock, decoding_rounds
+from reflectkit.core.config import with_values
+from reflectkit.core.console import Quiet
+from reflectkit.core.types import Sample
+from reflectkit.models.load import Player, load_player, with_adapter
+from reflectkit.models.silence import silence_libraries
 
 
 def decoding(bench: Bench) -> Measured:
@@ -51,8 +51,8 @@ def bench_rl(bench: Bench) -> Measured:
     """`bench rl` on AutoExplore (the corridor if `fast`). The row has the figures of updates, its note those of
     rollouts.
     """
-    from reflectkit.stages import bench as command
-    from reflectkit.stages.benchmarks.rl import measure
+    from benchmarks import bench as command
+    from benchmarks.rl import measure
 
     silence_libraries()
     size, episodes, rounds = ("tiny", 4, 1) if bench.fast else ("gpt2-small", 32, 3)

@@ -2,7 +2,8 @@
 curve, with intervals and a word for each; as a table and as rows of a forest plot.
 
 Success is compared by problem: where one training seed has both players by the paired interval over clusters of
-problems, with more by a bootstrap of seeds and problems. Areas are compared by seed, with a t interval.
+problems, with more by the widest interval of seeds and problems, see `seed_differences`. Areas are compared by seed,
+with a t interval.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from typing import Any
 
 from reflectkit.core.curves import area
 from reflectkit.core.reports import Table
-from reflectkit.core.stats import mean_interval
+from reflectkit.core.stats import mean_interval, mean_p
 from reflectkit.data.episodes import SUCCESS
-from reflectkit.data.packs import Pack
-from reflectkit.stages.shared.eval_tables import Json, completed, differences, pooled
+from reflectkit.stages.shared.eval_tables import Json, completed, differences, p_columns, pooled
 from reflectkit.stages.shared.figures import Curve, Interval
 from reflectkit.stages.shared.seeds import seed_differences
+from research.packs import Pack
 
 EQUIVALENT = 3.0
 """Points of success within which two players are called equivalent."""
 AREA = "area"
 FEWEST_AREAS = 3  # seeds
+UNCLEAR = "unclear: mostly too few seeds or problems to tell, which does not mean no effect"
 ROUNDING = 1e-9
 """Points by which an end of an interval may be off, as the sum of rounded numbers."""
 LEGEND = "● success, or what is named; ■ area below the curve × 100; hollow: one seed; grey: ±3 points"
@@ -55,10 +57,8 @@ class Effect:
     """Training seeds."""
     problems: int
     """Problems over all seeds; 0 for an area."""
-    seed_low: float = -math.inf
-    """Lower end of the t interval over the seeds' own differences; infinite with one seed."""
-    seed_high: float = math.inf
-    """Its upper end."""
+    p: float = 1.0
+    """Two-sided, of no difference."""
 
     @property
     def is_area(self) -> bool:
@@ -67,20 +67,18 @@ class Effect:
 
     @property
     def word(self) -> str:
-        """helps, harms, equivalent or unclear. With several seeds, both intervals must agree on it; two seeds are
-        always unclear, as they may be alike by chance and then have a t interval without width. One seed says nothing
-        of another: it is only above or below 0, or near it.
+        """helps, harms, equivalent or unclear, by the interval. Two seeds are always unclear, as they may be alike by
+        chance and then have a t interval without width. One seed says nothing of another: it is only above or below 0,
+        or near it.
         """
         if self.seeds == 2:
             return "unclear"
         if self.seeds == 1:
             return self._word_of_one_seed
-        low, high = self.low, self.high
-        low, high = min(low, self.seed_low), max(high, self.seed_high)
-        within = _is_within(low, high)
-        if low > ROUNDING:
+        within = _is_within(self.low, self.high)
+        if self.low > ROUNDING:
             return "helps, by less than 3 points" if within else "helps"
-        if high < -ROUNDING:
+        if self.high < -ROUNDING:
             return "harms, by less than 3 points" if within else "harms"
         return "equivalent" if within else "unclear"
 
@@ -119,9 +117,8 @@ def _successes(pack: Pack) -> list[Effect]:
         for one in [*of_several, *of_one]:
             sign = 1 if one["first"] == first else -1
             ends = sorted((sign * 100 * one["low"], sign * 100 * one["high"]))
-            over_seeds = mean_interval([[100 * sign * gap] for gap in one.get("by_seed", ())])
             difference = sign * 100 * one["difference"] + 0.0
-            facts = (difference, *ends, one.get("seeds", 1), one["tasks"], *over_seeds)
+            facts = (difference, *ends, one.get("seeds", 1), one["tasks"], one["p"])
             found.append(Effect(pack.title, first, second, pack.measure, one["level"], *facts))
     return found
 
@@ -129,11 +126,15 @@ def _successes(pack: Pack) -> list[Effect]:
 def _areas(pack: Pack) -> list[Effect]:
     found = []
     areas = [{curve.name: area(curve.episodes, curve.values) for curve in seed.curves} for seed in pack.seeds.values()]
+    shares = all(0 <= value <= 1 for seed in pack.seeds.values() for curve in seed.curves for value in curve.values)
+    limit = 100.0 if shares else math.inf
     for first, second in pack.comparisons:
         gaps = [100 * (one[first] - one[second]) for one in areas if first in one and second in one]
         if gaps:
-            low, high = mean_interval([[gap] for gap in gaps])
-            found.append(Effect(pack.title, first, second, AREA, "", fmean(gaps), low, high, len(gaps), 0, low, high))
+            alone = [[gap] for gap in gaps]
+            low, high = mean_interval(alone)
+            ends = (max(low, -limit), min(high, limit)) if len(gaps) > 1 else (low, high)
+            found.append(Effect(pack.title, first, second, AREA, "", fmean(gaps), *ends, len(gaps), 0, mean_p(alone)))
     return found
 
 
@@ -210,13 +211,15 @@ def forest_groups(found: Sequence[Effect]) -> dict[str, list[Interval]]:
 
 
 def effects_table(found: Sequence[Effect]) -> Table:
-    """The effects as a table."""
+    """The effects as a table. Those without an interval are not counted as tests."""
+    headings, p_cells = p_columns([one.p if math.isfinite(one.low + one.high) else None for one in found])
     columns = (
         "experiment",
         "first − second",
         "of",
         "difference, points",
         "95 % interval",
+        *headings,
         "seeds",
         "problems",
         "verdict",
@@ -228,13 +231,14 @@ def effects_table(found: Sequence[Effect]) -> Table:
             one.measure if one.is_area else f"{one.measure}, {one.level}",
             _points(one.difference),
             f"{_points(one.low)} to {_points(one.high)}" if math.isfinite(one.low + one.high) else "unknown: one seed",
+            *shown,
             str(one.seeds),
             str(one.problems or ""),
             one.word if math.isfinite(one.low + one.high) else "",
         )
-        for one in found
+        for one, shown in zip(found, p_cells, strict=True)
     )
-    return Table("Effects, with 95 % intervals", columns, cells)
+    return Table(f"Effects, with 95 % intervals ({UNCLEAR})", columns, cells)
 
 
 def _points(value: float) -> str:

@@ -1,4 +1,4 @@
-"""bench: measure speed on this machine, with figures comparable within one run, and the coverage of the intervals.
+"""bench: measure speed on this machine, with figures comparable within one run.
 
 `bench env` measures only the environment, in CPU time of this process and of the processes that the environment
 started, so that other work on the machine does not count. `bench rl` measures rollouts and updates in wall time,
@@ -13,8 +13,7 @@ the same batch with the same padding: the trunk over all positions, the LM head 
 step has a loss. This floor has no optimizer, no clipping of gradients, no data loader, no metrics and no checks; the
 step has them all. The ratio is the time of the floor divided by that of the steps.
 
-`bench coverage` does not measure speed: it simulates how often the intervals of `evaluate` contain the true value. It
-and `bench sft` take no environment.
+`bench sft` takes no environment.
 
 `bench gpu` checks on one GPU, without a network, that everything that trains and samples works there, with its speed
 and peak memory. Each part runs in its own process; the table is written after each. The exit code is 1 if a part fails,
@@ -36,13 +35,14 @@ from typing import Any, Literal, Self, get_args
 import psutil
 from pydantic import model_validator
 
+from benchmarks import gpu
 from reflectkit.agents.scripted import RandomAgent
+from reflectkit.cli.main import main
 from reflectkit.core.config import Config, option, with_values
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, unknown_name
 from reflectkit.core.eventloop import result_of
 from reflectkit.core.folders import RunConfig
-from reflectkit.core.jsonl import write_text
 from reflectkit.core.protocols import Env
 from reflectkit.core.reports import Report, Table, figures_table
 from reflectkit.core.rollout import Episode, rollout
@@ -55,21 +55,17 @@ from reflectkit.envs import NONE_LISTED
 from reflectkit.models.facts import DType
 from reflectkit.models.hub import PACKAGED, TINY
 from reflectkit.models.packaged import is_installed
-from reflectkit.stages.benchmarks import gpu
 from reflectkit.stages.shared.environments import EnvConfig, EnvSetup, RolloutConfig, at_level, model_source
-from reflectkit.stages.shared.eval_tables import csv_text
 from reflectkit.stages.tuning.sft_config import SFTConfig
 
 EXAMPLES = (
-    "reflectkit bench env --env auto_explore",
-    "reflectkit bench env --env taxi --steps 200000",
-    "reflectkit bench rl --env taxi",
-    "reflectkit bench sft --model tiny --model tiny-hybrid",
-    "reflectkit bench sft --model smollm2-135m --lora-r 16 --batch-size 4",
-    "reflectkit bench coverage --simulations 500",
-    "reflectkit bench gpu",
+    "python -m benchmarks.bench env --env auto_explore",
+    "python -m benchmarks.bench env --env taxi --steps 200000",
+    "python -m benchmarks.bench rl --env taxi",
+    "python -m benchmarks.bench sft --model tiny --model tiny-hybrid",
+    "python -m benchmarks.bench sft --model smollm2-135m --lora-r 16 --batch-size 4",
+    "python -m benchmarks.bench gpu",
 )
-MOST_SIMULATIONS = 100_000  # per cell, which takes gigabytes
 Size = Literal["tiny", "gpt2-small"]
 SIZES: tuple[Size, ...] = get_args(Size)
 ROUNDS = 5
@@ -81,9 +77,7 @@ SIDE_BY_SIDE = 16
 class BenchConfig(Config):
     """Settings of bench."""
 
-    what: Literal["env", "rl", "sft", "coverage", "gpu"] = option(
-        help="What to measure: env, rl, sft, coverage or gpu.", argument=True
-    )
+    what: Literal["env", "rl", "sft", "gpu"] = option(help="What to measure: env, rl, sft or gpu.", argument=True)
     env: EnvConfig = EnvConfig(name="taxi")
     steps: int | None = option(
         None,
@@ -112,7 +106,6 @@ class BenchConfig(Config):
         "reflection", help="sft: which player the rows of --task-file are for."
     )
     files: int = option(1000, help="Number of files in the generated repository, if the env explores one.", ge=1)
-    simulations: int = option(2000, help="coverage: simulated data sets per cell.", ge=1)
     task_file: Path | None = option(
         None, help="Problems to play, or sft: rows; default: the env's own problems, or generated ones."
     )
@@ -175,25 +168,8 @@ class BenchConfig(Config):
 
 def run(config: BenchConfig, progress: Progress) -> Report:
     """Measure, and write the figures to `report.json`."""
-    measured = {"env": _environment, "rl": _learning, "sft": _training, "coverage": _coverage, "gpu": _on_a_gpu}
+    measured = {"env": _environment, "rl": _learning, "sft": _training, "gpu": _on_a_gpu}
     return measured[config.what](config, progress)
-
-
-def _coverage(config: BenchConfig, progress: Progress) -> Report:
-    """Simulated data sets; every cell is a row of coverage.csv."""
-    from reflectkit.stages.benchmarks import coverage as bench_coverage
-
-    total = sum(len(bench_coverage.cells(kind)) for kind in (bench_coverage.RATE, bench_coverage.DIFFERENCE))
-    with open_run("bench", with_values(config, force=True)) as current:
-        with progress.bar("coverage: cells", total) as bar:
-            measured = list(bench_coverage.measure(config.simulations, config.run.seed, bar))
-        current.tables += [
-            *bench_coverage.tables(measured),
-            bench_coverage.repeats(config.simulations, config.run.seed),
-        ]
-        written = current.folder / "coverage.csv"
-        write_text(written, csv_text(bench_coverage.csv_rows(measured)))
-        return current.finish({"cells": len(measured), "below": len(bench_coverage.missed(measured))}, [written])
 
 
 def _on_a_gpu(config: BenchConfig, progress: Progress) -> Report:
@@ -221,8 +197,8 @@ def _on_a_gpu(config: BenchConfig, progress: Progress) -> Report:
 
 def _learning(config: BenchConfig, progress: Progress) -> Report:
     """Rollouts and updates of models with random weights."""
+    from benchmarks.rl import FEWEST, PARTS, fitting, measure, tokens_of_an_episode
     from reflectkit.models.silence import silence_libraries
-    from reflectkit.stages.benchmarks.rl import FEWEST, PARTS, fitting, measure, tokens_of_an_episode
 
     silence_libraries()
     with open_run("bench", config, again=True) as current, _problems(config, progress) as (configured, tasks):
@@ -248,7 +224,7 @@ def _training(config: BenchConfig, progress: Progress) -> Report:
 
     silence_libraries()
     with open_run("bench", config, again=True) as current, tempfile.TemporaryDirectory() as folder:
-        from reflectkit.stages.benchmarks import sft as bench_sft
+        from benchmarks import sft as bench_sft
 
         rows = config.task_file or Path(folder) / "rows.jsonl"
         if config.task_file is None:
@@ -373,3 +349,7 @@ def _problems(config: BenchConfig, progress: Progress) -> Iterator[tuple[BenchCo
         if not tasks:
             raise ConfigError(NONE_LISTED.format(config.setup.env_name, config.env.kind.levels[-1]))
         yield with_values(config, **settings), tasks
+
+
+if __name__ == "__main__":
+    sys.exit(main(["benchmarks.bench", *sys.argv[1:]]))

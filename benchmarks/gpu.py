@@ -1,4 +1,4 @@
-"""`bench gpu`: whether everything that trains and samples works on one GPU, how fast, and in how much memory.
+"""`benchmarks.bench gpu`: whether everything that trains and samples works on one GPU, how fast, in how much memory.
 
 Each part runs in a process of its own with a time limit, so one that fails or runs out of memory does not end the
 others. The table is written after each part; a check that was stopped keeps it, and goes on with what is missing.
@@ -93,8 +93,8 @@ class Part:
     """Whether the peak memory of its process is that of what it runs."""
 
 
-HERE = "reflectkit.stages.benchmarks.gpu_parts"
-PASSES = "reflectkit.stages.benchmarks.gpu_passes"
+HERE = "benchmarks.gpu_parts"
+PASSES = "benchmarks.gpu_passes"
 SHARDED = "accelerate shards on GPUs only"
 PARTS = (
     Part("setup", f"{HERE}:setup", limit_s=300.0),

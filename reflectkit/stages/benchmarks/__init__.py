@@ -1,1 +1,0 @@
-"""What `bench` measures: rollouts and updates, and the coverage of the intervals."""
