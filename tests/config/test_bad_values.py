@@ -21,13 +21,10 @@ GIVEN: dict[str, dict[str, Any]] = {
     "sft": {"role": "plain"},
     "rlft": {"load_dir": "x"},
     "evaluate": {"policy": ["random"]},
-    "run": {"recipe": "taxi-few"},
+    "run": {"recipe": "auto-explore-tiny"},
     "export": {"load_dir": "x", "out_dir": "y"},
     "view": {"paths": ["x"]},
     "plot": {"runs": ["a=x"]},
-    "gen-comments": {"load_dir": "x", "reflect_load_dir": "y"},
-    "pack": {"paths": ["x"], "out": "y"},
-    "bench": {"what": "env"},
 }
 """Settings with which a command's config can be built."""
 SEVERAL = {"rlft": [{"algo": name} for name in ALGORITHMS] + [{"sampler": "vllm:http://localhost:1"}]}
