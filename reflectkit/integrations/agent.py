@@ -36,7 +36,7 @@ from reflectkit.models.facts import model_facts
 from reflectkit.stages.shared.chat import ChatConfig
 from reflectkit.stages.shared.players import (
     Players,
-    PlayersConfig,
+    PlayersSetup,
     chat_parts,
     is_chat,
     parse_policy,
@@ -114,7 +114,7 @@ def load_agent(
         _warn_of_mismatch(policy_place, reflector_place)
     given["thinking"] = thinking or _trained_with(policy_place).get("thinking", THINKING[0])
     config = build(AgentConfig, given, "load_agent")
-    settings = PlayersConfig(
+    settings = PlayersSetup(
         BaseEnv,
         Path(folder.name if folder else "."),
         Path(),

@@ -63,7 +63,7 @@ from reflectkit.stages.shared.oracle_scores import advised, known_scores, oracle
 from reflectkit.stages.shared.players import (
     TEACHER,
     Players,
-    PlayersConfig,
+    PlayersSetup,
     chat_models,
     chat_parts,
     mismatch,
@@ -169,9 +169,9 @@ class EvaluateConfig(Config):
         return EnvSetup.of(self.env, self.run, self.rollout.horizon, self.chat)
 
     @property
-    def players(self) -> PlayersConfig:
+    def players(self) -> PlayersSetup:
         """What the players are made with."""
-        return PlayersConfig(
+        return PlayersSetup(
             self.env.kind,
             self.setup.env_folder,
             self.setup.folder,

@@ -49,7 +49,7 @@ from reflectkit.stages.shared.narrator import Commentator, Narrator, Reporter
 from reflectkit.stages.shared.players import (
     TEACHER,
     Players,
-    PlayersConfig,
+    PlayersSetup,
     chat_parts,
     is_chat,
     mismatch,
@@ -117,15 +117,15 @@ class PlayConfig(Config):
         return EnvSetup.of(self.env, self.run, self.horizon, self.chat)
 
     @property
-    def players(self) -> PlayersConfig:
+    def players(self) -> PlayersSetup:
         """What the players are made with."""
-        return PlayersConfig(
+        return PlayersSetup(
             self.env.kind,
             self.setup.env_folder,
             self.setup.folder,
             self.sampler,
-            ChatConfig(),
-            (),
+            self.chat,
+            (self.policy,),
             self.temperature,
             self.max_new_tokens,
             0,

@@ -73,14 +73,6 @@ def chat_models(text: str, methods: Iterable[str] = ()) -> list[str]:
     return [reflector] if equals and is_chat(Path(reflector)) else chat_parts(text, methods)
 
 
-def endpoint_of(part: str, policies: Iterable[str], methods: Iterable[str], base_url: str | None) -> Endpoint:
-    """The endpoint of a chat model in one of the --policy `policies`; with local models, `base_url` applies only to
-    them. Raises ConfigError.
-    """
-    local = any(other.startswith("local:") for text in policies for other in chat_models(text, methods))
-    return parse_endpoint(part, base_url if part.startswith("local:") or not local else None, "--policy", "")
-
-
 def parse_policy(
     text: str, baselines: Sequence[str] = (), methods: Iterable[str] = ()
 ) -> tuple[str, Path | None, Path | None]:
@@ -212,7 +204,7 @@ def journals(folder: Path, endpoint: Endpoint) -> tuple[Path, Path]:
 
 
 @dataclass(frozen=True)
-class PlayersConfig:
+class PlayersSetup:
     """What players are made with."""
 
     kind: type[BaseEnv]
@@ -234,14 +226,19 @@ class PlayersConfig:
     """What of the policy's distribution may be drawn."""
 
     def endpoint_of(self, part: str) -> Endpoint:
-        """The endpoint of a chat model in a --policy. Raises ConfigError."""
-        return endpoint_of(part, self.policies, self.kind.methods, self.chat.base_url)
+        """The endpoint of a chat model in a --policy; with local models, --base-url applies only to them. Raises
+        ConfigError.
+        """
+        models = (model for text in self.policies for model in chat_models(text, self.kind.methods))
+        local = any(model.startswith("local:") for model in models)
+        base_url = self.chat.base_url if part.startswith("local:") or not local else None
+        return parse_endpoint(part, base_url, "--policy", "")
 
 
 class Players:
     """Creates the players; each reflector is loaded once, and players share its memo."""
 
-    def __init__(self, settings: PlayersConfig) -> None:
+    def __init__(self, settings: PlayersSetup) -> None:
         self.settings = settings
         self._reflectors: dict[Path, Any] = {}
         self._clients: dict[str, ChatClient] = {}
