@@ -302,7 +302,8 @@ def _explained(error: ValidationError, rows: Iterable[Leaf], where: str) -> Conf
         return unknown_name(name, value, allowed)
     if first["type"] == "value_error":
         return ConfigError(f"{prefix}{name} {text}")
-    return ConfigError(f"{prefix}{name} {text.replace('Input should', 'must')}, got {value!r:.60}")
+    shown = str(value).lower() if isinstance(value, bool) else f"{value!r:.60}"
+    return ConfigError(f"{prefix}{name} {text.replace('Input should', 'must')}, got {shown}")
 
 
 def literals(hint: Any) -> Iterator[Any]:

@@ -36,6 +36,7 @@ from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import aspects_of, cluster_of, listed
 from reflectkit.models.sampler import Truncation
+from reflectkit.stages import Traits
 from reflectkit.stages.shared.breakdowns import aspect_tables, passes_table
 from reflectkit.stages.shared.chat import ORACLE, ChatConfig
 from reflectkit.stages.shared.environments import (
@@ -104,6 +105,9 @@ class SavedEpisode:
 
 Played = dict[tuple[int, int, str, int], tuple[Task, SavedEpisode]]
 """Tasks and their episodes, by player, horizon, task id and seed."""
+
+
+TRAITS = Traits(reports=True, arms=("policy",))
 
 
 class EvaluateConfig(Config):

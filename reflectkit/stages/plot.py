@@ -23,6 +23,7 @@ from reflectkit.core.locks import is_locked
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.core.types import LARGEST
+from reflectkit.stages import Traits
 from reflectkit.stages.shared.curves import number_in, read_curves
 from reflectkit.stages.shared.environments import distinct_names
 from reflectkit.stages.shared.figures import Curve, draw_bars, draw_curves
@@ -42,6 +43,9 @@ EXAMPLES = (
 FOLLOWED = ("success_rate", "return", "loss")
 POLL_S = 1.0  # seconds between looks at a run that is followed
 IDLE_POLLS = 30  # of a run that no process works on; it may be copied here from another machine
+
+
+TRAITS = Traits(reports=True, arms=("runs",))
 
 
 class PlotConfig(Config):

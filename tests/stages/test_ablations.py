@@ -177,7 +177,7 @@ def test_ablations_are_compared_over_seeds_together(tmp_path: Path) -> None:
         ("{rl: {of: SFT + R, arm: SFT}}", "plays 'SFT + R'"),
         ("{rl: {of: SFT + RL}}", "plays 'SFT + RL without rl'"),
         ("{rl: {of: SFT + RL, steps: {rll: {max_steps: 1}}}}", "did you mean 'rl'"),
-        ("{rl: {of: SFT + RL, steps: {split: {by: repo}}}}", "changes steps of gen-sft, gen-comments, sft, rlft"),
+        ("{rl: {of: SFT + RL, steps: {split: {by: repo}}}}", "changes steps of gen-sft, sft, rlft, not 'split'"),
         ("{rl: {of: SFT + RL, steps: {rl: {max_stepz: 1}}}}", "did you mean 'max_steps'"),
         ("{rl: {of: SFT + RL, steps: {rows: {mismatch: 0.1}}}}", "its own out_dir"),
         ("{rl: {off: SFT + RL}}", "field 'ablations.rl.of'"),

@@ -103,7 +103,7 @@ def test_wrong_settings_of_later_steps_come_before_the_data(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     line = refused(STEPS.replace("ENV", "corridor").replace("stage: evaluate,", "stage: evaluate, width: 0,"), capsys)
-    assert "step 'evaluation': --width must lie" in line
+    assert "step 'evaluation': --width must be greater" in line
     assert not Path("results").exists()
 
 
