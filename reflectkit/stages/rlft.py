@@ -8,6 +8,7 @@ launch`, several processes play and learn together, with the same result.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,7 +48,7 @@ from reflectkit.stages.shared.sampling import LOCAL
 from reflectkit.stages.tuning.algorithm import AlgorithmConfig
 from reflectkit.stages.tuning.distributed import shared_run, start_processes
 from reflectkit.stages.tuning.estimate import plan_report
-from reflectkit.stages.tuning.launching import check_launch, launched
+from reflectkit.stages.tuning.launching import check_launch, launch
 from reflectkit.stages.tuning.rlft_problems import check_prompts, levels_of, validation_of
 from reflectkit.stages.tuning.rlft_records import history_of, keep_episodes, restore_episodes, with_rows
 from reflectkit.stages.tuning.rlft_resuming import resumed_trainer
@@ -265,7 +266,10 @@ def run(config: Config, progress: Progress) -> Report:
     """
     check_launch(config.processes)
     if config.processes > 1 and not config.plan:
-        return launched("rlft", config, config.processes, progress)
+        started = time.time()
+        launch("rlft", config, config.processes)
+        report = run(replace(config, processes=1, force=False), Quiet())  # the run that they have finished
+        return replace(report, skipped=(report.folder / "report.json").stat().st_mtime < started)
     require_trackers(config.report_to)
     source = config.task_file or config.folder / "train.json"
     tasks = [record.task for record in read_records(source, config.env_name)]
