@@ -183,7 +183,7 @@ def one_group(ours: Ours, tasks: Sequence[Task], size: int, seed: int, multiple:
 def prepared_players(folder: Path) -> dict[str, Path]:
     """The checkpoints of the recipe next to this file by the names of its steps, trained in `folder` if missing."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "reflectkit", "run", str(RECIPE.resolve()), "--jobs", "1"]
+    command = [sys.executable, "-m", "reflectkit", "run", str(RECIPE.resolve())]
     subprocess.run(command, cwd=folder, check=True, env=os.environ | {"PYTHONPATH": str(RECIPE.parents[1])})
     checkpoints = sorted((folder / "results" / "players").glob("*/checkpoint-*"), key=lambda path: path.stat().st_mtime)
     return {checkpoint.parent.name: checkpoint.resolve() for checkpoint in checkpoints}

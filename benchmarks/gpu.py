@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import multiprocessing
 import os
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -26,7 +28,6 @@ from reflectkit.core.jsonl import read_json, write_json, write_text
 from reflectkit.core.registry import resolve
 from reflectkit.core.reports import Table
 from reflectkit.core.threads import use_threads
-from reflectkit.stages.recipes.forking import end_with, forked
 
 DEVICES = ("auto", "cpu", "cuda")
 MINUTES = 24.0
@@ -216,7 +217,9 @@ def perform(part: Part, bench: Bench, limit_s: float) -> Row:
     result = bench.folder / f"{part.name}.json"
     result.unlink(missing_ok=True)
     started = time.perf_counter()
-    process = forked().Process(target=_work, args=(part, bench, os.getpid(), _environment(bench)))
+    process = multiprocessing.get_context("spawn").Process(
+        target=_work, args=(part, bench, os.getpid(), _environment(bench))
+    )
     process.start()
     try:
         process.join(limit_s)
@@ -233,7 +236,7 @@ def perform(part: Part, bench: Bench, limit_s: float) -> Row:
 
 def _environment(bench: Bench) -> dict[str, str]:
     """The part's environment: one GPU or none, and no hub."""
-    package = str(Path(__file__).parents[3])
+    package = str(Path(__file__).parents[1])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     visible = "" if bench.device == "cpu" else os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     ours = {"CUDA_VISIBLE_DEVICES": visible, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(paths)}
@@ -249,12 +252,19 @@ def _end(process: Any) -> None:
     process.join()
 
 
+def _end_with(parent: int) -> None:
+    """End this process and all that it started once `parent`, which started it, is gone."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os.killpg(0, signal.SIGKILL)
+
+
 def _work(part: Part, bench: Bench, parent: int, environment: dict[str, str]) -> None:
     """Run the part in this process, and write its row; what it prints goes to a log beside that."""
     os.setpgid(0, 0)
     os.environ.clear()
     os.environ.update(environment)
-    end_with(parent, group=True)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     with _printing_to(bench.folder / f"{part.name}.log"):
         try:
             use_threads(bench.threads)

@@ -347,7 +347,7 @@ def pipeline(bench: Bench) -> Measured:
     shown = f"reflectkit run {Path(arguments[0]).name} {' '.join(arguments[1:])}".strip()
     folders = ["--data-dir", str(bench.folder / "pipeline-data"), "--results-dir", str(bench.folder / "pipeline")]
     command = [sys.executable, "-m", "reflectkit", "run", *arguments, *folders, "--seed", str(bench.seed)]
-    command += ["--threads", str(bench.threads), "--jobs", "1"]
+    command += ["--threads", str(bench.threads)]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     sys.stderr.write(done.stderr)
     if done.returncode:

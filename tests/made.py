@@ -13,7 +13,7 @@ from reflectkit.core.config import build
 from reflectkit.data.sft import FILES
 from reflectkit.stages import config_class
 from reflectkit.stages.recipes.recipe import load_recipe
-from reflectkit.stages.recipes.schedule import Job, resolved
+from reflectkit.stages.recipes.steps import Job, outputs_of, resolved
 from reflectkit.stages.run import PipelineConfig, planned
 from reflectkit.stages.shared.environments import RECORDS
 
@@ -81,7 +81,7 @@ def _with_places(job: Job, made: dict[str, list[str]]) -> dict[str, Any]:
             self.outputs = paths
 
     reports: Any = {name: Made(paths) for name, paths in made.items()}
-    return {key: resolved(value, job, reports) for key, value in job.values.items()}
+    return {key: resolved(value, job, outputs_of(job, reports)) for key, value in job.values.items()}
 
 
 def made_by_command(words: list[str]) -> list[str]:

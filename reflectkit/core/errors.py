@@ -48,7 +48,7 @@ class DataError(ReflectkitError):
         place = self.path if line is None else f"{self.path}:{line}"
         super().__init__(f"{place}: {message}" if field is None else f"{place}: field '{field}': {message}")
 
-    def __reduce__(self) -> tuple[object, ...]:  # errors cross process borders in `run --jobs`
+    def __reduce__(self) -> tuple[object, ...]:  # errors cross process borders
         return (_data_error, (self.path, self.message, self.line, self.field))
 
 

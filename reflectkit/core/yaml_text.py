@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ def parse_yaml(text: str, where: Path | str) -> Any:
     import yaml
 
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _loader()(text)
         node = loader.get_single_node()
         if repeated := _repeated_key(node):
             raise DataError(where, f"the key {repeated.value!r:.60} is given twice", line=repeated.start_mark.line + 1)
@@ -37,6 +39,19 @@ def parse_yaml(text: str, where: Path | str) -> Any:
         inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
         parts += [(element, depth + 1) for element in inner]
     return value
+
+
+@cache
+def _loader() -> Any:
+    """The class that reads YAML, where 1e-4 is a number as in YAML 1.2."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Its own table of how numbers look."""
+
+    number = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    return Loader
 
 
 def _repeated_key(root: Any) -> Any:

@@ -8,7 +8,9 @@ launch`, several processes play and learn together, with the same result.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -41,7 +43,7 @@ from reflectkit.stages.shared.players import (
 )
 from reflectkit.stages.tuning.distributed import shared_run, start_processes
 from reflectkit.stages.tuning.estimate import plan_report
-from reflectkit.stages.tuning.launching import check_launch, launched
+from reflectkit.stages.tuning.launching import check_launch, launch
 from reflectkit.stages.tuning.rl_config import RLConfig as RLConfig
 from reflectkit.stages.tuning.rlft_problems import check_prompts, levels_of, validation_of
 from reflectkit.stages.tuning.rlft_records import history_of, keep_episodes, restore_episodes, with_rows
@@ -78,7 +80,10 @@ def run(config: RLConfig, progress: Progress) -> Report:
     """
     check_launch(config.processes)
     if config.processes > 1 and not config.checkpoints.plan:
-        return launched("rlft", config, config.processes, progress)
+        started = time.time()
+        launch("rlft", config, config.processes)
+        report = run(with_values(config, processes=1, force=False), Quiet())  # the run that they have finished
+        return replace(report, skipped=(report.folder / "report.json").stat().st_mtime < started)
     require_trackers(config.checkpoints.report_to)
     source = config.task_file or config.setup.folder / "train.json"
     tasks = [record.task for record in read_records(source, config.setup.env_name)]

@@ -3,12 +3,12 @@
 Each step is a run in the recipe's folder, e.g. results/taxi-tiny/reflect-rl; `--name` chooses another folder. A step
 whose settings have changed does not replace the earlier run but is made next to it, as reflect-rl.2.
 
-Independent steps run in parallel, each in its own process. With `--seeds N` the pipeline runs N times in separate
-folders, and the evaluations and curves are pooled. With `--ablate`, steps are repeated with an ingredient changed, as
-the recipe says, and the evaluation has an additional row for each ablation.
+The steps run in order, in one process. With `--seeds N` the pipeline runs N times in separate folders, and the
+evaluations and curves are pooled. With `--ablate`, steps are repeated with an ingredient changed, as the recipe says,
+and the evaluation has an additional row for each ablation.
 
 A recipe may have parameters, which are flags of this command: `reflectkit run RECIPE --help` and `reflectkit list` show
-them. Before the first training, the data are made and checked against what the later steps need.
+them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ from reflectkit.stages.recipes.ablations import (
     with_arms,
     with_copies,
 )
-from reflectkit.stages.recipes.checks import check_settings, with_checks
 from reflectkit.stages.recipes.ending import closing
 from reflectkit.stages.recipes.parameters import (
     DEFAULTS,
@@ -60,8 +59,7 @@ from reflectkit.stages.recipes.parameters import (
     settings_class,
 )
 from reflectkit.stages.recipes.recipe import RECORD, Recipe, leaves_of, load_recipe, recipe_names, settings_of
-from reflectkit.stages.recipes.schedule import Job, check_script, perform
-from reflectkit.stages.recipes.workers import CHECKS
+from reflectkit.stages.recipes.steps import Job, check_settings, perform
 from reflectkit.stages.shared import eval_tables
 from reflectkit.stages.shared.breakdowns import aspect_tables, passes_table
 from reflectkit.stages.shared.environments import share_models
@@ -102,7 +100,6 @@ class PipelineConfig(Config):
         (), help="Ablations of the recipe to run as well, separated by commas (or repeat the flag)."
     )
     seeds: int = option(1, help="Number of seeds to run, starting at --seed; several use folders seed0, seed1, …", ge=1)
-    jobs: int = option(2, help="Steps to run in parallel.", ge=1, identity=False)
     fast: bool = option(
         False,
         help="Short variant of the recipe, with a check that every step runs or with what `reflectkit list` says.",
@@ -173,7 +170,6 @@ def help_lines(choices: Mapping[str, Any]) -> Sequence[str]:
 
 def run(config: PipelineConfig, progress: Progress) -> Report:
     """Run every step that is not finished. Raises what the stages raise, and UnknownNameError for a step or setting."""
-    check_script()
     recipe = load_recipe(config.recipe)
     jobs, ablations = planned(config)
     check_settings(jobs)
@@ -183,12 +179,10 @@ def run(config: PipelineConfig, progress: Progress) -> Report:
             f"{flag(name)} {config.own_folders[1]} has folders of its own: {config.data_folder} and"
             f" {config.run.results_dir / config.folder}"
         )
-    flags = {target: flag(name) for name, one in recipe.parameters.items() for target in one.sets}
     if any(str(value) in PACKAGED for job in jobs for value in job.values.values()):
         share_models(config.run.data_dir, dict.fromkeys(job.values["data_dir"] for job in jobs))
-    jobs = with_checks(jobs, flags)
     with open_run("run", with_values(config, name=f"{config.folder}/{RECORD}", keep=True)) as current:
-        reports = {name: one for name, one in perform(jobs, config.jobs, progress).items() if one.stage != CHECKS}
+        reports = perform(jobs, progress)
         finals = [report for name, report in reports.items() if traits(report.stage).reports]
         figures: dict[str, Any] = {"steps": {name: str(report.folder) for name, report in reports.items()}}
         evaluations: dict[str, list[Report]] = {}  # by step, a report each seed
@@ -348,15 +342,11 @@ def _jobs(
         values |= {"seed": seed, "threads": config.run.threads, "force": config.run.force}
         check_run_name(values["name"])
         values = without_foreign(config_class(step["stage"]), values, f"step '{step['name']}' ({step['stage']})")
-        before = [job for job in jobs if job.name.partition(MARK)[2] in ("", ablation)]
         earlier = [job.name.removeprefix(prefix) for job in jobs]
         for reference in sorted(references(values)):
             if reference not in earlier:
                 raise unknown_name(f"step before '{step['name']}'", reference, earlier)
-        after = {prefix + name for name in references(values)} | {
-            job.name for job in before if traits(job.stage).writes_data
-        }
-        jobs.append(Job(prefix + step["name"], step["stage"], values, frozenset(after), prefix))
+        jobs.append(Job(prefix + step["name"], step["stage"], values, prefix))
     played = [
         {entry.partition("=")[0] for entry in job.values.get("policy", ())} for job in jobs if job.stage == "evaluate"
     ]

@@ -236,15 +236,3 @@ def test_a_cluster_or_a_closed_terminal_stops_it_as_ctrl_c_does(name: str, code:
     (tmp_path / "yaml.py").write_text(f"import os, signal\nos.kill(os.getpid(), signal.{name})\nraise SystemExit(7)")
     ignoring = ["sh", "-c", f'trap "" {name[3:]}; exec "$@"', "sh", *RUN, "list"]  # as nohup does
     assert subprocess.run(ignoring, env=os.environ | ROOT | env, timeout=120).returncode == 7
-
-
-GROUP = "import os, signal\nos.killpg(0, signal.SIGINT)\nraise ImportError('half a module')"
-
-
-def test_ctrl_c_while_the_processes_of_run_start(tmp_path: Path) -> None:
-    """The terminal sends it to all of them; one line comes of it."""
-    (tmp_path / "datasets.py").write_text(GROUP)  # the first that the server of the steps imports
-    env = {"PYTHONPATH": f"{tmp_path}:{PACKAGE.parent}"}
-    done = started("run", "taxi-tiny", "--fast", "--jobs", "1", env=env, cwd=tmp_path, start_new_session=True)
-    assert done.returncode == 130
-    assert done.stderr.decode().splitlines() == ["reflectkit: stopped; run the same command again to resume"]

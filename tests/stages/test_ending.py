@@ -10,7 +10,7 @@ import pytest
 from reflectkit.cli.command import stage_command
 from reflectkit.core.reports import Report
 from reflectkit.stages.recipes.ending import CHECK, closing
-from reflectkit.stages.recipes.schedule import Job
+from reflectkit.stages.recipes.steps import Job
 
 POLICY = ["oracle", "Reflect-RL={rl}+{reflector}", "SFT + RL={plain}"]
 
@@ -21,7 +21,7 @@ def lines(fast: bool = False, fast_shows: str = "", full_shows: str = "", **valu
                for name in ("rl", "reflector", "plain")}  # fmt: skip
     reports["evaluation"] = Report("evaluate", Path("results/my evaluation"), {})
     settings = {"env": "taxi", "data_dir": Path("data"), "results_dir": Path("results"), "policy": POLICY, "seed": 0}
-    jobs = [Job("evaluation", "evaluate", settings | values, frozenset())]
+    jobs = [Job("evaluation", "evaluate", settings | values)]
     return closing(["taxi-tiny", "--set", "a.b=c d"], fast, fast_shows, full_shows, jobs, reports)
 
 

@@ -317,11 +317,10 @@ def test_an_edit_makes_a_new_run(module: str, capsys: pytest.CaptureFixture[str]
     assert "Already finished" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["jobs", "served_model", "processes"])
+@pytest.mark.parametrize("name", ["served_model", "processes"])
 def test_a_setting_called_as_one_that_changes_no_results_does_change_them(
     module: str, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """`jobs` of `run`, for instance, is no setting of this command."""
     file = Path(f"{module}.py")
     file.write_text(file.read_text("utf-8").replace("turn_cost", name), encoding="utf-8")
     command = ["gen-trajectory", "--env", f"{module}:Lock", "--noise", "0", f"--{name.replace('_', '-')}"]

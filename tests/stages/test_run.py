@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -45,7 +43,7 @@ steps:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy recipe, run once without interruption; in this process, whose server of steps may have torch already."""
+    """The toy recipe, run once without interruption."""
     folder = tmp_path_factory.mktemp("straight")
     (folder / "toy.yaml").write_text(RECIPE)
     output = io.StringIO()
@@ -124,9 +122,7 @@ def test_running_again_skips_everything(straight: Path) -> None:
 
 
 def test_killed_at_any_point_and_started_again_it_ends_the_same(straight: Path, tmp_path: Path) -> None:
-    """kill -9 of the command and its steps while data, weights and figures are written: same data files, same
-    weights.
-    """
+    """kill -9 while data, weights and figures are written: same data files, same weights."""
     shutil.copy(straight / "toy.yaml", tmp_path)
     points = ("train.json:1", "trainer/checkpoint-16/:1", "checkpoint-6$:1", "eval.json:1")
     run_killed_at(points, ["run", "toy.yaml"], tmp_path)
@@ -143,37 +139,44 @@ def test_killed_at_any_point_and_started_again_it_ends_the_same(straight: Path, 
     ]
 
 
-def test_a_workers_end_follows_its_parents(straight: Path, tmp_path: Path) -> None:
-    """After kill -9 of `run`, no worker goes on writing. The data are there already, and all else is made again."""
+def test_a_step_makes_the_same_bytes_alone(straight: Path, tmp_path: Path) -> None:
+    """In a process that runs no other step before it, and leaves the models of none behind."""
     shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
-    for made in (tmp_path / "results" / "toy").iterdir():
-        if made.name not in ("demonstrations", "split", "rows"):
-            shutil.rmtree(made)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "reflectkit", "run", "toy.yaml"],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("results/toy/reflector/config.json")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    for step in ("plain", "reflect-rl"):
+        shutil.rmtree(tmp_path / "results" / "toy" / step)
+        subprocess.run([sys.executable, "-m", "reflectkit", "run", "toy.yaml"], cwd=tmp_path, check=True, timeout=300)
+        made, wanted = (hashes(folder / "results" / "toy" / step) for folder in (tmp_path, straight))
+        weights = [name for name in wanted if name.endswith(".safetensors")]
+        assert weights
+        assert {name: made[name] for name in weights} == {name: wanted[name] for name in weights}
 
-    def working() -> list[int]:
-        here = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    if (entry / "cwd").resolve() == tmp_path and b"spawn_main" in (entry / "cmdline").read_bytes():
-                        here.append(int(entry.name))
-                except OSError:
-                    continue
-        return here
 
-    if not Path("/proc").is_dir():
-        pytest.skip("needs /proc to see processes")
-    while working() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert working() == []
+def test_no_model_outlives_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory stays flat across steps: at the start of each training, no model of an earlier one is there."""
+    from transformers import PreTrainedModel
+
+    from reflectkit.stages.recipes import steps
+
+    alive: list[int] = []
+    forget = steps._forget
+
+    def counted() -> None:
+        forget()
+        alive.append(sum(isinstance(thing, PreTrainedModel) for thing in gc.get_objects()))
+
+    before = sum(isinstance(thing, PreTrainedModel) for thing in gc.get_objects())
+    monkeypatch.setattr(steps, "_forget", counted)
+    monkeypatch.chdir(tmp_path)
+    Path("toy.yaml").write_text(RECIPE)
+    assert main(["run", "toy.yaml"]) == 0
+    assert alive == [before] * 11
+
+
+def test_a_step_in_two_processes(straight: Path, tmp_path: Path) -> None:
+    shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
+    run = [sys.executable, "-m", "reflectkit", "run", "toy.yaml", "--set", "sft-rl.processes=2", "--force"]
+    (tmp_path / "toy.yaml").write_text(RECIPE[: RECIPE.index("  - {name: evaluation")])
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    report = read_json(tmp_path / "results" / "toy" / "sft-rl" / "report.json")
+    assert report["figures"]["steps"] == 6

@@ -13,7 +13,7 @@ from typing import Any
 from reflectkit.core.config import flag, leaves
 from reflectkit.core.reports import Report
 from reflectkit.stages import config_class
-from reflectkit.stages.recipes.schedule import Job, resolved
+from reflectkit.stages.recipes.steps import Job, outputs_of, resolved
 
 CHECK = "This was a quick check that every step runs. Its models are hardly trained, so their figures mean nothing."
 DECIDED = ("name", "keep", "force", "threads", "device", "task", "episodes", "reflector")
@@ -40,7 +40,8 @@ def closing(
     job = next((job for job in jobs if job.stage == "evaluate"), None)
     if job is None:
         return tuple(lines)
-    values = {name: resolved(value, job, reports) for name, value in job.values.items()}
+    outputs = outputs_of(job, reports)
+    values = {name: resolved(value, job, outputs) for name, value in job.values.items()}
     players = [entry for entry in values.get("policy", ()) if "=" in entry]
     lines += ["Next:", f"  {_command('view', {})} {shlex.quote(str(reports[job.name].folder))}"]
     if players:

@@ -18,12 +18,11 @@ from reflectkit.core.yaml_text import parse_yaml
 from reflectkit.stages import STAGES, config_class, is_own, traits
 from reflectkit.stages.recipes.ablations import Ablation, references
 from reflectkit.stages.recipes.parameters import DEFAULTS, Parameter, Resolved, resolve_parameters
-from reflectkit.stages.recipes.workers import CHECKS
 
 NAME = re.compile(r"[a-z0-9_-]+")
 RECORD = "run"
 """The folder, next to those of the steps, with the overall results."""
-RESERVED = ("data", "results", DEFAULTS, RECORD, CHECKS)
+RESERVED = ("data", "results", DEFAULTS, RECORD)
 """What cannot name a step."""
 
 

@@ -11,6 +11,7 @@ from reflectkit.core.errors import ConfigError
 from reflectkit.core.included import launch_config
 from reflectkit.core.runs import Run, open_run
 from reflectkit.core.threads import use_threads
+from reflectkit.stages.tuning.launching import end_with_launcher
 
 if TYPE_CHECKING:
     from reflectkit.rl.processes import Processes
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 def start_processes(device: str, threads: int = 1) -> Processes:
     """The processes of this launch, or this one alone. Raises ConfigError if rlft does not support the launch."""
+    end_with_launcher()
     use_threads(threads)
     import torch
     from accelerate import Accelerator

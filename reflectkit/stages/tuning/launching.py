@@ -1,28 +1,27 @@
-"""Several processes of one stage on this machine, as torchrun would start them, but with bars, Ctrl-C and errors of one
-process. They are forks of one that has imported torch (see `recipes.forking`), so this one imports nothing heavy.
-"""
+"""Several processes of one stage on this machine, started as torchrun starts them, with the errors of one process."""
 
 from __future__ import annotations
 
+import json
 import os
-import queue
+import re
 import socket
+import subprocess
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import Mapping
-from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
-from reflectkit.core.config import flat
-from reflectkit.core.console import Progress
+from reflectkit.core.config import as_plain, flat
 from reflectkit.core.errors import ConfigError, ReflectkitError
-from reflectkit.core.reports import Report
-from reflectkit.core.runs import finished_as
-from reflectkit.core.threads import use_threads
-from reflectkit.stages.recipes.forking import Source
-from reflectkit.stages.recipes.workers import Relay, Work, ended, start, stop
 
 PATIENCE_S = 10.0
 """How long the others may go on once a process has failed: the first one writes down why an update diverged."""
+LAUNCHED = "REFLECTKIT_LAUNCHED"
+"""Set in the processes that `launch` starts; their standard input ends when the process that started them does."""
+ERROR = re.compile(r"^reflectkit(?: \(process \d+\))?: (.*)$", re.MULTILINE)
 
 
 def check_launch(count: int) -> None:
@@ -33,63 +32,79 @@ def check_launch(count: int) -> None:
         )
 
 
-def launched(stage: str, config: Any, count: int, progress: Progress) -> Report:
-    """Run `stage` with the settings of `config`, but for `processes`, in `count` processes; the report of the first.
+def launch(stage: str, config: Any, count: int) -> None:
+    """Run `stage` with the settings of `config`, except `processes`, in `count` processes. The first shows progress.
 
-    Raises what the stage raises, and ReflectkitError if a process was killed.
+    Raises ReflectkitError: the error of a process, or that it was killed.
     """
-    if report := finished_as(stage, config):
-        return report
-    use_threads(config.run.threads)  # before the server is started, which keeps what the libraries read once
-    values = flat(config) | {"processes": 1}
-    context = Source(trains=True).context_of(True, progress)
-    events = context.Queue()
-    names = [f"{stage}: process {rank}" for rank in range(count)]
-    shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    workers: dict[str, BaseProcess] = {}
-    try:
-        for rank, name in enumerate(names):
-            more = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            start(context, Work(name, name, stage, values, None if rank else "", more), events, workers)
-        return _reports(workers, events, progress)[names[0]]
-    finally:
-        stop(workers)
+    values = {name: as_plain(value) for name, value in flat(config).items()} | {"processes": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder, "settings.yaml")
+        settings.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
+        shared = {**os.environ, LAUNCHED: "1", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        shared |= {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONSAFEPATH": "1"}
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(count):
+                with Path(folder, str(rank)).open("wb") as log:
+                    process = subprocess.Popen(
+                        [sys.executable, "-m", "reflectkit", stage, "--config", str(settings)],
+                        env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.DEVNULL if rank else None,
+                        stderr=log,
+                    )
+                processes.append(process)
+            codes = _codes(processes)
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
+        failures = [_failure(f"{stage}: process {rank}", code, Path(folder, str(rank))) for rank, code in codes.items()]
+    if any(codes.values()):
+        errors = [failure for failure in failures if failure]
+        raise next((error for error in errors if isinstance(error, ReflectkitError)), errors[0])
 
 
-def _reports(workers: Mapping[str, BaseProcess], events: Any, progress: Progress) -> dict[str, Report]:
-    """The reports of all workers. Raises the error of one that failed."""
-    reports: dict[str, Report] = {}
-    errors: dict[str, Exception] = {}
+def end_with_launcher() -> None:
+    """In a process that `launch` has started: exit once that one is gone, however it ended."""
+
+    def watch() -> None:
+        os.read(0, 1)  # not through sys.stdin, whose lock the end of the interpreter waits for
+        os._exit(1)
+
+    if LAUNCHED in os.environ:
+        threading.Thread(target=watch, daemon=True).start()
+
+
+def _codes(processes: list[subprocess.Popen[bytes]]) -> dict[int, int]:
+    """The exit codes by rank, in the order of their ends; of those that have ended within PATIENCE_S of a failure."""
+    codes: dict[int, int] = {}
     ends = float("inf")
-    relay = Relay(progress)
-    try:
-        while len(reports) + len(errors) < len(workers) and time.monotonic() < ends:
-            try:
-                name, kind, *details = events.get(timeout=0.2)
-            except queue.Empty:
-                for one, worker in workers.items():
-                    if one not in reports and one not in errors and not worker.is_alive() and events.empty():
-                        errors[one] = ended(one, worker.exitcode)
-            else:
-                if kind == "done":
-                    reports[name] = details[0]
-                elif kind == "error":
-                    errors[name] = details[0]
-                else:
-                    relay.shows(name, kind, *details)
-            if errors:
-                ends = min(ends, time.monotonic() + PATIENCE_S)
-    finally:
-        relay.close()
-    if errors:
-        raise _cause([errors[name] for name in workers if name in errors])
-    return reports
+    while len(codes) < len(processes) and time.monotonic() < ends:
+        for rank, process in enumerate(processes):
+            if rank not in codes and (code := process.poll()) is not None:
+                codes[rank] = code
+                ends = min(ends, time.monotonic() + PATIENCE_S) if code else ends
+        time.sleep(0.05)
+    return codes
 
 
-def _cause(errors: list[Exception]) -> Exception:
-    """The error that the user should see: the others may only say that a process is gone."""
-    return next((one for one in errors if isinstance(one, ReflectkitError)), errors[0])
+def _failure(place: str, code: int, log: Path) -> Exception | None:
+    """The error of a process with this exit code, from what it wrote to standard error; None if it has none.
+
+    A ReflectkitError is what the user should see: other processes may only say that one is gone.
+    """
+    if code == 0:
+        return None
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if code == 2 and (lines := ERROR.findall(text)):
+        return ReflectkitError(lines[-1])
+    how = f"was killed (signal {-code}; out of memory?)" if code < 0 else f"ended with exit code {code}"
+    if code < 0:
+        return ReflectkitError(f"{place} {how}; run the same command again to resume")
+    return RuntimeError(f"{place} {how}\n{text}")
 
 
 def _free_port() -> int:
