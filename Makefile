@@ -20,7 +20,7 @@ PACKS := $(shell ls -d docs/experiments/episodes/* | sort -V)
 CURVED := $(wildcard docs/experiments/episodes/taxi-few* docs/experiments/episodes/taxi-maps)
 PLOT := $(BIN)/python -m research.figures --results-dir build/figures
 
-.PHONY: help install demo test check lint format type bench bench-peers bench-growth gpu-check docs pictures figures dist alfworld smollm2 vllm vllm-check clean
+.PHONY: help install demo test test-all check lint format type bench bench-peers bench-growth gpu-check docs pictures figures dist alfworld smollm2 vllm vllm-check clean
 .PHONY: demo-explore demo-memory demo-alfworld play filter-repo gen-task filter-task gen-trajectory split gen-sft sft rlft evaluate plot view export
 
 help: ## List the targets
@@ -65,7 +65,10 @@ demo-alfworld: $(ALFWORLD_INSTALLED) ## Run the whole pipeline on generated hous
 demo-memory: $(INSTALLED) ## Run the whole pipeline on generated conversations; FAST=1 is a quick check
 	$(BIN)/reflectkit run memory-tiny $(if $(FAST),--fast) $(ARGS)
 
-test: $(TEST_INSTALLED) ## Run the tests; ALFWorld's need a C++ compiler and are skipped without one
+test: $(TEST_INSTALLED) ## Run the tests, without the slow ones and those of ALFWorld's engine
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
+
+test-all: $(TEST_INSTALLED) ## Run all tests; ALFWorld's engine is compiled first (C++, many minutes)
 	$(MAKE) --no-print-directory alfworld || echo "ALFWorld's engine is not installed; skipping its tests"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 

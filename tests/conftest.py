@@ -29,12 +29,19 @@ LONGEST = ("test_run.py", "test_rlft_killed.py", "test_bench_gpu.py", "test_rlft
 """Files of half a minute and more, the longest first."""
 
 
+SLOW = ("research", "benchmarks")
+"""Folders whose tests are all slow: what they test is not part of the wheel."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Among several workers, long files go first, so that none is left alone with one at the end.
+    """Tests in `SLOW` are slow. Among several workers, long files go first, so that none is left alone at the end.
 
     `--dist loadfile` keeps this order with `--no-loadscope-reorder`; otherwise the files with the fewest tests come
     last, and these are the long ones.
     """
+    for item in items:
+        if item.path.parent.name in SLOW:
+            item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
         places = {name: place for place, name in enumerate(LONGEST)}
         items.sort(key=lambda item: (places.get(item.path.name, len(places)), item.path.parent.name != "stages"))

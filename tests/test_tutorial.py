@@ -26,6 +26,7 @@ def blocks(language: str) -> list[str]:
     return [text for named, text in found if named == language]
 
 
+@pytest.mark.slow
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A person's play is ended by the end of standard input; all else runs to its end."""
     (code,) = blocks("python")

@@ -232,6 +232,7 @@ def test_patience_ends(policy: Player, server: Inference, base: Path) -> None:
         ask_all(sampler, asks_of(policy)[0])
 
 
+@pytest.mark.slow
 def test_a_request_that_always_fails_ends_its_episode_alone(policy: Player, server: Inference, base: Path) -> None:
     sampler = opened("vllm", server, base)
     sampler.server.wire.pause_s = 0.001  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ from reflectkit.core.errors import DivergedError
 from reflectkit.models.tiny import build_model, build_tokenizer, teach_copying
 
 
+@pytest.mark.slow
 def test_teaching_is_a_function_of_its_seed_and_teaches() -> None:
     torch.set_num_threads(1)
     tokenizer = build_tokenizer(["a b"], [], 300)

@@ -48,6 +48,7 @@ def test_learns_corridor_from_scratch(name: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["reinforce", "ppo", "grpo"])
+@pytest.mark.slow
 def test_learns_to_write_decisions_of_several_tokens(algorithm: str) -> None:
     tasks = [Task(word, "spelling", "all", word, {"word": word}) for word in ("abb",)]
     tokenizer = build_tokenizer(["Say", "Action", "a b\n"], [], vocabulary=262)

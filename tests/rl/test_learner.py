@@ -143,6 +143,7 @@ def test_text_ratio_starts_at_one_and_the_stop_token_is_trained(policy: Player) 
     assert figures["ratio_deviation"] < 1e-5
 
 
+@pytest.mark.slow
 def test_ppo_stops_early_when_it_has_moved_too_far(policy: Player) -> None:
     samples = rows_of(policy, play(policy))
     settings = Settings(learning_rate=1e-2, epochs=20, max_grad_norm=10.0)

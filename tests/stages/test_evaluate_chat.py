@@ -168,6 +168,7 @@ def test_an_answer_that_was_corrected_when_asked_again_counts_in_its_turn(
     assert {turn.get("illegal", 0) + turn.get("unreadable", 0) for turn in turns} == {1}
 
 
+@pytest.mark.slow
 def test_repeats_of_a_sampled_chat_model_are_answered_each_by_itself(here: Path) -> None:
     """The server goes right, left, right, …: copies of one episode would be as many wins as losses of whole tasks."""
     count = [0]

@@ -160,6 +160,7 @@ def test_no_repository_is_in_two_splits_and_shares_are_near(data: Path) -> None:
         assert abs(len(part) / total - share) < 0.06
 
 
+@pytest.mark.slow
 def test_two_runs_give_identical_bytes_and_another_seed_another_split(data: Path, tmp_path: Path) -> None:
     assert hashes(prepare(tmp_path / "again")) == hashes(data)
     other = prepare(tmp_path / "other", seed=1)

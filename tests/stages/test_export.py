@@ -127,6 +127,7 @@ def test_bench_rl_gives_its_ratios(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert 0 < figures["tiny_rollout_share_in_model"] < 1
 
 
+@pytest.mark.slow
 def test_a_packaged_model_names_its_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,7 @@ def test_sft_learns_to_stop(ground: Path, tmp_path: Path) -> None:
     assert load_player(run / "checkpoint-2", "policy").role == "plain"
 
 
+@pytest.mark.slow
 def test_grpo_reports_components_and_goes_on_exactly(ground: Path, tmp_path: Path) -> None:
     settings = ("--max-steps", "3", "--validate-steps", "2", "--keep-episodes", "2", "--reflect-load-dir",
                 str(ground / "reflection"))  # fmt: skip

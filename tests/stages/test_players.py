@@ -30,6 +30,7 @@ def runs(checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Monke
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_run_stands_for_its_newest_checkpoint(runs: Path) -> None:
     assert newest_checkpoint(Path("results/ours")) == Path("results/ours/checkpoint-10")
     for other in ("results/ours/checkpoint-9", "results", "nowhere", "a\0b", "gpt2-xl"):

@@ -103,6 +103,7 @@ def test_play_goes_on_while_the_policy_learns(corridor_folder: Path, server: Inf
     assert server.kills == 1
 
 
+@pytest.mark.slow
 def test_a_reflector_in_this_process_is_asked_in_one_loop_even_by_validation(
     corridor_folder: Path, server: Inference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,6 +151,7 @@ def test_a_step_makes_the_same_bytes_alone(straight: Path, tmp_path: Path) -> No
         assert {name: made[name] for name in weights} == {name: wanted[name] for name in weights}
 
 
+@pytest.mark.slow
 def test_no_model_outlives_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory stays flat across steps: at the start of each training, no model of an earlier one is there."""
     from transformers import PreTrainedModel
@@ -172,6 +173,7 @@ def test_no_model_outlives_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert alive == [before] * 11
 
 
+@pytest.mark.slow
 def test_a_step_in_two_processes(straight: Path, tmp_path: Path) -> None:
     shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
     run = [sys.executable, "-m", "reflectkit", "run", "toy.yaml", "--set", "sft-rl.processes=2", "--force"]

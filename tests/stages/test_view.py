@@ -245,6 +245,7 @@ def test_runs_below_a_folder(tmp_path: Path, quiet: Quiet) -> None:
     assert names == ["a/9_evaluate", "a/10_evaluate", "b/9_evaluate"]
 
 
+@pytest.mark.slow
 def test_size_and_memory_of_many_episodes(tmp_path: Path) -> None:
     """10,000 episodes of 10 turns: 30 MB of lines become a page of under 8 MB, in blocks of a bounded size."""
     file = write(tmp_path, many(10_000))
