@@ -186,7 +186,7 @@ def check_settings(
     if differing:
         raise OtherSettingsError(
             f"{checkpoint} was made with other settings: {'; '.join(differing)}; give the same, or start anew with"
-            " --load-dir"
+            " --policy"
         )
 
 

@@ -50,7 +50,7 @@ def trainer_of(
         )
     if processes.count > 1 and chat is not None:
         raise ConfigError(
-            f"--reflect-load-dir {config.reflector.load_dir} is asked by one process; leave out torchrun or accelerate"
+            f"--reflector {config.reflector.load_dir} is asked by one process; leave out torchrun or accelerate"
         )
     device = config.policy.device
     if device == "auto" or processes.count > 1:
@@ -171,7 +171,7 @@ def _policy_learner(config: RLConfig, policy: Player, device: str, processes: Pr
         value_clip=own.value_clip if own else 0.0,
         mean=config.algo.loss_mean,
         temperature=config.policy.temperature,
-        is_cap=config.staleness.is_cap if config.staleness.max_staleness else 0.0,
+        is_cap=config.staleness.importance_weight_max if config.staleness.max_staleness else 0.0,
         agrees_with=config.sampler.policy if config.sampler.remote and not config.staleness.max_staleness else "",
         mismatch=config.sampler.remote,
         share_prefixes=config.share_prefixes,
