@@ -44,11 +44,18 @@ from reflectkit.stages.shared.players import (
 from reflectkit.stages.tuning.distributed import shared_run, start_processes
 from reflectkit.stages.tuning.estimate import plan_report
 from reflectkit.stages.tuning.launching import check_launch, launch
+from reflectkit.stages.tuning.rl import (
+    check_prompts,
+    history_of,
+    keep_episodes,
+    levels_of,
+    restore_episodes,
+    resumed_trainer,
+    trainer_of,
+    validation_of,
+    with_rows,
+)
 from reflectkit.stages.tuning.rl_config import RLConfig as RLConfig
-from reflectkit.stages.tuning.rlft_problems import check_prompts, levels_of, validation_of
-from reflectkit.stages.tuning.rlft_records import history_of, keep_episodes, restore_episodes, with_rows
-from reflectkit.stages.tuning.rlft_resuming import resumed_trainer
-from reflectkit.stages.tuning.rlft_trainer import trainer_of
 from reflectkit.stages.tuning.trackers import require_trackers, tracking
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from reflectkit.models.load import Player, load_player, save_player
 from reflectkit.models.tiny import build_model
 from reflectkit.models.tokens import prompt_ids, text_ids
 from reflectkit.stages import gen_sft, sft
-from reflectkit.stages.tuning.encoding import tokenised
+from reflectkit.stages.tuning.sft import tokenised
 from tests.commands import error_of
 from tests.families import mistral
 
