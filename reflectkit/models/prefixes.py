@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from reflectkit.models.cache_rows import CACHE
+from reflectkit.models.kv_cache import CACHE
 from reflectkit.models.padding import right_pad
 
 SHORTEST = 8  # tokens; a shorter common prefix is not worth keys and values of its own

@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
-from reflectkit.models.cache_rows import CACHE
+from reflectkit.models.kv_cache import CACHE, only_keys_and_values
 from reflectkit.models.labels import Path, Trie, trie
-from reflectkit.models.padding import position_ids, right_pad
+from reflectkit.models.padding import right_pad
 from reflectkit.models.prefixes import hidden_at, shared_length
 
 PLAIN_HEAD_BLOCKERS = (
@@ -186,36 +185,20 @@ def attends_to_all(model: Any) -> bool:
     return not counts_columns and only_keys_and_values(DynamicCache(config=config))
 
 
-def forward_arguments(model: Any, attention_mask_BT: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The arguments that make left padding harmless: the mask, and positions if the model takes them."""
-    arguments = {"attention_mask": attention_mask_BT}
-    if takes_positions(model):
-        arguments["position_ids"] = position_ids(attention_mask_BT)
-    return arguments
-
-
 def behind_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
     """(key-value cache of the common prefix of `rows`, one copy per row; its number of tokens); (None, 0) if it is too
     short to be worth it, or if the model caches other things than keys and values. At least one token of each row is
     left to read.
     """
-    cache, length = read_prefix(model, rows)
-    if cache is not None:
-        cache.batch_repeat_interleave(len(rows))
-    return cache, length
-
-
-def read_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
-    """As `behind_prefix`, with one copy for all rows."""
     length = common_prefix(rows)
-    if length < SHORTEST_PREFIX or len(rows) < 2 or not has_plain_head(model):
+    if length < SHORTEST_PREFIX or len(rows) < 2 or not has_plain_head(model) or not attends_to_all(model):
         return None, 0
-    if not attends_to_all(model):
-        return None, 0
-    device = next(model.parameters()).device
-    prefix = torch.tensor([rows[0][:length]], device=device)
+    prefix = torch.tensor([rows[0][:length]], device=next(model.parameters()).device)
     cache = getattr(trunk_of(model)(input_ids=prefix, use_cache=True), CACHE)
-    return (cache, length) if only_keys_and_values(cache) else (None, 0)
+    if not only_keys_and_values(cache):
+        return None, 0
+    cache.batch_repeat_interleave(len(rows))
+    return cache, length
 
 
 def _at_nodes(
@@ -337,11 +320,6 @@ def _behind(
         use_cache=True,
     ).last_hidden_state
     return states
-
-
-def only_keys_and_values(cache: Any) -> bool:
-    """Whether the cache holds the keys and values of all positions, and nothing else."""
-    return isinstance(cache, DynamicCache) and all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 def _last_hidden(model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor | None:

@@ -149,7 +149,7 @@ class SamplerConfig(StageConfig):
         from reflectkit.models.local import LocalSampler
 
         player = player or load_player(checkpoint, "reflection", device=device)
-        return LocalSampler(player, frozen=frozen, guesses=True, rank=0)
+        return LocalSampler(player, frozen=frozen, rank=0)
 
     @property
     def comment_files(self) -> list[Path]:
