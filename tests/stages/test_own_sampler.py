@@ -14,8 +14,9 @@ from reflectkit.core.prompts import label, policy_prompt
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
+from reflectkit.models.choices import backend
 from reflectkit.models.load import Player, save_player
-from reflectkit.models.sampler import Ask, Opening, backend
+from reflectkit.models.sampler import Ask, Opening
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import label_ids, prompt_ids
 from tests.examples import save_example
@@ -97,7 +98,7 @@ def test_mistakes_are_one_line(policy: Path, name: str, message: str, capsys: py
     )
     Path("broken.py").write_text(
         "from dataclasses import replace\nfrom my_sampler import Backend, Exploring, open_local\n"
-        "from reflectkit.models.sampler import NoSettings\n"
+        "from reflectkit.core.config import NoSettings\n"
         "class Broken(Exploring):\n    async def sample(self, ask):\n"
         "        return replace(await self.inner.sample(ask), token_ids=(0,))\n"
         "BACKEND = Backend(NoSettings, lambda opening, settings: Broken(open_local(opening), 0))\n",

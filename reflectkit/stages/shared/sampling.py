@@ -24,8 +24,9 @@ from reflectkit.core.config import (
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.registry import code_files
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
+from reflectkit.models.choices import BACKENDS, backend
 from reflectkit.models.facts import model_facts
-from reflectkit.models.sampler import BACKENDS, EVERYTHING, Opening, Sampler, Truncation, backend
+from reflectkit.models.sampler import EVERYTHING, Opening, Sampler, Truncation
 from reflectkit.models.servers.settings import KEYS, ServerSettings, is_server
 
 if TYPE_CHECKING:
