@@ -3,8 +3,7 @@
 The prompts are what a reflector sees of DangerousTaxi, each of another start; nothing ends a text early. Both sides
 write one token a pass and should write the same texts. Two tokens whose logits differ by less than NEAR_TIE are both
 right, since sums are rounded in another order on another machine; the table says how many texts part there, and how
-many differ otherwise. What makes comments faster still is left out: rows that end make room for others, and guessed
-tokens are read along.
+many differ otherwise. Left out: rows that end make room for others, which makes comments faster still.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from reflectkit.core.eventloop import result_of
 from reflectkit.core.prompts import reflection_prompt
 from reflectkit.envs import env_class, make
 from reflectkit.models.decoding import decode
-from reflectkit.models.lean import in_place_gelu
 from reflectkit.models.load import Player, load_player
 from reflectkit.models.padding import left_pad
 from reflectkit.models.tokens import prompt_ids
@@ -84,7 +82,6 @@ def measure(
     theirs: Player, ours: Player, prompts: Sequence[Sequence[int]], tokens: int, count: int
 ) -> tuple[Rounds, Partings]:
     """The times of `count` rounds, as rollouts, and what differs in any of them; one more round warms up."""
-    in_place_gelu(ours.model)  # as a sampler does
     rounds, partings = Rounds(), Partings()
     for number in range(count + 1):
         with timed(rounds.theirs["rollout"]):

@@ -25,8 +25,8 @@ from reflectkit.core.protocols import Context, Env
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Decision, Observation, Sample, Task, Trajectory
-from reflectkit.models.cache_rows import CACHE
 from reflectkit.models.decoding import decode
+from reflectkit.models.kv_cache import CACHE
 from reflectkit.models.load import Player, pick_device
 from reflectkit.models.local import LocalSampler
 from reflectkit.models.padding import left_pad, position_ids, right_pad

@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from reflectkit.core.checksums import refuse_damage
 from reflectkit.core.errors import CheckpointError, ConfigError, DivergedError
-from reflectkit.core.jsonl import TEMPORARY_PREFIX, write_json
+from reflectkit.core.jsonl import TEMPORARY_PREFIX, write_json, write_text
 from reflectkit.core.text import counted
 from reflectkit.models.checks import all_finite
 from reflectkit.models.facts import (
@@ -356,6 +356,20 @@ def save_player(
         folder.rename(folder.with_name(f"{TEMPORARY_PREFIX}old-{folder.name}"))
     staging.rename(folder)
     shutil.rmtree(folder.with_name(f"{TEMPORARY_PREFIX}old-{folder.name}"), ignore_errors=True)
+
+
+def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str, Any]) -> Player:
+    """Write the model of checkpoint `source` to `target`, its adapter merged into unquantised weights of `dtype`.
+
+    card: text of the model card. facts: saved with the role. Raises CheckpointError; see `load_player`.
+    """
+    player = load_player(source, device="cpu", dtype=dtype, quantize="none")
+    model = player.model
+    if hasattr(model, "merge_and_unload"):
+        model = model.merge_and_unload()
+    whole = Player(model, player.tokenizer, player.role, dtype, answer=player.answer)
+    save_player(target, whole, dict(facts), beside=lambda staging: write_text(staging / "README.md", card))
+    return whole
 
 
 def pick_device(name: str) -> torch.device:

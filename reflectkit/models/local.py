@@ -15,9 +15,7 @@ import torch
 from reflectkit.core.batching import Batcher
 from reflectkit.core.errors import CheckpointError
 from reflectkit.models.decoding import decode
-from reflectkit.models.drafts import Drafts
 from reflectkit.models.labels import Path, trie
-from reflectkit.models.lean import in_place_gelu
 from reflectkit.models.load import Player
 from reflectkit.models.memo import ScoreMemo
 from reflectkit.models.prefix_cache import PrefixCache
@@ -47,11 +45,10 @@ class LocalSampler:
 
     Parameters
     ----------
-    frozen: the model is not trained by anyone. guesses: greedy texts are guessed from earlier ones, as a frozen model's
-    always are; the present weights check each guess. rank: of several samplers in which somebody waits, the one of the
-    lowest rank answers first. batch: prompts in one forward pass. scorer, team: of a model that is spread over
-    processes: its Scorer, and the processes that ask the same and score together. watch: called with the last hidden
-    states (B, D) and the prompts of each batch that is scored.
+    frozen: the model is not trained. rank: of several samplers with waiting requests, the lowest answers first. batch:
+    prompts in one forward pass. scorer, team: of a model that is spread over processes: its Scorer, and
+    the processes that ask the same and score together. watch: called with the last hidden states (B, D) and the prompts
+    of each batch that is scored.
     """
 
     def __init__(
@@ -59,7 +56,6 @@ class LocalSampler:
         player: Player,
         *,
         frozen: bool = False,
-        guesses: bool = False,
         rank: int = 1,
         batch: int = 64,
         scorer: Any = None,
@@ -72,11 +68,8 @@ class LocalSampler:
         self.tokens = self.version = 0
         if frozen and player.adapter is None:  # a shared base has nothing to freeze, and the policy's adapter in it
             player.model.requires_grad_(False)
-        in_place_gelu(player.model)
-        self._guesses = frozen or guesses
-        self._drafts = Drafts()
         self.kept = PrefixCache()
-        """What was read of the prompts behind which texts were written."""
+        """KV cache of the prompts that texts were written after."""
         self.scores = ScoreMemo()
         """What was scored since the weights changed."""
         self._has_read = False
@@ -99,9 +92,8 @@ class LocalSampler:
         self.scores.clear()
 
     def forget(self) -> None:
-        """Forget what was read and written, which saves time and has a part in the rounding of what is written next."""
+        """Forget what was read, which saves time and affects the rounding of what is written next."""
         self.kept.clear()
-        self._drafts = Drafts()
 
     def _answer(self, asks: list[Ask]) -> list[Sampled]:
         fitting = [ask for ask in asks if self._fits(ask)]
@@ -176,7 +168,6 @@ class LocalSampler:
             kinds.setdefault((ask.stop_ids, ask.temperature, ask.truncation), []).append(ask)
         for (stop_ids, temperature, truncation), part in kinds.items():
             prompts = [ask.prompt_ids for ask in part]
-            remembered = self._drafts if self._guesses and temperature == 0 else None
             rows = decode(
                 self.player.model,
                 prompts,
@@ -187,13 +178,10 @@ class LocalSampler:
                 truncation=truncation,
                 seeds=[ask.seed for ask in part],
                 width=self.batch,
-                guides=[remembered.guide(prompt) for prompt in prompts] if remembered else (),
                 kept=self.kept,
             )
             self.tokens += sum(map(len, prompts)) + sum(len(row.token_ids) for row in rows)
             for ask, row in zip(part, rows, strict=True):
-                if remembered:
-                    remembered.remember(ask.prompt_ids, row.token_ids)
                 texts[ask] = Sampled(tuple(row.token_ids), tuple(row.logprobs), version=self.version)
         return texts
 

@@ -19,7 +19,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
-from reflectkit.models.cache_rows import CACHE
+from reflectkit.models.kv_cache import CACHE
 from reflectkit.models.padding import right_pad
 from reflectkit.models.prefixes import read_together, shared_length
 from reflectkit.models.scoring import (

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from reflectkit.models.cache_rows import CACHE
+from reflectkit.models.kv_cache import CACHE
 from reflectkit.models.padding import right_pad
 
 SHORTEST = 8  # tokens; a shorter common prefix is not worth keys and values of its own
@@ -58,8 +58,10 @@ def read_together(length: int, widest: int) -> bool:
     return 2 * length >= widest or widest <= NARROW
 
 
-def tree_of(rows: Sequence[Sequence[int]]) -> Tree:
-    """The tree of `rows`, none of which is empty. Longer rows come first, so that others branch off them."""
+def tree_of(rows: Sequence[Sequence[int]], at_once: int | None = None) -> Tree:
+    """The tree of `rows`, none of which is empty. Longer rows come first, so that others branch off them. at_once: most
+    chunks in a pass.
+    """
     owner: list[int] = [-1]  # of each node of the trie: the row that reads it; the root is nobody's
     below: list[dict[int, int]] = [{}]
     chunk_of: list[tuple[int, int, int] | None] = [None] * len(rows)  # level, start, the row that it leaves
@@ -82,10 +84,10 @@ def tree_of(rows: Sequence[Sequence[int]]) -> Tree:
             node = len(owner)
             owner.append(row)
             below.append({})
-    return _planned(rows, chunk_of)  # type: ignore[arg-type]
+    return _planned(rows, chunk_of, at_once or len(rows))  # type: ignore[arg-type]
 
 
-def _planned(rows: Sequence[Sequence[int]], chunk_of: Sequence[tuple[int, int, int]]) -> Tree:
+def _planned(rows: Sequence[Sequence[int]], chunk_of: Sequence[tuple[int, int, int]], at_once: int) -> Tree:
     """The passes: chunks of one level together whose lengths differ by a factor of two at most."""
     tree = Tree(paths=[[] for _ in rows])
     count = 0
@@ -102,7 +104,7 @@ def _planned(rows: Sequence[Sequence[int]], chunk_of: Sequence[tuple[int, int, i
             tree.levels.append([])
         passes = tree.levels[level]
         widest = len(rows[passes[-1][0].row]) - passes[-1][0].start if passes else 0
-        if passes and read_together(length, widest):
+        if passes and read_together(length, widest) and len(passes[-1]) < at_once:
             passes[-1].append(Chunk(row, start, behind))
         else:
             passes.append([Chunk(row, start, behind)])
@@ -110,14 +112,18 @@ def _planned(rows: Sequence[Sequence[int]], chunk_of: Sequence[tuple[int, int, i
 
 
 def hidden_at(
-    trunk: Any, rows: Sequence[Sequence[int]], places: Sequence[tuple[int, int]], pad_id: int
+    trunk: Any,
+    rows: Sequence[Sequence[int]],
+    places: Sequence[tuple[int, int]],
+    pad_id: int,
+    at_once: int | None = None,
 ) -> torch.Tensor:
     """The last hidden states (N, D) at N (row, place) pairs.
 
-    trunk: a model below its head, which attends to all positions before and takes positions.
+    trunk: a model below its head, which attends to all positions before and takes positions. at_once: see `tree_of`.
     """
     device = next(trunk.parameters()).device
-    tree = tree_of(rows)
+    tree = tree_of(rows, at_once)
     states: list[torch.Tensor] = []  # of the read tokens (n, D), pass by pass
     keys: list[list[torch.Tensor]] = []  # by layer: (n, heads, size) of the read tokens
     values: list[list[torch.Tensor]] = []

@@ -1,7 +1,7 @@
-"""A model is somebody one asks: a prompt's token ids in, sampled token ids and their log-probabilities out.
+"""Sampler interface: prompt ids in, sampled ids and log-probabilities out.
 
-A sampler may hold the model in this process (`models.local`) or stand for a server. Nothing is decoded and encoded
-again on the way: what was sampled is what is trained.
+A sampler holds the model in this process (`models.local`) or asks a server (`models.servers`); `models.choices` opens
+them by name. Nothing is decoded and encoded again on the way: what was sampled is what is trained.
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from reflectkit.core.config import Config, NoSettings
-from reflectkit.core.errors import ConfigError
-from reflectkit.core.registry import resolve
+from reflectkit.core.config import Config
 from reflectkit.core.seeding import uniform
 from reflectkit.models.labels import Path
-from reflectkit.models.servers.settings import is_server, server_backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +40,27 @@ EVERYTHING = Truncation()
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request to sample behind one prompt."""
+    """A request to sample after one prompt."""
 
     prompt_ids: tuple[int, ...]
-    """What the model reads (T)."""
+    """Token ids of the prompt (T)."""
     labels: tuple[Path, ...] = ()
-    """The tokens of each legal label (K), of which one is drawn; none begins another. Without labels, text is written.
-    """
+    """Tokens of each legal label (K), one of which is drawn; none begins another. Without labels, a text is sampled."""
     max_new_tokens: int = 0
-    """How many tokens may be written; fewer where the context has no room for them."""
+    """Maximum tokens of a text; fewer where the context has no room for them."""
     temperature: float = 1.0
-    """Of the sampling, ≥ 0; 0 takes the likeliest."""
+    """≥ 0; 0 takes the likeliest."""
     seed: int = 0
     """Of the draw, 0 ≤ seed < 2**63: equal requests with equal seeds get equal answers."""
     stop_ids: frozenset[int] = frozenset()
     """A text ends with any of these tokens."""
     truncation: Truncation = EVERYTHING
-    """What of the distribution may be drawn, of the labels or of each token of a text; for evaluation only."""
+    """Applied to the labels, or to each token of a text; for evaluation only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What was sampled."""
+    """The answer to an `Ask`."""
 
     token_ids: tuple[int, ...] = ()
     """The label's tokens, or the text with its stop token, where one came."""
@@ -75,13 +71,13 @@ class Sampled:
     label_logprobs: tuple[float, ...] = ()
     """Of all K labels, in the order of `Ask.labels`, before truncation; their probabilities sum to 1."""
     version: int = 0
-    """Which weights sampled it: what `publish` was last told."""
+    """Version of the weights that sampled it, as last passed to `publish`."""
     too_long: str = ""
     """Why nothing was sampled: the prompt leaves no room in the model's context. Empty where something was."""
 
 
 class Sampler(Protocol):
-    """A model that can be asked."""
+    """A model that answers requests."""
 
     @property
     def tokenizer(self) -> Any:
@@ -104,7 +100,7 @@ class Sampler(Protocol):
         ...
 
     async def sample(self, ask: Ask) -> Sampled:
-        """What the model says. Raises CheckpointError where it cannot be asked like this."""
+        """The answer to `ask`. Raises CheckpointError if the model cannot answer such a request."""
         ...
 
     async def publish(self, weights: Any, version: int) -> None:
@@ -116,7 +112,7 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Opening:
-    """What a command knows of the model that is to be sampled."""
+    """The model to sample, as a command knows it."""
 
     checkpoint: str
     """Its folder or hub id."""
@@ -138,39 +134,14 @@ class Opening:
 
 @dataclass(frozen=True)
 class Backend:
-    """A kind of sampler, as one row: to add one, write its settings and a function that opens it."""
+    """A kind of sampler: its settings, and the function that opens it."""
 
     settings: type[Config]
     """Its own settings, a `Config`; they are flags of the commands."""
     open: Callable[[Opening, Any], Sampler]
-    """From what the command knows, and the settings, to a sampler."""
+    """Opens a sampler with the settings."""
     remote: bool = False
     """Whether another process samples, so that it can do so while this one learns."""
-
-
-def open_local(opening: Opening, settings: object = None) -> Sampler:
-    """A sampler of the player in this process, which is loaded where there is none. Raises CheckpointError."""
-    from reflectkit.models.load import load_player
-    from reflectkit.models.local import LocalSampler
-
-    player = opening.player or load_player(opening.checkpoint, "policy", device=opening.device)
-    return LocalSampler(player, scorer=opening.scorer, team=opening.team, watch=opening.watch)
-
-
-BACKENDS = {"local": Backend(NoSettings, open_local)}
-"""The kinds of samplers by name, besides servers (`vllm:URL`, `sglang:URL`). A sampler of one's own needs no row:
-`--sampler package.module:NAME`.
-"""
-
-
-def backend(name: str) -> Backend:
-    """The row of kind `name`. Raises UnknownNameError, and ConfigError for what is not a Backend."""
-    if is_server(name):
-        return server_backend(name)
-    row = resolve("sampler", name, BACKENDS)
-    if not isinstance(row, Backend):
-        raise ConfigError(f"--sampler {name} is not a reflectkit.models.sampler.Backend but {row!r:.80}")
-    return row
 
 
 def draw(label_logprobs: Sequence[float], temperature: float, seed: int) -> int:

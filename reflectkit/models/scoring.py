@@ -1,9 +1,9 @@
 """Log-probabilities of choices and text, for the agent that samples and for the learner that differentiates.
 
 A choice among labels of one token takes one forward pass over the prompt: the LM head's rows of the legal labels are
-applied to the last hidden state alone, and the log-softmax is over the legal labels. Longer labels take a second,
-cached pass over the tokens that lead to where they part (`models/labels.py`). For text, the head is applied only where
-tokens were sampled. Rows are padded on the right, which a causal model never sees. Departs from the Reflect-RL code,
+applied to the last hidden state alone, and the log-softmax is over the legal labels. Longer labels are read as a tree
+(`models/prefixes.py`) up to where they part (`models/labels.py`). For text, the head is applied only where tokens were
+sampled. Rows are padded on the right, which a causal model never sees. Departs from the Reflect-RL code,
 whose softmax was over 252 labels, legal or not.
 """
 
@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
-from reflectkit.models.cache_rows import CACHE
+from reflectkit.models.kv_cache import CACHE, only_keys_and_values
 from reflectkit.models.labels import Path, Trie, trie
-from reflectkit.models.padding import position_ids, right_pad
+from reflectkit.models.padding import right_pad
 from reflectkit.models.prefixes import hidden_at, shared_length
 
 PLAIN_HEAD_BLOCKERS = (
@@ -32,7 +31,7 @@ PLAIN_HEAD_BLOCKERS = (
     "logit_softcapping",
 )
 """Config entries of models that change their logits after the head; such a model's own forward computes them."""
-CHAINS = 16  # at least so many are read at once behind cached prompts
+CHAINS = 16  # at least so many rows are in one pass when sampling
 SHORTEST_PREFIX = 8  # tokens; a shorter common prefix is not worth a separate pass
 
 
@@ -186,36 +185,20 @@ def attends_to_all(model: Any) -> bool:
     return not counts_columns and only_keys_and_values(DynamicCache(config=config))
 
 
-def forward_arguments(model: Any, attention_mask_BT: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The arguments that make left padding harmless: the mask, and positions if the model takes them."""
-    arguments = {"attention_mask": attention_mask_BT}
-    if takes_positions(model):
-        arguments["position_ids"] = position_ids(attention_mask_BT)
-    return arguments
-
-
 def behind_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
     """(key-value cache of the common prefix of `rows`, one copy per row; its number of tokens); (None, 0) if it is too
     short to be worth it, or if the model caches other things than keys and values. At least one token of each row is
     left to read.
     """
-    cache, length = read_prefix(model, rows)
-    if cache is not None:
-        cache.batch_repeat_interleave(len(rows))
-    return cache, length
-
-
-def read_prefix(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Any, int]:
-    """As `behind_prefix`, with one copy for all rows."""
     length = common_prefix(rows)
-    if length < SHORTEST_PREFIX or len(rows) < 2 or not has_plain_head(model):
+    if length < SHORTEST_PREFIX or len(rows) < 2 or not has_plain_head(model) or not attends_to_all(model):
         return None, 0
-    if not attends_to_all(model):
-        return None, 0
-    device = next(model.parameters()).device
-    prefix = torch.tensor([rows[0][:length]], device=device)
+    prefix = torch.tensor([rows[0][:length]], device=next(model.parameters()).device)
     cache = getattr(trunk_of(model)(input_ids=prefix, use_cache=True), CACHE)
-    return (cache, length) if only_keys_and_values(cache) else (None, 0)
+    if not only_keys_and_values(cache):
+        return None, 0
+    cache.batch_repeat_interleave(len(rows))
+    return cache, length
 
 
 def _at_nodes(
@@ -227,14 +210,13 @@ def _at_nodes(
     share: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(hidden_ND, logits_NC) of the N nodes of all rows, by the fewest passes that the model allows."""
-    whole = type(model) is not Scorer and is_scorer(model)  # sharded: one pass, which all processes make
     bare = model.model if type(model) is Scorer else model
     hidden_ND: torch.Tensor | None = None
-    if share and can_share(bare):
-        hidden_ND = hidden_at(trunk_of(bare), *_rows_and_nodes(prompts, tries), pad_id)
-    elif any(one.chains for one in tries):
-        hidden_ND = None if whole else _cached_hidden(bare, prompts, tries, pad_id)
-    elif not torch.is_grad_enabled() and not is_scorer(model):
+    parts = any(one.chains for one in tries)
+    if (share or parts) and can_share(bare):
+        at_once = None if torch.is_grad_enabled() else max(CHAINS, len(prompts))
+        hidden_ND = hidden_at(trunk_of(bare), *_rows_and_nodes(prompts, tries), pad_id, at_once)
+    elif not parts and not torch.is_grad_enabled() and not is_scorer(model):
         hidden_ND = _last_hidden(model, prompts, pad_id)
     if hidden_ND is not None:
         return hidden_ND, head_logits(bare, hidden_ND, children_NC)
@@ -279,87 +261,17 @@ def _along_paths(logprobs_NC: torch.Tensor, tries: Sequence[Trie]) -> torch.Tens
     return logprobs_BK.masked_fill(~legal_BK.to(flat.device), float("-inf"))
 
 
-def _cached_hidden(
-    model: Any, prompts: Sequence[Sequence[int]], tries: Sequence[Trie], pad_id: int
-) -> torch.Tensor | None:
-    """hidden_ND of all nodes: a pass over the prompts, and one over the chains behind them. Gradients flow through the
-    cache. None if the model caches other things than keys and values, or nothing.
-    """
-    learns = torch.is_grad_enabled()
-    recomputes = learns and unwrapped(model).is_activation_checkpointing  # which does without a cache
-    if recomputes or not takes_positions(model) or not has_plain_head(model) or not attends_to_all(model):
-        return None
-    cache, length = (None, 0) if learns else behind_prefix(model, prompts)
-    hidden_BD, cache = _read(model, prompts, cache, length, pad_id)
-    chains = [(row, index) for row, one in enumerate(tries) for index in range(len(one.chains))]
-    at_once = len(chains) if learns else max(CHAINS, len(prompts))
-    states_SD: dict[tuple[int, int], torch.Tensor] = {}
-    for start in range(0, len(chains), at_once):
-        part = chains[start : start + at_once]
-        tokens = [tries[row].chains[index] for row, index in part]
-        states_MSD = _behind(model, prompts, cache, [row for row, _ in part], tokens, pad_id)
-        states_SD |= zip(part, states_MSD, strict=True)
-    return torch.stack(
-        [
-            states_SD[row, chain][len(node.prefix) - 1] if node.prefix else hidden_BD[row]
-            for row, one in enumerate(tries)
-            for node, chain in zip(one.nodes, one.chain_of, strict=True)
-        ]
-    )
-
-
-def _behind(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    cache: Any,
-    rows: Sequence[int],
-    chains: Sequence[Path],
-    pad_id: int,
-) -> torch.Tensor:
-    """Hidden states (M, S, D) of M chains, each behind the cached prompt of its row; the cache is left as it is."""
-    device = next(model.parameters()).device
-    row_M = torch.tensor(rows, device=device)
-    own = DynamicCache()
-    for number, layer in enumerate(cache.layers):
-        own.update(layer.keys[row_M], layer.values[row_M], number)
-    width, columns = max(map(len, chains)), cache.get_seq_length()
-    lengths = [len(prompts[row]) for row in rows]
-    seen_MT = [[1] * length + [0] * (columns - length) + [1] * width for length in lengths]
-    place_MS = [
-        [length + min(step, len(chain) - 1) for step in range(width)]  # padding is at the last token's place
-        for length, chain in zip(lengths, chains, strict=True)
-    ]
-    states: torch.Tensor = trunk_of(model)(
-        input_ids=right_pad(chains, pad_id, device),
-        **{CACHE: own},
-        attention_mask=torch.tensor(seen_MT, device=device),
-        position_ids=torch.tensor(place_MS, device=device),
-        use_cache=True,
-    ).last_hidden_state
-    return states
-
-
-def only_keys_and_values(cache: Any) -> bool:
-    """Whether the cache holds the keys and values of all positions, and nothing else."""
-    return isinstance(cache, DynamicCache) and all(type(layer) is DynamicLayer for layer in cache.layers)
-
-
 def _last_hidden(model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> torch.Tensor | None:
     """hidden_BD of the prompts' last positions, with their common prefix read once; None if that saves nothing."""
     cache, length = behind_prefix(model, prompts)
-    return None if cache is None else _read(model, prompts, cache, length, pad_id)[0]
-
-
-def _read(
-    model: Any, prompts: Sequence[Sequence[int]], cache: Any, length: int, pad_id: int
-) -> tuple[torch.Tensor, Any]:
-    """(hidden_BD of the prompts' last positions, their cache). cache: of their first `length` tokens, if any."""
+    if cache is None:
+        return None
     rest = [prompt[length:] for prompt in prompts]
     input_ids_BT = right_pad(rest, pad_id, next(model.parameters()).device)
-    output = trunk_of(model)(input_ids=input_ids_BT, use_cache=True, **{CACHE: cache})
-    hidden_BTD = output.last_hidden_state
-    places = torch.tensor([len(row) - 1 for row in rest], device=hidden_BTD.device)
-    return hidden_BTD[torch.arange(len(rest), device=hidden_BTD.device), places], getattr(output, CACHE)
+    hidden_BTD = trunk_of(model)(input_ids=input_ids_BT, use_cache=True, **{CACHE: cache}).last_hidden_state
+    places_B = torch.tensor([len(row) - 1 for row in rest], device=hidden_BTD.device)
+    hidden_BD: torch.Tensor = hidden_BTD[torch.arange(len(rest), device=hidden_BTD.device), places_B]
+    return hidden_BD
 
 
 def common_prefix(rows: Sequence[Sequence[int]]) -> int:

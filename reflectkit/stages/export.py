@@ -57,8 +57,8 @@ def run(config: ExportConfig, progress: Progress) -> Report:
         if current.done:
             return current.done
         progress.news(f"export: loading {config.load_dir}")
-        from reflectkit.models.export import export
         from reflectkit.models.facts import base_of, model_facts
+        from reflectkit.models.load import export
 
         target = config.out_dir
         earlier = model_facts(target).get("exported_from")

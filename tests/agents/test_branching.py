@@ -33,7 +33,7 @@ def branches_of(agent: TwoPlayerAgent, turn: int = 2, horizon: int = 8) -> list[
 
 
 def agent_of(policy: Player, reflecting: Player) -> TwoPlayerAgent:
-    reflector = Reflector(LocalSampler(reflecting, guesses=True, rank=0), max_new_tokens=5)
+    reflector = Reflector(LocalSampler(reflecting, rank=0), max_new_tokens=5)
     return TwoPlayerAgent(LocalSampler(policy), reflector)
 
 

@@ -13,9 +13,7 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerF
 
 from reflectkit.core.seeding import uniform
 from reflectkit.models import decoding
-from reflectkit.models.decoding import Written, decode
-from reflectkit.models.drafts import Drafts, Guide
-from reflectkit.models.stop_strings import StopStrings
+from reflectkit.models.decoding import Generated, decode
 from reflectkit.models.tiny import build_model, build_tokenizer
 
 PROMPTS, LONGEST = 10, 24
@@ -47,17 +45,10 @@ def limits() -> list[int]:
 
 @torch.no_grad()
 def alone_without_cache(
-    model: Any,
-    prompt: list[int],
-    limit: int,
-    temperature: float,
-    seed: int,
-    stop_ids: frozenset[int],
-    tokenizer: Any,
-    stop: str,
-) -> Written:
+    model: Any, prompt: list[int], limit: int, temperature: float, seed: int, stop_ids: frozenset[int]
+) -> Generated:
     """The rule: all that stands there is read again for each token."""
-    line = Written()
+    line = Generated()
     for step in range(limit):
         logits_V = model(torch.tensor([prompt + line.token_ids]), use_cache=False).logits[0, -1].double()
         logprobs_V = torch.log_softmax(logits_V / (temperature or 1.0), dim=-1)
@@ -66,9 +57,7 @@ def alone_without_cache(
             token = int((logprobs_V.exp().cumsum(0) <= uniform(seed, "token", step)).sum())
         line.token_ids.append(token)
         line.logprobs.append(float(logprobs_V[token]))
-        line.stop_token = token in stop_ids
-        line.stopped = line.stop_token or bool(stop and stop in tokenizer.decode(line.token_ids))
-        if line.stopped:
+        if token in stop_ids:
             break
     return line
 
@@ -82,11 +71,11 @@ def test_every_width_writes_what_a_row_alone_without_cache_writes(
     model, rows, seeds = models[kind], prompts(tokenizer, shared), list(range(100, 100 + PROMPTS))
     stop_ids = frozenset(range(2, len(tokenizer), 23))
     expected = [
-        alone_without_cache(model, row, limit, temperature, seed, stop_ids, None, "")
+        alone_without_cache(model, row, limit, temperature, seed, stop_ids)
         for row, limit, seed in zip(rows, limits(), seeds, strict=True)
     ]
     assert len({tuple(line.token_ids) for line in expected}) >= 8  # of ten, two are empty
-    assert any(line.stopped for line in expected)
+    assert any(line.token_ids and line.token_ids[-1] in stop_ids for line in expected)
     assert any(len(line.token_ids) > 15 for line in expected)
     for width in (1, 3, 64):
         written = decode(
@@ -100,66 +89,17 @@ def test_every_width_writes_what_a_row_alone_without_cache_writes(
             width=width,
         )
         for line, right in zip(written, expected, strict=True):
-            assert (line.token_ids, line.stopped, line.stop_token) == (right.token_ids, right.stopped, right.stop_token)
+            assert line.token_ids == right.token_ids
             assert line.logprobs == pytest.approx(right.logprobs, abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_stop_string_ends_a_row_with_the_token_that_completes_it(
-    kind: str, models: dict[str, Any], tokenizer: PreTrainedTokenizerFast
-) -> None:
-    model, rows = models[kind], prompts(tokenizer, 0)
-    options = {"pad_id": 1, "max_new_tokens": LONGEST, "temperature": 1.0, "seeds": list(range(PROMPTS)), "width": 3}
-    free = decode(model, rows, stop_ids=frozenset(), **options)
-    texts = [tokenizer.decode(line.token_ids) for line in free]
-    stop = next(
-        text[place : place + 3]
-        for text in texts
-        for place in range(8, len(text) - 3)
-        if text[place : place + 3].isascii()
-    )
-    written = decode(
-        model, rows, stop_ids=frozenset(), stop_strings=[stop, "never said"], tokenizer=tokenizer, **options
-    )
-    for row, line in enumerate(written):
-        right = alone_without_cache(model, rows[row], LONGEST, 1.0, row, frozenset(), tokenizer, stop)
-        assert (line.token_ids, line.stopped) == (right.token_ids, right.stopped)
-        assert line.text_ids == line.token_ids  # what completes the string is text
-        assert stop not in tokenizer.decode(line.token_ids[:-1])
-    assert any(line.stopped for line in written)
-    with pytest.raises(ValueError, match="tokenizer"):
-        decode(model, rows, stop_ids=frozenset(), stop_strings=["x"], **options)
-
-
-def test_stop_strings_of_many_bytes_are_found_whatever_tokens_they_are_cut_into(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    for stop, before in (
-        ("€.", "a few é"),
-        ("</call>\n", "words " * 9),
-        ("é", ""),
-        (" to ", "merged"),
-        ("<|end|>", "a"),
-    ):
-        ends = StopStrings([stop], tokenizer)
-        ids = tokenizer(before + stop + "!")["input_ids"]
-        found = next(count for count in range(1, len(ids) + 1) if ends.end(ids[:count]))
-        assert stop in tokenizer.decode(ids[:found])
-        assert stop not in tokenizer.decode(ids[: found - 1])
-
-
-def test_a_stop_token_is_dropped_from_the_text_and_a_limit_is_no_stop(
-    models: dict[str, Any], tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_a_stop_token_ends_a_row_and_is_kept(models: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> None:
     (row, *_) = prompts(tokenizer, 0)
     (free,) = decode(models["gpt2"], [row], pad_id=1, stop_ids=frozenset(), max_new_tokens=6)
-    assert not free.stopped
-    assert free.text_ids == free.token_ids
+    assert len(free.token_ids) == 6
     third = free.token_ids[2]
     (cut,) = decode(models["gpt2"], [row], pad_id=1, stop_ids=frozenset([third]), max_new_tokens=6)
-    assert cut.stopped
     assert cut.token_ids == free.token_ids[: free.token_ids.index(third) + 1]
-    assert cut.text_ids == cut.token_ids[:-1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -187,7 +127,7 @@ def test_nothing_is_read_for_rows_that_may_write_nothing(
     hook = models["gpt2"].transformer.register_forward_hook(lambda *_: passes.append(1))
     try:
         rows = prompts(tokenizer, 12)
-        assert decode(models["gpt2"], rows, pad_id=1, stop_ids=frozenset(), max_new_tokens=0) == [Written()] * PROMPTS
+        assert decode(models["gpt2"], rows, pad_id=1, stop_ids=frozenset(), max_new_tokens=0) == [Generated()] * PROMPTS
         assert decode(models["gpt2"], [], pad_id=1, stop_ids=frozenset(), max_new_tokens=4) == []
         assert not passes
         decode(models["gpt2"], rows[:3], pad_id=1, stop_ids=frozenset(), max_new_tokens=[0, 2, 0])
@@ -237,7 +177,7 @@ def test_a_cache_that_rows_cannot_leave_is_written_in_batches(tokenizer: PreTrai
     rows = [[token % 101 for token in row] for row in prompts(tokenizer, 12)]
     written = decode(model, rows, pad_id=1, stop_ids=frozenset([3]), max_new_tokens=limits(), width=3)
     for row, limit, line in zip(rows, limits(), written, strict=True):
-        right = alone_without_cache(model, row, limit, 0.0, 0, frozenset([3]), None, "")
+        right = alone_without_cache(model, row, limit, 0.0, 0, frozenset([3]))
         assert line.token_ids == right.token_ids
         assert line.logprobs == pytest.approx(right.logprobs, abs=1e-4)
 
@@ -250,71 +190,3 @@ def test_draws_in_blocks_are_the_draws_of_the_whole_distribution() -> None:
         cumulative_BV = logprobs_BV.double().exp().cumsum(dim=-1)
         whole_B = (cumulative_BV <= draws[:, None] * cumulative_BV[:, -1:]).sum(dim=-1)
         assert (decoding.sample_tokens(logprobs_BV, draws.tolist()) == whole_B).all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_guesses_right_or_wrong_change_only_the_number_of_passes(
-    kind: str, models: dict[str, Any], tokenizer: PreTrainedTokenizerFast
-) -> None:
-    model, rows = models[kind], prompts(tokenizer, 12)
-    options = {"pad_id": 1, "stop_ids": frozenset(range(2, len(tokenizer), 23)), "max_new_tokens": limits()}
-    expected = decode(model, rows, **options)
-    known = Drafts()
-    for number, (row, line) in enumerate(zip(rows, expected, strict=True)):
-        spoilt = [*line.token_ids[:2], 9, *line.token_ids[3:], 11, 12]  # wrong in the third token, and too long
-        known.remember(row, line.token_ids if number % 3 else spoilt)
-    guides = [known.guide(row) for row in rows]
-    for width in (1, 3, 64):
-        written = decode(model, rows, width=width, guides=guides, **options)
-        for line, right in zip(written, expected, strict=True):
-            assert (line.token_ids, line.stopped, line.stop_token) == (right.token_ids, right.stopped, right.stop_token)
-            assert line.logprobs == pytest.approx(right.logprobs, abs=1e-4)
-    passes: list[int] = []
-    hook = model.get_decoder().register_forward_hook(lambda *_: passes.append(1))
-    try:
-        counts = []
-        for guided in (guides, []):  # by the model's own forward, as it is watched
-            watched = decode(model, rows, guides=guided, **options)
-            assert [line.token_ids for line in watched] == [line.token_ids for line in expected]
-            counts.append(len(passes))
-            passes.clear()
-    finally:
-        hook.remove()
-    with_guides, without = counts
-    assert with_guides <= without * 2 / 3 if kind == "gpt2" else with_guides == without  # convolutions go only forward
-
-
-def test_a_row_whose_guesses_are_always_wrong_is_rarely_guessed(
-    models: dict[str, Any], tokenizer: PreTrainedTokenizerFast
-) -> None:
-    widths: list[int] = []
-    (row, *_) = prompts(tokenizer, 0)
-    (right,) = decode(models["gpt2"], [row], pad_id=1, stop_ids=frozenset(), max_new_tokens=20)
-    wrong = Guide({}, {(token,): 1 for token in range(len(tokenizer))})
-    assert 1 not in right.token_ids
-    hook = models["gpt2"].transformer.register_forward_hook(lambda _, __, output: widths.append(output[0].shape[1]))
-    try:
-        (line,) = decode(models["gpt2"], [row], pad_id=1, stop_ids=frozenset(), max_new_tokens=20, guides=[wrong])
-    finally:
-        hook.remove()
-    assert line.token_ids == right.token_ids
-    guessed = [1, 2, 3, 4, 8, 12, 16]  # tokens that are written already; at 16, only 3 more are worth a guess
-    assert widths == [len(row), *[1 + min(7, 19 - done) if done in guessed else 1 for done in range(1, 20)]]
-
-
-def test_many_rows_have_fewer_guesses_each(models: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> None:
-    model, (row, *_) = models["gpt2"], prompts(tokenizer, 0)
-    options: dict[str, Any] = {"pad_id": 1, "stop_ids": frozenset(), "max_new_tokens": 10}
-    (right,) = decode(model, [row], **options)
-    known = Drafts()
-    known.remember(row, right.token_ids)
-    widths: list[int] = []
-    hook = model.transformer.register_forward_hook(lambda _, __, output: widths.append(output[0].shape[1]))
-    try:
-        for rows, first in ((4, 1 + 7), (16, 1 + 3), (49, 1)):
-            widths.clear()
-            written = decode(model, [row] * rows, guides=[known.guide(row)] * rows, **options)
-            assert widths[1] == first, widths  # behind the pass over the prompts
-            assert all(line.token_ids == right.token_ids for line in written)
-    finally:
-        hook.remove()

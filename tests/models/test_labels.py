@@ -241,7 +241,9 @@ def test_gradient_checkpointing_changes_nothing() -> None:
 
 @pytest.mark.parametrize("build", [gpt2, llama])
 def test_chains_are_read_in_parts_behind_a_cached_prompt(build) -> None:
-    """40 chains with 2 prompts: three parts at sampling. The prompts are read once, whatever follows."""
+    """40 chains after 2 prompts, at most 16 in a pass: the longer prompt with a chain; where the other leaves it, with
+    15 chains of the first, and 4 more; the other's 19. The prompts are read once.
+    """
     model, rows = build(), [[*range(10, 30), 3], [*range(10, 30), 4, 5]]
     labels = tuple((first, second) for first in range(1, 21) for second in (2, 3))
     read: list[int] = []
@@ -249,7 +251,7 @@ def test_chains_are_read_in_parts_behind_a_cached_prompt(build) -> None:
     trunk.register_forward_hook(lambda *call: read.append(call[-1].last_hidden_state.shape[:2].numel()))
     with torch.no_grad():
         ours, _ = choice_logprobs(model, rows, [labels] * 2, pad_id=0)
-    assert read == [20, 2 * 2, 16, 16, 8]
+    assert read == [22 + 1, 16 * 2, 4, 16, 3]
     for row, one in zip(rows, ours, strict=True):
         torch.testing.assert_close(one, brute(model, row, labels, 1.0), atol=1e-4, rtol=0)
 

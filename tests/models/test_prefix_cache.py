@@ -28,7 +28,7 @@ from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.core.eventloop import wait_for
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.envs import env_class, make
-from reflectkit.models.decoding import Written, decode
+from reflectkit.models.decoding import Generated, decode
 from reflectkit.models.load import Player
 from reflectkit.models.local import LocalSampler
 from reflectkit.models.prefix_cache import LONG, PrefixCache, Read, serves
@@ -76,12 +76,12 @@ def tokens_read(model: Any) -> Iterator[list[int]]:
         hook.remove()
 
 
-def written(model: Any, prompts: list[list[int]], kept: PrefixCache | None = None, **settings: Any) -> list[Written]:
+def written(model: Any, prompts: list[list[int]], kept: PrefixCache | None = None, **settings: Any) -> list[Generated]:
     options = {"max_new_tokens": 12, "temperature": 0.9, "seeds": range(len(prompts)), "width": 4} | settings
     return decode(model, prompts, pad_id=1, stop_ids=frozenset([3]), kept=kept, **options)
 
 
-def check_same(rows: list[Written], fresh: list[Written]) -> None:
+def check_same(rows: list[Generated], fresh: list[Generated]) -> None:
     assert [row.token_ids for row in rows] == [row.token_ids for row in fresh]
     for row, other in zip(rows, fresh, strict=True):
         assert row.logprobs == pytest.approx(other.logprobs, abs=1e-5)

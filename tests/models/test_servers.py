@@ -17,9 +17,10 @@ import torch
 from reflectkit.core.errors import CheckpointError, ConfigError, EnvironmentFailure, ReflectkitError
 from reflectkit.core.eventloop import wait_for
 from reflectkit.core.keys import secrets
+from reflectkit.models.choices import backend
 from reflectkit.models.load import Player, save_player, with_adapter
 from reflectkit.models.local import LocalSampler
-from reflectkit.models.sampler import Ask, Opening, Sampled, Truncation, backend
+from reflectkit.models.sampler import Ask, Opening, Sampled, Truncation
 from reflectkit.models.scoring import token_logprobs
 from reflectkit.models.servers.sampler import ServerSampler
 from reflectkit.models.servers.wire import GoneError, RefusedError, Wire

@@ -9,7 +9,6 @@ import torch
 from transformers import FalconConfig, FalconForCausalLM, GPTNeoConfig, GPTNeoForCausalLM
 
 from reflectkit.models.decoding import decode
-from reflectkit.models.drafts import Drafts
 from reflectkit.models.packing import can_pack
 from reflectkit.models.prefix_cache import PrefixCache
 from reflectkit.models.scoring import can_share, choice_logprobs, token_logprobs
@@ -23,7 +22,7 @@ def model() -> GPTNeoForCausalLM:
     torch.manual_seed(0)
     config = GPTNeoConfig(
         vocab_size=VOCABULARY, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, window_size=WINDOW,
-        attention_types=[[["global", "local"], 1]], max_position_embeddings=128, initializer_range=0.4,
+        attention_types=[[["global", "local"], 1]], max_position_embeddings=256, initializer_range=0.4,
     )  # fmt: skip
     return GPTNeoForCausalLM(config).eval()
 
@@ -58,17 +57,15 @@ def test_labels_and_texts_are_scored_as_alone(model: GPTNeoForCausalLM, share: b
     assert logprobs_N.tolist() == pytest.approx(last, abs=1e-4)
 
 
-@pytest.mark.parametrize("guessed", [False, True])
-@pytest.mark.parametrize("kept", [None, PrefixCache()])
-def test_texts_are_written_as_alone(model: GPTNeoForCausalLM, kept: PrefixCache | None, guessed: bool) -> None:
-    """Also where most of the guesses are wrong."""
-    drafts = Drafts()
-    draw = random.Random(1)
-    for prompt in prompts():
-        drafts.remember(tuple(prompt), [draw.randrange(10, VOCABULARY) for _ in range(12)])
-    guides = [drafts.guide(tuple(prompt)) for prompt in prompts()] if guessed else []
-    written = decode(model, prompts(), pad_id=PAD, stop_ids=frozenset(), max_new_tokens=12, guides=guides, kept=kept)
-    for prompt, line in zip(prompts(), written, strict=True):
+@pytest.mark.parametrize("longer", [0, 150])
+def test_texts_are_written_as_alone(model: GPTNeoForCausalLM, longer: int) -> None:
+    """Also where prompts are long enough to be kept."""
+    draw = random.Random(2)
+    rows = [[draw.randrange(10, VOCABULARY) for _ in range(longer)] + prompt for prompt in prompts()]
+    kept = PrefixCache()
+    decode(model, [row[: longer + 5] for row in rows], pad_id=PAD, stop_ids=frozenset(), max_new_tokens=1, kept=kept)
+    written = decode(model, rows, pad_id=PAD, stop_ids=frozenset(), max_new_tokens=12, kept=kept)
+    for prompt, line in zip(rows, written, strict=True):
         for place, token in enumerate(line.token_ids):
             expected = after(model, [*prompt, *line.token_ids[:place]])
             assert int(expected.argmax()) == token

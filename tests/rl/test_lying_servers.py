@@ -16,8 +16,9 @@ from reflectkit.core.errors import ReflectkitError
 from reflectkit.core.types import Task
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
+from reflectkit.models.choices import backend
 from reflectkit.models.load import Player, save_player, with_adapter
-from reflectkit.models.sampler import Opening, backend
+from reflectkit.models.sampler import Opening
 from reflectkit.rl.algorithms import objective
 from reflectkit.rl.learner import Learner, Settings
 from reflectkit.rl.loop import Level, Plan, Trainer

@@ -66,7 +66,7 @@ def test_the_share_of_true_comments_leaves_out_what_nobody_can_tell() -> None:
 
 def trainer_of_both(observations: Any, **settings: Any) -> Trainer:
     policy, reflecting = make_player(observations, "policy"), make_player(observations, "reflection", seed=1)
-    reflector = Reflector(LocalSampler(reflecting, guesses=True, rank=0), max_new_tokens=5)
+    reflector = Reflector(LocalSampler(reflecting, rank=0), max_new_tokens=5)
     agent = TwoPlayerAgent(LocalSampler(policy), reflector)
     learning = Settings(learning_rate=1e-3, entropy=0.0, temperature=settings.get("temperature", 1.0))
     second = SecondPlayer(Learner(reflecting, learning), Turns(1, 6, 3, **settings))

@@ -14,8 +14,9 @@ from reflectkit.core.prompts import label, policy_prompt
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
+from reflectkit.models.choices import backend
 from reflectkit.models.load import Player, save_player
-from reflectkit.models.sampler import Ask, Opening, backend
+from reflectkit.models.sampler import Ask, Opening
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import label_ids, prompt_ids
 from tests.examples import save_example

@@ -1,4 +1,4 @@
-"""A sampler that asks an inference server.
+"""Sampler that asks an inference server.
 
 A choice is not sampled by the server: it returns the log-probabilities of the tokens that may come next wherever the
 labels part, these are normalised here, and the draw is this side's own, as for a model in this process. So it does not
@@ -18,19 +18,27 @@ from pathlib import Path as FilePath
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from reflectkit.core.config import flag
 from reflectkit.core.errors import CheckpointError, ConfigError, EnvironmentFailure
+from reflectkit.core.eventloop import wait_for
 from reflectkit.core.jsonl import sha256
 from reflectkit.models.agreement import disagreement
+from reflectkit.models.facts import base_of, check_role, config_of, context_of, load_tokenizer
 from reflectkit.models.hub import looks_local
 from reflectkit.models.labels import Path, trie
 from reflectkit.models.load import Player
 from reflectkit.models.memo import ScoreMemo
-from reflectkit.models.sampler import Ask, Sampled, draw_label
+from reflectkit.models.sampler import Ask, Opening, Sampled, draw_label
 from reflectkit.models.servers import answers
 from reflectkit.models.servers.probes import TOKENS, Probes, spread, text_difference
 from reflectkit.models.servers.protocols import MOST_AT_ONCE, Drawn, LostWeightsError, Server, Weights
+from reflectkit.models.servers.settings import KEYS, ServerSettings
+from reflectkit.models.servers.sglang import Sglang
 from reflectkit.models.servers.store import Store
+from reflectkit.models.servers.vllm import Vllm
+from reflectkit.models.servers.wire import Wire
 
+SERVERS: dict[str, type[Vllm] | type[Sglang]] = {"vllm": Vllm, "sglang": Sglang}
 KEPT = 2  # versions that the server keeps: the current one, and that of requests still on their way
 RESTORES = 20  # times that a request is made again because the server lost its weights
 PUBLISHING_S = 0.05
@@ -347,3 +355,37 @@ def normalised(values: Sequence[float], temperature: float, url: str = "the serv
 def _same_model(there: str, here: str) -> bool:
     """Whether the server's path is that of the model called `here`: the same folder, or the same hub id."""
     return there == here or (looks_local(here) and os.path.realpath(there) == os.path.realpath(here))
+
+
+def open_server(kind: str, url: str, opening: Opening, settings: ServerSettings) -> ServerSampler:
+    """A sampler of the model behind `url`, checked before anything is sampled.
+
+    Raises
+    ------
+    CheckpointError: the policy's folder is not usable. ConfigError, GoneError: the server is not.
+    """
+    wire = Wire(
+        url,
+        KEYS[kind],
+        timeout_s=settings.server_timeout_s,
+        patience_s=settings.server_patience_s,
+        connections=settings.server_connections,
+    )
+    folder, player = FilePath(opening.checkpoint), opening.player
+    role = player.role if player else check_role(opening.checkpoint, opening.role)
+    tokenizer = player.tokenizer if player else load_tokenizer(opening.checkpoint)
+    base = base_of(folder) or opening.checkpoint
+    server = SERVERS[kind](wire)
+    if player is not None and not hasattr(player.model, "peft_config") and not server.whole_models:
+        raise ConfigError(
+            f"--sampler {kind}:{url} loads adapters while it runs, but no whole models; train an adapter (--lora-r 16),"
+            " or use sglang:URL"
+        )
+    store = Store(settings.adapter_dir, settings.server_adapter_dir)
+    vocabulary = getattr(config_of(base), "vocab_size", None) or len(tokenizer)
+    sampler = ServerSampler(server, tokenizer, role, context_of(opening.checkpoint), vocabulary, base, store)
+    setting = "reflector_served_model" if opening.role == "reflection" else "served_model"
+    wait_for(sampler.check(getattr(settings, setting), flag(setting)))
+    if player is None and (folder / "adapter_config.json").is_file():
+        wait_for(sampler.load(folder))
+    return sampler

@@ -1,21 +1,15 @@
-"""The settings of a sampler that asks a server, and the rows `vllm:URL` and `sglang:URL`. Imports neither torch nor an
-HTTP client.
-"""
+"""Settings of a sampler that asks an inference server, and its address. Imports neither torch nor an HTTP client."""
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 from pydantic import model_validator
 
 from reflectkit.core.config import Config, option
 from reflectkit.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from reflectkit.models.sampler import Backend
 
 KEYS = {"vllm": "VLLM_API_KEY", "sglang": "SGLANG_API_KEY"}
 """The kinds of servers, and the environment variable with the key of each."""
@@ -65,22 +59,6 @@ class ServerSettings(Config):
 def is_server(name: str) -> bool:
     """Whether `name` is a server, e.g. "vllm:http://localhost:8000"."""
     return name.partition(":")[0] in KEYS and (":" in name)
-
-
-@lru_cache(maxsize=16)
-def server_backend(name: str) -> Backend:
-    """The row of the server `name`, "vllm:URL" or "sglang:URL". Raises ConfigError if its address is not one."""
-    from reflectkit.models.sampler import Backend
-
-    kind, _, address = name.partition(":")
-    checked = checked_address(kind, address)
-
-    def opened(opening: Any, settings: Any) -> Any:
-        from reflectkit.models.servers.opening import open_server
-
-        return open_server(kind, checked, opening, settings)
-
-    return Backend(ServerSettings, opened, remote=True)
 
 
 def checked_address(kind: str, address: str) -> str:

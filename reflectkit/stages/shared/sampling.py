@@ -12,8 +12,9 @@ from reflectkit.core.errors import ConfigError
 from reflectkit.core.registry import code_files
 from reflectkit.core.types import ANSWERS, Thinking
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
+from reflectkit.models.choices import BACKENDS, backend
 from reflectkit.models.facts import model_facts
-from reflectkit.models.sampler import BACKENDS, Opening, Sampler, backend
+from reflectkit.models.sampler import Opening, Sampler
 from reflectkit.models.servers.settings import KEYS, ServerSettings, is_server
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class SamplerConfig(Config):
         from reflectkit.models.local import LocalSampler
 
         player = player or load_player(checkpoint, "reflection", device=device)
-        return LocalSampler(player, frozen=frozen, guesses=True, rank=0)
+        return LocalSampler(player, frozen=frozen, rank=0)
 
     def comment_files(self, folder: Path) -> list[Path]:
         """Where --swap-comments takes comments from, if it does. folder: of the env's rows."""
