@@ -122,5 +122,5 @@ def test_bad_settings_are_refused_before_anything_runs() -> None:
         bench.BenchConfig.from_flat(what="sft", batch_size=0)
     with pytest.raises(ConfigError, match="dtype"):
         bench.BenchConfig.from_flat(what="sft", model=("my-model",), dtype="float31")
-    with pytest.raises(ConfigError, match="--steps"):  # and not of --max-steps, which bench does not have
-        bench.BenchConfig.from_flat(what="sft", steps=10**7, rounds=1000)
+    with pytest.raises(ConfigError, match="--steps"):
+        bench.BenchConfig.from_flat(what="sft", steps=0)
