@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from reflectkit.agents.chat import ChatTeacher, Recovery, Rehearsal
-from reflectkit.agents.client import ChatClient
-from reflectkit.agents.journal import open_journal
-from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS, fullest
-from reflectkit.agents.scripted import Baseline, Demonstrator
+from reflectkit.agents.scripted import Baseline, Demonstrator, Recovery
+from reflectkit.chat.client import ChatClient
+from reflectkit.chat.journal import open_journal
+from reflectkit.chat.teacher import ChatTeacher, Rehearsal
+from reflectkit.chat.templates import HISTORY_HELP, HISTORY_TOKENS, fullest
 from reflectkit.core.config import flag, fraction, one_of, option, within
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
-from reflectkit.agents.chat import ChatReflector
-from reflectkit.agents.client import ChatClient
-from reflectkit.agents.endpoints import Endpoint, address_in_use, key_of, parse_endpoint
+from reflectkit.chat.client import ChatClient
+from reflectkit.chat.endpoints import Endpoint, address_in_use, key_of, parse_endpoint
+from reflectkit.chat.players import ChatReflector
 from reflectkit.core.appended import append, rewrite
 from reflectkit.core.config import DTYPES, PACKAGED, QUANTIZE, TINY, above, flag, fraction, one_of, option, within
 from reflectkit.core.console import Progress, Quiet

@@ -14,13 +14,11 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.budget import Budget
-from reflectkit.agents.client import ChatClient, open_client
-from reflectkit.agents.endpoints import ApiError, Endpoint, NoAccessError, parse_endpoint
-from reflectkit.agents.exchange import Request
-from reflectkit.agents.journal import open_journal
-from reflectkit.agents.prices import Prices, prices_of
-from reflectkit.agents.transport import retry_after_s
+from reflectkit.chat.budget import Budget, Prices, prices_of
+from reflectkit.chat.calls import retry_after_s
+from reflectkit.chat.client import ChatClient, Request, open_client
+from reflectkit.chat.endpoints import ApiError, Endpoint, NoAccessError, parse_endpoint
+from reflectkit.chat.journal import open_journal
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.eventloop import wait_for
 from reflectkit.core.keys import masked, without_keys

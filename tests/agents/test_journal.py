@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectkit.agents.journal import Answer, open_journal
+from reflectkit.chat.journal import Answer, open_journal
 
 ANSWER = Answer("Zwei Euro, “sagt sie”.", "stop", "", 100, 20)
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.endpoints import Endpoint
-from reflectkit.agents.judge import ChatJudge
-from reflectkit.agents.reader import ChatReader
+from reflectkit.chat.endpoints import Endpoint
+from reflectkit.chat.env_models import ChatJudge, ChatReader
 from reflectkit.cli.main import main
 from reflectkit.core.errors import EnvironmentFailure
 from reflectkit.core.eventloop import wait_for

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.chat import ChatTeacher
-from reflectkit.agents.replies import named, parse_comment
-from reflectkit.agents.requests import (
+from reflectkit.chat.teacher import ChatTeacher
+from reflectkit.chat.templates import (
     commenting_request,
+    named,
+    parse_comment,
     playing_request,
     teaching_request,
 )

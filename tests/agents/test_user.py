@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.budget import BudgetSpentError
-from reflectkit.agents.endpoints import ApiError, Endpoint
-from reflectkit.agents.user import GREETING, ChatUser
+from reflectkit.chat.budget import BudgetSpentError
+from reflectkit.chat.endpoints import ApiError, Endpoint
+from reflectkit.chat.env_models import GREETING, ChatUser
 from reflectkit.cli.main import main
 from reflectkit.core.eventloop import wait_for
 from reflectkit.core.jsonl import read_json, write_json

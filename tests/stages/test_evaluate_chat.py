@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.endpoints import Endpoint
-from reflectkit.agents.journal import open_journal
+from reflectkit.chat.endpoints import Endpoint
+from reflectkit.chat.journal import open_journal
 from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.protocols import StepResult
@@ -272,7 +272,7 @@ def test_a_reflector_whose_budget_is_spent_leaves_no_uncommented_episode(here: P
 def test_killed_chat_episodes_go_on_without_paying_twice(
     here: Path, walker: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from reflectkit.agents.chat import ChatPolicy
+    from reflectkit.chat.players import ChatPolicy
 
     decide, turns = ChatPolicy.decide, [0]
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.journal import open_journal
-from reflectkit.agents.prices import prices_of
-from reflectkit.agents.replies import parse_reply
+from reflectkit.chat.budget import prices_of
+from reflectkit.chat.journal import open_journal
+from reflectkit.chat.templates import parse_reply
 from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, read_jsonl
 from reflectkit.core.text import count_tokens

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from reflectkit.agents.budget import Budget
-from reflectkit.agents.client import ChatClient
-from reflectkit.agents.endpoints import KEYS, Endpoint, parse_endpoint
+from reflectkit.chat.budget import Budget
+from reflectkit.chat.client import ChatClient
+from reflectkit.chat.endpoints import KEYS, Endpoint, parse_endpoint
 from reflectkit.core.config import StageConfig
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
@@ -243,7 +243,7 @@ class Players:
         return {name: client.usage for name, client in self._clients.items()}
 
     def _chat(self, endpoints: list[Endpoint]) -> Agent:
-        from reflectkit.agents.chat import ChatPolicy
+        from reflectkit.chat.players import ChatPolicy
 
         clients = [self._client(endpoint) for endpoint in endpoints]
         return ChatPolicy(clients[0], clients[1] if len(clients) > 1 else None, self.config.history_tokens)
@@ -266,8 +266,8 @@ class Players:
     def agent(self, name: str, policy: Path | None, reflector: Path | None) -> Agent:
         """The agent called `name`."""
         config = self.config
-        from reflectkit.agents.methods import ChatMethod, ModelMethod
         from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
+        from reflectkit.chat.players import ChatMethod, ModelMethod
 
         method, _ = method_of(name, config.kind.methods)
         if chat := chat_parts(name, config.kind.methods):
@@ -296,8 +296,8 @@ class Players:
     def reflector(self, checkpoint: Path) -> Any:
         """The `Reflector` of `checkpoint`, or who stands in its place. Raises CheckpointError, ConfigError."""
         from reflectkit.agents.commentators import Silence, TeacherComments
-        from reflectkit.agents.scripted import require_oracle
         from reflectkit.agents.two_player import Reflector
+        from reflectkit.core.protocols import require_oracle
 
         if checkpoint == TEACHER:
             require_oracle(self.config.kind, ["reflection"])
@@ -305,7 +305,7 @@ class Players:
         if checkpoint == SILENCE:
             return Silence()
         if is_chat(checkpoint) and checkpoint not in self._reflectors:
-            from reflectkit.agents.chat import ChatReflector
+            from reflectkit.chat.players import ChatReflector
 
             endpoint = endpoint_of(self.config, str(checkpoint))
             self._reflectors[checkpoint] = ChatReflector(self._client(endpoint, reflects=True))
