@@ -8,9 +8,7 @@ left in any text that comes back.
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -260,14 +258,10 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     >>> retry_after_s({"retry-after": "nan"})
     """
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        text = headers.get(name, "")
         try:
-            seconds = float(text) * unit
+            seconds = float(headers.get(name, "")) * unit
         except ValueError:
-            try:
-                seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
-            except (ValueError, OverflowError, OSError):
-                continue
+            continue
         if 0 <= seconds <= LONGEST_WAIT_S:
             return seconds
     return None
@@ -279,17 +273,15 @@ def redacted(text: str) -> str:
 
 
 def _choice(value: Mapping[str, Any]) -> tuple[str, str, str]:
-    """(text, refusal, finish_reason) of the first choice. Raises ValueError with the reason if there is none."""
-    choices = value.get("choices")
-    if not isinstance(choices, list) or not choices:
-        raise ValueError("the server's answer holds no choice")
-    message = choices[0].get("message") if isinstance(choices[0], dict) else None
-    if not isinstance(message, dict):
-        raise ValueError("the server's answer holds no message")
-    text, refusal, finish = message.get("content"), message.get("refusal"), choices[0].get("finish_reason")
-    for name, field in (("content", text), ("refusal", refusal), ("finish_reason", finish)):
-        if not isinstance(field, str | None):
-            raise ValueError(f"the server's answer has a {name} that is not text")
+    """(text, refusal, finish_reason) of the first choice. Raises ValueError if it is not as it must be."""
+    try:
+        choice = value["choices"][0]
+        fields = [choice["message"].get("content"), choice["message"].get("refusal"), choice.get("finish_reason")]
+    except (LookupError, TypeError, AttributeError):
+        raise ValueError("the server's answer holds no message") from None
+    if not all(isinstance(field, str | None) for field in fields):
+        raise ValueError("the server's answer has a message that is not text")
+    text, refusal, finish = fields
     return text or "", refusal or "", finish if finish in FINISHED else "stop"
 
 

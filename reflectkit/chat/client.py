@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
@@ -91,45 +93,26 @@ def written_limit(endpoint: Endpoint, request: Request) -> int:
     return request.max_tokens + (THINKING_TOKENS if endpoint.thinks else 0)
 
 
-class _Wave:
-    """The calls of `ask_all` in progress. If one of them fails, all do. failure: the error that ended them."""
-
-    def __init__(self) -> None:
-        self.failure: Exception | None = None
-        self._in_progress = 0
-        self._left = asyncio.Event()
-
-    @contextlib.asynccontextmanager
-    async def join(self) -> AsyncIterator[None]:
-        """Be one of them for as long as the context lasts."""
-        self._in_progress += 1
-        try:
-            yield
-        finally:
-            self._in_progress -= 1
-            self._left.set()
-            self._left = asyncio.Event()
-
-    def check(self) -> None:
-        """Raises what ended them."""
-        if self.failure is not None:
-            raise self.failure
-
-    async def others(self, while_: Callable[[], bool] = lambda: True) -> None:
-        """Wait until all of them have finished, or `while_` no longer holds."""
-        while self._in_progress and while_():
-            await self._left.wait()
-
-
 @dataclass(slots=True)
 class _Session:
-    """The requests of one event loop. slots: limits concurrent calls. locks: one for equal requests, by key."""
+    """The requests in progress in one event loop. If one of them ends with an error, all do.
+
+    slots: limits concurrent calls. locks: one for equal requests, by key. failure: the error that ended them.
+    """
 
     loop: asyncio.AbstractEventLoop
     caller: Caller
     slots: asyncio.Semaphore
     locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    wave: _Wave = field(default_factory=_Wave)
+    failure: Exception | None = None
+    in_progress: int = 0
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, and replaced, when a request ends."""
+
+    async def finish(self, while_: Callable[[], bool] = lambda: True) -> None:
+        """Wait until all of them have finished, or `while_` no longer holds."""
+        while self.in_progress and while_():
+            await self.left.wait()
 
     async def close(self) -> None:
         """Close the connections, unless they belong to another event loop, which is gone."""
@@ -194,51 +177,57 @@ class ChatClient:
         """`ask` for several requests; returns their outcomes in order. parse: also gets the number of the request.
         advance: called after each request.
         """
-        session = self._session_here()
-        if session.wave.failure is not None:
-            session.wave = _Wave()
-        wave, waiting = session.wave, iter(enumerate(requests))
+        session, waiting = self._session_here(), iter(enumerate(requests))
         outcomes: dict[int, Outcome[Value]] = {}
+        failures: list[Exception] = []
+        if session.failure is not None:
+            await session.finish()
+            session.failure = None
 
         async def work() -> None:
             for number, request in waiting:
                 try:
-                    outcomes[number] = await self._outcome(session, wave, number, request, parse)
+                    outcomes[number] = await self._outcome(session, request, partial(parse, number))
                 except Exception as error:  # raised below, when the calls in flight are in the journal
-                    wave.failure = wave.failure or error
+                    session.failure = session.failure or error
+                    failures.append(session.failure)
                     return
                 advance()
 
-        async with wave.join():
+        session.in_progress += 1
+        try:
             workers = [work() for _ in range(min(self.concurrency, len(requests)))]
             await (asyncio.gather(*workers) if len(workers) != 1 else workers[0])  # no task of its own: no delay
-        if len(outcomes) < len(requests):
-            await wave.others()
-            wave.check()
+        finally:
+            session.in_progress -= 1
+            session.left.set()
+            session.left = asyncio.Event()
+        if failures:
+            await session.finish()
+            raise failures[0]
         if any(outcome.value is None for outcome in outcomes.values()):
-            await wave.others(while_=self._is_silent)  # one of them may yet show that the server answers
+            await session.finish(while_=self._is_silent)  # one of them may yet show that the server answers
             if self._is_silent() and self._trouble:
                 raise self._trouble
         return [outcomes[number] for number in range(len(requests))]
 
     async def finish(self) -> None:
         """Wait until no request of this event loop is in progress, so that all paid answers are in the journal."""
-        await self._session_here().wave.others()
+        await self._session_here().finish()
 
     def replay(self, request: Request, parse: Callable[[str], Value]) -> Outcome[Value] | None:
         """The outcome of `request` from the journal alone; None if the server would have to be asked."""
-        reason = text = ""
-        for attempt in range(1 + ASKED_AGAIN):
-            answer = self.journal.answers.get(self.key(request, attempt))
-            if answer is None:
-                return None
-            reason, text = _fault(answer, request), answer.text
+        answers, reason = self._kept(request), ""
+        for answer in answers:
+            reason = _fault(answer, request)
             if not reason:
                 try:
-                    return Outcome(parse(text))
+                    return Outcome(parse(answer.text))
                 except ValueError as error:
                     reason = str(error)
-        return Outcome(rejected=Rejected(request.name, reason, redacted(text)))
+        if len(answers) <= ASKED_AGAIN:
+            return None
+        return Outcome(rejected=Rejected(request.name, reason, redacted(answers[-1].text)))
 
     def catch_up(self, others: Iterable[Path]) -> None:
         """Use the answers in the journals of other processes, and count what they cost."""
@@ -265,13 +254,13 @@ class ChatClient:
 
     def calls_left(self, request: Request) -> int:
         """How many calls `request` may still take; 0 if the journal has a usable answer."""
-        for attempt in range(1 + ASKED_AGAIN):
-            answer = self.journal.answers.get(self.key(request, attempt))
-            if answer is None:
-                return 1 + ASKED_AGAIN - attempt
-            if not _fault(answer, request) and self.key(request, attempt + 1) not in self.journal.answers:
-                return 0
-        return 0
+        answers = self._kept(request)
+        return 0 if answers and not _fault(answers[-1], request) else 1 + ASKED_AGAIN - len(answers)
+
+    def _kept(self, request: Request) -> list[Answer]:
+        """The answers to `request` in the journal, up to the first that is missing."""
+        answers = (self.journal.answers.get(self.key(request, attempt)) for attempt in range(1 + ASKED_AGAIN))
+        return [answer for answer in takewhile(bool, answers) if answer]
 
     @property
     def usage(self) -> dict[str, float]:
@@ -296,21 +285,24 @@ class ChatClient:
         """Whether the server has answered nothing so far, although it was asked."""
         return self._trouble is not None and self.calls == 0
 
-    async def _outcome(
-        self, session: _Session, wave: _Wave, number: int, request: Request, parse: Callable[[int, str], Value]
-    ) -> Outcome[Value]:
-        """The outcome of one request. Raises what ended `wave`, if anything did."""
+    async def _outcome(self, session: _Session, request: Request, parse: Callable[[str], Value]) -> Outcome[Value]:
+        """The outcome of one request. Raises what ended the session, if anything did."""
         answers: list[Answer] = []
         value, rejected, reason, unparsed, kept = None, None, "", 0, True
         for attempt in range(1 + ASKED_AGAIN):
-            wave.check()
             kept = kept and self.key(request, attempt) in self.journal.answers
             try:
-                answer = await self._answer(session, wave, request, attempt)
+                answer = await self._answer(session, request, attempt)
             except NoAnswerError as error:
                 if error.retry and attempt < ASKED_AGAIN:
                     continue
-                self._count_unanswered(error)
+                if error.refused and self.calls + self.replayed > 0:
+                    self._unanswered = 0  # others were answered with the same settings
+                else:
+                    self._unanswered += 1
+                    self._trouble = ApiError(error.fatal)
+                    if self._unanswered >= HOPELESS:
+                        raise self._trouble from None
                 rejected = Rejected(request.name, f"no answer: {error}", "", unanswered=True)
                 break
             if answer is None:
@@ -319,7 +311,7 @@ class ChatClient:
             reason = _fault(answer, request)
             if not reason:
                 try:
-                    value = parse(number, answer.text)
+                    value = parse(answer.text)
                     break
                 except ValueError as error:
                     reason = str(error)
@@ -329,7 +321,7 @@ class ChatClient:
         tokens = sum(answer.completion_tokens for answer in answers)
         return Outcome(value, rejected, unparsed, sum(map(self._cost, answers)), tokens, len(answers))
 
-    async def _answer(self, session: _Session, wave: _Wave, request: Request, attempt: int) -> Answer | None:
+    async def _answer(self, session: _Session, request: Request, attempt: int) -> Answer | None:
         """An answer from the journal or the server; None if the budget does not allow a call."""
         key, limit = self.key(request, attempt), written_limit(self.endpoint, request)
         max_cost = self.prices.cost(request.prompt_tokens * PROMPT_MARGIN, limit)
@@ -343,13 +335,15 @@ class ChatClient:
             keep(f"{key}/{len(self.journal.answers)}", answer)
 
         async with session.locks.setdefault(key, asyncio.Lock()):  # only the first of equal requests makes a call
-            answer = self.journal.answers.get(key)
-            if answer is not None:
+            if session.failure is not None:
+                raise session.failure
+            if (answer := self.journal.answers.get(key)) is not None:
                 self.replayed += 1
                 self._count(answer)
                 return answer
             async with session.slots, self.budget.reserve(max_cost) as affordable:
-                wave.check()
+                if session.failure is not None:
+                    raise session.failure
                 if not affordable:
                     self.stopped = True
                     return None
@@ -366,16 +360,6 @@ class ChatClient:
 
     def _cost(self, answer: Answer) -> float:
         return self.prices.cost(answer.prompt_tokens, answer.completion_tokens)
-
-    def _count_unanswered(self, error: NoAnswerError) -> None:
-        """Count an unanswered request. Raises ApiError if the server is at fault."""
-        if error.refused and self.calls + self.replayed > 0:
-            self._unanswered = 0  # others were answered with the same settings
-            return
-        self._unanswered += 1
-        self._trouble = ApiError(error.fatal)
-        if self._unanswered >= HOPELESS:
-            raise self._trouble
 
 
 @contextlib.contextmanager

@@ -121,15 +121,7 @@ def connect(endpoint: Endpoint, on_response: Callable[[Any], Awaitable[None]]) -
             f"the environment's {names} cannot be used to connect ({type(error).__name__}); correct or unset it"
         ) from None
     options: dict[str, Any] = {"max_retries": 0, "timeout": None, "http_client": pool, "default_headers": PLAIN}
-    if endpoint.kind == "openai":
-        organization, project = (header_text(name) or None for name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID"))
-        return openai.AsyncOpenAI(
-            api_key=key, base_url=address or OPENAI, organization=organization, project=project, **options
-        )
-    if endpoint.kind == "local":
-        _knock(str(address))
-        client = openai.AsyncOpenAI(api_key=key or "none", base_url=address, **options)
-    else:
+    if endpoint.kind == "azure":
         source = "--base-url" if address else "AZURE_OPENAI_ENDPOINT"
         address = address or os.environ.get(source, "")
         if not address:
@@ -139,7 +131,12 @@ def connect(endpoint: Endpoint, on_response: Callable[[Any], Awaitable[None]]) -
         _check_address(source, address, KEYS[endpoint.kind])
         version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
         client = openai.AsyncAzureOpenAI(api_key=key, azure_endpoint=address, api_version=version, **options)
-    client.organization = client.project = None  # openai takes them from the environment; they are for OpenAI alone
+    else:
+        if endpoint.kind == "local":
+            _knock(str(address))
+        client = openai.AsyncOpenAI(api_key=key or "none", base_url=address or OPENAI, **options)
+    account = [header_text(name) or None for name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID")]
+    client.organization, client.project = account if endpoint.kind == "openai" else (None, None)
     return client
 
 
