@@ -87,6 +87,11 @@ class Outcome(Generic[Value]):
     tokens: int = 0
     answers: int = 0
 
+    @property
+    def reason(self) -> str:
+        """Why there is no value."""
+        return self.rejected.explained if self.rejected else "the budget is spent"
+
 
 def written_limit(endpoint: Endpoint, request: Request) -> int:
     """The limit of completion tokens that is sent to the server, reasoning included."""

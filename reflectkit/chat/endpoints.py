@@ -120,6 +120,7 @@ def connect(endpoint: Endpoint, on_response: Callable[[Any], Awaitable[None]]) -
         raise ConfigError(
             f"the environment's {names} cannot be used to connect ({type(error).__name__}); correct or unset it"
         ) from None
+    client: Any
     options: dict[str, Any] = {"max_retries": 0, "timeout": None, "http_client": pool, "default_headers": PLAIN}
     if endpoint.kind == "azure":
         source = "--base-url" if address else "AZURE_OPENAI_ENDPOINT"

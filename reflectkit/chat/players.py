@@ -10,7 +10,6 @@ from reflectkit.chat.budget import BudgetSpentError
 from reflectkit.chat.calls import RESUMES
 from reflectkit.chat.client import ASKED_AGAIN, ChatClient, Outcome, Request
 from reflectkit.chat.endpoints import ApiError
-from reflectkit.chat.teacher import SPENT
 from reflectkit.chat.templates import (
     HISTORY_TOKENS,
     UnreadableError,
@@ -48,13 +47,16 @@ class ChatPolicy:
             request = reflecting_request(observation, context, self.history_tokens)
             comment = await self.reflector.ask(request, plain_comment)
             if comment.value is None:
-                return Decision(0, failure=_reason(self.reflector, comment), price_usd=self._price(comment))
+                reason = f"{self.reflector.endpoint}: {comment.reason}"
+                return Decision(0, failure=reason, price_usd=self._price(comment))
         unreadable = 0
 
         def read(text: str) -> tuple[str | None, int | ToolUse]:
             nonlocal unreadable
             try:
-                return _played(text, observation)
+                if observation.tools:
+                    return None, parse(text, observation.tools, PLAIN, replies=observation.replies)
+                return parse_reply(text, observation.choices)
             except UnreadableError:
                 unreadable += 1
                 raise
@@ -62,7 +64,7 @@ class ChatPolicy:
         outcome = await self.client.ask(playing_request(observation, context, comment.value, self.history_tokens), read)
         illegal, price = outcome.unparsed - unreadable, self._price(comment, outcome)
         if outcome.value is None:
-            reason = _reason(self.client, outcome)
+            reason = f"{self.client.endpoint}: {outcome.reason}"
             if outcome.rejected and outcome.unparsed:
                 return Decision(
                     0, comment.value, overflow=reason, illegal=illegal, unreadable=unreadable, price_usd=price
@@ -141,8 +143,7 @@ class ChatMethod:
         outcome = await self.client.ask(request_of(self.name, context), partial(env.method_action, self.name))
         price = outcome.cost_usd if self.client.prices.known else None
         if outcome.value is None and outcome.answers <= ASKED_AGAIN:
-            reason = outcome.rejected.explained if outcome.rejected else SPENT
-            return Decision(0, failure=f"{self.client.endpoint}: {reason}", price_usd=price)
+            return Decision(0, failure=f"{self.client.endpoint}: {outcome.reason}", price_usd=price)
         action = use_of(()) if outcome.value is None else outcome.value
         unreadable = outcome.answers - (outcome.value is not None)
         return Decision(action, unreadable=unreadable, price_usd=price, tokens=outcome.tokens)
@@ -180,15 +181,3 @@ class MethodRehearsal:
         """No calls."""
         self.requests.append(request_of(self.name, context))
         return Decision(use_of(()))
-
-
-def _reason(client: ChatClient, outcome: Outcome[Any]) -> str:
-    """Why the outcome has no value."""
-    return f"{client.endpoint}: {outcome.rejected.explained if outcome.rejected else SPENT}"
-
-
-def _played(text: str, observation: Observation) -> tuple[str | None, int | ToolUse]:
-    """(analysis, action) of a reply. Raises ValueError."""
-    if observation.tools:
-        return None, parse(text, observation.tools, PLAIN, replies=observation.replies)
-    return parse_reply(text, observation.choices)

@@ -20,8 +20,6 @@ from reflectkit.chat.templates import (
 from reflectkit.core.protocols import Agent, Context, require_oracle
 from reflectkit.core.types import Decision, Observation
 
-SPENT = "the budget is spent"
-
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
@@ -69,9 +67,8 @@ class ChatTeacher:
     ) -> Decision:
         """The decision from an answer: the model's own action, or the expert's with the model's comment."""
         if outcome.value is None:
-            rejected = outcome.rejected
-            reason = f"{rejected.explained} (the answer was: {rejected.text!r})" if rejected else SPENT
-            return Decision(0, failure=reason)
+            text = f" (the answer was: {outcome.rejected.text!r})" if outcome.rejected else ""
+            return Decision(0, failure=outcome.reason + text)
         comment, action = outcome.value
         if action is None:
             assert self.actor is not None

@@ -106,22 +106,24 @@ class UnreadableError(ValueError):
 def playing_request(
     observation: Observation, context: Context, comment: str | None = None, history_tokens: int = HISTORY_TOKENS
 ) -> Request:
-    """What a chat model that plays is asked about one state; `comment` stands in it as it does for a policy, and so do
-    those of earlier turns. See `Request` for what its draw is for.
+    """What a chat model that plays is asked about one state; it and earlier states show their comments, as they do for
+    a policy. See `Request` for its draw.
     """
     _check_choices(observation)
     earlier = [_acted(turn, commented=comment is not None) for turn in context.turns]
     ask = REPLY if observation.replies else CALL if observation.tools else ASK
     tokens = CALL_TOKENS if observation.tools or observation.replies else ANSWER_TOKENS
-    messages = _chat(PLAYING, observation, context, earlier, _shown(observation, comment) + ask, history_tokens)
-    return Request(_title(observation), messages, tokens, context.seed)
+    newest = _shown(observation, comment) + ask
+    return _request(PLAYING, observation, context, earlier, newest, history_tokens, tokens, context.seed)
 
 
 def reflecting_request(observation: Observation, context: Context, history_tokens: int = HISTORY_TOKENS) -> Request:
     """The request for a chat model that comments on a state for a player."""
     comments = [turn.decision.reflection for turn in context.turns]
-    messages = _comments_chat(REFLECTING, observation, context, comments, COMMENT, history_tokens)
-    return Request(_title(observation), messages, ANSWER_TOKENS, context.seed)
+    earlier, state = _commented(observation, context, comments)
+    return _request(
+        REFLECTING, observation, context, earlier, state + COMMENT, history_tokens, ANSWER_TOKENS, context.seed
+    )
 
 
 def teaching_request(
@@ -133,13 +135,11 @@ def teaching_request(
     """
     _check_choices(observation)
     if observation.tools:
-        messages = _chat(TEACHING_CALLS, observation, context, (), _shown(observation) + ASK_CALLS, history_tokens)
-        return Request(_title(observation), messages, LESSON_TOKENS)
+        newest = _shown(observation) + ASK_CALLS
+        return _request(TEACHING_CALLS, observation, context, (), newest, history_tokens, LESSON_TOKENS)
     earlier = [_acted(turn, commented=False) for turn in context.turns]
     newest = _shown(observation) + (MISTAKEN + CORRECT if mistaken else "") + ASK
-    return Request(
-        _title(observation), _chat(TEACHING, observation, context, earlier, newest, history_tokens), ANSWER_TOKENS
-    )
+    return _request(TEACHING, observation, context, earlier, newest, history_tokens)
 
 
 def commenting_request(
@@ -149,9 +149,8 @@ def commenting_request(
     lead to it without naming it.
     """
     hint = (MISTAKEN + EXPLAIN if mistaken else "") + RIGHT.format(action=right)
-    comments = [turn.decision.answer for turn in context.turns]
-    messages = _comments_chat(COMMENTING, observation, context, comments, hint + COMMENT, history_tokens)
-    return Request(_title(observation), messages, ANSWER_TOKENS)
+    earlier, state = _commented(observation, context, [turn.decision.answer for turn in context.turns])
+    return _request(COMMENTING, observation, context, earlier, state + hint + COMMENT, history_tokens)
 
 
 def history_cost(request: Request, turns: int, written: int, history_tokens: int) -> int:
@@ -176,69 +175,61 @@ def action_words(observation: Observation, action: Action) -> str:
     return action if isinstance(action, str) else action.text
 
 
-def _comments_chat(
-    role: str,
-    observation: Observation,
-    context: Context,
-    comments: Sequence[str | None],
-    ask: str,
-    history_tokens: int,
-) -> tuple[Message, ...]:
-    """A chat of states and comments; each state after the first begins with the previous action."""
+def _commented(
+    observation: Observation, context: Context, comments: Sequence[str | None]
+) -> tuple[list[tuple[str, str | None]], str]:
+    """(state, comment) of the earlier turns, and the newest state; each but the first begins with the action before."""
     done = ["", *(f"{DONE}{one_line(turn.action_text)}\n" for turn in context.turns)]
     states = [before + _text(turn.observation) for before, turn in zip(done, context.turns, strict=False)]
-    earlier = list(zip(states, comments, strict=True))
-    before = "" if observation.replies else done[-1]
-    return _chat(role, observation, context, earlier, before + _text(observation) + ask, history_tokens)
+    newest = ("" if observation.replies else done[-1]) + _text(observation)
+    return list(zip(states, comments, strict=True)), newest
 
 
-def _chat(
+def _request(
     role: str,
     observation: Observation,
     context: Context,
     earlier: Sequence[tuple[str, str | None]],
     newest: str,
     history_tokens: int,
-) -> tuple[Message, ...]:
-    """The whole request: system message, (seen, answered) of the earlier turns, and the newest turn.
+    max_tokens: int = ANSWER_TOKENS,
+    draw: int = 0,
+) -> Request:
+    """The whole request: role, env rules and tools; (seen, answered) of the earlier turns; and the newest turn.
 
     The first turn is always included, since it often states the task; of the others, the newest that fit, with a line
     that says how many were left out. A turn that the model did not answer itself is put before the next one, in the
     same message.
     """
-    earlier = [] if observation.replies else earlier  # a conversation holds its own
-    first, later = list(earlier[:1]), list(earlier[1:])
-    room = history_tokens - sum(map(_tokens, first))
-    kept_count = 0
-    while kept_count < len(later) and (room := room - _tokens(later[-1 - kept_count])) >= 0:
-        kept_count += 1
-    out = len(later) - kept_count
-    gap = f"({out} turn{'s' * (out != 1)} left out here)\n\n" if out else ""
-    messages = [Message("system", _system(role, observation, context))]
-    waiting = ""
-    for number, (seen, answered) in enumerate([*first, *later[out:], (newest, "")]):
-        gap_note = gap if number == len(first) else ""
-        if answered is None:
-            waiting += f"{gap_note}{EARLIER}{seen}\n\n"
-        else:
-            now = NOW if waiting else ""
-            messages += [Message("user", waiting + gap_note + now + seen), Message("assistant", answered)]
-            waiting = ""
-    return tuple(messages[:-1])
-
-
-def _tokens(turn: tuple[str, str | None]) -> int:
-    return sum(count_tokens(text or "") + MESSAGE_TOKENS for text in turn)
-
-
-def _system(role: str, observation: Observation, context: Context) -> str:
-    """The system message: the role, the rules, the observation's own system messages, and the tools."""
     rules = rules_of(context.env)
     own = [
         message.content for message in observation.messages if message.role == "system" and message.content not in rules
     ]
     tools = f"Tools:\n{tools_text(observation.tools)}" if observation.tools else ""
-    return "\n\n".join(part for part in (role, rules, *own, tools) if part)
+    messages = [Message("system", "\n\n".join(part for part in (role, rules, *own, tools) if part))]
+    earlier = [] if observation.replies else earlier  # a conversation holds its own
+    first, later = earlier[:1], earlier[1:]
+    room = history_tokens - sum(map(_tokens, first))
+    kept = 0
+    while kept < len(later) and (room := room - _tokens(later[-1 - kept])) >= 0:
+        kept += 1
+    out = len(later) - kept
+    gap = f"({out} turn{'s' * (out != 1)} left out here)\n\n" if out else ""
+    waiting = ""
+    for number, (seen, answered) in enumerate([*first, *later[out:], (newest, "")]):
+        note = gap if number == len(first) else ""
+        if answered is None:
+            waiting += f"{note}{EARLIER}{seen}\n\n"
+        else:
+            now = NOW if waiting else ""
+            messages += [Message("user", waiting + note + now + seen), Message("assistant", answered)]
+            waiting = ""
+    title = observation.text.partition("\n")[0][:80]
+    return Request(title, tuple(messages[:-1]), max_tokens, draw)
+
+
+def _tokens(turn: tuple[str, str | None]) -> int:
+    return sum(count_tokens(text or "") + MESSAGE_TOKENS for text in turn)
 
 
 def _acted(turn: Turn, *, commented: bool) -> tuple[str, str | None]:
@@ -275,10 +266,6 @@ def _check_choices(observation: Observation) -> None:
         raise ConfigError(
             "chat models choose among actions or call tools, and here an action is free text; leave out --typed"
         )
-
-
-def _title(observation: Observation) -> str:
-    return observation.text.partition("\n")[0][:80]
 
 
 def parse_reply(text: str, choices: Sequence[str]) -> tuple[str, int]:

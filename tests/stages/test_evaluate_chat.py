@@ -23,7 +23,7 @@ from reflectkit.envs.taxi import Taxi
 from reflectkit.stages.shared.players import journals
 from tests.commands import error_of
 from tests.explore import explore_task, write_repository
-from tests.server import Server, completion, serve
+from tests.server import Server, serve
 
 
 @pytest.fixture
@@ -189,20 +189,6 @@ def test_repeats_of_a_sampled_chat_model_are_answered_each_by_itself(here: Path)
         assert (again / "episodes.jsonl").read_bytes() == (here / "first" / "episodes.jsonl").read_bytes()
         assert evaluate(*command) == 0
         assert len(server.requests) < 2 * turns, "without chance equal requests are asked once"
-
-
-def test_what_ends_without_an_answer_is_aborted_and_counted(
-    here: Path, walker: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ("--policy", "local:m", "--base-url", walker.url, "--concurrency", "1", "--width", "1")
-    walker.faults = [("json", completion("", "length"))] * 3
-    assert evaluate(*command) == 0
-    (row,) = found(here)["rows"]
-    assert (row["aborted"], row["episodes"], row["success"]) == (1, 5, 1.0)
-    (run,) = (here / "results").glob("*_evaluate")
-    assert "| 5 + 1 aborted |" in (run / "eval.md").read_text()
-    reason = "local:m (long): 1 episode aborted, the first for: local:m: cut off at its token limit"
-    assert reason in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("env", ["taxi", "auto_explore"])
