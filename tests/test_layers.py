@@ -11,12 +11,13 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "reflectkit"
 BOXED = PACKAGE / "boxed"  # repositories that agents explore
-MIDDLE = {"envs", "agents", "data", "rl"}
+MIDDLE = {"envs", "chat", "agents", "data", "rl"}
 MAY_IMPORT = {
     "core": {"core"},
     "models": {"core", "models"},
     "envs": {"core", "envs"},
-    "agents": {"core", "models", "agents"},
+    "chat": {"core", "chat"},
+    "agents": {"core", "models", "chat", "agents"},
     "data": {"core", "data"},
     "rl": {"core", "models", "rl"},
     "stages": {"core", "models", "stages", *MIDDLE},
@@ -52,7 +53,7 @@ def test_imports_go_down(room: str) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("room", ["core", "envs", "data", "cli"])
+@pytest.mark.parametrize("room", ["core", "envs", "chat", "data", "cli"])
 def test_no_torch_in(room: str) -> None:
     for path in (PACKAGE / room).rglob("*.py"):
         assert not {module.split(".")[0] for module in imports(path)} & HEAVY, path

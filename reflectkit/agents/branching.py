@@ -13,10 +13,9 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from reflectkit.agents.scripted import require_oracle
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.core.errors import ConfigError
-from reflectkit.core.protocols import Context, Env
+from reflectkit.core.protocols import Context, Env, require_oracle
 from reflectkit.core.rollout import Episode, play_all
 from reflectkit.core.seeding import derive, generator
 from reflectkit.core.types import Comment, Decision, Observation, Status, Trajectory

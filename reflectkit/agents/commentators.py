@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from reflectkit.agents.scripted import require_oracle
-from reflectkit.core.protocols import Context
+from reflectkit.core.protocols import Context, require_oracle
 from reflectkit.core.seeding import generator
 from reflectkit.core.types import Observation
 

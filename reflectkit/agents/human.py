@@ -10,16 +10,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from reflectkit.core.console import Progress
-from reflectkit.core.errors import IllegalActionError, ReflectkitError
+from reflectkit.core.errors import EnvironmentFailure, IllegalActionError, ReflectkitError
 from reflectkit.core.prompts import LABELS, one_line
 from reflectkit.core.protocols import Context, Env, rules_of
 from reflectkit.core.tools import PLAIN, PLAIN_RULES, TURN_RULES, parse, tools_text, use_of
-from reflectkit.core.types import Decision, Observation, ToolCall, ToolUse
+from reflectkit.core.types import AGENT_MARKER, Decision, Message, Observation, ToolCall, ToolUse
+from reflectkit.core.users import UserTurn
 
 LEFT = "the person left"
 HELP_KEYS = ("h", "?")
 MOST_NAMED = 6  # choices that are listed where an answer may mean several
 LONGEST_NUMBER = 4  # digits
+SAYING = "You: "
+GOODBYE = "Goodbye."
+SAYING_KEYS = "Write what you say. i: your instructions; e: say goodbye, which ends the conversation; q: leave"
 
 
 class Human:
@@ -92,6 +96,35 @@ class Human:
             else:
                 return answer
         return None
+
+
+class PersonUser:
+    """The person at the other end of `progress`.
+
+    left: whether they have gone; no further episode should begin then. answered: whether there was any answer at all.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.left, self.answered = progress, False, False
+
+    def say(self, instructions: str, conversation: Sequence[Message], seed: int) -> UserTurn:
+        """What the person writes; everything else waits for it. Raises EnvironmentFailure once they have left."""
+        if conversation:
+            self.progress.show(conversation[-1].line if conversation[-1].role == "assistant" else AGENT_MARKER)
+        else:
+            self.progress.show(f"{instructions}\n{SAYING_KEYS}.")
+        while (text := self.progress.ask(SAYING)) is not None:
+            self.answered = True
+            said = text.strip()
+            if said == "q":
+                break
+            if said == "e" and conversation:
+                return UserTurn(GOODBYE, over=True)
+            if said and said not in ("i", "e"):
+                return UserTurn(said)
+            self.progress.show(instructions if said == "i" else f"Nothing was said. {SAYING_KEYS}.")
+        self.left = True
+        raise EnvironmentFailure(LEFT)
 
 
 def choice_of(text: str, choices: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.protocols import Context
+from reflectkit.core.protocols import Agent, Context, require_oracle
 from reflectkit.core.seeding import generator
 from reflectkit.core.tools import PLAIN, parse, use_of
 from reflectkit.core.types import Decision, Observation, ToolCall, ToolUse
@@ -178,15 +178,20 @@ def _any_words(seen: Sequence[str], chance: random.Random) -> str:
     return " ".join(chance.choices(seen, k=chance.randint(1, 4)))
 
 
-TEACHER = ("oracle", "mistakes", "note", "reflection")
-"""What an oracle teacher needs of an env."""
+class Recovery:
+    """Plays a negative example: best actions, one of the env's `slips`, the correction by `teacher`, best actions."""
 
+    def __init__(self, teacher: Agent) -> None:
+        self.teacher = teacher
 
-def require_oracle(env: Any, needed: Sequence[str] = TEACHER) -> Any:
-    """`env`, or an env's class, if it has an oracle, with what is `needed` of it. Raises ConfigError naming what it
-    lacks.
-    """
-    missing = [name for name in needed if not env.has(name)]
-    if missing:
-        raise ConfigError(f"env '{env.name}' has no oracle teacher: it lacks {', '.join(missing)}()")
-    return env
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """A best action, a slip, or the teacher's correction; the slip is drawn with the turn's seed."""
+        env: Any = require_oracle(context.env)
+        if not env.has("slips"):
+            raise ConfigError(f"env '{env.name}' has no negative examples (no slips()); use --noise, and --negatives 0")
+        if env.note() == "mistake":
+            return await self.teacher.decide(observation, context)
+        chance = generator(context.seed, "slip")
+        if slips := env.slips():
+            return Decision(chance.choice(slips), env.reflection(chance), note="mistake")
+        return Decision(env.oracle(), env.reflection(chance), note="positive")

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from reflectkit.core.errors import ConfigError
 from reflectkit.core.types import Decision, Observation, Task, ToolUse, Turn
 
 
@@ -117,3 +118,17 @@ def rules_of(env: Env) -> str:
     """The rules that a person or a chat model reads first: the `rules` of `env`, or the docstring of its class."""
     rules = getattr(env, "rules", None)
     return inspect.cleandoc(rules if isinstance(rules, str) else type(env).__doc__ or "")
+
+
+TEACHER = ("oracle", "mistakes", "note", "reflection")
+"""What an oracle teacher needs of an env."""
+
+
+def require_oracle(env: Any, needed: Sequence[str] = TEACHER) -> Any:
+    """`env`, or an env's class, if it has an oracle, with what is `needed` of it. Raises ConfigError naming what it
+    lacks.
+    """
+    missing = [name for name in needed if not env.has(name)]
+    if missing:
+        raise ConfigError(f"env '{env.name}' has no oracle teacher: it lacks {', '.join(missing)}()")
+    return env

@@ -152,7 +152,7 @@ class Transcript:
         return shown
 
 
-CHAT_USER = {"user": "reflectkit.agents.user:ChatUser"}
+CHAT_USER = {"user": "reflectkit.chat.env_models:ChatUser"}
 """The `chat_settings` of an env whose user may be a chat model."""
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
-from reflectkit.agents.endpoints import key_of
-from reflectkit.agents.requests import HISTORY_TOKENS
+from reflectkit.chat.endpoints import key_of
+from reflectkit.chat.templates import HISTORY_TOKENS
 from reflectkit.core.config import Config, build, option
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import AgentError, ConfigError, DataError, ReflectkitError

@@ -16,8 +16,8 @@ from typing import Any, Self
 from pydantic import model_validator
 from typing_extensions import override
 
-from reflectkit.agents.endpoints import address_in_use, key_of
-from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS
+from reflectkit.chat.endpoints import address_in_use, key_of
+from reflectkit.chat.templates import HISTORY_HELP, HISTORY_TOKENS
 from reflectkit.core.config import Config, flag, non_default, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure

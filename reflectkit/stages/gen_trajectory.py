@@ -18,11 +18,11 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from reflectkit.agents.chat import ChatTeacher, Recovery, Rehearsal
-from reflectkit.agents.client import ChatClient
-from reflectkit.agents.journal import open_journal
-from reflectkit.agents.requests import HISTORY_HELP, HISTORY_TOKENS, fullest
-from reflectkit.agents.scripted import Baseline, Demonstrator
+from reflectkit.agents.scripted import Baseline, Demonstrator, Recovery
+from reflectkit.chat.client import ChatClient
+from reflectkit.chat.journal import open_journal
+from reflectkit.chat.teacher import ChatTeacher, Rehearsal
+from reflectkit.chat.templates import HISTORY_HELP, HISTORY_TOKENS, fullest
 from reflectkit.core.config import Config, flag, non_default, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, ReflectkitError

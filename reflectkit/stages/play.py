@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import model_validator
 from typing_extensions import override
 
-from reflectkit.agents.endpoints import Endpoint, address_in_use, key_of
-from reflectkit.agents.human import Human
-from reflectkit.agents.person import PersonUser
-from reflectkit.agents.scripted import require_oracle
+from reflectkit.agents.human import Human, PersonUser
+from reflectkit.chat.endpoints import Endpoint, address_in_use, key_of
 from reflectkit.core.config import Config, flag, non_default, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, unknown_name
 from reflectkit.core.folders import RunConfig
-from reflectkit.core.protocols import Agent, Context
+from reflectkit.core.protocols import Agent, Context, require_oracle
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import open_run

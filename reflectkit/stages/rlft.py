@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from reflectkit.agents.chat import ChatReflector
-from reflectkit.agents.client import ChatClient
-from reflectkit.agents.endpoints import Endpoint, key_of
+from reflectkit.chat.client import ChatClient
+from reflectkit.chat.endpoints import Endpoint, key_of
+from reflectkit.chat.players import ChatReflector
 from reflectkit.core.appended import append, rewrite
 from reflectkit.core.config import identifying, with_values
 from reflectkit.core.console import Progress, Quiet

@@ -18,9 +18,8 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.chat import Recovery
-from reflectkit.agents.requests import playing_request
-from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent, Replay
+from reflectkit.agents.scripted import Demonstrator, Oracle, RandomAgent, Recovery, Replay
+from reflectkit.chat.templates import playing_request
 from reflectkit.cli.main import main
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, IllegalActionError, UnknownNameError
 from reflectkit.core.eventloop import result_of

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.endpoints import Endpoint
-from reflectkit.agents.journal import open_journal
+from reflectkit.chat.endpoints import Endpoint
+from reflectkit.chat.journal import open_journal
 from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.protocols import StepResult
@@ -23,7 +23,7 @@ from reflectkit.envs.taxi import Taxi
 from reflectkit.stages.shared.players import journals
 from tests.commands import error_of
 from tests.explore import explore_task, write_repository
-from tests.server import Server, completion, serve
+from tests.server import Server, serve
 
 
 @pytest.fixture
@@ -192,20 +192,6 @@ def test_repeats_of_a_sampled_chat_model_are_answered_each_by_itself(here: Path)
         assert len(server.requests) < 2 * turns, "without chance equal requests are asked once"
 
 
-def test_what_ends_without_an_answer_is_aborted_and_counted(
-    here: Path, walker: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ("--policy", "local:m", "--base-url", walker.url, "--concurrency", "1", "--max-concurrency", "1")
-    walker.faults = [("json", completion("", "length"))] * 3
-    assert evaluate(*command) == 0
-    (row,) = found(here)["rows"]
-    assert (row["aborted"], row["episodes"], row["success"]) == (1, 5, 1.0)
-    (run,) = (here / "results").glob("*_evaluate")
-    assert "| 5 + 1 aborted |" in (run / "eval.md").read_text()
-    reason = "local:m (long): 1 episode aborted, the first for: local:m: cut off at its token limit"
-    assert reason in " ".join(capsys.readouterr().out.split())
-
-
 @pytest.mark.parametrize("env", ["taxi", "auto_explore"])
 def test_one_and_two_calls_a_step_in_the_envs_of_the_paper(here: Path, env: str) -> None:
     """A model that always takes the first choice: in taxi south, in AutoExplore the first folder, and up again."""
@@ -273,7 +259,7 @@ def test_a_reflector_whose_budget_is_spent_leaves_no_uncommented_episode(here: P
 def test_killed_chat_episodes_go_on_without_paying_twice(
     here: Path, walker: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from reflectkit.agents.chat import ChatPolicy
+    from reflectkit.chat.players import ChatPolicy
 
     decide, turns = ChatPolicy.decide, [0]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.replies import UnreadableError, parse_called
+from reflectkit.chat.templates import UnreadableError, parse_called
 from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, read_jsonl
 from reflectkit.core.tools import plain_text

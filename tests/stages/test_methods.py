@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.methods import ModelMethod
+from reflectkit.chat.players import ModelMethod
 from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.protocols import Context

@@ -120,7 +120,7 @@ class Same(Lock):
     choices = ("up", "up", "open")
 
 class Asks(Lock):
-    chat_settings = {"user": "reflectkit.agents.user:ChatUser"}
+    chat_settings = {"user": "reflectkit.chat.env_models:ChatUser"}
 
 class Twice(Lock):
     @classmethod

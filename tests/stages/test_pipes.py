@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectkit.agents.journal import open_journal
+from reflectkit.chat.journal import open_journal
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import sha256
 from reflectkit.core.locks import is_locked, locked

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectkit.agents.person import PersonUser
+from reflectkit.agents.human import PersonUser
 from reflectkit.cli.main import main
 from reflectkit.core.console import Quiet
 from reflectkit.core.protocols import Context

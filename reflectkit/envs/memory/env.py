@@ -77,8 +77,8 @@ class Memory(BaseEnv):
     settings: MemorySettings
     needs_horizon: ClassVar[bool] = True
     chat_settings: ClassVar[Mapping[str, str]] = {
-        "reader": "reflectkit.agents.reader:ChatReader",
-        "judge": "reflectkit.agents.judge:ChatJudge",
+        "reader": "reflectkit.chat.env_models:ChatReader",
+        "judge": "reflectkit.chat.env_models:ChatJudge",
     }
     problem_generator: ClassVar[str] = "reflectkit.envs.memory.problems:Conversations"
     baselines: ClassVar[tuple[str, ...]] = BASELINES

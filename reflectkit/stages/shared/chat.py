@@ -11,12 +11,19 @@ from typing import Any, Self
 from pydantic import model_validator
 from typing_extensions import override
 
-from reflectkit.agents.budget import Budget, BudgetSpentError
-from reflectkit.agents.client import ChatClient, open_client
-from reflectkit.agents.endpoints import Endpoint, address_in_use, parse_endpoint
-from reflectkit.agents.exchange import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, Rejected, Request, written_limit
-from reflectkit.agents.journal import open_journal
-from reflectkit.agents.prices import Prices, prices_of
+from reflectkit.chat.budget import Budget, BudgetSpentError, Prices, prices_of
+from reflectkit.chat.client import (
+    ASKED_AGAIN,
+    PROMPT_MARGIN,
+    THINKING_TOKENS,
+    ChatClient,
+    Rejected,
+    Request,
+    open_client,
+    written_limit,
+)
+from reflectkit.chat.endpoints import Endpoint, address_in_use, parse_endpoint
+from reflectkit.chat.journal import open_journal
 from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from reflectkit.agents.exchange import Rejected
 from reflectkit.agents.scripted import Marker
+from reflectkit.chat.client import Rejected
 from reflectkit.core.errors import EnvironmentFailure
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Status, Task, Trajectory

@@ -13,15 +13,14 @@ from typing import Any, Self
 from pydantic import field_validator, model_validator
 from typing_extensions import override
 
-from reflectkit.agents.endpoints import Endpoint, address_in_use, parse_endpoint
-from reflectkit.agents.prices import prices_of
-from reflectkit.agents.scripted import TEACHER, require_oracle
+from reflectkit.chat.budget import prices_of
+from reflectkit.chat.endpoints import Endpoint, address_in_use, parse_endpoint
 from reflectkit.core.config import Config, NoSettings, chosen_by, flag, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, unknown_name
 from reflectkit.core.folders import RunConfig
 from reflectkit.core.locks import locked
-from reflectkit.core.protocols import Env
+from reflectkit.core.protocols import TEACHER, Env, require_oracle
 from reflectkit.core.registry import code_files, resolve
 from reflectkit.core.text import counted
 from reflectkit.core.types import Task

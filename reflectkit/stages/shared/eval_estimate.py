@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from reflectkit.agents.endpoints import Endpoint
-from reflectkit.agents.exchange import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, Request, written_limit
-from reflectkit.agents.methods import MethodRehearsal
-from reflectkit.agents.requests import ANSWER_TOKENS, history_cost, playing_request, reflecting_request
 from reflectkit.agents.scripted import RandomAgent
+from reflectkit.chat.client import ASKED_AGAIN, PROMPT_MARGIN, THINKING_TOKENS, Request, written_limit
+from reflectkit.chat.endpoints import Endpoint
+from reflectkit.chat.players import MethodRehearsal
+from reflectkit.chat.templates import ANSWER_TOKENS, history_cost, playing_request, reflecting_request
 from reflectkit.core.console import Progress
 from reflectkit.core.protocols import Agent, Context
 from reflectkit.core.reports import Report, Table

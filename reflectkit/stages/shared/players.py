@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reflectkit.agents.budget import Budget
-from reflectkit.agents.client import ChatClient
-from reflectkit.agents.endpoints import KEYS, Endpoint, parse_endpoint
+from reflectkit.chat.budget import Budget
+from reflectkit.chat.client import ChatClient
+from reflectkit.chat.endpoints import KEYS, Endpoint, parse_endpoint
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.folders import CHECKPOINT, checkpoints
@@ -267,7 +267,7 @@ class Players:
         return {name: client.usage for name, client in self._clients.items()}
 
     def _chat(self, endpoints: list[Endpoint]) -> Agent:
-        from reflectkit.agents.chat import ChatPolicy
+        from reflectkit.chat.players import ChatPolicy
 
         clients = [self._client(endpoint) for endpoint in endpoints]
         return ChatPolicy(clients[0], clients[1] if len(clients) > 1 else None, self.settings.history_tokens)
@@ -290,8 +290,8 @@ class Players:
     def agent(self, name: str, policy: Path | None, reflector: Path | None) -> Agent:
         """The agent called `name`."""
         settings, kind = self.settings, self.settings.kind
-        from reflectkit.agents.methods import ChatMethod, ModelMethod
         from reflectkit.agents.scripted import Baseline, Oracle, RandomAgent
+        from reflectkit.chat.players import ChatMethod, ModelMethod
 
         method, _ = method_of(name, kind.methods)
         if chat := chat_parts(name, kind.methods):
@@ -320,8 +320,8 @@ class Players:
     def reflector(self, checkpoint: Path) -> Any:
         """The `Reflector` of `checkpoint`, or who stands in its place. Raises CheckpointError, ConfigError."""
         from reflectkit.agents.commentators import Silence, TeacherComments
-        from reflectkit.agents.scripted import require_oracle
         from reflectkit.agents.two_player import Reflector
+        from reflectkit.core.protocols import require_oracle
 
         if checkpoint == TEACHER:
             require_oracle(self.settings.kind, ["reflection"])
@@ -329,7 +329,7 @@ class Players:
         if checkpoint == SILENCE:
             return Silence()
         if is_chat(checkpoint) and checkpoint not in self._reflectors:
-            from reflectkit.agents.chat import ChatReflector
+            from reflectkit.chat.players import ChatReflector
 
             endpoint = self.settings.endpoint_of(str(checkpoint))
             self._reflectors[checkpoint] = ChatReflector(self._client(endpoint, reflects=True))

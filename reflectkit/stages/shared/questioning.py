@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reflectkit.agents.client import ChatClient
-from reflectkit.agents.exchange import Outcome, Rejected, Request
-from reflectkit.agents.journal import open_journal
+from reflectkit.chat.client import ChatClient, Outcome, Rejected, Request
+from reflectkit.chat.journal import open_journal
 from reflectkit.core.console import Progress
 from reflectkit.core.eventloop import wait_for
 from reflectkit.core.reports import Table

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import field_validator, model_validator
 from typing_extensions import override
 
-from reflectkit.agents.endpoints import Endpoint, address_in_use, parse_endpoint
+from reflectkit.chat.endpoints import Endpoint, address_in_use, parse_endpoint
 from reflectkit.core.config import Config, chosen_by, flag, leaves, non_default, option
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.folders import RunConfig

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.budget import BudgetSpentError
-from reflectkit.agents.endpoints import ApiError, Endpoint
-from reflectkit.agents.user import GREETING, ChatUser
+from reflectkit.chat.budget import BudgetSpentError
+from reflectkit.chat.endpoints import ApiError, Endpoint
+from reflectkit.chat.env_models import GREETING, ChatUser
 from reflectkit.cli.main import main
 from reflectkit.core.eventloop import wait_for
 from reflectkit.core.jsonl import read_json, write_json
@@ -173,18 +173,6 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_evaluate_with_a_user_by_flag(written: Path) -> None:
-    with serve(lambda body: "Bye. ###STOP###" if len(body["messages"]) > 3 else "I want to cancel.") as server:
-        assert main([*EVALUATE, "--user", "local:m", "--user-url", server.url]) == 0
-    (table,) = written.glob("results/*_evaluate/eval.json")
-    (row,) = read_json(table)["rows"]
-    assert row["episodes"] + row["aborted"] == 2
-    asked = read_json(table)["asked"]["user local:m"]
-    assert asked["calls"] == len(server.requests)
-    assert asked["usd"] == 0
-    assert (written / "data/support/user.jsonl").is_file()
-
-
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
@@ -202,24 +190,20 @@ def test_a_wrong_user_is_one_line(
     assert why in error_of([*EVALUATE, *flags], capsys)
 
 
-def test_the_budget_stops_before_it_is_overspent(
+def test_evaluate_asks_a_user_by_flag_and_reports_its_cost(
     written: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k")
-    with serve(lambda body: "I want to cancel.") as server:
-        paid = ["--user", "openai:gpt-4o-mini", "--user-url", server.url, "--user-max-usd", "0.000001"]
-        assert "--user-max-usd" in error_of([*EVALUATE, *paid], capsys)
+    with serve(lambda body: "Bye. ###STOP###" if len(body["messages"]) > 3 else "I want to cancel.") as server:
+        command = [*EVALUATE, "--user", "openai:gpt-4o-mini", "--user-url", server.url]
+        assert "--user-max-usd" in error_of([*command, "--user-max-usd", "0.000001"], capsys)
         assert not server.requests
-
-
-def test_what_the_user_cost_is_reported(
-    written: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "k")
-    with serve(lambda body: "I want to cancel.") as server:
-        assert main([*EVALUATE, "--user", "openai:gpt-4o-mini", "--user-url", server.url]) == 0
+        assert main(command) == 0
     (table,) = written.glob("results/*_evaluate/eval.json")
+    (row,) = read_json(table)["rows"]
+    assert row["episodes"] + row["aborted"] == 2
     asked = read_json(table)["asked"]["user openai:gpt-4o-mini"]
     assert asked["calls"] == len(server.requests) > 0
     assert asked["usd"] > 0
     assert f"{asked['usd']:.4f} US dollars" in " ".join(capsys.readouterr().out.split())
+    assert (written / "data/support/user.jsonl").is_file()

@@ -1,22 +1,21 @@
-"""What chat models are asked: the rules, the episode so far as chat turns, the current state, and the form of the
-answer.
+"""What chat models are asked, and how their answers are read.
 
 The system message says who the model is and what the env's rules are; the end of the newest message asks for the form
-of the answer, and nothing else does. None of this reaches the models trained here: their prompts are made by
-`core.prompts`.
+of the answer, and nothing else does. The prompts of the models trained here are in `core.prompts`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from reflectkit.agents.exchange import MESSAGE_TOKENS, Request
+from reflectkit.chat.client import MESSAGE_TOKENS, Request
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.prompts import label, one_line, policy_prompt
 from reflectkit.core.protocols import Context, rules_of
 from reflectkit.core.text import count_tokens
-from reflectkit.core.tools import tools_text
+from reflectkit.core.tools import PLAIN, after_thought, parse, plain_text, reads_as_calls, tools_text, use_of
 from reflectkit.core.types import Message, Observation, ToolUse, Turn
 
 ANALYSIS_WORDS = 50
@@ -87,25 +86,44 @@ RIGHT = (
 )
 
 
+LONGEST_ANALYSIS = 120  # words; longer analyses are rejected
+CHOSEN = re.compile(
+    r"analysis\W*?[:\-]\s*(?P<analysis>.+?)\s*\**\bchoice\W*?[:\-]\s*[*`\"'\[(<]*\s*(?P<choice>\S[^\n]*)",
+    re.IGNORECASE | re.DOTALL,
+)
+CALLED = re.compile(r"analysis\W*?[:\-]\s*(?P<analysis>[^\n]+)\n(?P<calls>.*)", re.IGNORECASE | re.DOTALL)
+FRAME = re.compile(r"```\w*|\W*calls\W*", re.IGNORECASE)
+"""A line around calls that is none of them."""
+COMMENT_HEAD = re.compile(r"^\W*(?:comment|reflection|analysis)\W*?:\W*", re.IGNORECASE)
+
+Action = int | str | ToolUse
+
+
+class UnreadableError(ValueError):
+    """An answer that is not in the requested format, so that it contains no action."""
+
+
 def playing_request(
     observation: Observation, context: Context, comment: str | None = None, history_tokens: int = HISTORY_TOKENS
 ) -> Request:
-    """What a chat model that plays is asked about one state; `comment` stands in it as it does for a policy, and so do
-    those of earlier turns. See `Request` for what its draw is for.
+    """What a chat model that plays is asked about one state; it and earlier states show their comments, as they do for
+    a policy. See `Request` for its draw.
     """
-    _refuse_free_text(observation)
+    _check_choices(observation)
     earlier = [_acted(turn, commented=comment is not None) for turn in context.turns]
     ask = REPLY if observation.replies else CALL if observation.tools else ASK
     tokens = CALL_TOKENS if observation.tools or observation.replies else ANSWER_TOKENS
-    messages = _chat(PLAYING, observation, context, earlier, _shown(observation, comment) + ask, history_tokens)
-    return Request(_title(observation), messages, tokens, context.seed)
+    newest = _shown(observation, comment) + ask
+    return _request(PLAYING, observation, context, earlier, newest, history_tokens, tokens, context.seed)
 
 
 def reflecting_request(observation: Observation, context: Context, history_tokens: int = HISTORY_TOKENS) -> Request:
     """The request for a chat model that comments on a state for a player."""
     comments = [turn.decision.reflection for turn in context.turns]
-    messages = _comments_chat(REFLECTING, observation, context, comments, COMMENT, history_tokens)
-    return Request(_title(observation), messages, ANSWER_TOKENS, context.seed)
+    earlier, state = _commented(observation, context, comments)
+    return _request(
+        REFLECTING, observation, context, earlier, state + COMMENT, history_tokens, ANSWER_TOKENS, context.seed
+    )
 
 
 def teaching_request(
@@ -115,15 +133,13 @@ def teaching_request(
 
     One that calls tools sees no earlier turns, as the state alone is what is learned from.
     """
-    _refuse_free_text(observation)
+    _check_choices(observation)
     if observation.tools:
-        messages = _chat(TEACHING_CALLS, observation, context, (), _shown(observation) + ASK_CALLS, history_tokens)
-        return Request(_title(observation), messages, LESSON_TOKENS)
+        newest = _shown(observation) + ASK_CALLS
+        return _request(TEACHING_CALLS, observation, context, (), newest, history_tokens, LESSON_TOKENS)
     earlier = [_acted(turn, commented=False) for turn in context.turns]
     newest = _shown(observation) + (MISTAKEN + CORRECT if mistaken else "") + ASK
-    return Request(
-        _title(observation), _chat(TEACHING, observation, context, earlier, newest, history_tokens), ANSWER_TOKENS
-    )
+    return _request(TEACHING, observation, context, earlier, newest, history_tokens)
 
 
 def commenting_request(
@@ -133,17 +149,16 @@ def commenting_request(
     lead to it without naming it.
     """
     hint = (MISTAKEN + EXPLAIN if mistaken else "") + RIGHT.format(action=right)
-    comments = [turn.decision.answer for turn in context.turns]
-    messages = _comments_chat(COMMENTING, observation, context, comments, hint + COMMENT, history_tokens)
-    return Request(_title(observation), messages, ANSWER_TOKENS)
+    earlier, state = _commented(observation, context, [turn.decision.answer for turn in context.turns])
+    return _request(COMMENTING, observation, context, earlier, state + hint + COMMENT, history_tokens)
 
 
 def history_cost(request: Request, turns: int, written: int, history_tokens: int) -> int:
     """Approximate prompt tokens that `turns` earlier turns like the newest of `request` add to it. written: tokens that
     the models write in each of them.
     """
-    one = count_tokens(request.messages[-1].content) + written + 2 * MESSAGE_TOKENS
-    return min(turns * one, max(history_tokens, one))
+    turn = count_tokens(request.messages[-1].content) + written + 2 * MESSAGE_TOKENS
+    return min(turns * turn, max(history_tokens, turn))
 
 
 def fullest(request: Request, history_tokens: int) -> Request:
@@ -153,76 +168,68 @@ def fullest(request: Request, history_tokens: int) -> Request:
     return replace(request, messages=(system, Message("assistant", " ".join(["x"] * tokens)), newest))
 
 
-def action_words(observation: Observation, action: int | str | ToolUse) -> str:
+def action_words(observation: Observation, action: Action) -> str:
     """An action in words."""
     if isinstance(action, int):
         return observation.choices[action]
     return action if isinstance(action, str) else action.text
 
 
-def _comments_chat(
-    role: str,
-    observation: Observation,
-    context: Context,
-    comments: Sequence[str | None],
-    ask: str,
-    history_tokens: int,
-) -> tuple[Message, ...]:
-    """A chat of states and comments; each state after the first begins with the previous action."""
+def _commented(
+    observation: Observation, context: Context, comments: Sequence[str | None]
+) -> tuple[list[tuple[str, str | None]], str]:
+    """(state, comment) of the earlier turns, and the newest state; each but the first begins with the action before."""
     done = ["", *(f"{DONE}{one_line(turn.action_text)}\n" for turn in context.turns)]
     states = [before + _text(turn.observation) for before, turn in zip(done, context.turns, strict=False)]
-    earlier = list(zip(states, comments, strict=True))
-    before = "" if observation.replies else done[-1]
-    return _chat(role, observation, context, earlier, before + _text(observation) + ask, history_tokens)
+    newest = ("" if observation.replies else done[-1]) + _text(observation)
+    return list(zip(states, comments, strict=True)), newest
 
 
-def _chat(
+def _request(
     role: str,
     observation: Observation,
     context: Context,
     earlier: Sequence[tuple[str, str | None]],
     newest: str,
     history_tokens: int,
-) -> tuple[Message, ...]:
-    """The whole request: system message, (seen, answered) of the earlier turns, and the newest turn.
+    max_tokens: int = ANSWER_TOKENS,
+    draw: int = 0,
+) -> Request:
+    """The whole request: role, env rules and tools; (seen, answered) of the earlier turns; and the newest turn.
 
     The first turn is always included, since it often states the task; of the others, the newest that fit, with a line
     that says how many were left out. A turn that the model did not answer itself is put before the next one, in the
     same message.
     """
-    earlier = [] if observation.replies else earlier  # a conversation holds its own
-    first, later = list(earlier[:1]), list(earlier[1:])
-    room = history_tokens - sum(map(_tokens, first))
-    kept_count = 0
-    while kept_count < len(later) and (room := room - _tokens(later[-1 - kept_count])) >= 0:
-        kept_count += 1
-    out = len(later) - kept_count
-    gap = f"({out} turn{'s' * (out != 1)} left out here)\n\n" if out else ""
-    messages = [Message("system", _system(role, observation, context))]
-    waiting = ""
-    for number, (seen, answered) in enumerate([*first, *later[out:], (newest, "")]):
-        gap_note = gap if number == len(first) else ""
-        if answered is None:
-            waiting += f"{gap_note}{EARLIER}{seen}\n\n"
-        else:
-            now = NOW if waiting else ""
-            messages += [Message("user", waiting + gap_note + now + seen), Message("assistant", answered)]
-            waiting = ""
-    return tuple(messages[:-1])
-
-
-def _tokens(turn: tuple[str, str | None]) -> int:
-    return sum(count_tokens(text or "") + MESSAGE_TOKENS for text in turn)
-
-
-def _system(role: str, observation: Observation, context: Context) -> str:
-    """The system message: the role, the rules, the observation's own system messages, and the tools."""
     rules = rules_of(context.env)
     own = [
         message.content for message in observation.messages if message.role == "system" and message.content not in rules
     ]
     tools = f"Tools:\n{tools_text(observation.tools)}" if observation.tools else ""
-    return "\n\n".join(part for part in (role, rules, *own, tools) if part)
+    messages = [Message("system", "\n\n".join(part for part in (role, rules, *own, tools) if part))]
+    earlier = [] if observation.replies else earlier  # a conversation holds its own
+    first, later = earlier[:1], earlier[1:]
+    room = history_tokens - sum(map(_tokens, first))
+    kept = 0
+    while kept < len(later) and (room := room - _tokens(later[-1 - kept])) >= 0:
+        kept += 1
+    out = len(later) - kept
+    gap = f"({out} turn{'s' * (out != 1)} left out here)\n\n" if out else ""
+    waiting = ""
+    for number, (seen, answered) in enumerate([*first, *later[out:], (newest, "")]):
+        note = gap if number == len(first) else ""
+        if answered is None:
+            waiting += f"{note}{EARLIER}{seen}\n\n"
+        else:
+            now = NOW if waiting else ""
+            messages += [Message("user", waiting + note + now + seen), Message("assistant", answered)]
+            waiting = ""
+    title = observation.text.partition("\n")[0][:80]
+    return Request(title, tuple(messages[:-1]), max_tokens, draw)
+
+
+def _tokens(turn: tuple[str, str | None]) -> int:
+    return sum(count_tokens(text or "") + MESSAGE_TOKENS for text in turn)
 
 
 def _acted(turn: Turn, *, commented: bool) -> tuple[str, str | None]:
@@ -243,23 +250,116 @@ def _shown(observation: Observation, comment: str | None = None) -> str:
 
 def _text(observation: Observation) -> str:
     """The observation's text without its system messages."""
-    shown = replace(observation, messages=tuple(one for one in observation.messages if one.role != "system"))
-    return shown.text
+    messages = tuple(message for message in observation.messages if message.role != "system")
+    return replace(observation, messages=messages).text
 
 
-def answer_text(analysis: str | None, action: int | str | ToolUse) -> str:
+def answer_text(analysis: str | None, action: Action) -> str:
     """An answer in the requested format."""
     if isinstance(action, int):
         return f"Analysis: {one_line(analysis or '')}\nChoice:{label(action)}"
     return action if isinstance(action, str) else action.text
 
 
-def _refuse_free_text(observation: Observation) -> None:
+def _check_choices(observation: Observation) -> None:
     if not observation.choices and not observation.tools and not observation.replies:
         raise ConfigError(
             "chat models choose among actions or call tools, and here an action is free text; leave out --typed"
         )
 
 
-def _title(observation: Observation) -> str:
-    return observation.text.partition("\n")[0][:80]
+def parse_reply(text: str, choices: Sequence[str]) -> tuple[str, int]:
+    """(analysis, index of the choice) of a reply.
+
+    Raises
+    ------
+    ValueError: saying what is wrong with it; UnreadableError where it is not in the form asked for, so names no action.
+
+    >>> parse_reply("Analysis: The fee is set elsewhere.\\nChoice: 1", ["cd app", "cd conf"])
+    ('The fee is set elsewhere.', 1)
+    """
+    reply = CHOSEN.search(text)
+    if reply is None:
+        raise UnreadableError("not two lines, `Analysis: …` and `Choice: …`")
+    analysis = _checked_analysis(reply["analysis"])
+    chosen = reply["choice"].strip("*`\"'[]()<> ").removesuffix(".")
+    labels = [label(index).strip() for index in range(len(choices))]
+    for index, (mark, choice) in enumerate(zip(labels, choices, strict=True)):
+        if chosen in (mark, choice, f"{mark} {choice}", f"{mark}. {choice}"):
+            return analysis, index
+    raise ValueError(f"the choice {chosen[:40]!r} is none of the {len(choices)} actions")
+
+
+def parse_called(text: str, observation: Observation) -> tuple[str, ToolUse]:
+    """(analysis, calls) of a reply. A call that cannot be executed is in the calls' errors, for the env to tell.
+
+    Raises
+    ------
+    UnreadableError: there is no analysis, or no call can be read and it is not the word for none.
+    """
+    reply = CALLED.search(after_thought(text))
+    if reply is None:
+        raise UnreadableError("no line `Analysis: …` with the calls behind it")
+    analysis = _checked_analysis(reply["analysis"])
+    calls = "\n".join(line for line in reply["calls"].splitlines() if not FRAME.fullmatch(line.strip()))
+    if not calls.strip() or not reads_as_calls(calls, PLAIN):
+        raise UnreadableError("no calls behind the analysis, and not the word none")
+    use = parse(calls, observation.tools, PLAIN)
+    return analysis, use if use.errors else use_of(use.calls)
+
+
+def _checked_analysis(text: str) -> str:
+    """An analysis on one line. Raises UnreadableError if it is empty or too long."""
+    analysis = one_line(text).strip("* ")
+    if not any(character.isalnum() for character in analysis):
+        raise UnreadableError("an empty analysis")
+    if len(analysis.split()) > LONGEST_ANALYSIS:
+        raise UnreadableError(f"an analysis of {len(analysis.split())} words, at most {ANALYSIS_WORDS} were asked for")
+    return analysis
+
+
+def plain_comment(text: str) -> str:
+    """A comment on one line, without reasoning, and without the heading that some models add.
+
+    >>> plain_comment("**Comment:** The goal is\\nnear.")
+    'The goal is near.'
+    >>> plain_comment("<think>South is right.</think>\\nThe goal is near.")
+    'The goal is near.'
+    """
+    line = one_line(after_thought(text))
+    return COMMENT_HEAD.sub("", line) or line
+
+
+def parse_comment(text: str, observation: Observation, right: Action) -> str:
+    """A teacher's comment on one line. Raises ValueError if it is empty or too long, or names the best action."""
+    comment = plain_comment(text)
+    if not any(character.isalnum() for character in comment):
+        raise ValueError("an empty comment")
+    if len(comment.split()) > LONGEST_ANALYSIS:
+        raise ValueError(f"a comment of {len(comment.split())} words, at most {ANALYSIS_WORDS} were asked for")
+    if name := named(comment, observation, right):
+        raise ValueError(f"the comment names the right action: {name!r:.80}")
+    return comment
+
+
+def named(comment: str, observation: Observation, action: Action) -> str:
+    """By which words `comment` names `action`, or "": the choice or command itself, its number as such, a call or its
+    tool.
+
+    >>> from reflectkit.core.types import Message
+    >>> seen = Observation((Message("user", "a map"),), ("south", "pickup"))
+    >>> named("Pickup is due.", seen, 1), named("Take action 1.", seen, 1), named("Row 1 holds the passenger.", seen, 1)
+    ('pickup', 'action 1', '')
+    """
+    words = [action_words(observation, action)]
+    if isinstance(action, ToolUse):
+        words = [*(plain_text([call]) for call in action.calls), *dict.fromkeys(call.name for call in action.calls)]
+    line = one_line(comment).casefold()
+    for name in map(one_line, words):
+        if re.search(rf"(?<!\w){re.escape(name.casefold())}(?!\w)", line):
+            return name
+    if isinstance(action, int):
+        mark = re.escape(label(action).strip().casefold())
+        match = re.search(rf"\b(?:action|choice|option|number|label|no\.)\W{{0,3}}{mark}(?!\w)", line)
+        return match[0] if match else ""
+    return ""

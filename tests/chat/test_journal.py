@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from reflectkit.agents.journal import Answer, open_journal
+from reflectkit.chat.budget import Prices
+from reflectkit.chat.client import Request, open_client
+from reflectkit.chat.endpoints import Endpoint
+from reflectkit.chat.journal import Answer, open_journal
+from reflectkit.core.eventloop import wait_for
+from reflectkit.core.types import Message
 
 ANSWER = Answer("Zwei Euro, “sagt sie”.", "stop", "", 100, 20)
 
@@ -63,3 +68,16 @@ def test_what_is_not_a_number_of_tokens_is_damage(path: Path, field: str, count:
     path.write_text(json.dumps(row) + "\n")
     with open_journal(path) as journal:
         assert (journal.answers, journal.damaged) == ({}, 1)
+
+
+def test_a_journal_of_the_first_version_answers_without_a_call(tmp_path: Path) -> None:
+    """No server listens; the key of a request, the fields of a line and its checksum are as they were."""
+    key = "a815dbafe80e45512583302dfb5733b415d7079aa479dc3299d46221697b7213"
+    checksum = "62e7503cf1f1c120b980f4bb4178cf3ce40764cc1e2ff55401af128a4a57eecf"
+    row = {"key": key, "model": "m", "text": "Zwei €.", "finish_reason": "stop", "refusal": "", "prompt_tokens": 100}
+    row |= {"completion_tokens": 20, "sha256": checksum}
+    (tmp_path / "journal.jsonl").write_text(json.dumps(row) + "\n")
+    endpoint = Endpoint("local", "m", "http://127.0.0.1:9/v1")
+    with open_client(endpoint, tmp_path / "journal.jsonl", Prices(1.0, 2.0)) as client:
+        outcome = wait_for(client.ask(Request("item", (Message("user", "item"),), 50, draw=3), str))
+    assert (outcome.value, client.calls, client.budget.paid) == ("Zwei €.", 0, 140e-6)

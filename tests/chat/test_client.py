@@ -14,14 +14,12 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.budget import Budget
-from reflectkit.agents.client import ChatClient, open_client
-from reflectkit.agents.endpoints import ApiError, Endpoint, NoAccessError, parse_endpoint
-from reflectkit.agents.exchange import Request
-from reflectkit.agents.journal import open_journal
-from reflectkit.agents.prices import Prices, prices_of
-from reflectkit.agents.transport import retry_after_s
-from reflectkit.core.errors import ConfigError
+from reflectkit.chat.budget import Budget, Prices, prices_of
+from reflectkit.chat.calls import retry_after_s
+from reflectkit.chat.client import ChatClient, Request, open_client
+from reflectkit.chat.endpoints import ApiError, Endpoint, NoAccessError, parse_endpoint
+from reflectkit.chat.journal import open_journal
+from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.core.eventloop import wait_for
 from reflectkit.core.keys import masked, without_keys
 from reflectkit.core.types import Message
@@ -68,56 +66,56 @@ def test_answers_come_back_in_order_and_concurrently(server: Server, tmp_path: P
 
 
 QUICK = {"retry-after-ms": "1"}
+BOMB = gzip.compress(gzip.compress(bytes(2**20)))
 
 
 @pytest.mark.parametrize(
     "fault",
     [
-        ("status", 429, {"Retry-After": "0.1"}, {"message": "slow down"}),
-        ("status", 500, {"retry-after-ms": "50"}, {"message": "oops"}),
-        ("status", 503, {"retry-after-ms": "50"}, {"message": "overloaded"}),
-        ("status", 408, {"retry-after-ms": "50"}, {"message": "timeout"}),
+        ("status", 429, QUICK, {"message": "slow down"}),
+        ("status", 500, QUICK | {"Content-Type": "application/json; charset=rot13"}, {"message": "oops"}),
+        ("status", 408, QUICK, {"message": "timeout"}),
         ("cut", b'{"choices": ['),
+        ("drip",),
         ("bytes", b"no HTTP at all\r\n\r\n"),
+        ("sent", 503, QUICK | {"Content-Encoding": "gzip, gzip"}, BOMB),
+        ("endless", 500, QUICK),
         ("whole", 200, QUICK, {"error": {"message": "model is loading", "code": 503}}),
         ("whole", 200, QUICK, {"error": "model is loading"}),
         ("whole", 200, QUICK, {"choices": [{"message": {"content": "half an"}, "error": {"message": "lost"}}]}),
     ],
-    ids=["429", "500", "503", "408", "cut", "not HTTP", "error in a 200", "words in a 200", "error in a choice"],
+    ids=lambda fault: f"{fault[0]} {fault[1]}"[:20] if len(fault) > 1 else fault[0],
 )
 def test_passing_faults_are_retried(server: Server, tmp_path: Path, fault: Any) -> None:
     server.faults = [fault]
-    outcomes, client = ask(server, tmp_path, requests())
+    outcomes, client = ask(server, tmp_path, requests(), timeout_s=2)
     assert outcomes[0].value == "echo item0"
     assert len(server.requests) == 2
     assert client.calls == 1
+    assert server.sent_mib < 100
 
 
-def test_retry_after_is_respected(server: Server, tmp_path: Path) -> None:
-    """Without the header the client would wait half a second at most; the header says 0.7."""
-    server.faults = [("status", 429, {"Retry-After": "0.7"}, {"message": "slow down"})]
-    started = time.monotonic()
+def test_retry_after_is_respected(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, sleep = [], asyncio.sleep
+
+    async def quick(delay_s: float) -> None:
+        waits.append(delay_s)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", quick)
+    server.faults = [("status", 429, {"Retry-After": "17"}, {"message": "slow down"})]
     ask(server, tmp_path, requests())
-    assert time.monotonic() - started >= 0.7
+    assert waits == [17]
 
 
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [
         ({}, None),
-        ({"retry-after": "0"}, 0.0),
         ({"retry-after": "1.5"}, 1.5),
         ({"retry-after-ms": "30", "retry-after": "9"}, 0.03),
         ({"retry-after-ms": "soon", "retry-after": "9"}, 9.0),
-        ({"retry-after": "-1"}, None),
-        ({"retry-after": "nan"}, None),
-        ({"retry-after": "inf"}, None),
-        ({"retry-after": "1e9"}, None),
-        ({"retry-after": "9" * 5000}, None),
-        ({"retry-after": ""}, None),
-        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, None),
-        ({"retry-after": "Wed, 99 Foo 99999 99:99:99 GMT"}, None),
-        ({"retry-after": "\x00\ud800"}, None),
+        *[({"retry-after": text}, None) for text in ("-1", "nan", "inf", "1e9", "9" * 5000, "Wed, 21 Oct", "\ud800")],
     ],
 )
 def test_odd_retry_after_headers_are_passed_over(headers: dict[str, str], seconds: float | None) -> None:
@@ -129,13 +127,6 @@ def test_a_server_that_never_finishes_an_answer_does_not_hold_the_run(server: Se
     with pytest.raises(ApiError, match=r"local:m does not answer within 0\.2 s; raise --timeout-s"):
         ask(server, tmp_path, requests(), timeout_s=0.2)
     assert len(server.requests) == 3
-
-
-def test_a_call_that_timed_out_is_made_again(server: Server, tmp_path: Path) -> None:
-    server.faults = [("drip",)]
-    outcomes, client = ask(server, tmp_path, requests(), timeout_s=2)
-    assert outcomes[0].value == "echo item0"
-    assert (len(server.requests), client.calls) == (2, 1)
 
 
 DOWN = [("status", 500, QUICK, {"message": "oops"})] * 7
@@ -164,31 +155,34 @@ def test_a_server_that_went_down_ends_the_run(server: Server, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("body", "reason"),
+    "fault",
     [
-        (completion(""), "empty"),
-        (completion("  \n"), "empty"),
-        (completion(None), "empty"),
-        (completion("half an ans", "length"), "cut off"),
-        (completion("", "content_filter"), "content filter"),
-        (completion(None, refusal="I cannot help with that"), "refused: I cannot"),
-        ({"id": "x", "object": "chat.completion", "choices": []}, "no choice"),
-        ({"unexpected": True}, "no choice"),
-        ([1, 2, 3], "no choice"),
+        ("json", completion("  \n")),
+        ("json", completion(None)),
+        ("json", completion("half an ans", "length")),
+        ("json", completion("", "content_filter")),
+        ("json", completion(None, refusal="I cannot help with that")),
+        ("json", completion("not a number")),
+        ("status", 400, {}, {"message": "filtered", "code": "content_filter"}),
     ],
-    ids=["empty", "blank", "null", "length", "filter", "refusal", "no choices", "other json", "a list"],
+    ids=["blank", "null", "length", "filter", "refusal", "unparsed", "filtered prompt"],
 )
 def test_useless_answers_are_asked_for_twice_more_and_then_set_aside(
-    server: Server, tmp_path: Path, body: Any, reason: str
+    server: Server, tmp_path: Path, fault: Any
 ) -> None:
-    server.faults = [("json", body), ("json", body)]
-    outcomes, _ = ask(server, tmp_path, requests())
+    def parse(_: int, text: str) -> str:
+        if text == "not a number":
+            raise ValueError(text)
+        return text
+
+    server.faults = [fault] * 2
+    outcomes, _ = ask(server, tmp_path, requests(), parse)
     assert outcomes[0].value == "echo item0", "the third answer is good"
-    server.faults = [("json", body)] * 3
-    outcomes, _ = ask(server, tmp_path, [*requests(1, "other"), *requests(1, "fine")], concurrency=1)
+    server.faults = [fault] * 3
+    outcomes, _ = ask(server, tmp_path, [*requests(1, "other"), *requests(1, "fine")], parse, concurrency=1)
     assert outcomes[0].value is None
-    assert reason in outcomes[0].rejected.reason
     assert outcomes[0].rejected.name == "other0"
+    assert outcomes[0].rejected.reason
     assert outcomes[1].value == "echo fine0", "the run goes on"
 
 
@@ -201,35 +195,27 @@ def with_bill(**fields: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("body", "reason"),
+    "body",
     [
-        (with_bill(choices=[]), "no choice"),
-        (with_bill(choices={"a": 1}), "no choice"),
-        (with_bill(choices="text"), "no choice"),
-        (with_bill(choices=[None]), "no message"),
-        (with_bill(choices=[[1]]), "no message"),
-        (with_bill(choices=[{"message": ["x"]}]), "no message"),
-        (with_bill(choices=[{"message": {"content": {"a": 1}}}]), "content that is not text"),
-        (with_bill(choices=[{"message": {"content": 7}}]), "content that is not text"),
-        (with_bill(choices=[{"message": {"content": "x", "refusal": [1]}}]), "refusal that is not text"),
-        (
-            with_bill(choices=[{"message": {"content": "x"}, "finish_reason": {"a": 1}}]),
-            "finish_reason that is not text",
-        ),
-        (with_bill(choices=[{"message": {"content": "x" * 60_000}}]), "longer than 50 tokens can be"),
-        (with_bill(choices=[CHOICE]).replace(b"fine", b"\xff\xfe"), "not UTF-8"),
+        with_bill(),
+        with_bill(choices=[]),
+        with_bill(choices={"a": 1}),
+        with_bill(choices=[None]),
+        with_bill(choices=[{"message": ["x"]}]),
+        with_bill(choices=[{"message": {"content": 7}}]),
+        with_bill(choices=[{"message": {"content": "x", "refusal": [1]}}]),
+        with_bill(choices=[{"message": {"content": "x"}, "finish_reason": {"a": 1}}]),
+        with_bill(choices=[{"message": {"content": "x" * 60_000}}]),
+        with_bill(choices=[CHOICE]).replace(b"fine", b"\xff\xfe"),
     ],
 )
-def test_a_malformed_answer_costs_one_try_and_is_paid_once(
-    server: Server, tmp_path: Path, body: bytes, reason: str
-) -> None:
+def test_a_malformed_answer_costs_one_try_and_is_paid_once(server: Server, tmp_path: Path, body: bytes) -> None:
     server.faults = [("raw", body)] * 3
     wanted = [*requests(), *requests(1, "fine")]
     outcomes, client = ask(server, tmp_path, wanted, concurrency=1)
-    assert reason in outcomes[0].rejected.reason
+    assert outcomes[0].rejected.reason.startswith("the ")
     assert outcomes[1].value == "echo fine0"
-    assert client.cost_usd == pytest.approx(4 * CALL_USD)
-    assert client.budget.paid == pytest.approx(4 * CALL_USD)
+    assert client.cost_usd == client.budget.paid == pytest.approx(4 * CALL_USD)
     again, client = ask(server, tmp_path, wanted)
     assert again == outcomes
     assert (len(server.requests), client.replayed) == (4, 4)
@@ -237,25 +223,22 @@ def test_a_malformed_answer_costs_one_try_and_is_paid_once(
 
 
 @pytest.mark.parametrize(
-    "body",
+    "fault",
     [
-        b"<html>busy</html>",
-        b"[" * 100_000,
-        b'{"choices": [' * 50_000,
-        b'{"choices": [{"mess',
-        b"",
-        b"\xff\xfe\xfd",
-        b"1" * 9999,
+        *[("raw", body) for body in (b"<html>busy</html>", b"[" * 100_000, b'[{"mess', b"", b"\xff\xfe", b"1" * 9999)],
+        ("endless", 200, {}),
+        ("json", [1, 2, 3]),
     ],
-    ids=["html", "brackets", "nested", "truncated", "nothing", "not text", "digits"],
+    ids=["html", "nested", "truncated", "nothing", "not text", "digits", "endless", "a list"],
 )
-def test_an_answer_that_is_not_json_costs_one_try_and_what_it_may_have_cost(
-    server: Server, tmp_path: Path, body: bytes
+def test_a_body_that_is_no_answer_costs_one_try_and_what_it_may_have_cost(
+    server: Server, tmp_path: Path, fault: Any
 ) -> None:
-    server.faults = [("raw", body)] * 2
+    server.faults = [fault] * 2
     outcomes, client = ask(server, tmp_path, requests())
     assert outcomes[0].value == "echo item0"
     assert client.calls == 3
+    assert server.sent_mib < 200
     read = 2 * requests()[0].prompt_tokens + 100
     assert client.prompt_tokens == read
     assert client.completion_tokens <= 2 * 50 + 20
@@ -263,21 +246,16 @@ def test_an_answer_that_is_not_json_costs_one_try_and_what_it_may_have_cost(
 
 
 @pytest.mark.parametrize(
-    "count", ["NaN", "Infinity", "-Infinity", "-5", "1e300", "9" * 30, '"20"', "null", "true", "[20]", "{}"]
+    ("count", "written"),
+    [("20.0", 20), *[(count, 1) for count in ("NaN", "-Infinity", "-5", "1e300", '"20"', "null", "true", "[20]")]],
 )
-def test_a_bill_that_cannot_be_is_counted_by_the_text(server: Server, tmp_path: Path, count: str) -> None:
+def test_a_bill_that_cannot_be_is_counted_by_the_text(server: Server, tmp_path: Path, count: str, written: int) -> None:
     """One token of text, where the bill names no possible number."""
     body = json.dumps({"choices": [CHOICE], "usage": BILL | {"completion_tokens": "?"}}).replace('"?"', count).encode()
     server.faults = [("raw", body)]
     outcomes, client = ask(server, tmp_path, requests())
     assert outcomes[0].value == "fine"
-    assert (client.prompt_tokens, client.completion_tokens) == (100, 1)
-
-
-def test_whole_numbers_may_be_written_as_fractions(server: Server, tmp_path: Path) -> None:
-    server.faults = [("json", {"choices": [CHOICE], "usage": {"prompt_tokens": 100.0, "completion_tokens": 20.0}})]
-    _, client = ask(server, tmp_path, requests())
-    assert client.cost_usd == pytest.approx(CALL_USD)
+    assert (client.prompt_tokens, client.completion_tokens) == (100, written)
 
 
 @pytest.mark.parametrize(
@@ -308,22 +286,6 @@ def test_an_error_with_a_bill_is_counted(server: Server, tmp_path: Path) -> None
     assert client.budget.paid == pytest.approx(3 * CALL_USD)
 
 
-def test_a_filtered_prompt_is_set_aside(server: Server, tmp_path: Path) -> None:
-    server.faults = [("status", 400, {}, {"message": "filtered", "code": "content_filter"})] * 3
-    outcomes, _ = ask(server, tmp_path, [*requests(), *requests(1, "fine")], concurrency=1)
-    assert "content filter" in outcomes[0].rejected.reason
-    assert outcomes[1].value == "echo fine0"
-
-
-def test_what_does_not_parse_is_asked_for_again_with_the_reason(server: Server, tmp_path: Path) -> None:
-    def parse(number: int, text: str) -> str:
-        raise ValueError("not a number")
-
-    outcomes, client = ask(server, tmp_path, requests(), parse)
-    assert outcomes[0].rejected.reason == "not a number"
-    assert client.calls == 3
-
-
 def test_a_rerun_costs_nothing_rejections_included(server: Server, tmp_path: Path) -> None:
     server.faults = [("json", completion(""))] * 3
     first, _ = ask(server, tmp_path, requests(5), concurrency=1)
@@ -350,14 +312,6 @@ def test_a_killed_journal_keeps_its_whole_lines(server: Server, tmp_path: Path) 
         assert len(server.requests) == before + 1
         assert client.journal.damaged == 0
         assert all(json.loads(line) for line in path.read_text().splitlines())
-
-
-def test_damaged_lines_are_passed_over_and_counted(server: Server, tmp_path: Path) -> None:
-    ask(server, tmp_path, requests(2))
-    path = tmp_path / "journal.jsonl"
-    path.write_bytes(b'nonsense\n{"key": 3}\n\xff\xfe\n' + path.read_bytes())
-    _, client = ask(server, tmp_path, requests(2))
-    assert (client.calls, client.replayed, client.journal.damaged) == (0, 2, 3)
 
 
 def test_two_processes_do_not_write_one_journal(tmp_path: Path) -> None:
@@ -546,21 +500,10 @@ def test_ctrl_c_ends_the_asking_at_once_and_leaves_nothing_behind(server: Server
         signal.signal(signal.SIGALRM, before)
 
 
-def test_wrong_key_is_one_line_without_the_key(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    server.faults = [("status", 401, {}, {"message": f"Incorrect API key provided: {KEY}"})]
-    endpoint = Endpoint("openai", "m", server.url)
-    with open_client(endpoint, tmp_path / "journal.jsonl", PRICES) as client, pytest.raises(ApiError) as caught:
-        wait_for(client.ask_all(requests(), lambda _, text: text))
-    assert "OPENAI_API_KEY" in str(caught.value)
-    assert KEY not in str(caught.value)
-    assert caught.value.__cause__ is None
-    assert server.authorization == [f"Bearer {KEY}"]
-
-
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
+        (("status", 401, {}, {"message": f"Incorrect API key provided: {KEY}"}), "OPENAI_API_KEY"),
         (("status", 404, {}, {"message": f"no model for {KEY}"}), "no such model"),
         (("status", 402, {}, {"message": f"no credits for {KEY}"}), "asks for payment: no credits for .*; add credit"),
         (("status", 403, {}, {"message": f"not with {KEY}"}), "not allowed"),
@@ -578,48 +521,24 @@ def test_hopeless_servers_end_the_run_without_the_key(
         pytest.raises(ApiError, match=text) as caught,
     ):
         wait_for(client.ask_all(requests(9), lambda _, text: text))
-    assert KEY not in str(caught.value)
-    assert KEY not in (tmp_path / "journal.jsonl").read_text()
+    assert KEY not in str(caught.value) + (tmp_path / "journal.jsonl").read_text()
+    assert set(server.authorization) == {f"Bearer {KEY}"}
 
 
-def test_a_server_that_echoes_the_key_does_not_get_it_into_a_file(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCAL_API_KEY", KEY)
-    server.answer = lambda body: f"your key is {KEY}"
-
-    def parse(number: int, text: str) -> str:
-        raise ValueError("useless")
-
-    outcomes, _ = ask(server, tmp_path, requests(), parse)
-    assert KEY not in outcomes[0].rejected.text
-    assert KEY not in (tmp_path / "journal.jsonl").read_text()
-
-
-@pytest.mark.parametrize("filler", range(288, 301))
+@pytest.mark.parametrize("filler", ["x" * 288, "x" * 292, "x" * 299, f"key{' ' * 1400}"])
 def test_a_key_across_a_cut_leaves_no_part_of_it(
-    filler: int, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    filler: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error and an answer that is none, each cut within the key, and an answer that ends there."""
     monkeypatch.setenv("LOCAL_API_KEY", KEY)
-    page = f"{'x' * filler}{KEY} and more"
-    server.faults = [("status", 400, {}, page), ("raw", page.encode()), ("json", completion(page[: filler + 20]))]
+    page = f"{filler}{KEY} and more"
+    server.faults = [("status", 400, {}, page), ("raw", page.encode()), ("json", completion(filler + KEY[:20]))]
     with pytest.raises(ApiError) as refused:
         ask(server, tmp_path, requests())
     (outcome,), client = ask(server, tmp_path, requests())
     for text in (str(refused.value), outcome.value, (tmp_path / "journal.jsonl").read_text()):
         assert KEY[:8] not in text
     assert client.calls == 2
-
-
-def test_of_an_error_message_the_key_goes_before_the_white_space(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCAL_API_KEY", KEY)
-    server.faults = [("status", 400, {}, {"message": f"key{' ' * 1977}{KEY}"})]
-    with pytest.raises(ApiError) as refused:
-        ask(server, tmp_path, requests())
-    assert KEY[:8] not in str(refused.value)
 
 
 @pytest.mark.parametrize("part", [KEY, KEY[:8], KEY[:-1], KEY[1:], KEY[-8:]])
@@ -632,77 +551,71 @@ def test_parts_of_a_key_are_removed_from_messages_and_from_the_ends_of_answers(
     assert without_keys(f"so {KEY[:7]} stays") == masked(f"so {KEY[:7]} stays") == f"so {KEY[:7]} stays"
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip", "br", "no-such"])
-def test_what_is_compressed_is_not_read(server: Server, tmp_path: Path, encoding: str) -> None:
-    """Of an error no body is needed; answers that cannot be read end the run."""
-    bomb = gzip.compress(gzip.compress(bytes(2**20)))
-    server.faults = [("sent", 503, {"Content-Encoding": encoding, "Retry-After": "0"}, bomb)]
-    outcomes, _ = ask(server, tmp_path, requests())
-    assert outcomes[0].value == "echo item0"
-    assert {headers["Accept-Encoding"] for headers in server.headers} == {"identity"}
-    server.faults = [("sent", 200, {"Content-Encoding": encoding}, bomb)]
+@pytest.mark.parametrize("encoding", ["gzip, gzip", "no-such"])
+def test_a_compressed_answer_is_not_read(server: Server, tmp_path: Path, encoding: str) -> None:
+    server.faults = [("sent", 200, {"Content-Encoding": encoding}, BOMB)]
     with pytest.raises(NoAccessError, match=f"encoded \\({encoding}\\)"):
-        ask(server, tmp_path, requests(1, "other"))
-
-
-def test_of_an_error_no_more_is_read_than_of_an_answer(server: Server, tmp_path: Path) -> None:
-    """The server would never stop: it is left at the limit, and asked again."""
-    server.faults = [("endless", 500, {"Retry-After": "0"})]
-    outcomes, _ = ask(server, tmp_path, requests())
-    assert outcomes[0].value == "echo item0"
-    assert 1 <= server.sent_mib < 100
-
-
-def test_an_error_in_an_encoding_that_is_none_costs_a_try(server: Server, tmp_path: Path) -> None:
-    headers = {"Content-Type": "application/json; charset=rot13", "Retry-After": "0"}
-    server.faults = [("status", 500, headers, {"message": "oops"})]
-    outcomes, _ = ask(server, tmp_path, requests())
-    assert outcomes[0].value == "echo item0"
-
-
-def test_an_openai_key_is_not_sent_to_a_local_server(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    ask(server, tmp_path, requests())
-    assert server.authorization == ["Bearer none"]
-
-
-@pytest.mark.parametrize(("kind", "sent"), [("openai", ["org-1", "proj-1"]), ("azure", []), ("local", [])])
-def test_openai_alone_is_sent_the_organization(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, sent: list[str]
-) -> None:
-    for name, value in {"OPENAI_API_KEY": KEY, "AZURE_OPENAI_API_KEY": KEY, "OPENAI_ORG_ID": "org-1"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-1")
-    with open_client(Endpoint(kind, "m", server.url), tmp_path / "journal.jsonl", PRICES) as client:
-        wait_for(client.ask_all(requests(), lambda _, text: text))
-    (headers,) = server.headers
-    assert [headers[name] for name in ("OpenAI-Organization", "OpenAI-Project") if name in headers] == sent
+        ask(server, tmp_path, requests())
+    assert {headers["Accept-Encoding"] for headers in server.headers} == {"identity"}
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("kind", "key", "account"),
+    [("openai", f"Bearer {KEY}", ["org-1", "proj-1"]), ("azure", "azure-key", []), ("local", "Bearer none", [])],
+)
+def test_keys_and_account_go_to_their_own_service_alone(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, key: str, account: list[str]
+) -> None:
+    for name, value in {
+        "OPENAI_API_KEY": KEY,
+        "AZURE_OPENAI_API_KEY": "azure-key",
+        "AZURE_OPENAI_ENDPOINT": server.url.removesuffix("/v1"),
+        "OPENAI_ORG_ID": "org-1",
+        "OPENAI_PROJECT_ID": "proj-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    endpoint = Endpoint(kind, "m", None if kind == "azure" else server.url)
+    with open_client(endpoint, tmp_path / "journal.jsonl", PRICES) as client:
+        wait_for(client.ask_all(requests(), lambda _, text: text))
+    assert server.authorization == [key]
+    (headers,) = server.headers
+    assert [headers[name] for name in ("OpenAI-Organization", "OpenAI-Project") if name in headers] == account
+
+
+LOCAL = Endpoint("local", "m", "http://127.0.0.1:9/v1")
+OPENAI, AZURE = Endpoint("openai", "m"), Endpoint("azure", "m")
+KEYS = {"OPENAI_API_KEY": KEY, "AZURE_OPENAI_API_KEY": KEY}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environment", "said"),
     [
-        ("OPENAI_ORG_ID", "a\nb"),
-        ("OPENAI_PROJECT_ID", "日本"),
-        ("ALL_PROXY", "foo://127.0.0.1:1"),
-        ("HTTP_PROXY", f"http://user:{KEY}@[::1"),
-        ("SSL_CERT_FILE", "/nowhere.pem"),
+        (OPENAI, {}, "OPENAI_API_KEY"),
+        (AZURE, {}, "AZURE_OPENAI_API_KEY"),
+        (OPENAI, KEYS | {"OPENAI_ORG_ID": "a\nb"}, "OPENAI_ORG_ID"),
+        (OPENAI, KEYS | {"OPENAI_PROJECT_ID": "日本"}, "OPENAI_PROJECT_ID"),
+        (OPENAI, KEYS | {"ALL_PROXY": "foo://127.0.0.1:1"}, "ALL_PROXY"),
+        (OPENAI, KEYS | {"HTTP_PROXY": f"http://user:{KEY}@[::1"}, "HTTP_PROXY"),
+        (OPENAI, KEYS | {"SSL_CERT_FILE": "/nowhere.pem"}, "SSL_CERT_FILE"),
+        (AZURE, KEYS, "AZURE_OPENAI_ENDPOINT"),
+        (AZURE, KEYS | {"AZURE_OPENAI_ENDPOINT": "my-resource"}, "AZURE_OPENAI_ENDPOINT"),
+        (AZURE, KEYS | {"AZURE_OPENAI_ENDPOINT": f"https://u:{KEY}@x.openai.azure.com"}, "AZURE_OPENAI_ENDPOINT"),
+        (LOCAL, {}, r"nothing listens at http://127.0.0.1:9/v1 .*start the server"),
     ],
 )
-def test_settings_of_the_environment_that_cannot_be_used_are_named(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+def test_an_endpoint_that_cannot_be_used_is_said_before_anything_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: Endpoint, environment: dict[str, str], said: str
 ) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setenv(name, value)
+    for name in (*KEYS, "AZURE_OPENAI_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     with (
-        open_client(Endpoint("openai", "m", server.url), tmp_path / "journal.jsonl", PRICES) as client,
-        pytest.raises(ConfigError, match=name) as caught,
+        open_client(endpoint, tmp_path / "journal.jsonl", PRICES) as client,
+        pytest.raises(ReflectkitError, match=said) as caught,
     ):
         wait_for(client.ask_all(requests(), lambda _, text: text))
     assert KEY not in str(caught.value)
-    assert not server.requests
 
 
 def test_an_address_in_the_environment_is_where_openai_models_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -719,87 +632,27 @@ def test_an_address_in_the_environment_is_where_openai_models_are(monkeypatch: p
     assert KEY not in str(caught.value)
 
 
-@pytest.mark.parametrize("address", ["my-resource", "http://[::1", f"https://u:{KEY}@x.openai.azure.com"])
-def test_an_azure_address_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setenv("AZURE_OPENAI_API_KEY", KEY)
-    monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", address)
-    with (
-        open_client(Endpoint("azure", "m", None), tmp_path / "journal.jsonl", PRICES) as client,
-        pytest.raises(ConfigError, match="AZURE_OPENAI_ENDPOINT") as caught,
-    ):
-        wait_for(client.ask_all(requests(), lambda _, text: text))
-    assert KEY not in str(caught.value)
-
-
-def test_azure_is_asked_at_its_own_address(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AZURE_OPENAI_API_KEY", KEY)
-    monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", server.url.removesuffix("/v1"))
-    with open_client(Endpoint("azure", "my-gpt", None), tmp_path / "journal.jsonl", PRICES) as client:
-        (outcome,) = wait_for(client.ask_all(requests(), lambda _, text: text))
-    assert outcome.value == "echo item0"
-    assert server.authorization == [KEY]
-
-
-@pytest.mark.parametrize(("kind", "name"), [("openai", "OPENAI_API_KEY"), ("azure", "AZURE_OPENAI_API_KEY")])
-def test_a_missing_key_is_said_before_anything_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
-) -> None:
-    monkeypatch.delenv(name, raising=False)
-    with (
-        open_client(Endpoint(kind, "m", None), tmp_path / "journal.jsonl", PRICES) as client,
-        pytest.raises(ConfigError, match=name),
-    ):
-        wait_for(client.ask_all(requests(), lambda _, text: text))
-
-
-def test_nobody_listening_is_said_at_once(tmp_path: Path) -> None:
-    with (
-        open_client(Endpoint("local", "m", "http://127.0.0.1:9/v1"), tmp_path / "journal.jsonl", PRICES) as client,
-        pytest.raises(ApiError, match=r"nothing listens at http://127.0.0.1:9/v1 .*start the server"),
-    ):
-        wait_for(client.ask_all(requests(), lambda _, text: text))
-
-
-@pytest.mark.parametrize("text", ["gpt-4o", "openai:", "claude:x", "", "openai"])
-def test_unknown_teachers_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="--teacher"):
-        parse_endpoint(text, None)
-
-
 @pytest.mark.parametrize(
-    "url",
-    ["localhost:1234", "ftp://x/v1", "http://", "http://x:99999/v1", f"http://u:{KEY}@x/v1", f"http://x/v1?key={KEY}"],
+    ("text", "url"),
+    [
+        *[(text, None) for text in ("gpt-4o", "openai:", "claude:x", "")],
+        *[("local:m", url) for url in ("localhost:1234", "ftp://x/v1", "http://x:99999/v1", f"http://u:{KEY}@x/v1")],
+        ("local:m", f"http://x/v1?key={KEY}"),
+    ],
 )
-def test_bad_addresses_are_refused_without_showing_a_key(url: str) -> None:
-    with pytest.raises(ConfigError, match="--base-url") as caught:
-        parse_endpoint("local:m", url)
+def test_unknown_teachers_and_bad_addresses_are_refused_without_a_key(text: str, url: str | None) -> None:
+    with pytest.raises(ConfigError, match="--base-url" if url else "--teacher") as caught:
+        parse_endpoint(text, url)
     assert KEY not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["openai", "azure"])
-@pytest.mark.parametrize(
-    ("model", "read", "written"),
-    [
-        ("gpt-3.5-turbo", 0.50, 1.50),
-        ("gpt-4", 30.0, 60.0),
-        ("gpt-4-0613", 30.0, 60.0),
-        ("gpt-4.1-mini", 0.40, 1.60),
-        ("gpt-4o", 2.50, 10.0),
-        ("gpt-4o-2024-05-13", 5.0, 15.0),
-        ("gpt-4o-mini-2024-07-18", 0.15, 0.60),
-        ("gpt-5-nano", 0.05, 0.40),
-        ("gpt-5.4", 2.50, 15.0),  # twice as much in prompts over 272,000 tokens
-        ("o4-mini", 1.10, 4.40),
-    ],
-)
-def test_prices_are_those_of_the_model_and_its_date(kind: str, model: str, read: float, written: float) -> None:
-    assert prices_of(kind, model, None, None) == Prices(read, written)
-
-
-@pytest.mark.parametrize("model", ["brand-new", "gpt-4o-team", "whisper-1", "text-embedding-3-small", "", "\ud800"])
-def test_the_price_of_another_model_is_unknown_but_can_be_given(model: str) -> None:
-    assert not prices_of("openai", model, None, None).known
-    assert prices_of("openai", model, 1.0, 2.0) == Prices(1.0, 2.0)
-    assert prices_of("local", model, None, None) == Prices(0.0, 0.0)
+def test_prices_are_those_of_the_model_and_its_date_or_given(kind: str) -> None:
+    for model, read, written in (("gpt-4o", 2.5, 10.0), ("gpt-4o-2024-05-13", 5.0, 15.0), ("o4-mini", 1.1, 4.4)):
+        assert prices_of(kind, model, None, None) == Prices(read, written)
+    for model in ("brand-new", "whisper-1", "text-embedding-3-small", "", "\ud800"):
+        assert not prices_of(kind, model, None, None).known
+        assert prices_of(kind, model, 1.0, 2.0) == Prices(1.0, 2.0)
+        assert prices_of("local", model, None, None) == Prices(0.0, 0.0)
     with pytest.raises(ConfigError, match="go together"):
-        prices_of("openai", model, 1.0, None)
+        prices_of(kind, "gpt-4o", 1.0, None)

@@ -1,6 +1,4 @@
-"""Where a chat teacher is asked: OpenAI, Azure, or any server with the same protocol. Keys come from the environment
-alone, and OpenAI's address from there where no flag gives one.
-"""
+"""Endpoints of chat models: OpenAI, Azure, or any server with their protocol. Keys come from the environment alone."""
 
 from __future__ import annotations
 
@@ -15,20 +13,11 @@ from reflectkit.core.encodings import PLAIN
 from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.core.keys import header_text
 
-THINKING = ("o1", "o3", "o4", "gpt-5")
 KEYS = {"openai": "OPENAI_API_KEY", "azure": "AZURE_OPENAI_API_KEY", "local": "LOCAL_API_KEY"}
-OPENAI = "https://api.openai.com/v1"
+OPENAI, LOCAL = "https://api.openai.com/v1", "http://localhost:1234/v1"
 ADDRESS = "OPENAI_BASE_URL"
 """The variable with the address of openai: models, unless a flag gives one."""
-ACCOUNT = ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID")  # which the openai package sends along
-NETWORK = (
-    "ALL_PROXY",
-    "HTTPS_PROXY",
-    "HTTP_PROXY",
-    "NO_PROXY",
-    "SSL_CERT_FILE",
-    "SSL_CERT_DIR",
-)  # which it connects through
+NETWORK = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
 class ApiError(ReflectkitError):
@@ -36,14 +25,12 @@ class ApiError(ReflectkitError):
 
 
 class NoAccessError(ApiError):
-    """No request will be answered before somebody does something: the key, the credit, the model or the address."""
+    """No request will be answered until the user changes the key, the credit, the model or the address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to ask. kind: "openai", "azure" or "local". model: name, or Azure deployment. base_url: of a compatible
-    server.
-    """
+    """kind: "openai", "azure" or "local". model: name, or Azure deployment. base_url: of a compatible server."""
 
     kind: str
     model: str
@@ -54,59 +41,57 @@ class Endpoint:
 
     @property
     def thinks(self) -> bool:
-        """Whether the model, by its name, writes tokens unseen before it answers; such models take no temperature."""
+        """Whether the model, by its name, writes hidden tokens before it answers; such models take no temperature."""
         name = self.model.rpartition("/")[2]
-        return name.startswith(THINKING) and not name.startswith("gpt-5-chat")
+        return name.startswith(("o1", "o3", "o4", "gpt-5")) and not name.startswith("gpt-5-chat")
 
 
 def parse_endpoint(
     text: str, base_url: str | None, flag: str = "--teacher", alone: str = "oracle, ", address: str = "--base-url"
 ) -> Endpoint:
-    """The endpoint of a --teacher, or of another `flag`: `openai:MODEL`, `azure:DEPLOYMENT` or `local:MODEL`. Raises
-    ConfigError. alone: what else the flag takes, and address: the flag of `base_url`, for the message.
+    """The endpoint that `flag` names: `openai:MODEL`, `azure:DEPLOYMENT` or `local:MODEL`. Raises ConfigError.
+
+    alone: what else the flag takes, and address: the flag of `base_url`, for the message.
     """
     kind, _, model = text.partition(":")
     if kind not in KEYS or not model:
         raise ConfigError(f"{flag} {text!r}: write {alone}openai:MODEL, azure:DEPLOYMENT or local:MODEL")
+    if base_url is None and kind == "openai":
+        base_url, address = _address_in_environment(), ADDRESS
     if base_url is not None:
         _check_address(address, base_url, KEYS[kind])
-    elif kind == "local":
-        base_url = "http://localhost:1234/v1"
-    elif kind == "openai" and (base_url := _address_in_environment()):
-        _check_address(ADDRESS, base_url, KEYS[kind])
-    return Endpoint(kind, model, base_url)
+    return Endpoint(kind, model, base_url or (LOCAL if kind == "local" else None))
 
 
 def address_in_use(endpoints: Iterable[Endpoint]) -> dict[str, str]:
-    """OPENAI_BASE_URL, where one of `endpoints` has its address from there; else nothing."""
+    """OPENAI_BASE_URL, if one of `endpoints` has its address from there; else nothing."""
     address = _address_in_environment()
-    used = address is not None and any(one.kind == "openai" and one.base_url == address for one in endpoints)
-    return {ADDRESS: address} if address is not None and used else {}
+    if address is None or not any(endpoint.kind == "openai" and endpoint.base_url == address for endpoint in endpoints):
+        return {}
+    return {ADDRESS: address}
 
 
 def _address_in_environment() -> str | None:
-    """Where the environment says that openai: models are; None for OpenAI's own address."""
+    """The address of openai: models from the environment; None for OpenAI's own."""
     address = os.environ.get(ADDRESS, "").strip()
     return address if address.rstrip("/") not in ("", OPENAI) else None
 
 
 def _check_address(name: str, address: str, key: str) -> None:
-    """Raises ConfigError, without showing a password, where `address`, from flag or variable `name`, is no HTTP
-    address.
-    """
+    """Raises ConfigError, without showing a password, if `address`, of flag or variable `name`, is not one of HTTP."""
     try:
         parts = urlsplit(address)
-        port_is_fine = parts.port is None or parts.port > 0
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        port_is_fine = False
-    if not port_is_fine or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{name} {address.rpartition('@')[2]!r}: write one like http://localhost:1234/v1")
+        valid = False
+    if not valid:
+        raise ConfigError(f"{name} {address.rpartition('@')[2]!r}: write one like {LOCAL}")
     if parts.username or parts.password or parts.query:
         raise ConfigError(f"{name} must not hold a user, key or query; put the key in the environment as {key}")
 
 
 def key_of(endpoint: Endpoint) -> str:
-    """The key from the environment; "" for a local server without one. Raises ConfigError where one is needed."""
+    """The key from the environment; "" for a local server without one. Raises ConfigError if it is missing."""
     key = header_text(KEYS[endpoint.kind])
     if not key and endpoint.kind != "local":
         raise ConfigError(f"{endpoint} needs a key: export {KEYS[endpoint.kind]}=…")
@@ -114,18 +99,17 @@ def key_of(endpoint: Endpoint) -> str:
 
 
 def connect(endpoint: Endpoint, on_response: Callable[[Any], Awaitable[None]]) -> Any:
-    """The package's client, without retries and limits on time of its own. on_response: shown each response before the
-    package reads it.
+    """openai's client, without its retries and timeouts. on_response: called with each response before openai reads it.
 
     Raises
     ------
     ConfigError: a key or an address is missing, or the environment's proxy or certificates cannot be used; ApiError:
-    nothing listens at a local server's.
+    no local server listens.
     """
     import httpx2
     import openai
 
-    key = key_of(endpoint)
+    key, address = key_of(endpoint), endpoint.base_url
     try:
         pool = openai.DefaultAsyncHttpxClient(
             follow_redirects=False,  # a key is for the address that was given
@@ -136,32 +120,29 @@ def connect(endpoint: Endpoint, on_response: Callable[[Any], Awaitable[None]]) -
         raise ConfigError(
             f"the environment's {names} cannot be used to connect ({type(error).__name__}); correct or unset it"
         ) from None
+    client: Any
     options: dict[str, Any] = {"max_retries": 0, "timeout": None, "http_client": pool, "default_headers": PLAIN}
-    if endpoint.kind == "openai":
-        organization, project = (header_text(name) or None for name in ACCOUNT)
-        address = endpoint.base_url or OPENAI
-        return openai.AsyncOpenAI(api_key=key, base_url=address, organization=organization, project=project, **options)
-    if endpoint.kind == "local":
-        _knock(str(endpoint.base_url))
-        client = openai.AsyncOpenAI(api_key=key or "none", base_url=endpoint.base_url, **options)
-    else:
-        address = endpoint.base_url or os.environ.get("AZURE_OPENAI_ENDPOINT", "")
+    if endpoint.kind == "azure":
+        source = "--base-url" if address else "AZURE_OPENAI_ENDPOINT"
+        address = address or os.environ.get(source, "")
         if not address:
             raise ConfigError(
-                f"{endpoint} needs an address: export AZURE_OPENAI_ENDPOINT=https://….openai.azure.com, or give"
-                " --base-url"
+                f"{endpoint} needs an address: export {source}=https://….openai.azure.com, or give --base-url"
             )
-        _check_address("--base-url" if endpoint.base_url else "AZURE_OPENAI_ENDPOINT", address, KEYS[endpoint.kind])
+        _check_address(source, address, KEYS[endpoint.kind])
         version = os.environ.get("OPENAI_API_VERSION", "2024-10-21")
         client = openai.AsyncAzureOpenAI(api_key=key, azure_endpoint=address, api_version=version, **options)
-    client.organization = client.project = (
-        None  # the package takes them from the environment; they are for OpenAI alone
-    )
+    else:
+        if endpoint.kind == "local":
+            _knock(str(address))
+        client = openai.AsyncOpenAI(api_key=key or "none", base_url=address or OPENAI, **options)
+    account = [header_text(name) or None for name in ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID")]
+    client.organization, client.project = account if endpoint.kind == "openai" else (None, None)
     return client
 
 
 def _knock(base_url: str) -> None:
-    """Raises ApiError at once where nothing listens, instead of after all the retries."""
+    """Raises ApiError at once if no server listens, instead of after all the retries."""
     parts = urlsplit(base_url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:

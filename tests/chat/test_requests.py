@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from reflectkit.agents.chat import ChatTeacher
-from reflectkit.agents.replies import named, parse_comment
-from reflectkit.agents.requests import (
+from reflectkit.chat.teacher import ChatTeacher
+from reflectkit.chat.templates import (
     commenting_request,
+    named,
+    parse_comment,
     playing_request,
     teaching_request,
 )
@@ -125,6 +126,13 @@ def worlds(name: str) -> list[str]:
     return ["--repos-dir", str(repos())] if name == "auto_explore" else []
 
 
+TEACHER = ("--demonstrations", "2", "--teacher", "local:t", "--negatives", "0")
+
+
+def command_of(stage: str, env: str, server: Server, *more: str) -> list[str]:
+    return [stage, "--env", env, "--level", LEVELS[env], *worlds(env), "--base-url", server.url, *more]
+
+
 def answers(body: dict[str, Any]) -> str:
     """Goes by the first or second action by turns, calls nothing, and comments."""
     asked = body["messages"][-1]["content"]
@@ -170,18 +178,7 @@ def the_history_is_in(server: Server, env: str) -> None:
 
 
 def test_evaluate_tells_goal_rules_and_history(env: str, server: Server) -> None:
-    command = [
-        "evaluate",
-        "--env",
-        env,
-        "--level",
-        LEVELS[env],
-        *worlds(env),
-        "--horizon",
-        "10",
-        "--base-url",
-        server.url,
-    ]
+    command = command_of("evaluate", env, server, "--horizon", "10")
     assert main([*command, "--policy", "local:alone", "--policy", "local:doer+local:thinker"]) == 0
     assert {body["model"] for body in server.requests} == {"alone", "doer", "thinker"}
     for body in server.requests:
@@ -237,28 +234,8 @@ def test_evaluate_costs_no_more_than_its_dry_run_says(
         return completion(text, "stop" if asked[key] % 3 == 0 else "length") | {"usage": usage}
 
     server.respond = respond
-    command = [
-        "evaluate",
-        "--env",
-        env,
-        "--level",
-        LEVELS[env],
-        *worlds(env),
-        "--horizon",
-        "15",
-        "--base-url",
-        server.url,
-    ]
-    command += [
-        "--history-tokens",
-        history,
-        "--price-in",
-        "1000000",
-        "--price-out",
-        "1000000",
-        "--policy",
-        "local:a+local:b",
-    ]
+    command = command_of("evaluate", env, server, "--horizon", "15", "--history-tokens", history)
+    command += ["--price-in", "1000000", "--price-out", "1000000", "--policy", "local:a+local:b"]
     capsys.readouterr()
     assert main([*command, "--dry-run"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if "local:a" in line)
@@ -267,19 +244,7 @@ def test_evaluate_costs_no_more_than_its_dry_run_says(
 
 
 def test_gen_trajectory_with_a_teacher_who_acts_tells_them_too(env: str, server: Server) -> None:
-    command = [
-        "gen-trajectory",
-        "--env",
-        env,
-        "--level",
-        LEVELS[env],
-        *worlds(env),
-        "--horizon",
-        "10",
-        "--demonstrations",
-        "2",
-    ]
-    command += ["--teacher", "local:t", "--base-url", server.url, "--negatives", "0"]
+    command = command_of("gen-trajectory", env, server, "--horizon", "10", *TEACHER)
     if env == "support":
         assert main(command) == 2
         return
@@ -297,19 +262,7 @@ def test_an_oracle_acts_and_a_chat_teacher_comments(
     env: str, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The published recipe, in every env: only the request knows the right action; a mistake is told as one."""
-    command = [
-        "gen-trajectory",
-        "--env",
-        env,
-        "--level",
-        LEVELS[env],
-        *worlds(env),
-        "--demonstrations",
-        "2",
-        "--noise",
-        "0.3",
-    ]
-    command += ["--teacher", "local:t", "--base-url", server.url, "--negatives", "0", "--actor", "oracle"]
+    command = command_of("gen-trajectory", env, server, *TEACHER, "--noise", "0.3", "--actor", "oracle")
     capsys.readouterr()
     assert main([*command, "--dry-run"]) == 0
     foreseen = int(re.search(r"calls\s+│\s+(\d+)", capsys.readouterr().out)[1])  # type: ignore[index]
@@ -511,18 +464,8 @@ def test_a_walk_with_comments_stops_at_its_budget_and_when_killed_and_pays_for_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = [
-        "gen-trajectory",
-        "--env",
-        "corridor",
-        "--actor",
-        "oracle",
-        "--teacher",
-        "local:t",
-        "--base-url",
-        server.url,
-    ]
-    command += ["--price-in", "1", "--price-out", "2", "--concurrency", "1"]
+    command = ["gen-trajectory", "--env", "corridor", "--actor", "oracle", "--teacher", "local:t"]
+    command += ["--base-url", server.url, "--price-in", "1", "--price-out", "2", "--concurrency", "1"]
     assert main([*command, "--max-cost-usd", str(12 * CALL_USD)]) == 2
     assert "stopped at the budget" in capsys.readouterr().err
     assert 0 < server.answered <= 12

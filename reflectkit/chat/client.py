@@ -1,0 +1,397 @@
+"""Client of a chat model: requests in, outcomes out, within a budget, and no answer is paid for twice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
+
+from reflectkit.chat.budget import Budget, Prices
+from reflectkit.chat.calls import MALFORMED, Caller, NoAnswerError, redacted
+from reflectkit.chat.endpoints import ApiError, Endpoint
+from reflectkit.chat.journal import Answer, Journal, open_journal
+from reflectkit.core.eventloop import wait_for
+from reflectkit.core.text import count_tokens
+from reflectkit.core.types import Message
+
+ASKED_AGAIN = 2  # times, after an unusable answer
+HOPELESS = 3  # unanswered requests in a row, after which the server or the settings are at fault
+THINKING_TOKENS = 4000  # allowance for reasoning tokens, which are billed and count towards the limit
+MESSAGE_TOKENS = 4  # added to a message by the chat format
+PROMPT_MARGIN = 1.25  # by which a prompt may exceed our count of its tokens
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request.
+
+    name: its subject, for people. messages: the chat. max_tokens: limit of the answer. draw: distinguishes equal
+    requests that should each get their own sampled answer. cuts: whether an answer that is cut off at the limit is used
+    as it is.
+    """
+
+    name: str
+    messages: tuple[Message, ...]
+    max_tokens: int
+    draw: int = 0
+    cuts: bool = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Approximate number of tokens in the chat."""
+        return sum(count_tokens(message.content) + MESSAGE_TOKENS for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A request without a usable answer. reason: why the last answer was unusable. text: its beginning. journal: where
+    its answers were kept already; None if the server was asked now. unanswered: whether the server gave no answer.
+    """
+
+    name: str
+    reason: str
+    text: str
+    journal: Path | None = field(default=None, compare=False)
+    unanswered: bool = field(default=False, compare=False)
+
+    @property
+    def explained(self) -> str:
+        """The reason, and how to ask again where it was kept."""
+        if self.journal is None:
+            return self.reason
+        return f"{self.reason} (kept in {self.journal}; delete that file to ask again)"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[Value]):
+    """The result of a request: its value, or why it was rejected, or neither if the budget ran out first.
+
+    unparsed: number of complete answers that did not parse. cost_usd, tokens, answers: cost, completion tokens and
+    number of all its answers, including those from the journal.
+    """
+
+    value: Value | None = None
+    rejected: Rejected | None = None
+    unparsed: int = 0
+    cost_usd: float = 0.0
+    tokens: int = 0
+    answers: int = 0
+
+    @property
+    def reason(self) -> str:
+        """Why there is no value."""
+        return self.rejected.explained if self.rejected else "the budget is spent"
+
+
+def written_limit(endpoint: Endpoint, request: Request) -> int:
+    """The limit of completion tokens that is sent to the server, reasoning included."""
+    return request.max_tokens + (THINKING_TOKENS if endpoint.thinks else 0)
+
+
+@dataclass(slots=True)
+class _Session:
+    """The requests in progress in one event loop. If one of them ends with an error, all do.
+
+    slots: limits concurrent calls. locks: one for equal requests, by key. failure: the error that ended them.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    caller: Caller
+    slots: asyncio.Semaphore
+    locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    failure: Exception | None = None
+    in_progress: int = 0
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, and replaced, when a request ends."""
+
+    async def finish(self, while_: Callable[[], bool] = lambda: True) -> None:
+        """Wait until all of them have finished, or `while_` no longer holds."""
+        while self.in_progress and while_():
+            await self.left.wait()
+
+    async def close(self) -> None:
+        """Close the connections, unless they belong to another event loop, which is gone."""
+        if self.loop is asyncio.get_running_loop():
+            await self.caller.close()
+
+
+class ChatClient:
+    """Asks a chat model. Use `open_client`.
+
+    calls: number of calls to the server. replayed: number of answers from the journal. prompt_tokens,
+    completion_tokens, cost_usd: totals of both. stopped: whether the budget, which counts everything in the journal,
+    left a request unanswered. concurrency: limit of concurrent calls. timeout_s: for a whole call, from connecting to
+    the last byte, without the waits before retries.
+
+    Any number of coroutines of one event loop may use it concurrently; another loop may use it after they finish.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        journal: Journal,
+        prices: Prices,
+        *,
+        concurrency: int = 8,
+        budget: Budget | None = None,
+        temperature: float = 1.0,
+        timeout_s: float = 120.0,
+    ) -> None:
+        self.endpoint, self.journal, self.prices = endpoint, journal, prices
+        self.concurrency, self.budget = concurrency, budget or Budget()
+        self.temperature, self.timeout_s = temperature, timeout_s
+        self.calls = self.replayed = self.prompt_tokens = self.completion_tokens = 0
+        self.cost_usd = 0.0
+        self.stopped = False
+        self.budget.paid += sum(map(self._cost, journal.answers.values()))
+        self._unanswered = 0  # requests in a row
+        self._trouble: ApiError | None = None  # why the last of them got no answer
+        self._session: _Session | None = None
+
+    async def ask(self, request: Request, parse: Callable[[str], Value]) -> Outcome[Value]:
+        """The outcome of `request`. parse: maps the text of an answer to its value; raises ValueError with the reason
+        if the text is unusable.
+
+        A request whose answer is cut off, empty, refused, filtered or does not parse is repeated, at most twice. Equal
+        concurrent requests share one call.
+
+        Raises
+        ------
+        ApiError: the server is unusable: it answered nothing, or failed several requests in a row. All requests in
+        progress then end with this error, after the calls in flight are in the journal.
+        """
+        (outcome,) = await self.ask_all([request], lambda _, text: parse(text))
+        return outcome
+
+    async def ask_all(
+        self,
+        requests: Sequence[Request],
+        parse: Callable[[int, str], Value],
+        advance: Callable[[], None] = lambda: None,
+    ) -> list[Outcome[Value]]:
+        """`ask` for several requests; returns their outcomes in order. parse: also gets the number of the request.
+        advance: called after each request.
+        """
+        session, waiting = self._session_here(), iter(enumerate(requests))
+        outcomes: dict[int, Outcome[Value]] = {}
+        failures: list[Exception] = []
+        if session.failure is not None:
+            await session.finish()
+            session.failure = None
+
+        async def work() -> None:
+            for number, request in waiting:
+                try:
+                    outcomes[number] = await self._outcome(session, request, partial(parse, number))
+                except Exception as error:  # raised below, when the calls in flight are in the journal
+                    session.failure = session.failure or error
+                    failures.append(session.failure)
+                    return
+                advance()
+
+        session.in_progress += 1
+        try:
+            workers = [work() for _ in range(min(self.concurrency, len(requests)))]
+            await (asyncio.gather(*workers) if len(workers) != 1 else workers[0])  # no task of its own: no delay
+        finally:
+            session.in_progress -= 1
+            session.left.set()
+            session.left = asyncio.Event()
+        if failures:
+            await session.finish()
+            raise failures[0]
+        if any(outcome.value is None for outcome in outcomes.values()):
+            await session.finish(while_=self._is_silent)  # one of them may yet show that the server answers
+            if self._is_silent() and self._trouble:
+                raise self._trouble
+        return [outcomes[number] for number in range(len(requests))]
+
+    async def finish(self) -> None:
+        """Wait until no request of this event loop is in progress, so that all paid answers are in the journal."""
+        await self._session_here().finish()
+
+    def replay(self, request: Request, parse: Callable[[str], Value]) -> Outcome[Value] | None:
+        """The outcome of `request` from the journal alone; None if the server would have to be asked."""
+        answers, reason = self._kept(request), ""
+        for answer in answers:
+            reason = _fault(answer, request)
+            if not reason:
+                try:
+                    return Outcome(parse(answer.text))
+                except ValueError as error:
+                    reason = str(error)
+        if len(answers) <= ASKED_AGAIN:
+            return None
+        return Outcome(rejected=Rejected(request.name, reason, redacted(answers[-1].text)))
+
+    def catch_up(self, others: Iterable[Path]) -> None:
+        """Use the answers in the journals of other processes, and count what they cost."""
+        self.budget.paid += sum(map(self._cost, self.journal.catch_up(others)))
+
+    def close(self) -> None:
+        """Close the connections."""
+        session, self._session = self._session, None
+        if session is not None:
+            wait_for(session.close())
+
+    def key(self, request: Request, attempt: int) -> str:
+        """The key of the answer in the journal."""
+        identity = {
+            "kind": self.endpoint.kind,
+            "base_url": self.endpoint.base_url,
+            "model": self.endpoint.model,
+            "messages": [[message.role, message.content] for message in request.messages],
+            "max_tokens": request.max_tokens,
+            "temperature": self.temperature,
+            "attempt": attempt,
+        } | ({"draw": request.draw} if request.draw and (self.temperature or self.endpoint.thinks) else {})
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+    def calls_left(self, request: Request) -> int:
+        """How many calls `request` may still take; 0 if the journal has a usable answer."""
+        answers = self._kept(request)
+        return 0 if answers and not _fault(answers[-1], request) else 1 + ASKED_AGAIN - len(answers)
+
+    def _kept(self, request: Request) -> list[Answer]:
+        """The answers to `request` in the journal, up to the first that is missing."""
+        answers = (self.journal.answers.get(self.key(request, attempt)) for attempt in range(1 + ASKED_AGAIN))
+        return [answer for answer in takewhile(bool, answers) if answer]
+
+    @property
+    def usage(self) -> dict[str, float]:
+        """Calls, answers from the journal, tokens, and US dollars if the price is known."""
+        counts: dict[str, float] = {
+            "calls": self.calls,
+            "replayed": self.replayed,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+        }
+        return counts | ({"usd": round(self.cost_usd, 6)} if self.prices.known else {})
+
+    def _session_here(self) -> _Session:
+        """The session of the running event loop."""
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._session.loop is not loop:
+            caller = Caller(self.endpoint, self.temperature, self.timeout_s)
+            self._session = _Session(loop, caller, asyncio.Semaphore(self.concurrency))
+        return self._session
+
+    def _is_silent(self) -> bool:
+        """Whether the server has answered nothing so far, although it was asked."""
+        return self._trouble is not None and self.calls == 0
+
+    async def _outcome(self, session: _Session, request: Request, parse: Callable[[str], Value]) -> Outcome[Value]:
+        """The outcome of one request. Raises what ended the session, if anything did."""
+        answers: list[Answer] = []
+        value, rejected, reason, unparsed, kept = None, None, "", 0, True
+        for attempt in range(1 + ASKED_AGAIN):
+            kept = kept and self.key(request, attempt) in self.journal.answers
+            try:
+                answer = await self._answer(session, request, attempt)
+            except NoAnswerError as error:
+                if error.retry and attempt < ASKED_AGAIN:
+                    continue
+                if error.refused and self.calls + self.replayed > 0:
+                    self._unanswered = 0  # others were answered with the same settings
+                else:
+                    self._unanswered += 1
+                    self._trouble = ApiError(error.fatal)
+                    if self._unanswered >= HOPELESS:
+                        raise self._trouble from None
+                rejected = Rejected(request.name, f"no answer: {error}", "", unanswered=True)
+                break
+            if answer is None:
+                break
+            answers.append(answer)
+            reason = _fault(answer, request)
+            if not reason:
+                try:
+                    value = parse(answer.text)
+                    break
+                except ValueError as error:
+                    reason = str(error)
+                    unparsed += 1
+        else:
+            rejected = Rejected(request.name, reason, redacted(answers[-1].text), self.journal.path if kept else None)
+        tokens = sum(answer.completion_tokens for answer in answers)
+        return Outcome(value, rejected, unparsed, sum(map(self._cost, answers)), tokens, len(answers))
+
+    async def _answer(self, session: _Session, request: Request, attempt: int) -> Answer | None:
+        """An answer from the journal or the server; None if the budget does not allow a call."""
+        key, limit = self.key(request, attempt), written_limit(self.endpoint, request)
+        max_cost = self.prices.cost(request.prompt_tokens * PROMPT_MARGIN, limit)
+
+        def keep(key: str, answer: Answer) -> None:
+            self.journal.add(key, self.endpoint.model, answer)
+            self.budget.pay(self._cost(answer), max_cost)
+            self._count(answer)
+
+        def keep_bill(answer: Answer) -> None:
+            keep(f"{key}/{len(self.journal.answers)}", answer)
+
+        async with session.locks.setdefault(key, asyncio.Lock()):  # only the first of equal requests makes a call
+            if session.failure is not None:
+                raise session.failure
+            if (answer := self.journal.answers.get(key)) is not None:
+                self.replayed += 1
+                self._count(answer)
+                return answer
+            async with session.slots, self.budget.reserve(max_cost) as affordable:
+                if session.failure is not None:
+                    raise session.failure
+                if not affordable:
+                    self.stopped = True
+                    return None
+                answer = await session.caller.call(request.messages, limit, request.prompt_tokens, key, keep_bill)
+                keep(key, answer)
+        self.calls += 1
+        self._unanswered, self._trouble = 0, None
+        return answer
+
+    def _count(self, answer: Answer) -> None:
+        self.prompt_tokens += answer.prompt_tokens
+        self.completion_tokens += answer.completion_tokens
+        self.cost_usd += self._cost(answer)
+
+    def _cost(self, answer: Answer) -> float:
+        return self.prices.cost(answer.prompt_tokens, answer.completion_tokens)
+
+
+@contextlib.contextmanager
+def open_client(
+    endpoint: Endpoint, journal_path: Path, prices: Prices, *, earlier: Path | None = None, **settings: Any
+) -> Iterator[ChatClient]:
+    """A `ChatClient` with these settings, whose answers are kept in `journal_path`.
+
+    earlier: where an earlier version kept them, possibly with those of other models, which are then left out; they are
+    read from there, too.
+    """
+    with open_journal(journal_path, model=endpoint.model if earlier else None, earlier=earlier) as journal:
+        client = ChatClient(endpoint, journal, prices, **settings)
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+def _fault(answer: Answer, request: Request) -> str:
+    """Why an answer cannot be used, or ""."""
+    if answer.finish_reason == MALFORMED:
+        return answer.refusal
+    if answer.finish_reason == "content_filter":
+        return "held back by the server's content filter"
+    if answer.refusal:
+        return f"refused: {answer.refusal[:200]}"
+    if answer.finish_reason == "length" and not request.cuts:
+        return "cut off at its token limit"
+    return "" if answer.text.strip() else "an empty answer"

@@ -1,0 +1,183 @@
+"""Chat models as players: policies, reflectors, and the published methods of an env (`BaseEnv.methods`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from reflectkit.chat.budget import BudgetSpentError
+from reflectkit.chat.calls import RESUMES
+from reflectkit.chat.client import ASKED_AGAIN, ChatClient, Outcome, Request
+from reflectkit.chat.endpoints import ApiError
+from reflectkit.chat.templates import (
+    HISTORY_TOKENS,
+    UnreadableError,
+    action_words,
+    answer_text,
+    parse_reply,
+    plain_comment,
+    playing_request,
+    reflecting_request,
+)
+from reflectkit.core.errors import EnvironmentFailure
+from reflectkit.core.protocols import Agent, Context
+from reflectkit.core.tools import PLAIN, parse, reads_as_calls, use_of
+from reflectkit.core.types import Decision, Observation, ToolUse
+
+
+class ChatPolicy:
+    """A chat model that plays without hints, for comparison: one line of analysis and an action in one call per step.
+
+    With tools, it writes calls in the plain form. reflector: a chat model that first comments on each state in one line
+    (two calls per step), if any. history_tokens: approximate length of the earlier turns that both models see.
+    """
+
+    def __init__(
+        self, client: ChatClient, reflector: ChatClient | None = None, history_tokens: int = HISTORY_TOKENS
+    ) -> None:
+        self.client, self.reflector, self.history_tokens = client, reflector, history_tokens
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The model's decision; a `failure` if there is no usable answer, an `overflow` if no answer was a legal
+        action.
+        """
+        comment: Outcome[str] = Outcome()
+        if self.reflector is not None:
+            request = reflecting_request(observation, context, self.history_tokens)
+            comment = await self.reflector.ask(request, plain_comment)
+            if comment.value is None:
+                reason = f"{self.reflector.endpoint}: {comment.reason}"
+                return Decision(0, failure=reason, price_usd=self._price(comment))
+        unreadable = 0
+
+        def read(text: str) -> tuple[str | None, int | ToolUse]:
+            nonlocal unreadable
+            try:
+                if observation.tools:
+                    return None, parse(text, observation.tools, PLAIN, replies=observation.replies)
+                return parse_reply(text, observation.choices)
+            except UnreadableError:
+                unreadable += 1
+                raise
+
+        outcome = await self.client.ask(playing_request(observation, context, comment.value, self.history_tokens), read)
+        illegal, price = outcome.unparsed - unreadable, self._price(comment, outcome)
+        if outcome.value is None:
+            reason = f"{self.client.endpoint}: {outcome.reason}"
+            if outcome.rejected and outcome.unparsed:
+                return Decision(
+                    0, comment.value, overflow=reason, illegal=illegal, unreadable=unreadable, price_usd=price
+                )
+            return Decision(0, comment.value, failure=reason, price_usd=price)
+        thought, action = outcome.value
+        if isinstance(action, ToolUse):
+            unreadable += not (observation.replies or reads_as_calls(action.text, PLAIN))
+        return Decision(
+            action,
+            thought if comment.value is None else comment.value,
+            illegal=illegal,
+            unreadable=unreadable,
+            price_usd=price,
+            tokens=outcome.tokens,
+            answer=answer_text(thought, action),
+        )
+
+    def _price(self, *outcomes: Outcome[Any]) -> float | None:
+        """Total cost of the outcomes; None if a model's price is unknown."""
+        clients = [self.client] + ([self.reflector] if self.reflector else [])
+        return sum(outcome.cost_usd for outcome in outcomes) if all(client.prices.known for client in clients) else None
+
+
+class ChatReflector:
+    """A chat model that comments for a trained policy: one line on what the policy sees, and no earlier turns.
+
+    It is told the env's rules. At temperature 0, equal states are asked about once; else each turn draws its own.
+    """
+
+    def __init__(self, client: ChatClient) -> None:
+        self.client = client
+
+    async def remark(self, observation: Observation, context: Context) -> str:
+        """The comment that a policy sees in its turn.
+
+        Raises
+        ------
+        EnvironmentFailure: no answer can be used. ApiError: the server does not answer. BudgetSpentError: the budget
+        does not allow the call. The last two end the run, after the calls in flight are in the journal.
+        """
+        request = reflecting_request(observation, Context(context.seed if self.client.temperature else 0, context.env))
+        outcome = await self.client.ask(request, plain_comment)
+        if outcome.value is not None:
+            return outcome.value
+        who, rejected = f"the reflector {self.client.endpoint}", outcome.rejected
+        if rejected is None:
+            await self.client.finish()
+            raise BudgetSpentError(
+                f"{who} may cost {self.client.budget.limit:g} US dollars, and the next call could exceed that; run the"
+                " same command again with a larger --max-cost-usd to continue"
+            )
+        if rejected.unanswered:
+            await self.client.finish()
+            raise ApiError(f"{who} gave {rejected.reason}; {RESUMES}")
+        raise EnvironmentFailure(f"{who} gave no usable comment: {rejected.explained}")
+
+
+def request_of(name: str, context: Context) -> Request:
+    """What a chat model is asked in the state of the context's env."""
+    env: Any = context.env
+    messages = env.method_messages(name)
+    subject = f"{name}, step {len(context.turns) + 1}"
+    return Request(subject, messages, env.methods[name], context.seed, cuts=True)
+
+
+class ChatMethod:
+    """Method `name` with a chat model, which is asked again, at most twice, after an answer that stands for nothing."""
+
+    def __init__(self, name: str, client: ChatClient) -> None:
+        self.name, self.client = name, client
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The action of the model's answer; a `failure` if the server gave none."""
+        env: Any = context.env
+        outcome = await self.client.ask(request_of(self.name, context), partial(env.method_action, self.name))
+        price = outcome.cost_usd if self.client.prices.known else None
+        if outcome.value is None and outcome.answers <= ASKED_AGAIN:
+            return Decision(0, failure=f"{self.client.endpoint}: {outcome.reason}", price_usd=price)
+        action = use_of(()) if outcome.value is None else outcome.value
+        unreadable = outcome.answers - (outcome.value is not None)
+        return Decision(action, unreadable=unreadable, price_usd=price, tokens=outcome.tokens)
+
+
+class ModelMethod:
+    """Method `name` with `writer`, an agent that answers in a conversation."""
+
+    def __init__(self, name: str, writer: Agent) -> None:
+        self.name, self.writer = name, writer
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The action of the writer's answer; its own decision where it could not answer."""
+        env: Any = context.env
+        asked = Observation(env.method_messages(self.name), replies=True)
+        decision = await self.writer.decide(asked, replace(context, turns=()))
+        if decision.failure is not None or decision.overflow is not None:
+            return decision
+        try:
+            return replace(decision, action=env.method_action(self.name, action_words(asked, decision.action)))
+        except ValueError:
+            return replace(decision, action=use_of(()), unreadable=1)
+
+
+class MethodRehearsal:
+    """Asks nobody, and does nothing. requests: what method `name` would ask first; those about later states also show
+    what the model wrote by then.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.requests: list[Request] = []
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """No calls."""
+        self.requests.append(request_of(self.name, context))
+        return Decision(use_of(()))

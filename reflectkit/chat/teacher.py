@@ -1,0 +1,109 @@
+"""Chat models as teachers: one acts, or comments while an expert acts, and corrects mistakes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from reflectkit.chat.client import ChatClient, Outcome, Request
+from reflectkit.chat.templates import (
+    HISTORY_TOKENS,
+    Action,
+    action_words,
+    answer_text,
+    commenting_request,
+    parse_called,
+    parse_comment,
+    parse_reply,
+    teaching_request,
+)
+from reflectkit.core.protocols import Agent, Context, require_oracle
+from reflectkit.core.types import Decision, Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A request to a teacher about one state. right: the best action if an expert acts; None if the teacher acts."""
+
+    request: Request
+    observation: Observation
+    right: Action | None = None
+
+    def read(self, text: str) -> tuple[str, Action | None]:
+        """(comment, action) of an answer; the action is None if an expert acts. Raises ValueError with the reason."""
+        if self.right is None and self.observation.tools:
+            return parse_called(text, self.observation)
+        if self.right is None:
+            return parse_reply(text, self.observation.choices)
+        return parse_comment(text, self.observation, self.right), None
+
+
+class ChatTeacher:
+    """Asks a chat model for an analysis and an action in one call, or only for a comment if an `actor` acts.
+
+    actor: an expert, who also marks each action. The model then sees the env's best action, and must not name it.
+    """
+
+    def __init__(self, client: ChatClient, actor: Agent | None = None, history_tokens: int = HISTORY_TOKENS) -> None:
+        self.client, self.actor, self.history_tokens = client, actor, history_tokens
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The teacher's decision; a `failure` if there is no usable answer."""
+        lesson = self.lesson(observation, context)
+        return await self.decision(observation, context, await self.client.ask(lesson.request, lesson.read))
+
+    def lesson(self, observation: Observation, context: Context) -> Lesson:
+        """The request about `observation`."""
+        if self.actor is None:
+            request = teaching_request(observation, context, _corrects(observation, context), self.history_tokens)
+            return Lesson(request, observation)
+        right: Action = require_oracle(context.env).oracle()
+        words = action_words(observation, right)
+        request = commenting_request(observation, context, words, _mistaken(context), self.history_tokens)
+        return Lesson(request, observation, right)
+
+    async def decision(
+        self, observation: Observation, context: Context, outcome: Outcome[tuple[str, Action | None]]
+    ) -> Decision:
+        """The decision from an answer: the model's own action, or the expert's with the model's comment."""
+        if outcome.value is None:
+            text = f" (the answer was: {outcome.rejected.text!r})" if outcome.rejected else ""
+            return Decision(0, failure=outcome.reason + text)
+        comment, action = outcome.value
+        if action is None:
+            assert self.actor is not None
+            return replace(await self.actor.decide(observation, context), reflection=comment, answer=comment)
+        note = "correction" if _corrects(observation, context) else "positive"
+        return Decision(action, comment, note=note, answer=answer_text(comment, action))
+
+
+class Rehearsal:
+    """Plays the part of `teacher` with the answers that its journal holds, and asks nobody: where one is missing,
+    `stand_in` acts and comments. requests: all that would be asked for. steps: of its episode, before each of them.
+    """
+
+    def __init__(self, teacher: ChatTeacher, stand_in: Agent) -> None:
+        self.teacher, self.stand_in = teacher, stand_in
+        self.requests: list[Request] = []
+        self.steps: list[int] = []
+
+    async def decide(self, observation: Observation, context: Context) -> Decision:
+        """The teacher's decision, or what the stand-in makes of the same state."""
+        lesson = self.teacher.lesson(observation, context)
+        self.requests.append(lesson.request)
+        self.steps.append(len(context.turns))
+        outcome = self.teacher.client.replay(lesson.request, lesson.read)
+        if outcome is None:
+            guess = await self.stand_in.decide(observation, context)
+            outcome = Outcome((guess.reflection or "", guess.action if lesson.right is None else None))
+        return await self.teacher.decision(observation, context, outcome)
+
+
+def _corrects(observation: Observation, context: Context) -> bool:
+    """Whether a teacher that acts corrects the last action here. What calls did wrong is in the state."""
+    return _mistaken(context) and not observation.tools
+
+
+def _mistaken(context: Context) -> bool:
+    env: Any = context.env
+    return bool(env.note() == "mistake")
