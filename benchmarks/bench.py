@@ -48,11 +48,11 @@ from reflectkit.core.reports import Report, Table, figures_table
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import NONE_LISTED
-from reflectkit.models.facts import DType
+from reflectkit.models.checkpoint_metadata import DType
 from reflectkit.models.hub import PACKAGED, TINY
 from reflectkit.models.packaged import is_installed
 from reflectkit.stages.shared.environments import EnvConfig, EnvSetup, RolloutConfig, at_level, model_source
@@ -235,7 +235,7 @@ def _training(config: BenchConfig, progress: Progress) -> Report:
             with progress.bar(f"sft: {model}", training.max_steps) as bar:
                 measured[model] = bench_sft.figures(bench_sft.measure(training, config.rounds, bar))
         current.tables.append(
-            bench_sft.table(f"SFT, batches of {counted(config.batch_size, 'row')}, CPU time", measured)
+            bench_sft.table(f"SFT, batches of {pluralize(config.batch_size, 'row')}, CPU time", measured)
         )
         return current.finish(
             {f"{model}_{name}": value for model, values in measured.items() for name, value in values.items()}
@@ -271,7 +271,9 @@ def _environment(config: BenchConfig, progress: Progress) -> Report:
             for name, value in figures.items()
         )
         current.tables.append(
-            Table(f"{config.setup.env_name}: {counted(config.taken, 'random step')}, CPU time", ("what", "value"), rows)
+            Table(
+                f"{config.setup.env_name}: {pluralize(config.taken, 'random step')}, CPU time", ("what", "value"), rows
+            )
         )
         return current.finish(figures)
 

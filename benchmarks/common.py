@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.protocols import Env
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Sample, Task, Trajectory
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.local import LocalSampler
 from reflectkit.rl import batch
 from reflectkit.rl.algorithms import objective
@@ -94,8 +94,8 @@ class Ours:
     a comment has. width: episodes played at once; 0: all. max_tokens: of a micro-batch.
     """
 
-    policy: Player
-    reflector: Player | None
+    policy: LoadedModel
+    reflector: LoadedModel | None
     make: Callable[[], Env]
     memo: str = "cold"
     comment_tokens: int = 100
@@ -119,7 +119,7 @@ class Ours:
     def play(self, episodes: Sequence[Episode]) -> list[Trajectory]:
         """Play `episodes` with weights that have just changed."""
         self.version += 1
-        wait_for(self.sampler.publish(self.policy, self.version))
+        run_sync(self.sampler.publish(self.policy, self.version))
         return rollout(episodes, self.make, self.agent, width=self.width or len(episodes))
 
     def learn(self, played: Sequence[Trajectory]) -> list[Sample]:

@@ -29,7 +29,7 @@ from reflectkit.core.seeding import derive
 from reflectkit.core.types import Decision, Task
 from reflectkit.envs import env_class, make
 from reflectkit.models import prefix_cache
-from reflectkit.models.load import Player, load_player
+from reflectkit.models.load import LoadedModel, load_player
 from reflectkit.models.local import LocalSampler
 from reflectkit.models.silence import silence_libraries
 
@@ -48,7 +48,7 @@ def nothing_kept() -> Iterator[None]:
 
 
 @contextmanager
-def read_tokens(players: Sequence[Player]) -> Iterator[list[int]]:
+def read_tokens(players: Sequence[LoadedModel]) -> Iterator[list[int]]:
     """The tokens of each pass of prompts while the context is open."""
     sizes: list[int] = []
 
@@ -64,7 +64,9 @@ def read_tokens(players: Sequence[Player]) -> Iterator[list[int]]:
             hook.remove()
 
 
-def played(policy: Player, reflector: Player, tasks: Sequence[Task], number: int, given: Any) -> list[Decision]:
+def played(
+    policy: LoadedModel, reflector: LoadedModel, tasks: Sequence[Task], number: int, given: Any
+) -> list[Decision]:
     """The decisions of round `number`, by new samplers."""
     agent = TwoPlayerAgent(
         LocalSampler(policy),
@@ -80,7 +82,7 @@ def played(policy: Player, reflector: Player, tasks: Sequence[Task], number: int
     return [turn.decision for trajectory in trajectories for turn in trajectory.turns]
 
 
-def measure(policy: Player, reflector: Player, tasks: Sequence[Task], given: Any) -> dict[str, list[float]]:
+def measure(policy: LoadedModel, reflector: LoadedModel, tasks: Sequence[Task], given: Any) -> dict[str, list[float]]:
     """Of each round: seconds and tokens without ("afresh", "read afresh") and with it ("kept", "read kept"); "turns".
 
     Raises SystemExit if the two sides sample different tokens.

@@ -20,7 +20,7 @@ from reflectkit.core.eventloop import result_of
 from reflectkit.core.prompts import reflection_prompt
 from reflectkit.envs import env_class, make
 from reflectkit.models.decoding import decode
-from reflectkit.models.load import Player, load_player
+from reflectkit.models.load import LoadedModel, load_player
 from reflectkit.models.padding import left_pad
 from reflectkit.models.tokens import prompt_ids
 
@@ -37,7 +37,7 @@ class Partings:
 
     def find(
         self,
-        player: Player,
+        player: LoadedModel,
         prompts: Sequence[Sequence[int]],
         theirs: Sequence[Sequence[int]],
         ours: Sequence[Sequence[int]],
@@ -58,7 +58,7 @@ class Partings:
         return said + (f"; {len(self.wrong)} texts differ, so do not compare" if self.wrong else "")
 
 
-def their_texts(player: Player, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+def their_texts(player: LoadedModel, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
     """What `generate` writes behind each prompt."""
     input_ids, mask = left_pad(prompts, player.pad_id, torch.device("cpu"))
     config = copy.deepcopy(player.model.generation_config)
@@ -70,7 +70,7 @@ def their_texts(player: Player, prompts: Sequence[Sequence[int]], tokens: int) -
     return texts
 
 
-def our_texts(player: Player, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+def our_texts(player: LoadedModel, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
     """What `decode` writes behind each prompt."""
     lines = decode(
         player.model, prompts, pad_id=player.pad_id, stop_ids=frozenset(), max_new_tokens=tokens, width=len(prompts)
@@ -79,7 +79,7 @@ def our_texts(player: Player, prompts: Sequence[Sequence[int]], tokens: int) -> 
 
 
 def measure(
-    theirs: Player, ours: Player, prompts: Sequence[Sequence[int]], tokens: int, count: int
+    theirs: LoadedModel, ours: LoadedModel, prompts: Sequence[Sequence[int]], tokens: int, count: int
 ) -> tuple[Rounds, Partings]:
     """The times of `count` rounds, as rollouts, and what differs in any of them; one more round warms up."""
     rounds, partings = Rounds(), Partings()

@@ -27,7 +27,7 @@ from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ReflectkitError
 from reflectkit.core.included import included_repositories, launch_config
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_jsonl
-from reflectkit.models.load import Player, load_player, save_player, with_adapter
+from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
 from reflectkit.models.packaged import convert, is_installed
 from reflectkit.models.silence import silence_libraries
 
@@ -127,7 +127,7 @@ def _make_model(bench: Bench) -> str:
         "pad_token_id": tokenizer.pad_token_id}  # fmt: skip
     torch.manual_seed(bench.seed)
     model = LlamaForCausalLM(LlamaConfig(**shape, **special, tie_word_embeddings=True))
-    save_player(folder, Player(model, tokenizer, None))
+    save_player(folder, LoadedModel(model, tokenizer, None))
     millions = sum(weight.numel() for weight in model.parameters()) / 1e6
     return f"random weights, {'tiny' if bench.fast else 'the shape of SmolLM2-135M'} ({millions:,.1f} M parameters)"
 
@@ -212,7 +212,7 @@ def row_tokens(tokenizer: Any, row: dict[str, Any]) -> list[int]:
     ]
 
 
-def _bare_rate(player: Player, rows: Sequence[Sequence[int]], batch: int) -> float:
+def _bare_rate(player: LoadedModel, rows: Sequence[Sequence[int]], batch: int) -> float:
     """Tokens per second of the model's own forward and backward passes over the rows, in batches of `batch`, with the
     logits of the last position only; the first batch warms up.
     """
@@ -223,7 +223,7 @@ def _bare_rate(player: Player, rows: Sequence[Sequence[int]], batch: int) -> flo
     return sum(map(len, rows)) / clock.seconds["bare"][0]
 
 
-def bare_passes(player: Player, rows: Sequence[Sequence[int]], batch: int) -> None:
+def bare_passes(player: LoadedModel, rows: Sequence[Sequence[int]], batch: int) -> None:
     """The model's own forward and backward passes over the rows, in batches of `batch`."""
     for start in range(0, len(rows), batch):
         bare_backward(player, rows[start : start + batch])

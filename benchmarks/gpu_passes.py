@@ -23,7 +23,7 @@ from benchmarks.rl import Clock, decoding_rounds
 from reflectkit.core.config import with_values
 from reflectkit.core.console import Quiet
 from reflectkit.core.types import Sample
-from reflectkit.models.load import Player, load_player, with_adapter
+from reflectkit.models.load import LoadedModel, load_player, with_adapter
 from reflectkit.models.silence import silence_libraries
 
 
@@ -40,7 +40,7 @@ def decoding(bench: Bench) -> Measured:
 
 
 def _decoding(
-    player: Player, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int, rounds: int
+    player: LoadedModel, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int, rounds: int
 ) -> tuple[float, float]:
     """(tokens written per second, speed as a share of the bare cached passes); a first round warms up."""
     clock = decoding_rounds(player, prompts, limits, width, rounds)
@@ -93,7 +93,7 @@ def xl_update(bench: Bench) -> Measured:
     return Measured(rate, clock.ratio("bare", "update"), note)
 
 
-def _samples(player: Player, rows: int, length: int, learnt: int) -> list[Sample]:
+def _samples(player: LoadedModel, rows: int, length: int, learnt: int) -> list[Sample]:
     """Rows of random tokens, of which the last `learnt` were written by the policy."""
     tokens_BT = torch.randint(
         player.model.config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(0)
@@ -125,7 +125,7 @@ def xl_decoding(bench: Bench) -> Measured:
     return Measured(rate, share, note)
 
 
-def _xl(bench: Bench) -> Player:
+def _xl(bench: Bench) -> LoadedModel:
     """GPT-2 XL's shape with random weights in bf16, in evaluation mode; a padding id instead of a tokenizer."""
     from transformers import AutoModelForCausalLM, GPT2Config
 
@@ -136,9 +136,9 @@ def _xl(bench: Bench) -> Player:
     torch.manual_seed(bench.seed)
     with torch.device(bench.device):
         model = AutoModelForCausalLM.from_config(GPT2Config(**shape), dtype=torch.bfloat16)
-    return Player(model.eval(), SimpleNamespace(pad_token_id=0, eos_token_id=0), None, dtype="bfloat16")
+    return LoadedModel(model.eval(), SimpleNamespace(pad_token_id=0, eos_token_id=0), None, dtype="bfloat16")
 
 
-def _billions(player: Player) -> str:
+def _billions(player: LoadedModel) -> str:
     count = sum(weight.numel() for weight in player.model.parameters())
     return f"{count / 1e9:.2f} B parameters" if count > 10**8 else f"{count / 1e6:.2f} M parameters"

@@ -41,8 +41,8 @@ from reflectkit.core.rollout import Episode
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Trajectory
 from reflectkit.envs import env_class, make
-from reflectkit.models.load import Player, load_player
-from reflectkit.models.sampler import Ask, Sampled
+from reflectkit.models.load import LoadedModel, load_player
+from reflectkit.models.sampler import SampleOutput, SampleRequest
 from reflectkit.models.tokens import label_ids
 
 MISSING = (
@@ -117,9 +117,9 @@ class Follower:
         """As of the sampler inside."""
         return int(self.inner.tokens)
 
-    async def sample(self, ask: Ask) -> Sampled:
+    async def sample(self, ask: SampleRequest) -> SampleOutput:
         """The scores of the labels, and the recorded one of them."""
-        sampled: Sampled = await self.inner.sample(ask)
+        sampled: SampleOutput = await self.inner.sample(ask)
         action = self.taken[ask.seed]
         return replace(sampled, token_ids=ask.labels[action], logprobs=(sampled.label_logprobs[action],))
 
@@ -131,7 +131,7 @@ class Follower:
 class Theirs:
     """Their loop around our game. rows: per gradient pass."""
 
-    def __init__(self, evaluate: Any, trainer: Any, player: Player, new: Callable[[], Any], rows: int) -> None:
+    def __init__(self, evaluate: Any, trainer: Any, player: LoadedModel, new: Callable[[], Any], rows: int) -> None:
         self.evaluate, self.player = evaluate, player
         Adapter.make = staticmethod(new)
         evaluate.ACTION_HEADS[Adapter] = "\nActions:"
@@ -168,7 +168,7 @@ class Theirs:
         return logs
 
 
-def shrink(player: Player) -> None:
+def shrink(player: LoadedModel) -> None:
     """Their `shrink_head`, and the two methods of generation that are gone."""
     model = player.model
     ids = torch.tensor([path[0] for path in label_ids(player.tokenizer, len(ACTIONS))])

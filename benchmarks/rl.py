@@ -19,7 +19,7 @@ import torch
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.core.console import Bar
-from reflectkit.core.eventloop import result_of, wait_for
+from reflectkit.core.eventloop import result_of, run_sync
 from reflectkit.core.prompts import LABELS, policy_prompt, reflection_prompt
 from reflectkit.core.protocols import Context, Env
 from reflectkit.core.rollout import Episode, rollout
@@ -27,7 +27,7 @@ from reflectkit.core.seeding import derive
 from reflectkit.core.types import Decision, Observation, Sample, Task, Trajectory
 from reflectkit.models.decoding import decode
 from reflectkit.models.kv_cache import CACHE
-from reflectkit.models.load import Player, pick_device
+from reflectkit.models.load import LoadedModel, pick_device
 from reflectkit.models.local import LocalSampler
 from reflectkit.models.padding import left_pad, position_ids, right_pad
 from reflectkit.models.tiny import build_model, build_tokenizer
@@ -142,7 +142,7 @@ def measure(
 
 
 def decoding_ratio(
-    writer: Player, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int = BATCH, rounds: int = 5
+    writer: LoadedModel, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int = BATCH, rounds: int = 5
 ) -> float:
     """The speed of `decode` when sampling `limits` tokens after each prompt, as a fraction of `decoding_floor`: the
     median over alternating pairs.
@@ -151,7 +151,7 @@ def decoding_ratio(
 
 
 def decoding_rounds(
-    writer: Player, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int, rounds: int
+    writer: LoadedModel, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int, rounds: int
 ) -> Clock:
     """The times of that many alternating pairs of `decode` ("decoding") and its floor ("bare_decoding")."""
     clock = Clock()
@@ -164,7 +164,7 @@ def decoding_rounds(
 
 @torch.no_grad()
 def decoding_floor(
-    writer: Player, prompts: Sequence[Sequence[int]], lines: Sequence[Sequence[int]], width: int = BATCH
+    writer: LoadedModel, prompts: Sequence[Sequence[int]], lines: Sequence[Sequence[int]], width: int = BATCH
 ) -> int:
     """The model's own cached passes over the prompts and then over each line after its prompt, one token at a time.
 
@@ -191,7 +191,7 @@ def decoding_floor(
     return sum(map(len, prompts)) + sum(map(len, lines))
 
 
-def player(size: str, tasks: Sequence[Task], make: Callable[[], Env], seed: int, device: str = "cpu") -> Player:
+def player(size: str, tasks: Sequence[Task], make: Callable[[], Env], seed: int, device: str = "cpu") -> LoadedModel:
     """A player of `size` with random weights, and a tokenizer of the env's first prompts that has every label. Its
     context is at least 1,024 tokens and four times the longest of these prompts.
     """
@@ -201,18 +201,18 @@ def player(size: str, tasks: Sequence[Task], make: Callable[[], Env], seed: int,
     tokenizer = build_tokenizer(texts, [f" {label}" for label in LABELS], 1500)
     context = max(1024, 4 * max(len(prompt_ids(tokenizer, text)) for text in texts))
     if size == "tiny":
-        return Player(build_model(tokenizer, context, seed).to(pick_device(device)), tokenizer, None)
+        return LoadedModel(build_model(tokenizer, context, seed).to(pick_device(device)), tokenizer, None)
     from transformers import GPT2Config, GPT2LMHeadModel
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = GPT2LMHeadModel(GPT2Config(n_positions=context)).eval()  # 124 M parameters
-    return Player(model.to(pick_device(device)), tokenizer, None)
+    return LoadedModel(model.to(pick_device(device)), tokenizer, None)
 
 
 def _round(
-    policy: Player,
-    reflector: Player,
+    policy: LoadedModel,
+    reflector: LoadedModel,
     learner: Learner,
     plays: list[Episode],
     make: Callable[[], Env],
@@ -271,7 +271,7 @@ def _round(
         fresh = TwoPlayerAgent(LocalSampler(policy, batch=BATCH))
         contexts = [Context(index, make()) for index in range(len(observations))]
         with clock.measure("act"):
-            wait_for(_decide_all(fresh, observations, contexts))
+            run_sync(_decide_all(fresh, observations, contexts))
         prompts = [tuple(prompt_ids(policy.tokenizer, policy_prompt(observation))) for observation in observations]
         with clock.measure("one_forward"):
             _bare_forward(policy, prompts)
@@ -302,7 +302,7 @@ def _model_time(model: Any) -> Iterator[list[float]]:
 
 
 def _decoding_pair(
-    writer: Player, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int, clock: Clock
+    writer: LoadedModel, prompts: Sequence[Sequence[int]], limits: Sequence[int], width: int, clock: Clock
 ) -> None:
     """Sample `limits` tokens after each prompt, then make the bare passes over them."""
     with clock.measure("decoding"):
@@ -326,7 +326,7 @@ def _texts(played: Sequence[Trajectory]) -> list[tuple[tuple[int, ...], tuple[in
     return [(turn.decision.prompt_ids, turn.decision.token_ids) for turn in turns if turn.decision.token_ids]
 
 
-def _bare_play(reader: Player, played: Sequence[Trajectory]) -> int:
+def _bare_play(reader: LoadedModel, played: Sequence[Trajectory]) -> int:
     """One forward over each distinct prompt that was answered with a choice, and cached decoding of the texts. Returns
     the tokens.
     """
@@ -343,7 +343,7 @@ def _batches(rows: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]
 
 
 @torch.no_grad()
-def _bare_forward(reader: Player, prompts: Sequence[Sequence[int]]) -> None:
+def _bare_forward(reader: LoadedModel, prompts: Sequence[Sequence[int]]) -> None:
     """The model's own forward over the prompts, with logits of the last position only."""
     for rows in _batches(prompts):
         input_ids, mask = left_pad(rows, reader.pad_id, next(reader.model.parameters()).device)
@@ -361,7 +361,7 @@ def _bare_backward(learner: Learner, samples: Sequence[Sample]) -> None:
     learner.optimizer.zero_grad()
 
 
-def bare_backward(reader: Player, rows: Sequence[Sequence[int]]) -> None:
+def bare_backward(reader: LoadedModel, rows: Sequence[Sequence[int]]) -> None:
     """The model's own forward and backward over a batch of rows, from the logits of the last position only."""
     input_ids, mask = left_pad(rows, reader.pad_id, next(reader.model.parameters()).device)
     output = reader.model(

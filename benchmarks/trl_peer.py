@@ -40,7 +40,7 @@ from reflectkit.core.rollout import Episode
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Observation, Task, Trajectory
 from reflectkit.envs import env_class, make
-from reflectkit.models.load import Player, load_player
+from reflectkit.models.load import LoadedModel, load_player
 from reflectkit.models.padding import left_pad, position_ids
 from reflectkit.models.sampler import draw
 from reflectkit.models.tokens import completion_ids, label_ids, prompt_ids
@@ -65,7 +65,7 @@ class Theirs:
     """What a user of TRL would write: a rollout function over live environments."""
 
     def __init__(
-        self, policy: Player, reflector: Player | None, new: Callable[[], Any], comment_tokens: int = 100
+        self, policy: LoadedModel, reflector: LoadedModel | None, new: Callable[[], Any], comment_tokens: int = 100
     ) -> None:
         self.policy, self.reflector, self.make, self.comment_tokens = policy, reflector, new, comment_tokens
         self.episodes: Sequence[Episode] = ()
@@ -217,7 +217,7 @@ def measure(ours: Ours, theirs: Theirs, batches: Sequence[Sequence[Episode]], ro
 
 
 def scenes(
-    policy: Player, reflector: Player, tasks: Sequence[Task], new: Callable[[], Any], rounds: int, seed: int
+    policy: LoadedModel, reflector: LoadedModel, tasks: Sequence[Task], new: Callable[[], Any], rounds: int, seed: int
 ) -> Iterator[tuple[str, Ours, list[list[Episode]]]]:
     """(name, our side, batches) of each line of the table."""
     alone = Ours(policy, None, new)

@@ -21,7 +21,7 @@ from reflectkit.cli.main import main
 from reflectkit.core.config import Config, option
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.folders import RunConfig, write_permission
 from reflectkit.core.jsonl import dumps, read_jsonl, salvage, write_jsonl
 from reflectkit.core.memory import memory_explained
@@ -29,12 +29,12 @@ from reflectkit.core.prompts import one_line, policy_prompt
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run, runs_but_for
 from reflectkit.core.seeding import derive, generator
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.core.types import Answer
 from reflectkit.data.sft import FILE_OF_ROLE, Lesson, read_rows, reflection_row
 from reflectkit.stages import Traits
 from reflectkit.stages.shared.environments import EnvConfig, EnvSetup
-from reflectkit.stages.shared.players import model_folders, place_of, refuse_without_model
+from reflectkit.stages.shared.players import model_folders, refuse_without_model, resolve_model_path
 from reflectkit.stages.shared.replaying import drawn_records, replayed_lessons
 from research.own_comments import (
     FIELDS,
@@ -140,8 +140,8 @@ def run(config: GenCommentsConfig, progress: Progress) -> Report:
     path = target / FILE_OF_ROLE["reflection"]
     write_permission(target)
     rehearsed = _rehearsed(config.rehearse, path)
-    writer = place_of(config.reflector, config.run.data_dir, progress, reflects=True)
-    places = [place_of(config.policy, config.run.data_dir, progress), writer]
+    writer = resolve_model_path(config.reflector, config.run.data_dir, progress, reflects=True)
+    places = [resolve_model_path(config.policy, config.run.data_dir, progress), writer]
     records = drawn_records(config.setup, config.run.seed, source, config.demonstrations)
     others = drawn_records(config.setup, config.run.seed, held_out, 0) if measured else []
     files = config.setup.input_files(record.task for record in (*records, *others))
@@ -170,13 +170,13 @@ def run(config: GenCommentsConfig, progress: Progress) -> Report:
         ]
         if not rows:
             raise ConfigError(
-                f"none of the comments on {counted(len(states), 'state')} gains --margin {config.margin:g} nats; lower"
-                " it, raise --samples, or let another model write them"
+                f"none of the comments on {pluralize(len(states), 'state')} gains --margin {config.margin:g} nats;"
+                " lower it, raise --samples, or let another model write them"
             )
         figures["rows"] = write_jsonl(path, [*rows, *rehearsed])
         parts = {"sampled, on training states": figures, "greedy, on validation states": figures.get("validation")}
         cells = tuple((name, *_cells(one)) for name, one in parts.items() if one)
-        made = f"{counted(len(rows), 'row')} in {path}"
+        made = f"{pluralize(len(rows), 'row')} in {path}"
         if rehearsed:
             figures["rehearsed"] = len(rehearsed)
             made = f"{made}, and {len(rehearsed)} of {config.rehearse}"
@@ -211,7 +211,7 @@ def _states(
     """
     steps, faults = replayed_lessons(config.setup, source, records, progress, answer=config.answer)
     for fault, number in faults.items():
-        progress.news(f"{counted(number, 'demonstration')}: {fault}")
+        progress.news(f"{pluralize(number, 'demonstration')}: {fault}")
     right = list({step.observation.text: step for step in steps if step.note != "mistake"}.values())
     if not right:
         raise DataError(source, "no record has a demonstration; generate some with `reflectkit gen-trajectory`")
@@ -282,7 +282,7 @@ class _Judge:
     def _forget(self) -> None:
         """Forget what was read, which has a part in the rounding, so that a resumed run gives the same bytes."""
         for sampler in (self.policy, self.writer):
-            wait_for(sampler.publish(None, sampler.version))
+            run_sync(sampler.publish(None, sampler.version))
             sampler.forget()
 
     def _some(self, first: int, lessons: Sequence[Lesson], samples: int) -> list[Judged]:
@@ -347,7 +347,7 @@ class _Judge:
             for place in range(len(lessons))
             for one in range(tries)
         ]
-        texts = list(map(one_line, wait_for(reflector.comments(seen, seeds))))
+        texts = list(map(one_line, run_sync(reflector.comments(seen, seeds))))
         each = [texts[start : start + tries] for start in range(0, len(texts), tries)]
         return [list(dict.fromkeys(text for text in some if text or not samples)) for some in each]
 
@@ -358,7 +358,7 @@ class _Judge:
         import asyncio
 
         from reflectkit.core.errors import CheckpointError
-        from reflectkit.models.sampler import Ask
+        from reflectkit.models.sampler import SampleRequest
         from reflectkit.models.tokens import choice_ids, prompt_ids
 
         tokenizer, form = self.policy.tokenizer, self.config.answer
@@ -367,11 +367,11 @@ class _Judge:
             asks = []
             for lesson, comment in asked:
                 prompt = prompt_ids(tokenizer, policy_prompt(lesson.observation, comment, form))
-                asks.append(Ask(tuple(prompt), choice_ids(tokenizer, lesson.observation.choices, form)))
+                asks.append(SampleRequest(tuple(prompt), choice_ids(tokenizer, lesson.observation.choices, form)))
             return list(await asyncio.gather(*map(self.policy.sample, asks)))
 
         judged = []
-        for (lesson, _), sampled in zip(asked, wait_for(answers()), strict=True):
+        for (lesson, _), sampled in zip(asked, run_sync(answers()), strict=True):
             if sampled.too_long:
                 raise CheckpointError(sampled.too_long)
             logprob = sampled.label_logprobs[lesson.choice]

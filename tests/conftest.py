@@ -17,7 +17,7 @@ from reflectkit.core.console import Quiet
 from reflectkit.core.prompts import label, policy_prompt, reflection_prompt
 from reflectkit.core.types import Observation
 from reflectkit.envs.taxi import Taxi
-from reflectkit.models.load import Player, save_player
+from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
 
 torch.set_num_threads(1)
@@ -67,22 +67,22 @@ def observations() -> list[Observation]:
     return seen
 
 
-def make_player(observations: list[Observation], role: str | None, seed: int = 0) -> Player:
+def make_player(observations: list[Observation], role: str | None, seed: int = 0) -> LoadedModel:
     texts = [policy_prompt(seen, "Go east.") for seen in observations] + [
         reflection_prompt(seen) for seen in observations
     ]
     tokenizer = build_tokenizer(texts, [label(index) for index in range(6)])
-    return Player(build_model(tokenizer, 256, seed), tokenizer, role)
+    return LoadedModel(build_model(tokenizer, 256, seed), tokenizer, role)
 
 
 @pytest.fixture
-def policy(observations: list[Observation]) -> Player:
+def policy(observations: list[Observation]) -> LoadedModel:
     """An untrained policy; a fresh one for each test, since tests train it."""
     return make_player(observations, "policy")
 
 
 @pytest.fixture(scope="session")
-def reflector_player(observations: list[Observation]) -> Player:
+def reflector_player(observations: list[Observation]) -> LoadedModel:
     """An untrained reflector."""
     return make_player(observations, "reflection", seed=1)
 

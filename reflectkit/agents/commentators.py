@@ -14,7 +14,7 @@ from reflectkit.core.seeding import generator
 from reflectkit.core.types import Observation
 
 
-class Commentator(Protocol):
+class CommentSource(Protocol):
     """Whoever comments on a turn before the policy acts."""
 
     async def remark(self, observation: Observation, context: Context) -> str:
@@ -29,7 +29,7 @@ class TeacherComments:
         return str(require_oracle(context.env, ["reflection"]).reflection(generator(context.seed, "comment")))
 
 
-class Silence:
+class NoComments:
     """An empty comment in each turn: the words around it, and nothing in them."""
 
     async def remark(self, observation: Observation, context: Context) -> str:
@@ -37,14 +37,14 @@ class Silence:
         return ""
 
 
-class Swapped:
+class ShuffledComments:
     """Comments of `asked`, of which a share is replaced by comments on other states.
 
     others: the comments to draw those from, at least one. share: 0 … 1. Which turn gets what depends on the turn's seed
     alone.
     """
 
-    def __init__(self, asked: Commentator, others: Sequence[str], share: float) -> None:
+    def __init__(self, asked: CommentSource, others: Sequence[str], share: float) -> None:
         self.asked, self.others, self.share = asked, tuple(others), share
 
     async def remark(self, observation: Observation, context: Context) -> str:

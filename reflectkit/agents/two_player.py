@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from reflectkit.agents.commentators import Commentator, Swapped
+from reflectkit.agents.commentators import CommentSource, ShuffledComments
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.prompts import one_line, policy_prompt, reflection_prompt, with_comments
 from reflectkit.core.protocols import Context
@@ -23,7 +23,7 @@ from reflectkit.core.tools import parse
 from reflectkit.core.types import ANSWERS, THINKING, Comment, Decision, Observation, ToolUse
 from reflectkit.models.chat import Dialogue
 from reflectkit.models.labels import Path
-from reflectkit.models.sampler import EVERYTHING, Ask, Sampled, Sampler, Truncation
+from reflectkit.models.sampler import EVERYTHING, SampleOutput, Sampler, SampleRequest, Truncation
 from reflectkit.models.tokens import choice_ids, completion_ids, length_behind, prompt_ids
 
 MEMO_LIMIT = 200_000  # comments; a full memo starts again
@@ -109,7 +109,9 @@ class Reflector:
         ids = tuple(prompt_ids(self.sampler.tokenizer, prompt))
         if len(ids) >= self.sampler.context:
             return Comment("", ids, (), ()), 0
-        sampled = await self.sampler.sample(Ask(ids, (), self.max_new_tokens, temperature, seed, self._stop_ids))
+        sampled = await self.sampler.sample(
+            SampleRequest(ids, (), self.max_new_tokens, temperature, seed, self._stop_ids)
+        )
         text_ids = _text_ids(sampled, self._stop_ids)
         text = one_line(self.sampler.tokenizer.decode(text_ids, skip_special_tokens=True))
         return Comment(text, ids, sampled.token_ids, sampled.logprobs), len(text_ids)
@@ -129,7 +131,7 @@ class TwoPlayerAgent:
     def __init__(
         self,
         policy: Sampler,
-        commentator: Commentator | None = None,
+        commentator: CommentSource | None = None,
         *,
         answer: str = ANSWERS[0],
         temperature: float = 1.0,
@@ -141,7 +143,7 @@ class TwoPlayerAgent:
         show: bool = False,
     ) -> None:
         self.policy, self.commentator, self.answer = policy, commentator, answer
-        asked = commentator.asked if isinstance(commentator, Swapped) else commentator
+        asked = commentator.asked if isinstance(commentator, ShuffledComments) else commentator
         self.reflector = asked if isinstance(asked, Reflector) else None
         """The model that comments, if one does."""
         self.episode_tokens, self.thinking = episode_tokens, thinking
@@ -174,7 +176,7 @@ class TwoPlayerAgent:
             return await self._write(observation, comment, context)
         prompt = self._ids(policy_prompt(observation, comment, self.answer))
         labels = self.labels(observation.choices)
-        ask = Ask(prompt, labels, temperature=self.temperature, seed=context.seed, truncation=self.truncation)
+        ask = SampleRequest(prompt, labels, temperature=self.temperature, seed=context.seed, truncation=self.truncation)
         sampled = await self.policy.sample(ask)
         if sampled.too_long:
             return Decision(0, comment, overflow=sampled.too_long)
@@ -217,7 +219,7 @@ class TwoPlayerAgent:
             prompt, stop_ids = self.dialogue.ids(observation, comment), self.dialogue.stop_ids
         else:
             prompt, stop_ids = self._ids(policy_prompt(observation, comment)), self._stop_ids
-        ask = Ask(prompt, (), left, self.temperature, derive(context.seed, "text"), stop_ids, self.truncation)
+        ask = SampleRequest(prompt, (), left, self.temperature, derive(context.seed, "text"), stop_ids, self.truncation)
         sampled = await self.policy.sample(ask)
         if sampled.too_long:
             return Decision(0, comment, overflow=sampled.too_long)
@@ -233,7 +235,7 @@ class TwoPlayerAgent:
         )
 
     def _read(
-        self, observation: Observation, prompt: tuple[int, ...], sampled: Sampled, stop_ids: frozenset[int]
+        self, observation: Observation, prompt: tuple[int, ...], sampled: SampleOutput, stop_ids: frozenset[int]
     ) -> str | ToolUse:
         """What was written behind `prompt`, as an action."""
         text_ids = _text_ids(sampled, stop_ids)
@@ -260,7 +262,7 @@ def _line_ends(sampler: Sampler) -> frozenset[int]:
     return frozenset(end for end in ends if end is not None)
 
 
-def _text_ids(sampled: Sampled, stop_ids: frozenset[int]) -> list[int]:
+def _text_ids(sampled: SampleOutput, stop_ids: frozenset[int]) -> list[int]:
     """The tokens without the stop token."""
     ids = list(sampled.token_ids)
     return ids[:-1] if ids and ids[-1] in stop_ids else ids

@@ -18,7 +18,7 @@ from reflectkit.chat.budget import Budget, Prices
 from reflectkit.chat.calls import MALFORMED, Caller, NoAnswerError, redacted
 from reflectkit.chat.endpoints import ApiError, Endpoint
 from reflectkit.chat.journal import Answer, Journal, open_journal
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.text import count_tokens
 from reflectkit.core.types import Message
 
@@ -242,7 +242,7 @@ class ChatClient:
         """Close the connections."""
         session, self._session = self._session, None
         if session is not None:
-            wait_for(session.close())
+            run_sync(session.close())
 
     def key(self, request: Request, attempt: int) -> str:
         """The key of the answer in the journal."""

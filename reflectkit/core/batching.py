@@ -1,6 +1,6 @@
 """Dynamic batching: requests wait until every running episode has one pending, and are then served in one batch.
 
-A `Table` counts the episodes that run concurrently. Once each of them waits in a `Batcher`, the batcher with the
+A `BatchBarrier` counts the episodes that run concurrently. Once each of them waits in a `Batcher`, the batcher with the
 lowest rank serves its requests, in the order of the episodes. So batches do not depend on timing, as long as no env
 takes longer than the table's patience.
 """
@@ -21,10 +21,10 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class Slot:
     """One of the concurrent episodes of a table."""
 
-    table: Table
+    table: BatchBarrier
     episode: int = 0
     """Number of the current episode, which orders the items of a batch."""
     pending: int = 0
@@ -33,7 +33,7 @@ class Seat:
     """Whether the others have stopped waiting for it."""
 
 
-class Table:
+class BatchBarrier:
     """The episodes that run concurrently.
 
     patience: seconds without progress after which waiting requests are served without the other episodes.
@@ -42,20 +42,20 @@ class Table:
     def __init__(self, patience: float) -> None:
         self.patience = patience
         self._awaited = 0  # seats that neither wait in a batcher nor are late
-        self._seats: set[Seat] = set()
+        self._seats: set[Slot] = set()
         self._waiting: set[Batcher[Any, Any]] = set()
         self._last_progress = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def join(self) -> Seat:
+    def join(self) -> Slot:
         """Take a seat for the current task and the tasks that it starts."""
-        seat = Seat(self)
+        seat = Slot(self)
         self._seats.add(seat)
         self._awaited += 1
         _seat.set(seat)
         return seat
 
-    def leave(self, seat: Seat) -> None:
+    def leave(self, seat: Slot) -> None:
         """Give the seat up: the others no longer wait for it."""
         self._seats.discard(seat)
         self._awaited -= not seat.pending and not seat.late
@@ -66,7 +66,7 @@ class Table:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _add(self, seat: Seat, batcher: Batcher[Any, Any]) -> None:
+    def _add(self, seat: Slot, batcher: Batcher[Any, Any]) -> None:
         seat.pending += 1
         if seat.pending == 1:
             self._awaited -= not seat.late
@@ -74,7 +74,7 @@ class Table:
         self._waiting.add(batcher)
         self._serve_if_ready()
 
-    def _remove(self, seat: Seat, batcher: Batcher[Any, Any]) -> None:
+    def _remove(self, seat: Slot, batcher: Batcher[Any, Any]) -> None:
         seat.pending -= 1
         self._awaited += not seat.pending
         self._waiting.discard(batcher)  # another table may have served it
@@ -110,7 +110,7 @@ class Table:
         self._serve()
 
 
-_seat: ContextVar[Seat | None] = ContextVar("seat", default=None)
+_seat: ContextVar[Slot | None] = ContextVar("seat", default=None)
 
 
 class Batcher(Generic[Item, Answer]):
@@ -122,7 +122,7 @@ class Batcher(Generic[Item, Answer]):
 
     def __init__(self, work: Callable[[list[Item]], Sequence[Answer]], rank: int = 0) -> None:
         self.work, self.rank = work, rank
-        self._queue: list[tuple[Seat | None, Item, asyncio.Future[Answer]]] = []
+        self._queue: list[tuple[Slot | None, Item, asyncio.Future[Answer]]] = []
 
     async def ask(self, item: Item) -> Answer:
         """The answer to `item`. Outside a table, a batch holds the requests of one iteration of the event loop."""

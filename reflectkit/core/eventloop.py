@@ -23,7 +23,7 @@ Changed = TypeVar("Changed")
 _local = threading.local()
 
 
-def wait_for(coroutine: Coroutine[Any, Any, Value]) -> Value:
+def run_sync(coroutine: Coroutine[Any, Any, Value]) -> Value:
     """Run `coroutine` to its end and return what it returns.
 
     Whatever interrupts it, such as Ctrl-C, is raised at once, and the coroutine and the tasks that it started are
@@ -41,7 +41,7 @@ def wait_for(coroutine: Coroutine[Any, Any, Value]) -> Value:
 
 def result_of(value: Value | Awaitable[Value]) -> Value:
     """`value`, awaited if necessary. For callers that are not coroutines."""
-    return wait_for(_awaited(value)) if inspect.isawaitable(value) else value
+    return run_sync(_awaited(value)) if inspect.isawaitable(value) else value
 
 
 def shared_result_of(value: Value | Awaitable[Value]) -> Value:

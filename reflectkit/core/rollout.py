@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from reflectkit.core.batching import Batched, Table
+from reflectkit.core.batching import BatchBarrier, Batched
 from reflectkit.core.checked import checked
 from reflectkit.core.errors import EnvironmentFailure
-from reflectkit.core.eventloop import in_thread, wait_for
+from reflectkit.core.eventloop import in_thread, run_sync
 from reflectkit.core.protocols import Agent, BatchAgent, Context, Env
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Decision, Observation, Status, Task, Trajectory, Turn
@@ -52,7 +52,7 @@ def rollout(
     keep: bool = True,
 ) -> list[Trajectory]:
     """`play_all` for callers that are not coroutines."""
-    return wait_for(
+    return run_sync(
         play_all(
             episodes, make_env, agent, width=width, patience=patience, timeout_s=timeout_s, on_end=on_end, keep=keep
         )
@@ -91,7 +91,7 @@ async def play_all(
     waiting = iter(enumerate(episodes))
     spare = [make_env()]
     widest = getattr(spare[0], "widest", width)
-    table = Table(patience)
+    table = BatchBarrier(patience)
 
     async def player() -> None:
         seat = table.join()

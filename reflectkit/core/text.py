@@ -41,10 +41,10 @@ def count_tokens(text: str) -> int:
     return len(PIECE.findall(text)) + (0 if text.isascii() else sum(character > "\x7f" for character in text))
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
+def pluralize(number: int, noun: str, plural: str = "") -> str:
     """`number` with `noun` in the form that it takes; the plural is the noun with an s unless given.
 
-    >>> counted(1, "episode"), counted(2000, "row"), counted(0, "repository", "repositories")
+    >>> pluralize(1, "episode"), pluralize(2000, "row"), pluralize(0, "repository", "repositories")
     ('1 episode', '2,000 rows', '0 repositories')
     """
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

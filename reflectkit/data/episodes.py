@@ -23,7 +23,7 @@ from typing import Any
 
 from reflectkit.core.errors import DataError
 from reflectkit.core.jsonl import dumps, lines, read_jsonl, replacing
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.core.types import LARGEST, Trajectory, Turn
 from reflectkit.data.conversations import PlayedCall, PlayedMessage, calls_of, heard, played_calls, played_messages
 from reflectkit.data.fields import Fields, parse
@@ -289,7 +289,7 @@ def _played_turn(row: Fields) -> PlayedTurn:
     if choices and shares and len(shares) != len(choices):
         raise row.error(
             "probabilities",
-            f"{counted(len(shares), 'probability', 'probabilities')} for {counted(len(choices), 'choice')}",
+            f"{pluralize(len(shares), 'probability', 'probabilities')} for {pluralize(len(choices), 'choice')}",
         )
     return PlayedTurn(
         seen=row.text("seen"),

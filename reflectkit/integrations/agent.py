@@ -27,12 +27,12 @@ from reflectkit.core.folders import RunConfig
 from reflectkit.core.identity import read_record
 from reflectkit.core.protocols import Agent, Context
 from reflectkit.core.seeding import derive
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.core.types import THINKING, Decision, Observation
 from reflectkit.envs import env_class
 from reflectkit.envs.base import BaseEnv
 from reflectkit.integrations.acts import Act, Seen, as_act, has_answers, observation_of
-from reflectkit.models.facts import model_facts
+from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.stages.shared.chat import ChatConfig
 from reflectkit.stages.shared.players import (
     Players,
@@ -40,7 +40,7 @@ from reflectkit.stages.shared.players import (
     chat_parts,
     is_chat,
     parse_policy,
-    place_of,
+    resolve_model_path,
     trained_elsewhere,
     trained_with_comments,
 )
@@ -108,8 +108,8 @@ def load_agent(
         "seed": seed,
     }
     config = build(AgentConfig, given, "load_agent")
-    policy_place = place_of(policy_model, config.run.data_dir, Quiet())
-    reflector_place = place_of(reflector_model, config.run.data_dir, Quiet(), reflects=True)
+    policy_place = resolve_model_path(policy_model, config.run.data_dir, Quiet())
+    reflector_place = resolve_model_path(reflector_model, config.run.data_dir, Quiet(), reflects=True)
     if policy_place is not None:
         _warn_of_mismatch(policy_place, reflector_place)
     given["thinking"] = thinking or _trained_with(policy_place).get("thinking", THINKING[0])
@@ -182,7 +182,7 @@ class LoadedAgent:
         each: Sequence[Any] = [choices] * len(seen) if shared else choices
         if len(each) != len(seen):
             raise ConfigError(
-                f"got {counted(len(seen), 'observation')} and {counted(len(each), 'list')} of choices; give one for"
+                f"got {pluralize(len(seen), 'observation')} and {pluralize(len(each), 'list')} of choices; give one for"
                 " each"
             )
         return self._running().result(self._act_all([self._request(*one) for one in zip(seen, each, strict=True)]))

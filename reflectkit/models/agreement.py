@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 
 MEAN_LIMIT = 0.3
 """Most that the mean difference over many tokens may be, in nats. Between a policy in float32 or bfloat16 here and
@@ -29,5 +29,5 @@ def disagreement(difference_N: torch.Tensor, temperature: float = 1.0) -> str:
         (f"at the {SHARE:.0%} quantile of", float(distance_N.quantile(SHARE, interpolation="lower")), HIGH_LIMIT),
     ):
         if not figure <= limit * scale:
-            return f"by {figure:.3g} nats {what} {counted(count, 'token')} (limit {limit * scale:.3g})"
+            return f"by {figure:.3g} nats {what} {pluralize(count, 'token')} (limit {limit * scale:.3g})"
     return ""

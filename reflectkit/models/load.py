@@ -18,9 +18,8 @@ from safetensors import safe_open
 from reflectkit.core.checksums import refuse_damage
 from reflectkit.core.errors import CheckpointError, ConfigError, DivergedError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, write_json, write_text
-from reflectkit.core.text import counted
-from reflectkit.models.checks import all_finite
-from reflectkit.models.facts import (
+from reflectkit.core.text import pluralize
+from reflectkit.models.checkpoint_metadata import (
     ROLE_FILE,
     base_fact,
     base_of,
@@ -31,6 +30,7 @@ from reflectkit.models.facts import (
     raw_config,
     unusable,
 )
+from reflectkit.models.checks import all_finite
 from reflectkit.models.hub import hub_options, looks_local
 
 ALL_LINEAR = "all-linear"  # peft's own word
@@ -41,7 +41,7 @@ POLICY_ADAPTER = "default"  # peft's own name for the first adapter of a model
 
 
 @dataclass(frozen=True)
-class Player:
+class LoadedModel:
     """A causal language model with its tokenizer."""
 
     model: Any
@@ -83,7 +83,7 @@ def load_player(
     device: str = "auto",
     dtype: str | None = None,
     quantize: str | None = None,
-) -> Player:
+) -> LoadedModel:
     """The model and tokenizer in folder `source`, or of hub id `source`.
 
     Parameters
@@ -145,10 +145,12 @@ def load_player(
         for module in model.modules():  # bitsandbytes repacks weights on some CPUs, which not every shape allows
             if hasattr(module, REPACKS):
                 setattr(module, REPACKS, False)
-    return Player(model, tokenizer, facts.get("role"), dtype, quantize, answer=facts.get("answer", ""))
+    return LoadedModel(model, tokenizer, facts.get("role"), dtype, quantize, answer=facts.get("answer", ""))
 
 
-def with_adapter(player: Player, rank: int, alpha: int, seed: int, dropout: float = 0.0, targets: str = "") -> Player:
+def with_adapter(
+    player: LoadedModel, rank: int, alpha: int, seed: int, dropout: float = 0.0, targets: str = ""
+) -> LoadedModel:
     """`player` with a new LoRA adapter, which alone is trained (arXiv 2106.09685).
 
     seed: for its weights. dropout: of what the adapter reads, 0 … 1. targets: the layers that it changes, "all-linear"
@@ -188,7 +190,7 @@ def load_pair(
     device: str = "auto",
     dtype: str | None = None,
     quantize: str | None = None,
-) -> tuple[Player, Player]:
+) -> tuple[LoadedModel, LoadedModel]:
     """(policy, reflector): two LoRA adapters on one base, with half the memory of two models; see `load_player`.
 
     Raises
@@ -217,7 +219,7 @@ class Reference:
     alone or with its adapter called `adapter`, so that there is no second copy.
     """
 
-    player: Player
+    player: LoadedModel
     copy: Any = None
     adapter: str | None = None
 
@@ -238,7 +240,7 @@ class Reference:
 
 
 def starting_player(
-    player: Player, source: str | Path, fresh_adapter: bool, device: str = "auto", role: str = "policy"
+    player: LoadedModel, source: str | Path, fresh_adapter: bool, device: str = "auto", role: str = "policy"
 ) -> Reference:
     """What training started from: `source`, or the base of an adapter that was new then. role: as for `load_player`.
 
@@ -280,7 +282,7 @@ def _written_keys(folder: Path) -> set[str]:
 def _refuse_missing(name: str, missing: Collection[str]) -> None:
     if missing:
         raise CheckpointError(
-            f"{name}: the weights lack {counted(len(missing), 'tensor')}, e.g. {min(missing)}; make it again"
+            f"{name}: the weights lack {pluralize(len(missing), 'tensor')}, e.g. {min(missing)}; make it again"
         )
 
 
@@ -312,7 +314,7 @@ def checkpoint_gradients(model: Any) -> None:
 
 def save_player(
     folder: Path,
-    player: Player,
+    player: LoadedModel,
     facts: dict[str, Any] | None = None,
     beside: Callable[[Path], None] | None = None,
     weights: Mapping[str, torch.Tensor] | None = None,
@@ -358,7 +360,7 @@ def save_player(
     shutil.rmtree(folder.with_name(f"{TEMPORARY_PREFIX}old-{folder.name}"), ignore_errors=True)
 
 
-def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str, Any]) -> Player:
+def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str, Any]) -> LoadedModel:
     """Write the model of checkpoint `source` to `target`, its adapter merged into unquantised weights of `dtype`.
 
     card: text of the model card. facts: saved with the role. Raises CheckpointError; see `load_player`.
@@ -367,7 +369,7 @@ def export(source: Path, target: Path, dtype: str, card: str, facts: Mapping[str
     model = player.model
     if hasattr(model, "merge_and_unload"):
         model = model.merge_and_unload()
-    whole = Player(model, player.tokenizer, player.role, dtype, answer=player.answer)
+    whole = LoadedModel(model, player.tokenizer, player.role, dtype, answer=player.answer)
     save_player(target, whole, dict(facts), beside=lambda staging: write_text(staging / "README.md", card))
     return whole
 

@@ -16,10 +16,10 @@ from reflectkit.core.batching import Batcher
 from reflectkit.core.errors import CheckpointError
 from reflectkit.models.decoding import decode
 from reflectkit.models.labels import Path, trie
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.memo import ScoreMemo
 from reflectkit.models.prefix_cache import PrefixCache
-from reflectkit.models.sampler import Ask, Sampled, Truncation, draw_label
+from reflectkit.models.sampler import SampleOutput, SampleRequest, Truncation, draw_label
 from reflectkit.models.scoring import choice_logprobs
 
 Key = tuple[tuple[Path, ...], tuple[int, ...], float]
@@ -53,7 +53,7 @@ class LocalSampler:
 
     def __init__(
         self,
-        player: Player,
+        player: LoadedModel,
         *,
         frozen: bool = False,
         rank: int = 1,
@@ -73,9 +73,9 @@ class LocalSampler:
         self.scores = ScoreMemo()
         """What was scored since the weights changed."""
         self._has_read = False
-        self._batcher: Batcher[Ask, Sampled] = Batcher(self._answer, rank)
+        self._batcher: Batcher[SampleRequest, SampleOutput] = Batcher(self._answer, rank)
 
-    async def sample(self, ask: Ask) -> Sampled:
+    async def sample(self, ask: SampleRequest) -> SampleOutput:
         """What the model says.
 
         Raises
@@ -95,7 +95,7 @@ class LocalSampler:
         """Forget what was read, which saves time and affects the rounding of what is written next."""
         self.kept.clear()
 
-    def _answer(self, asks: list[Ask]) -> list[Sampled]:
+    def _answer(self, asks: list[SampleRequest]) -> list[SampleOutput]:
         fitting = [ask for ask in asks if self._fits(ask)]
         self._has_read = self._has_read or bool(fitting)
         if not self._has_read:
@@ -106,16 +106,16 @@ class LocalSampler:
         written = self._write([ask for ask in fitting if not ask.labels])
         return [self._sampled(ask, written) for ask in asks]
 
-    def _fits(self, ask: Ask) -> bool:
+    def _fits(self, ask: SampleRequest) -> bool:
         """Whether the context holds the prompt, and what is read behind it: labels up to where they part, or a token of
         text.
         """
         return len(ask.prompt_ids) + (trie(ask.labels).depth if ask.labels else 1) <= self.context
 
-    def _sampled(self, ask: Ask, written: Mapping[Ask, Sampled]) -> Sampled:
+    def _sampled(self, ask: SampleRequest, written: Mapping[SampleRequest, SampleOutput]) -> SampleOutput:
         """The answer to `ask`: nothing if its prompt is too long, the text that was written, or a label."""
         if not self._fits(ask):
-            return Sampled(version=self.version, too_long=self._too_long(len(ask.prompt_ids)))
+            return SampleOutput(version=self.version, too_long=self._too_long(len(ask.prompt_ids)))
         if not ask.labels:
             return written[ask]
         row = self.scores.get(ask.labels, ask.prompt_ids, ask.temperature)
@@ -155,15 +155,15 @@ class LocalSampler:
                     )
                 self.scores.keep(*key, tuple(row[: len(key[0])]))
 
-    def _write(self, asks: Sequence[Ask]) -> dict[Ask, Sampled]:
+    def _write(self, asks: Sequence[SampleRequest]) -> dict[SampleRequest, SampleOutput]:
         """A text for each request; equal ones are written once. A full context cuts them short."""
         if asks and self.team:
             raise CheckpointError(
                 "a policy that is spread over processes chooses among enumerated actions only; use"
                 ' `accelerate launch --config_file "$(reflectkit list --configs multi_gpu)"`'
             )
-        texts: dict[Ask, Sampled] = {}
-        kinds: dict[tuple[frozenset[int], float, Truncation], list[Ask]] = {}
+        texts: dict[SampleRequest, SampleOutput] = {}
+        kinds: dict[tuple[frozenset[int], float, Truncation], list[SampleRequest]] = {}
         for ask in dict.fromkeys(asks):
             kinds.setdefault((ask.stop_ids, ask.temperature, ask.truncation), []).append(ask)
         for (stop_ids, temperature, truncation), part in kinds.items():
@@ -182,7 +182,7 @@ class LocalSampler:
             )
             self.tokens += sum(map(len, prompts)) + sum(len(row.token_ids) for row in rows)
             for ask, row in zip(part, rows, strict=True):
-                texts[ask] = Sampled(tuple(row.token_ids), tuple(row.logprobs), version=self.version)
+                texts[ask] = SampleOutput(tuple(row.token_ids), tuple(row.logprobs), version=self.version)
         return texts
 
     def _too_long(self, tokens: int) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from reflectkit.core.errors import CheckpointError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX
-from reflectkit.models.facts import wherever_read
+from reflectkit.models.checkpoint_metadata import wherever_read
 from reflectkit.models.hub import PACKAGED
 from reflectkit.models.silence import silence_libraries
 

@@ -39,7 +39,7 @@ EVERYTHING = Truncation()
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SampleRequest:
     """A request to sample after one prompt."""
 
     prompt_ids: tuple[int, ...]
@@ -59,8 +59,8 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """The answer to an `Ask`."""
+class SampleOutput:
+    """The answer to an `SampleRequest`."""
 
     token_ids: tuple[int, ...] = ()
     """The label's tokens, or the text with its stop token, where one came."""
@@ -69,7 +69,7 @@ class Sampled:
     drawn from (temperature 1 for greedy ones).
     """
     label_logprobs: tuple[float, ...] = ()
-    """Of all K labels, in the order of `Ask.labels`, before truncation; their probabilities sum to 1."""
+    """Of all K labels, in the order of `SampleRequest.labels`, before truncation; their probabilities sum to 1."""
     version: int = 0
     """Version of the weights that sampled it, as last passed to `publish`."""
     too_long: str = ""
@@ -99,7 +99,7 @@ class Sampler(Protocol):
         """How many tokens were read and written so far."""
         ...
 
-    async def sample(self, ask: Ask) -> Sampled:
+    async def sample(self, ask: SampleRequest) -> SampleOutput:
         """The answer to `ask`. Raises CheckpointError if the model cannot answer such a request."""
         ...
 
@@ -177,8 +177,8 @@ def truncated(logprobs: Sequence[float], truncation: Truncation) -> tuple[float,
     return tuple(value - total if index in left else -math.inf for index, value in enumerate(logprobs))
 
 
-def draw_label(ask: Ask, logprobs: tuple[float, ...], version: int) -> Sampled:
+def draw_label(ask: SampleRequest, logprobs: tuple[float, ...], version: int) -> SampleOutput:
     """The label that `ask` draws, given the log-probabilities of all."""
     allowed = truncated(logprobs, ask.truncation if ask.temperature else EVERYTHING)
     chosen = draw(allowed, ask.temperature, ask.seed)
-    return Sampled(ask.labels[chosen], (allowed[chosen],), logprobs, version)
+    return SampleOutput(ask.labels[chosen], (allowed[chosen],), logprobs, version)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from reflectkit.core.batching import Table
+from reflectkit.core.batching import BatchBarrier
 from reflectkit.core.eventloop import LoopThread
 from reflectkit.core.protocols import Agent, Env
 from reflectkit.core.rollout import Episode, play, usable_after
@@ -25,7 +25,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Bounds:
+class StalenessLimits:
     """How far play may run ahead of learning."""
 
     groups: int
@@ -61,7 +61,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Taken:
+class RolloutBatch:
     """What an update learns from. dropped: groups that were too old. waiting: groups begun or played, for later."""
 
     played: list[Trajectory]
@@ -69,7 +69,7 @@ class Taken:
     waiting: int
 
 
-class Ahead:
+class AsyncRollouts:
     """Plays groups in a thread of its own.
 
     group: the number n of the stream to its group. width: episodes at once. first: number of the first group; skip:
@@ -80,7 +80,7 @@ class Ahead:
         self,
         group: Callable[[int], Group],
         agent: Agent,
-        bounds: Bounds,
+        bounds: StalenessLimits,
         *,
         width: int,
         timeout_s: float = 0.0,
@@ -103,7 +103,7 @@ class Ahead:
         """What a checkpoint has to hold: number of the first group not learned from, and of later ones that were."""
         return {"first": self._first, "skip": sorted(self._done)}
 
-    def take(self, step: int) -> Taken:
+    def take(self, step: int) -> RolloutBatch:
         """The groups for update `step`, whose weights the agent's sampler has; play goes on behind them. Raises what
         playing raises.
         """
@@ -117,10 +117,10 @@ class Ahead:
         """Stop playing."""
         self._thread.close()
 
-    async def _take(self, step: int) -> Taken:
+    async def _take(self, step: int) -> RolloutBatch:
         if self._changed is None:
             self._changed = asyncio.Condition()
-            self._table = Table(PATIENCE_S)
+            self._table = BatchBarrier(PATIENCE_S)
             self._slots = [asyncio.create_task(self._slot()) for _ in range(self.width)]
             for slot in self._slots:
                 slot.add_done_callback(self._on_end)
@@ -147,7 +147,7 @@ class Ahead:
         while self._first in self._done:
             self._done.discard(self._first)
             self._first += 1
-        return Taken(played, len(dropped), len(self._begun))
+        return RolloutBatch(played, len(dropped), len(self._begun))
 
     def _choice(self, step: int) -> tuple[list[int], list[int]] | None:
         """(groups to learn from, groups to drop) at update `step`; None if it has to wait."""

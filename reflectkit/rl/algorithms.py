@@ -17,7 +17,7 @@ from reflectkit.core.config import Config, build, check_own_settings, option
 from reflectkit.core.errors import ConfigError, ReflectkitError, user_code_line
 from reflectkit.core.memory import out_of_memory
 from reflectkit.core.registry import resolve
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.core.types import Status, Trajectory
 from reflectkit.rl.advantages import (
     Estimates,
@@ -157,7 +157,7 @@ def _one_each(numbers: Numbers, name: str, played: Sequence[Trajectory]) -> Numb
     if needed != returned:
         raise ReflectkitError(
             f"the algorithm's {name} must be one number per decision: {sum(needed)} in"
-            f" {counted(len(needed), 'episode')}, not {sum(returned)} in {len(returned)}"
+            f" {pluralize(len(needed), 'episode')}, not {sum(returned)} in {len(returned)}"
         )
     return rows
 

@@ -23,7 +23,7 @@ from reflectkit.core.errors import CheckpointError, DataError
 from reflectkit.core.folders import checkpoints
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json, write_text
 from reflectkit.core.types import Trajectory, from_json, to_json
-from reflectkit.models.load import Player, save_player
+from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.loop import Trainer
 from reflectkit.rl.reflector import FOLDER
@@ -147,7 +147,7 @@ def restore(checkpoint: Path, trainer: Trainer, settings: Mapping[str, Any], def
         raise CheckpointError(f"{checkpoint}: the training state is damaged ({error}); delete this folder") from None
 
 
-def saved_critic(checkpoint: Path, player: Player) -> Critic | None:
+def saved_critic(checkpoint: Path, player: LoadedModel) -> Critic | None:
     """The critic that was trained with `player`, the policy of this checkpoint; None if there was none.
 
     Raises CheckpointError if it is damaged.

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from reflectkit.core.errors import ConfigError
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.padding import right_pad
 from reflectkit.models.scoring import trunk_of
 
@@ -23,7 +23,7 @@ class Critic(nn.Module):
     an mlp's first layer.
     """
 
-    def __init__(self, player: Player, head: str = "linear", trunk: str = "detached", seed: int = 0) -> None:
+    def __init__(self, player: LoadedModel, head: str = "linear", trunk: str = "detached", seed: int = 0) -> None:
         super().__init__()
         width = player.model.config.get_text_config().hidden_size
         if trunk == "separate" and (hasattr(player.model, "peft_config") or player.quantize != "none"):

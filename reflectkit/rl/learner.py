@@ -19,13 +19,13 @@ from reflectkit.core.memory import out_of_memory
 from reflectkit.core.types import Sample, Trajectory
 from reflectkit.models.agreement import disagreement
 from reflectkit.models.checks import all_finite
-from reflectkit.models.load import Player, Reference, checkpoint_gradients
+from reflectkit.models.load import LoadedModel, Reference, checkpoint_gradients
 from reflectkit.models.padding import right_pad
 from reflectkit.models.scoring import can_share
 from reflectkit.rl import losses
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.logprobs import Scored, Unit, minibatches, packed, packed_as_trees, score, tokens_read, units
-from reflectkit.rl.optimizers import Steps, flat, make_optimizer, nested
+from reflectkit.rl.optimizers import OptimizerConfig, flat, make_optimizer, nested
 from reflectkit.rl.processes import Processes
 
 MEANS = ("token", "row")
@@ -90,7 +90,7 @@ class Learner:
 
     def __init__(
         self,
-        player: Player,
+        player: LoadedModel,
         settings: Settings,
         critic: Critic | None = None,
         reference: Reference | None = None,
@@ -101,7 +101,9 @@ class Learner:
         self.processes, self.notify = processes or Processes(), notify
         self.max_tokens = settings.max_tokens
         player.activate()
-        steps = Steps(settings.learning_rate, settings.max_grad_norm, settings.optimizer, settings.weight_decay)
+        steps = OptimizerConfig(
+            settings.learning_rate, settings.max_grad_norm, settings.optimizer, settings.weight_decay
+        )
         self.optimizer = make_optimizer(player.model, steps, self.processes)
         self.scorer = self.optimizer.scorer
         self.shares = False

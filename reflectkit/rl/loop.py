@@ -13,7 +13,7 @@ from typing import Any
 from reflectkit.agents.branching import Branch, Trial, by_judgement, by_return
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.core.errors import EnvironmentFailure
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.protocols import Env
 from reflectkit.core.rollout import Episode, play_all
 from reflectkit.core.seeding import derive, generator
@@ -21,14 +21,14 @@ from reflectkit.core.types import Sample, Status, Task, Trajectory
 from reflectkit.models.local import LocalSampler
 from reflectkit.rl import batch
 from reflectkit.rl.advantages import Estimates
-from reflectkit.rl.ahead import Ahead, Bounds, Group
+from reflectkit.rl.ahead import AsyncRollouts, Group, StalenessLimits
 from reflectkit.rl.algorithms import Objective
 from reflectkit.rl.curriculum import Curriculum, draw
 from reflectkit.rl.figures import env_figures, summary
 from reflectkit.rl.learner import Learner
 from reflectkit.rl.processes import Processes
-from reflectkit.rl.reflector import JUDGEMENT, SecondPlayer, share_true, visited
-from reflectkit.rl.replay import Replay
+from reflectkit.rl.reflector import JUDGEMENT, ReflectorTrainer, share_true, visited
+from reflectkit.rl.replay import ReplayBuffer
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainerConfig:
     """What to play and how to train."""
 
     levels: Sequence[Level]
@@ -65,7 +65,7 @@ class Plan:
     staleness: int = 0
     """Updates that play may run ahead of learning, with a sampler in another process; see `rl.ahead`."""
     oversample: float = 1.0
-    """See `rl.ahead.Bounds`."""
+    """See `rl.ahead.StalenessLimits`."""
     timeout_s: float = 0.0
     """Deadline of an episode; see `core.rollout.play`."""
 
@@ -79,23 +79,23 @@ class Trainer:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: TrainerConfig,
         agent: TwoPlayerAgent,
         learner: Learner,
         *,
         replay_size: int = 0,
         threshold: float | None = None,
         processes: Processes | None = None,
-        second: SecondPlayer | None = None,
+        second: ReflectorTrainer | None = None,
     ) -> None:
         self.plan, self.agent, self.learner, self.second = plan, agent, learner, second
         self.processes = processes or Processes()
-        self.replay = Replay(replay_size)
+        self.replay = ReplayBuffer(replay_size)
         self.curriculum = Curriculum(len(plan.levels), plan.steps, threshold)
         self.step = 0
         self._published: int | None = None
         self.latest: list[tuple[Trajectory, list[float]]] = []
-        self.ahead: Ahead | None = None
+        self.ahead: AsyncRollouts | None = None
         self.begin_at: tuple[int, list[int]] | None = None
         """Number of the first group that is not learned from yet, and of later ones that are: after a restart."""
         self._begun: dict[int, Episode] = {}
@@ -166,7 +166,7 @@ class Trainer:
         }
         return row | env_figures(played)
 
-    def _reflect(self, second: SecondPlayer, level: Level, rate: float) -> dict[str, Any]:
+    def _reflect(self, second: ReflectorTrainer, level: Level, rate: float) -> dict[str, Any]:
         """The reflector's turn: it comments on states of the latest episodes anew, and learns which comments did more.
 
         What was scored or commented in it is forgotten, so that a run resumed behind it goes on with the same numbers.
@@ -181,11 +181,11 @@ class Trainer:
             turns.comments, turns.temperature, self.plan.objective.gamma, self.plan.width, self.plan.timeout_s
         )
         compare = by_judgement if turns.reward == JUDGEMENT else by_return
-        compared = wait_for(compare(self.agent, branches, level.make, trial))
+        compared = run_sync(compare(self.agent, branches, level.make, trial))
         read = self.agent.policy.tokens + reflector.sampler.tokens - read
         comments = [one.comments for one in compared]
         figures = second.learn(comments, generator(seed, "update"), rate)
-        wait_for(reflector.renew(second.learner.player, self.step))
+        run_sync(reflector.renew(second.learner.player, self.step))
         self.learner.forget_values()
         self._published = None
         return figures | {
@@ -263,9 +263,9 @@ class Trainer:
         if self.ahead is None:
             first, skip = self.begin_at or (self.step * self._groups, [])
             last = self.plan.steps * self._groups
-            bounds = Bounds(self._groups, self.plan.staleness, self.plan.oversample, last)
+            bounds = StalenessLimits(self._groups, self.plan.staleness, self.plan.oversample, last)
             widest = getattr(self.plan.levels[self.curriculum.level].make(), "widest", self.plan.width)
-            self.ahead = Ahead(
+            self.ahead = AsyncRollouts(
                 self._group,
                 self.agent,
                 bounds,
@@ -300,7 +300,7 @@ class Trainer:
     def _publish(self) -> None:
         """Give the sampler the present weights, if it does not have them."""
         if self._published != self.step:
-            wait_for(self.agent.policy.publish(self.learner.player, self.step))
+            run_sync(self.agent.policy.publish(self.learner.player, self.step))
             self._published = self.step
 
     def _rolled(
@@ -313,7 +313,7 @@ class Trainer:
         playing = play_all(share, level.make, agent, width=self.plan.width, timeout_s=self.plan.timeout_s)
         if self.ahead is not None:  # in the loop that plays, which alone uses the models of this process meanwhile
             return self.ahead.result(playing)
-        mine = wait_for(playing)
+        mine = run_sync(playing)
         for sampler in self._local_samplers:  # memory for the update, and a resumed run has nothing kept either
             sampler.kept.clear()
         if valued:

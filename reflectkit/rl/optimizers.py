@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 from typing_extensions import override
 
 from reflectkit.core.errors import ReflectkitError
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.models.scoring import Scorer
 from reflectkit.models.training import decays, new_optimizer
 from reflectkit.rl.processes import Processes
@@ -32,7 +32,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Steps:
+class OptimizerConfig:
     """How the optimizer steps."""
 
     rate: float
@@ -50,7 +50,7 @@ class Replicated:
     optimised.
     """
 
-    def __init__(self, model: nn.Module, steps: Steps, processes: Processes) -> None:
+    def __init__(self, model: nn.Module, steps: OptimizerConfig, processes: Processes) -> None:
         self.model, self.rate, self.max_norm, self.processes = model, steps.rate, steps.max_norm, processes
         trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
         if steps.decay:  # in the order of the optimizer's groups, by which it numbers its state
@@ -114,7 +114,7 @@ class Replicated:
 class Fsdp2(Replicated):
     """Every process holds a shard of everything, as DTensors."""
 
-    def __init__(self, model: nn.Module, steps: Steps, processes: Processes) -> None:
+    def __init__(self, model: nn.Module, steps: OptimizerConfig, processes: Processes) -> None:
         super().__init__(model, steps, processes)
         self.scorer, self.optimizer = processes.accelerator.prepare(self.scorer, self.optimizer)
         parts = dict(self.scorer.named_parameters())
@@ -159,7 +159,7 @@ class Fsdp2(Replicated):
 class Zero(Replicated):
     """DeepSpeed's ZeRO: stage 2 shards the gradients and Adam's state, stage 3 the weights too."""
 
-    def __init__(self, model: nn.Module, steps: Steps, processes: Processes) -> None:
+    def __init__(self, model: nn.Module, steps: OptimizerConfig, processes: Processes) -> None:
         super().__init__(model, steps, processes)
         settings = processes.accelerator.deepspeed_plugin.deepspeed_config
         settings |= {
@@ -224,7 +224,7 @@ class Zero(Replicated):
         ]
         if len(ranks) != self.processes.count or len(same) != len(self.parts()) or not all(same):
             raise ReflectkitError(
-                f"the checkpoint was made under ZeRO by {counted(len(ranks), 'process', 'processes')} and resumes"
+                f"the checkpoint was made under ZeRO by {pluralize(len(ranks), 'process', 'processes')} and resumes"
                 " only with as many and the same configuration; --policy starts a new run from its weights"
             )
         for number, part in enumerate(self.parts()):
@@ -246,7 +246,7 @@ class Zero(Replicated):
         return whole
 
 
-def make_optimizer(model: nn.Module, steps: Steps, processes: Processes) -> Replicated:
+def make_optimizer(model: nn.Module, steps: OptimizerConfig, processes: Processes) -> Replicated:
     """The optimizer for the way in which the processes were started."""
     kind = {"FSDP": Fsdp2, "DEEPSPEED": Zero}.get(processes.kind, Replicated)
     return kind(model, steps, processes)

@@ -27,7 +27,7 @@ RETURN, JUDGEMENT = REWARDS = ("return", "judgement")
 
 
 @dataclass(frozen=True)
-class Turns:
+class ReflectorSchedule:
     """How the reflector takes its turns."""
 
     every: int
@@ -47,11 +47,11 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class SecondPlayer:
+class ReflectorTrainer:
     """The reflector that learns. learner: holds it, its optimizer, and the frozen one that it started from."""
 
     learner: Learner
-    turns: Turns
+    turns: ReflectorSchedule
 
     def is_due(self, step: int) -> bool:
         """Whether it takes its turn after the policy's update number `step`."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from reflectkit.core.types import Status, Trajectory
 
 
-class Replay:
+class ReplayBuffer:
     """Holds the last `size` successful episodes, oldest first; 0 holds none."""
 
     def __init__(self, size: int) -> None:

@@ -29,7 +29,7 @@ from reflectkit.core.reports import Report
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import Run, finished, open_run
 from reflectkit.core.seeding import derive, generator
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.core.types import Task, Trajectory
 from reflectkit.data.episodes import episode_line, episode_to_json, read_compared, write_episodes
 from reflectkit.data.sft import FILE_OF_ROLE
@@ -70,7 +70,7 @@ from reflectkit.stages.shared.players import (
     mismatch,
     model_folders,
     parse_policy,
-    place_of,
+    resolve_model_path,
     trained_elsewhere,
 )
 from reflectkit.stages.shared.sampling import SamplerConfig
@@ -289,8 +289,8 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         entrants = [
             (
                 name,
-                place_of(policy, config.run.data_dir, progress),
-                place_of(reflector, config.run.data_dir, progress, reflects=True),
+                resolve_model_path(policy, config.run.data_dir, progress),
+                resolve_model_path(reflector, config.run.data_dir, progress, reflects=True),
             )
             for name, policy, reflector in entrants
         ]
@@ -335,7 +335,9 @@ def run(config: EvaluateConfig, progress: Progress) -> Report:
         if current.done:
             return current.done
         count = sum(len(match.tasks) for match in matches) * config.eval_reps
-        progress.news(f"evaluate: {counted(count, 'episode')} of {counted(len(entrants), 'player')} → {current.folder}")
+        progress.news(
+            f"evaluate: {pluralize(count, 'episode')} of {pluralize(len(entrants), 'player')} → {current.folder}"
+        )
         episodes_folder = current.folder / "episodes"
         already: Played = {}
         played = [
@@ -516,7 +518,7 @@ def play_match(
             f"every episode of {match.name} was aborted ({len(played)}): {aborted[0].get('reason')}"
         )
     if aborted:
-        count = counted(len(aborted), "episode")
+        count = pluralize(len(aborted), "episode")
         progress.news(f"{match.name} ({match.level}): {count} aborted, the first for: {aborted[0].get('reason')}")
     for episode, one in zip(episodes, played, strict=True):
         if one.line["status"] != "aborted":

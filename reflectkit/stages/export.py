@@ -18,7 +18,7 @@ from reflectkit.core.jsonl import read_json
 from reflectkit.core.prompts import ACTION_MARKER, REFLECTION_MARKER
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.runs import open_run
-from reflectkit.models.facts import DType
+from reflectkit.models.checkpoint_metadata import DType
 from reflectkit.stages.shared.players import newest_checkpoint
 from reflectkit.version import VERSION
 
@@ -57,7 +57,7 @@ def run(config: ExportConfig, progress: Progress) -> Report:
         if current.done:
             return current.done
         progress.news(f"export: loading {config.load_dir}")
-        from reflectkit.models.facts import base_of, model_facts
+        from reflectkit.models.checkpoint_metadata import base_of, model_facts
         from reflectkit.models.load import export
 
         target = config.out_dir

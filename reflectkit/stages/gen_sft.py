@@ -11,19 +11,19 @@ from pydantic import model_validator
 from reflectkit.core.config import Config, option, with_values
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.folders import RunConfig, write_permission
 from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.core.types import Answer
 from reflectkit.data.sft import FILES, Lesson, joined, mismatched, plain_row, policy_row, reflection_row
 from reflectkit.stages import Traits
 from reflectkit.stages.shared.environments import EnvConfig, EnvSetup
-from reflectkit.stages.shared.players import model_folders, place_of
+from reflectkit.stages.shared.players import model_folders, resolve_model_path
 from reflectkit.stages.shared.replaying import drawn_records, replayed_lessons
 
 EXAMPLES = (
@@ -90,7 +90,9 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
     source = config.task_file or config.setup.folder / "train.json"
     target = config.out_dir or config.setup.folder
     write_permission(target)
-    config = with_values(config, reflector=place_of(config.reflector, config.run.data_dir, progress, reflects=True))
+    config = with_values(
+        config, reflector=resolve_model_path(config.reflector, config.run.data_dir, progress, reflects=True)
+    )
     reflector = model_folders([config.reflector])
     records = drawn_records(config.setup, config.run.seed, source, config.demonstrations)
     with open_run(
@@ -104,7 +106,7 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
         if not steps:
             raise DataError(source, "no record has a demonstration; generate some with `reflectkit gen-trajectory`")
         for fault, number in faults.items():
-            progress.news(f"{counted(number, 'demonstration')}: {fault}")
+            progress.news(f"{pluralize(number, 'demonstration')}: {fault}")
         right = [step for step in steps if step.note != "mistake"]
         positive = [step for step in steps if step.note == "positive"]
         own = _reflector_comments(config, right, progress)
@@ -141,7 +143,7 @@ def _reflector_comments(config: GenSFTConfig, steps: list[Lesson], progress: Pro
     with progress.bar("The reflector comments", len(steps)) as bar:
         for start in range(0, len(steps), sampler.batch):
             part = steps[start : start + sampler.batch]
-            comments = wait_for(reflector.comments([step.observation for step in part], [0] * len(part)))
+            comments = run_sync(reflector.comments([step.observation for step in part], [0] * len(part)))
             own |= {step.observation.text: comment for step, comment in zip(part, comments, strict=True)}
             bar.advance(len(part))
     return own

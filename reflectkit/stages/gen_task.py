@@ -23,7 +23,7 @@ from reflectkit.core.jsonl import write_json
 from reflectkit.core.registry import code_files, resolve
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
-from reflectkit.core.text import count_tokens, counted, shorten
+from reflectkit.core.text import count_tokens, pluralize, shorten
 from reflectkit.data.oracle import ask
 from reflectkit.data.overlap import found_by_words
 from reflectkit.data.questions import Question, to_json
@@ -216,11 +216,11 @@ def _files(
         if text is not None:
             excerpts[path] = shorten(text, settings.max_tokens)
         if path.count("/") > settings.max_level:
-            reason = f"over {counted(settings.max_level, 'folder')} deep"
+            reason = f"over {pluralize(settings.max_level, 'folder')} deep"
         elif text is None:
             reason = "unreadable, or of an unsupported type"
         elif count_tokens(text) < settings.min_tokens:
-            reason = f"under {counted(settings.min_tokens, 'token')}"
+            reason = f"under {pluralize(settings.min_tokens, 'token')}"
         elif not env.reaches(repository, path):
             reason = "in a folder with too many entries to offer"
         else:
@@ -264,7 +264,9 @@ def _ask(
         figures = call_figures(client, asked.rejected, target / "rejected.jsonl", progress)
 
         def stop() -> None:
-            done = f"{len(asked.questions)} of {counted(len(files), 'file')} asked about; the questions are in {target}"
+            done = (
+                f"{len(asked.questions)} of {pluralize(len(files), 'file')} asked about; the questions are in {target}"
+            )
             stop_if_spent(config.teacher.chat, client, done)
 
         return questions_of, figures | {"dropped": dict(asked.dropped), "stop": stop}

@@ -33,7 +33,7 @@ from reflectkit.core.reports import Report, Table, figures_table
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import derive, generator
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.envs import listed
@@ -210,7 +210,7 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
         if made:
             write_json(path, [record_to_json(record) for record in records])
         if usage:
-            done = counted(given + made, "demonstration")
+            done = pluralize(given + made, "demonstration")
             stop_if_spent(
                 config.teacher.chat, client, f"{done} in {path}" if made else "no episode has become a demonstration"
             )
@@ -219,9 +219,9 @@ def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
             raise _nothing_kept(config, played, low)
         if low:
             rewards = f"{min(low):.3g} to {max(low):.3g}" if len(low) > 1 else f"{low[0]:.3g}"
-            progress.news(f"{counted(len(low), 'episode')} left out for a reward of {rewards}; see --min-reward")
+            progress.news(f"{pluralize(len(low), 'episode')} left out for a reward of {rewards}; see --min-reward")
         if given:
-            progress.news(f"{counted(given, 'demonstration')} of {source} kept along with the new ones")
+            progress.news(f"{pluralize(given, 'demonstration')} of {source} kept along with the new ones")
         figures = figures_of(planned, played, demonstrations, len(tasks)) | usage
         if config.min_reward is not None:
             figures["below_min_reward"] = len(low)
@@ -283,7 +283,7 @@ def _nothing_kept(config: GenTrajectoryConfig, played: Sequence[Trajectory], low
             " use another teacher"
         )
     return ConfigError(
-        f"none of {counted(len(ended), 'episode')} by {config.teacher.name} is a demonstration in env"
+        f"none of {pluralize(len(ended), 'episode')} by {config.teacher.name} is a demonstration in env"
         f" '{config.env.name}'; use another teacher, or more problems"
     )
 
@@ -316,7 +316,7 @@ def _count(config: GenTrajectoryConfig, level: str, problems: int) -> int:
     count = usual if config.demonstrations is None else config.demonstrations
     if count > problems:
         raise ConfigError(
-            f"--demonstrations is {count}, but level '{level}' has {counted(problems, 'problem')}; lower it"
+            f"--demonstrations is {count}, but level '{level}' has {pluralize(problems, 'problem')}; lower it"
         )
     return count
 

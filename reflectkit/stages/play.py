@@ -31,7 +31,7 @@ from reflectkit.core.types import Decision, Observation, Status, Task, Trajector
 from reflectkit.data.episodes import episode_line, episode_to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of, listed
-from reflectkit.models.sampler import Ask
+from reflectkit.models.sampler import SampleRequest
 from reflectkit.stages.shared.chat import OF_CHAT_MODELS, ChatConfig
 from reflectkit.stages.shared.environments import (
     HORIZON_HELP,
@@ -53,7 +53,7 @@ from reflectkit.stages.shared.players import (
     mismatch,
     model_folders,
     parse_policy,
-    place_of,
+    resolve_model_path,
     trained_elsewhere,
 )
 from reflectkit.stages.shared.sampling import SamplerConfig
@@ -198,8 +198,10 @@ def run(config: PlayConfig, progress: Progress) -> Report:
         raise ConfigError("there is no terminal to wait for keys; add --auto")
     source, tasks = _problems(config)
     policy, *commenting = *models, config.reflector
-    policy = place_of(policy, config.run.data_dir, progress)
-    reflector, commentator = (place_of(model, config.run.data_dir, progress, reflects=True) for model in commenting)
+    policy = resolve_model_path(policy, config.run.data_dir, progress)
+    reflector, commentator = (
+        resolve_model_path(model, config.run.data_dir, progress, reflects=True) for model in commenting
+    )
     if policy is not None:
         config.sampler.answer_of(policy)
     if config.chat.dry_run:
@@ -319,7 +321,7 @@ class _Valued:
         decision = await self.agent.decide(observation, context)
         prompt = decision.prompt_ids
         if prompt and prompt not in self.values:  # text was generated; sampling any label runs the critic on the prompt
-            await self.agent.policy.sample(Ask(prompt, ((0,),)))
+            await self.agent.policy.sample(SampleRequest(prompt, ((0,),)))
         return replace(decision, value=self.values.get(prompt))
 
     def _observe(self, hidden_BD: Any, prompts: Sequence[tuple[int, ...]]) -> None:

@@ -25,9 +25,9 @@ from reflectkit.core.errors import ConfigError, ReflectkitError
 from reflectkit.core.identity import digest
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.reports import Report, figures_table
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.data.trajectories import read_records
-from reflectkit.models.facts import model_facts
+from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.hub import PACKAGED, hub_options
 from reflectkit.stages import Traits
 from reflectkit.stages.shared.chat import report_damage
@@ -37,7 +37,7 @@ from reflectkit.stages.shared.players import (
     model_folders,
     newest_checkpoint,
     newest_name,
-    place_of,
+    resolve_model_path,
     trained_elsewhere,
     trained_with_comments,
 )
@@ -45,13 +45,13 @@ from reflectkit.stages.tuning.distributed import shared_run, start_processes
 from reflectkit.stages.tuning.estimate import plan_report
 from reflectkit.stages.tuning.launching import check_launch, launch
 from reflectkit.stages.tuning.rl import (
+    build_trainer,
     check_prompts,
-    history_of,
     keep_episodes,
     levels_of,
+    read_metrics,
     restore_episodes,
     resumed_trainer,
-    trainer_of,
     validation_of,
     with_rows,
 )
@@ -96,7 +96,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
     tasks = [record.task for record in read_records(source, config.setup.env_name)]
     if config.policy.model not in PACKAGED:
         hub_options(config.policy.start)  # whether it can be fetched is known before torch is imported
-    progress.news(f"rlft ({config.algo.name}): loading torch for {counted(len(tasks), 'problem')} of {source}")
+    progress.news(f"rlft ({config.algo.name}): loading torch for {pluralize(len(tasks), 'problem')} of {source}")
     levels = levels_of(config, tasks, source)
     if config.chat_reflector is not None:
         if config.chat.dry_run:
@@ -117,7 +117,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
         raise ConfigError(f"--optimizer {config.optim.optimizer} needs the whole policy in each process; use adamw")
     progress = progress if processes.first else Quiet()
     with processes.first_then_rest():
-        reflector = place_of(config.reflector.load_dir, config.run.data_dir, progress, reflects=True)
+        reflector = resolve_model_path(config.reflector.load_dir, config.run.data_dir, progress, reflects=True)
         model = model_source(
             newest_name(config.policy.model) if config.policy.model else "", config.run.data_dir, progress
         )
@@ -157,14 +157,14 @@ def run(config: RLConfig, progress: Progress) -> Report:
             chat = ChatReflector(client)
         settings = identifying(config) | {"problems": digest(source)}
         trainer = resumed_trainer(config, levels, current.folder, settings, processes, progress, chat)
-        progress.news(f"rlft ({config.algo.name}): {counted(len(tasks), 'problem')} of {source} → {current.folder}")
+        progress.news(f"rlft ({config.algo.name}): {pluralize(len(tasks), 'problem')} of {source} → {current.folder}")
         try:
             target = _loop(config, trainer, validation_of(config, source), current.folder, settings, progress)
         except ReflectkitError as error:
             raise with_rows(error, current.folder, trainer) from None
         finally:
             trainer.close()
-        history = history_of(current.folder / "metrics.jsonl", trainer.step, Quiet())
+        history = read_metrics(current.folder / "metrics.jsonl", trainer.step, Quiet())
         last = history[-max(1, len(history) // 10) :]
         figures: dict[str, Any] = {
             "steps": config.max_steps,
@@ -185,7 +185,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
 
 def _plan(config: RLConfig, levels: list[Level], processes: Processes, progress: Progress) -> Report:
     """What training takes in one process, by arithmetic."""
-    trainer = trainer_of(config, levels, None, processes, progress)
+    trainer = build_trainer(config, levels, None, processes, progress)
     trainer.close()
     learner, reflector = trainer.learner, trainer.agent.reflector
     reflecting = getattr(reflector and reflector.sampler, "player", None)
@@ -249,10 +249,10 @@ def _loop(
     from reflectkit.rl import checkpoint
 
     processes, metrics = trainer.processes, folder / "metrics.jsonl"
-    history = history_of(metrics, trainer.step, progress)
+    history = read_metrics(metrics, trainer.step, progress)
     lost = trainer.step - len(history)
     if config.resume_from is None and lost > 0:
-        figures_lost = f"the figures of {counted(lost, 'update')} are lost"
+        figures_lost = f"the figures of {pluralize(lost, 'update')} are lost"
         progress.news(f"{metrics}: {figures_lost}, though what they learned is not; --force trains again")
     if processes.first:
         rewrite(metrics, history)

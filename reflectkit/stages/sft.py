@@ -19,7 +19,7 @@ from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.reports import Report, figures_table
 from reflectkit.core.runs import open_run
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.data.sft import Row, form_of, read_rows
 from reflectkit.models.hub import TINY, hub_options
 from reflectkit.stages import Traits
@@ -38,7 +38,7 @@ from reflectkit.stages.tuning.sft_config import SFTConfig as SFTConfig
 from reflectkit.stages.tuning.trackers import require_trackers
 
 if TYPE_CHECKING:
-    from reflectkit.models.load import Player
+    from reflectkit.models.load import LoadedModel
 
 EXAMPLES = (
     "reflectkit sft --env taxi --role reflection --max-steps 700",
@@ -69,7 +69,7 @@ def run(config: SFTConfig, progress: Progress) -> Report:
     with open_run("sft", config, inputs_of(config, source)) as current:
         if current.done:
             return current.done
-        progress.news(f"sft ({config.role}): {counted(len(rows), 'row')} of {source} → {current.folder}")
+        progress.news(f"sft ({config.role}): {pluralize(len(rows), 'row')} of {source} → {current.folder}")
         if config.model not in TINY:
             hub_options(config.model)  # whether it can be fetched is known before torch is imported
         from reflectkit.models.load import checkpoint_gradients, save_player
@@ -122,7 +122,7 @@ def _plan(config: SFTConfig, source: Path, rows: Sequence[Row], progress: Progre
     )
 
 
-def _teach_copying(config: SFTConfig, player: Player, progress: Progress) -> None:
+def _teach_copying(config: SFTConfig, player: LoadedModel, progress: Progress) -> None:
     from reflectkit.models.tiny import teach_copying
 
     with progress.bar("Copying", config.tiny.copy_steps) as bar:

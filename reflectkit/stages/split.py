@@ -25,7 +25,7 @@ from reflectkit.core.jsonl import read_json, write_json
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.core.seeding import generator
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.data.splits import NAMES, split_groups, split_weighted
 from reflectkit.data.trajectories import Record, read_records, record_to_json
 from reflectkit.envs import env_class, split_of
@@ -138,7 +138,7 @@ def run(config: SplitConfig, progress: Progress) -> Report:
                 (name, str(len({group_of[record.task.id] for record in part})), str(len(part)), str(demonstrated))
             )
             if not part:
-                groups = counted(len(name_of_group), "group")
+                groups = pluralize(len(name_of_group), "group")
                 too_few = f"{config.ratio} needs more than {groups}{kinds}; use another --ratio, or smaller groups"
                 progress.news(f"{path} has no tasks: {too_few if free else 'none comes with this split'}")
         current.tables.append(
@@ -154,7 +154,7 @@ def _refuse_emptying(config: SplitConfig, path: Path, source: Path, *, come_with
     why = "whose problems come with their splits" if come_with_splits else f"with --ratio {config.ratio}"
     other = "add --by question" if "question" in config.setup.kind.split_by else "use another --ratio"
     raise ConfigError(
-        f"{path} has {counted(kept, 'problem')} and would get none from {source}, {why}; {other}, or move that file"
+        f"{path} has {pluralize(kept, 'problem')} and would get none from {source}, {why}; {other}, or move that file"
         " away"
     )
 
@@ -196,6 +196,6 @@ def _say_if_unbalanced(
     progress.news(
         f"whole repositories cannot be split {asked}, this is {got}: {largest} alone has"
         f" {100 * sizes[largest] / total:.0f} % of the questions of"
-        f" {counted(len(sizes), 'repository', 'repositories')};"
+        f" {pluralize(len(sizes), 'repository', 'repositories')};"
         " add some, or use --by question"
     )

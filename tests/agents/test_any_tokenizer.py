@@ -17,7 +17,7 @@ from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Task
 from reflectkit.envs import make
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.local import LocalSampler
 from reflectkit.models.tiny import build_model
 from reflectkit.rl import batch
@@ -51,7 +51,7 @@ def test_a_tokenizer_of_single_digits_plays_and_learns(
     shown = [turn.observation for trajectory in random_play for turn in trajectory.turns]
     assert max(len(one.choices) for one in shown) >= most
     tokenizer = qwen([policy_prompt(one, None, form) for one in shown] * 5)
-    player = Player(build_model(tokenizer, 2048, 0), tokenizer, None)
+    player = LoadedModel(build_model(tokenizer, 2048, 0), tokenizer, None)
     agent = TwoPlayerAgent(LocalSampler(player), answer=form, show=True)
     played = rollout([Episode(task, seed) for task in tasks for seed in range(4)], maker, agent)
     decisions = [turn.decision for trajectory in played for turn in trajectory.turns]

@@ -10,14 +10,14 @@ import pytest
 from reflectkit.agents.branching import Branch, Compared, Trial, by_judgement, by_return
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
 from reflectkit.core.errors import ConfigError
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Task
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.local import LocalSampler
-from reflectkit.models.sampler import Ask, Sampled
+from reflectkit.models.sampler import SampleOutput, SampleRequest
 from tests.rl.training import Spelling
 
 
@@ -32,7 +32,7 @@ def branches_of(agent: TwoPlayerAgent, turn: int = 2, horizon: int = 8) -> list[
     ]
 
 
-def agent_of(policy: Player, reflecting: Player) -> TwoPlayerAgent:
+def agent_of(policy: LoadedModel, reflecting: LoadedModel) -> TwoPlayerAgent:
     reflector = Reflector(LocalSampler(reflecting, rank=0), max_new_tokens=5)
     return TwoPlayerAgent(LocalSampler(policy), reflector)
 
@@ -41,11 +41,13 @@ def corridor(horizon: int = 8) -> Any:
     return make("corridor", horizon)
 
 
-def test_with_the_comment_that_was_read_an_episode_ends_as_it_did(policy: Player, reflector_player: Player) -> None:
+def test_with_the_comment_that_was_read_an_episode_ends_as_it_did(
+    policy: LoadedModel, reflector_player: LoadedModel
+) -> None:
     """A temperature near 0 samples the greedy comment, and the dice are the same: the same return from there."""
     agent = agent_of(policy, reflector_player)
     branches = branches_of(agent)
-    compared = wait_for(by_return(agent, branches, corridor, Trial(2, 0.001, 0.5, width=4)))
+    compared = run_sync(by_return(agent, branches, corridor, Trial(2, 0.001, 0.5, width=4)))
     assert len(compared) == len(branches) > 1
     for branch, one in zip(branches, compared, strict=True):
         turns = branch.trajectory.turns[branch.turn :]
@@ -54,9 +56,11 @@ def test_with_the_comment_that_was_read_an_episode_ends_as_it_did(policy: Player
         assert [comment.reward for comment in one.comments] == pytest.approx([expected] * 2)
 
 
-def test_comments_differ_and_carry_the_tokens_they_are_made_of(policy: Player, reflector_player: Player) -> None:
+def test_comments_differ_and_carry_the_tokens_they_are_made_of(
+    policy: LoadedModel, reflector_player: LoadedModel
+) -> None:
     agent = agent_of(policy, reflector_player)
-    (one, *_) = wait_for(by_return(agent, branches_of(agent), corridor, Trial(3, 1.0, 1.0, width=4)))
+    (one, *_) = run_sync(by_return(agent, branches_of(agent), corridor, Trial(3, 1.0, 1.0, width=4)))
     assert len({comment.token_ids for comment in one.comments}) == 3
     for comment in one.comments:
         assert len(comment.token_ids) == len(comment.logprobs) == 5
@@ -74,11 +78,11 @@ class Forgetful(Corridor):
         return f"{super()._text()} {Forgetful.shown}"
 
 
-def test_a_state_that_is_not_shown_again_is_left_out(policy: Player, reflector_player: Player) -> None:
+def test_a_state_that_is_not_shown_again_is_left_out(policy: LoadedModel, reflector_player: LoadedModel) -> None:
     agent = agent_of(policy, reflector_player)
     branches = branches_of(agent)
     for compare in (by_return, by_judgement):
-        assert wait_for(compare(agent, branches, Forgetful, Trial(2, 1.0, 1.0, width=4))) == []
+        assert run_sync(compare(agent, branches, Forgetful, Trial(2, 1.0, 1.0, width=4))) == []
 
 
 class Preferring:
@@ -89,11 +93,11 @@ class Preferring:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
-    async def sample(self, ask: Ask) -> Sampled:
+    async def sample(self, ask: SampleRequest) -> SampleOutput:
         prompt = self.tokenizer.decode(ask.prompt_ids)
         right = 0.9 if "GOOD" in prompt else 0.2
         logs = (math.log(1 - right), math.log(right))
-        return Sampled(ask.labels[0], (logs[0],), logs)
+        return SampleOutput(ask.labels[0], (logs[0],), logs)
 
     async def publish(self, weights: Any, version: int) -> None:
         pass
@@ -107,45 +111,45 @@ class Writing:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
-    async def sample(self, ask: Ask) -> Sampled:
+    async def sample(self, ask: SampleRequest) -> SampleOutput:
         ids = tuple(self.tokenizer("GOOD" if ask.seed % 2 else "BAD")["input_ids"])
-        return Sampled(ids, (-1.0,) * len(ids))
+        return SampleOutput(ids, (-1.0,) * len(ids))
 
     async def publish(self, weights: Any, version: int) -> None:
         pass
 
 
-def test_a_judgement_is_whether_the_policy_prefers_the_oracles_action(policy: Player) -> None:
+def test_a_judgement_is_whether_the_policy_prefers_the_oracles_action(policy: LoadedModel) -> None:
     """Right is best in the corridor: 0.9 of the probability after GOOD, 0.2 after BAD."""
     agent = TwoPlayerAgent(Preferring(policy.tokenizer), Reflector(Writing(policy.tokenizer)))
-    compared = wait_for(by_judgement(agent, branches_of(agent), corridor, Trial(6, 1.0, 1.0, width=4)))
+    compared = run_sync(by_judgement(agent, branches_of(agent), corridor, Trial(6, 1.0, 1.0, width=4)))
     rewards = {(comment.text, comment.reward) for one in compared for comment in one.comments}
     assert rewards == {("GOOD", 1.0), ("BAD", 0.0)}
 
 
-def test_a_judgement_needs_choices(policy: Player, reflector_player: Player) -> None:
+def test_a_judgement_needs_choices(policy: LoadedModel, reflector_player: LoadedModel) -> None:
     agent = agent_of(policy, reflector_player)
     episode = Episode(Task("a", "spelling", "all", "a", {"word": "a"}), 0)
     played = rollout([episode], Spelling, agent)
     with pytest.raises(ConfigError, match="compares enumerated actions; use --reflector-reward return"):
-        wait_for(by_judgement(agent, [Branch(episode, played[0], 0)], Spelling, Trial(2, 1.0, 1.0, width=1)))
+        run_sync(by_judgement(agent, [Branch(episode, played[0], 0)], Spelling, Trial(2, 1.0, 1.0, width=1)))
 
 
 class TooLong(Preferring):
     """A policy whose context a comment of more than one word does not fit."""
 
-    async def sample(self, ask: Ask) -> Sampled:
+    async def sample(self, ask: SampleRequest) -> SampleOutput:
         if "BAD" in self.tokenizer.decode(ask.prompt_ids):
-            return Sampled(too_long="the prompt is too long")
+            return SampleOutput(too_long="the prompt is too long")
         return await super().sample(ask)
 
 
-def test_a_comment_that_leaves_the_policy_no_room_costs_what_ending_there_costs(policy: Player) -> None:
+def test_a_comment_that_leaves_the_policy_no_room_costs_what_ending_there_costs(policy: LoadedModel) -> None:
     """Six steps of the eight are left: -0.1 each."""
     agent = TwoPlayerAgent(Preferring(policy.tokenizer))
     branches = branches_of(agent)
     agent = TwoPlayerAgent(TooLong(policy.tokenizer), Reflector(Writing(policy.tokenizer)))
-    compared: list[Compared] = wait_for(by_return(agent, branches, corridor, Trial(4, 1.0, 1.0, width=4)))
+    compared: list[Compared] = run_sync(by_return(agent, branches, corridor, Trial(4, 1.0, 1.0, width=4)))
     bad = [comment.reward for one in compared for comment in one.comments if comment.text == "BAD"]
     assert bad
     assert bad == pytest.approx([-0.6] * len(bad))

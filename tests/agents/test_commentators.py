@@ -6,43 +6,43 @@ from collections import Counter
 
 import pytest
 
-from reflectkit.agents.commentators import Silence, Swapped, TeacherComments
+from reflectkit.agents.commentators import NoComments, ShuffledComments, TeacherComments
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.protocols import Context
 from reflectkit.core.types import Observation
 from reflectkit.envs import env_class, make
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.local import LocalSampler
 
 
-def test_the_teacher_speaks_of_the_state_that_is_played(policy: Player) -> None:
+def test_the_teacher_speaks_of_the_state_that_is_played(policy: LoadedModel) -> None:
     env = make("corridor")
     agent = TwoPlayerAgent(LocalSampler(policy), TeacherComments())
     assert agent.reflector is None
     for task in env_class("corridor").tasks("long"):
         seen = env.reset(task, 0)
-        said = wait_for(agent.decide(seen, Context(task.data["start"], env))).reflection
+        said = run_sync(agent.decide(seen, Context(task.data["start"], env))).reflection
         steps = 6 - task.data["start"]
         assert said in (f"The goal is {steps} to the right.", f"Go right, {steps} to go.")
 
 
-def test_nothing_is_a_comment_without_words(policy: Player, observations: list[Observation]) -> None:
-    agent = TwoPlayerAgent(LocalSampler(policy), Silence())
-    assert wait_for(agent.decide(observations[0], Context(0, make("taxi")))).reflection == ""
+def test_nothing_is_a_comment_without_words(policy: LoadedModel, observations: list[Observation]) -> None:
+    agent = TwoPlayerAgent(LocalSampler(policy), NoComments())
+    assert run_sync(agent.decide(observations[0], Context(0, make("taxi")))).reflection == ""
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_a_share_of_the_comments_is_on_other_states(share: float, observations: list[Observation]) -> None:
-    swapped = Swapped(Silence(), ["a", "b"], share)
+    swapped = ShuffledComments(NoComments(), ["a", "b"], share)
     env = make("taxi")
-    said = [wait_for(swapped.remark(observations[0], Context(seed, env))) for seed in range(400)]
-    assert said == [wait_for(swapped.remark(observations[1], Context(seed, env))) for seed in range(400)]
+    said = [run_sync(swapped.remark(observations[0], Context(seed, env))) for seed in range(400)]
+    assert said == [run_sync(swapped.remark(observations[1], Context(seed, env))) for seed in range(400)]
     counts = Counter(said)
     assert abs(1 - counts[""] / 400 - share) <= 3 * (share * (1 - share) / 400) ** 0.5
     assert share == 0 or abs(counts["a"] - counts["b"]) <= 3 * (400 * share) ** 0.5
 
 
-def test_a_reflector_is_known_behind_swapped_comments(policy: Player, reflector_player: Player) -> None:
+def test_a_reflector_is_known_behind_swapped_comments(policy: LoadedModel, reflector_player: LoadedModel) -> None:
     reflector = Reflector(LocalSampler(reflector_player, frozen=True))
-    assert TwoPlayerAgent(LocalSampler(policy), Swapped(reflector, ["a"], 0.5)).reflector is reflector
+    assert TwoPlayerAgent(LocalSampler(policy), ShuffledComments(reflector, ["a"], 0.5)).reflector is reflector

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 from reflectkit.agents.two_player import Reflector
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.protocols import Context
 from reflectkit.core.types import Message, Observation
 from reflectkit.envs import make
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.local import LocalSampler
 from reflectkit.models.tokens import prompt_ids
 from tests.rl.training import agent_of, decide_all, favour
 
 
-def test_a_memoised_comment_is_decoded_once(reflector_player: Player, observations: list[Observation]) -> None:
+def test_a_memoised_comment_is_decoded_once(reflector_player: LoadedModel, observations: list[Observation]) -> None:
     sampler = LocalSampler(reflector_player, frozen=True)
     reflector = Reflector(sampler, max_new_tokens=4)
     seeds = range(len(observations) + 1)
-    first = wait_for(reflector.comments([*observations, observations[0]], seeds))
+    first = run_sync(reflector.comments([*observations, observations[0]], seeds))
     tokens, read = reflector.tokens, sampler.tokens
     assert (reflector.requests, reflector.hits) == (len(observations) + 1, 1)
-    assert wait_for(reflector.comments(observations, seeds[1:])) == first[:-1]
+    assert run_sync(reflector.comments(observations, seeds[1:])) == first[:-1]
     assert (reflector.tokens, sampler.tokens, reflector.hits) == (tokens, read, 1 + len(observations))
     sampled = Reflector(sampler, temperature=1.0, max_new_tokens=4)
-    assert wait_for(sampled.comment(observations[0], 1)) != wait_for(sampled.comment(observations[0], 2))
+    assert run_sync(sampled.comment(observations[0], 1)) != run_sync(sampled.comment(observations[0], 2))
     assert sampled.memo == {}
 
 
 def test_reflect_prob_drops_its_share_of_comments(
-    policy: Player, reflector_player: Player, observations: list[Observation]
+    policy: LoadedModel, reflector_player: LoadedModel, observations: list[Observation]
 ) -> None:
     agent = agent_of(policy, reflector_player, reflect_prob=0.25)
     env = make("taxi")
@@ -38,7 +38,7 @@ def test_reflect_prob_drops_its_share_of_comments(
     assert 0.18 < share < 0.32  # seeded; 0.25 within three standard errors
 
 
-def test_what_is_written_does_not_depend_on_who_shares_the_batch(policy: Player) -> None:
+def test_what_is_written_does_not_depend_on_who_shares_the_batch(policy: LoadedModel) -> None:
     favour(policy, ["\n", policy.tokenizer.eos_token], -40.0)  # so that it never comes to an end
     agent = agent_of(policy, max_new_tokens=20)
     short = Observation((Message("user", "Say: ab"),), ())

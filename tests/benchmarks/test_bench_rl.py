@@ -13,7 +13,7 @@ from reflectkit.core.protocols import StepResult
 from reflectkit.core.types import Message, Observation, Task
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.wrappers import Horizon
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.tokens import label_ids
 
 
@@ -89,7 +89,7 @@ def test_its_models_have_a_label_for_every_choice_that_an_env_may_come_to_offer(
     assert len(label_ids(player.tokenizer, len(LABELS))) == len(LABELS)
 
 
-def test_the_floor_makes_as_many_passes_as_each_batches_longest_line_has_tokens(policy: Player) -> None:
+def test_the_floor_makes_as_many_passes_as_each_batches_longest_line_has_tokens(policy: LoadedModel) -> None:
     shapes: list[tuple[int, ...]] = []
     hook = policy.model.transformer.register_forward_hook(lambda _, __, output: shapes.append(output[0].shape[:2]))
     try:
@@ -103,7 +103,9 @@ def test_the_floor_makes_as_many_passes_as_each_batches_longest_line_has_tokens(
         hook.remove()
 
 
-def test_the_ratio_is_of_the_floors_time_to_that_of_decoding(policy: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ratio_is_of_the_floors_time_to_that_of_decoding(
+    policy: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     times = iter([0, 1, 1, 2, 10, 14, 14, 16, 20, 22, 22, 28, 30, 31, 31, 32])
     monkeypatch.setattr("time.perf_counter", lambda: next(times))
     # warm-up; then 2 / 4, 6 / 2 and 1 / 1: the median of the three is 1

@@ -20,7 +20,7 @@ from reflectkit.chat.client import ChatClient, Request, open_client
 from reflectkit.chat.endpoints import ApiError, Endpoint, NoAccessError, parse_endpoint
 from reflectkit.chat.journal import open_journal
 from reflectkit.core.errors import ConfigError, ReflectkitError
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.keys import masked, without_keys
 from reflectkit.core.types import Message
 from tests.server import Server, completion, serve
@@ -46,14 +46,14 @@ def together(*coroutines: Any, return_exceptions: bool = False) -> list[Any]:
     async def gathered() -> list[Any]:
         return await asyncio.gather(*coroutines, return_exceptions=return_exceptions)
 
-    return wait_for(gathered())
+    return run_sync(gathered())
 
 
 def ask(
     server: Server, folder: Path, wanted: list[Request], parse: Any = lambda _, text: text, **settings: Any
 ) -> tuple[list[Any], ChatClient]:
     with open_client(Endpoint("local", "m", server.url), folder / "journal.jsonl", PRICES, **settings) as client:
-        return wait_for(client.ask_all(wanted, parse)), client
+        return run_sync(client.ask_all(wanted, parse)), client
 
 
 def test_answers_come_back_in_order_and_concurrently(server: Server, tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_another_model_temperature_or_question_is_asked_anew(server: Server, tmp
     ask(server, tmp_path, requests())
     ask(server, tmp_path, requests(), temperature=0.5)
     with open_client(Endpoint("local", "n", server.url), tmp_path / "journal.jsonl", PRICES) as client:
-        wait_for(client.ask_all(requests(), lambda _, text: text))
+        run_sync(client.ask_all(requests(), lambda _, text: text))
     assert len(server.requests) == 3
 
 
@@ -390,7 +390,7 @@ def test_thinking_models_get_room_and_no_temperature(
     del body["usage"]
     server.faults = [("json", body)]
     with open_client(endpoint, tmp_path / "journal.jsonl", PRICES, temperature=0.0) as client:
-        wait_for(client.ask_all(requests(), lambda _, text: text))
+        run_sync(client.ask_all(requests(), lambda _, text: text))
         (sent,) = server.requests
         assert "temperature" not in sent
         assert sent["max_completion_tokens"] == 50 + 4000
@@ -409,7 +409,7 @@ def test_others_get_the_temperature_until_they_refuse_it(
     server.delay_s = 0.02  # so that several are in flight before the first is refused
     endpoint = Endpoint("openai", model, server.url)
     with open_client(endpoint, tmp_path / "journal.jsonl", PRICES, temperature=0.5, concurrency=4) as client:
-        outcomes = wait_for(client.ask_all(requests(9), lambda _, text: text))
+        outcomes = run_sync(client.ask_all(requests(9), lambda _, text: text))
     assert [outcome.value for outcome in outcomes] == [f"echo item{i}" for i in range(9)]
     with_it = [body for body in server.requests if "temperature" in body]
     assert 1 <= len(with_it) <= 4
@@ -462,7 +462,7 @@ def test_event_loops_may_ask_in_turn(server: Server, tmp_path: Path) -> None:
     with open_client(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl", PRICES, concurrency=2) as client:
 
         def answers(prefix: str) -> list[str | None]:
-            return [outcome.value for outcome in wait_for(client.ask_all(requests(5, prefix), lambda _, text: text))]
+            return [outcome.value for outcome in run_sync(client.ask_all(requests(5, prefix), lambda _, text: text))]
 
         async def inside() -> list[str | None]:
             return answers("loop")
@@ -484,14 +484,14 @@ def test_ctrl_c_ends_the_asking_at_once_and_leaves_nothing_behind(server: Server
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with open_client(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl", PRICES) as client:
-            wait_for(client.ask_all(requests(2, "early"), lambda _, text: text))
+            run_sync(client.ask_all(requests(2, "early"), lambda _, text: text))
             server.delay_s = 5
             started = time.monotonic()
             signal.setitimer(signal.ITIMER_REAL, 0.3)
             with pytest.raises(KeyboardInterrupt):
                 together(*(client.ask(request, str) for request in requests(20)))
             assert time.monotonic() - started < 2
-            assert wait_for(left_behind()) == 0
+            assert run_sync(left_behind()) == 0
             server.delay_s = 0
             (outcome,) = together(client.ask(requests(1, "late")[0], str))
             assert outcome.value == "echo late0"
@@ -520,7 +520,7 @@ def test_hopeless_servers_end_the_run_without_the_key(
         open_client(Endpoint("openai", "m", server.url), tmp_path / "journal.jsonl", PRICES) as client,
         pytest.raises(ApiError, match=text) as caught,
     ):
-        wait_for(client.ask_all(requests(9), lambda _, text: text))
+        run_sync(client.ask_all(requests(9), lambda _, text: text))
     assert KEY not in str(caught.value) + (tmp_path / "journal.jsonl").read_text()
     assert set(server.authorization) == {f"Bearer {KEY}"}
 
@@ -576,7 +576,7 @@ def test_keys_and_account_go_to_their_own_service_alone(
         monkeypatch.setenv(name, value)
     endpoint = Endpoint(kind, "m", None if kind == "azure" else server.url)
     with open_client(endpoint, tmp_path / "journal.jsonl", PRICES) as client:
-        wait_for(client.ask_all(requests(), lambda _, text: text))
+        run_sync(client.ask_all(requests(), lambda _, text: text))
     assert server.authorization == [key]
     (headers,) = server.headers
     assert [headers[name] for name in ("OpenAI-Organization", "OpenAI-Project") if name in headers] == account
@@ -614,7 +614,7 @@ def test_an_endpoint_that_cannot_be_used_is_said_before_anything_is_asked(
         open_client(endpoint, tmp_path / "journal.jsonl", PRICES) as client,
         pytest.raises(ReflectkitError, match=said) as caught,
     ):
-        wait_for(client.ask_all(requests(), lambda _, text: text))
+        run_sync(client.ask_all(requests(), lambda _, text: text))
     assert KEY not in str(caught.value)
 
 

@@ -11,7 +11,7 @@ from reflectkit.chat.budget import Prices
 from reflectkit.chat.client import Request, open_client
 from reflectkit.chat.endpoints import Endpoint
 from reflectkit.chat.journal import Answer, open_journal
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.types import Message
 
 ANSWER = Answer("Zwei Euro, “sagt sie”.", "stop", "", 100, 20)
@@ -79,5 +79,5 @@ def test_a_journal_of_the_first_version_answers_without_a_call(tmp_path: Path) -
     (tmp_path / "journal.jsonl").write_text(json.dumps(row) + "\n")
     endpoint = Endpoint("local", "m", "http://127.0.0.1:9/v1")
     with open_client(endpoint, tmp_path / "journal.jsonl", Prices(1.0, 2.0)) as client:
-        outcome = wait_for(client.ask(Request("item", (Message("user", "item"),), 50, draw=3), str))
+        outcome = run_sync(client.ask(Request("item", (Message("user", "item"),), 50, draw=3), str))
     assert (outcome.value, client.calls, client.budget.paid) == ("Zwei €.", 0, 140e-6)

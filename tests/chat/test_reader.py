@@ -12,7 +12,7 @@ from reflectkit.chat.endpoints import Endpoint
 from reflectkit.chat.env_models import ChatJudge, ChatReader
 from reflectkit.cli.main import main
 from reflectkit.core.errors import EnvironmentFailure
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.jsonl import read_json, write_json
 from reflectkit.core.readers import Claim, Query
 from reflectkit.core.rollout import Episode, rollout
@@ -41,7 +41,7 @@ def test_notes_and_question_are_asked_once_for_all(tmp_path: Path) -> None:
         for _ in range(2):
             reader = ChatReader(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl")
             asked = [Query("Where is Anna?"), Query("Where is Ben?", "Labels are numbers.", 300)]
-            answers = wait_for(reader.answer(asked, [["Anna is in Rome"], []]))
+            answers = run_sync(reader.answer(asked, [["Anna is in Rome"], []]))
             assert answers == ["Rome", "unknown"]
             reader.close()
     (ben,) = (body for body in server.requests if "Ben" in body["messages"][-1]["content"])
@@ -58,9 +58,9 @@ def test_a_judge_says_yes_or_no_and_nothing_else_counts(tmp_path: Path) -> None:
     with serve(lambda body: said[body["messages"][-1]["content"].split("Answer: ")[1].split()[0]]) as server:
         judge = ChatJudge(Endpoint("local", "m", server.url), tmp_path / "journal.jsonl")
         claims = [Claim("Which drink?", "hot", answer) for answer in ("tea", "milk")]
-        assert wait_for(judge.verdicts(claims)) == [True, False]
+        assert run_sync(judge.verdicts(claims)) == [True, False]
         with pytest.raises(EnvironmentFailure, match="the judge local:m gave no usable answer"):
-            wait_for(judge.verdicts([Claim("Which drink?", "hot", "wine")]))
+            run_sync(judge.verdicts([Claim("Which drink?", "hot", "wine")]))
         judge.close()
 
 

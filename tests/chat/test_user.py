@@ -11,7 +11,7 @@ from reflectkit.chat.budget import BudgetSpentError
 from reflectkit.chat.endpoints import ApiError, Endpoint
 from reflectkit.chat.env_models import GREETING, ChatUser
 from reflectkit.cli.main import main
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.jsonl import read_json, write_json
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Decision, Message, Status, ToolUse
@@ -39,8 +39,8 @@ def test_the_user_sees_its_own_words_as_its_own(tmp_path: Path) -> None:
     with serve(lambda body: "It broke.") as server:
         user = ChatUser(Endpoint("local", "m", server.url), tmp_path / "user.jsonl")
         for _ in range(2):
-            assert wait_for(user.say("You are Anna.", said, 7)) == UserTurn("It broke.")
-        wait_for(user.say("You are Anna.", said, 8))
+            assert run_sync(user.say("You are Anna.", said, 7)) == UserTurn("It broke.")
+        run_sync(user.say("You are Anna.", said, 8))
         user.close()
     assert [(message["role"], message["content"]) for message in server.requests[0]["messages"][1:]] == [
         ("user", GREETING),
@@ -65,7 +65,7 @@ def test_the_user_sees_its_own_words_as_its_own(tmp_path: Path) -> None:
 def test_the_stop_mark_ends_the_conversation_and_is_not_shown(tmp_path: Path, text: str, turn: UserTurn) -> None:
     with serve(lambda body: text) as server:
         user = ChatUser(Endpoint("local", "m", server.url), tmp_path / "user.jsonl")
-        assert wait_for(user.say("", [], 0)) == turn
+        assert run_sync(user.say("", [], 0)) == turn
         user.close()
 
 
@@ -115,12 +115,12 @@ def test_processes_that_ask_at_the_same_time_share_answers_and_budget(
             for _ in range(2)
         ]
         for user in users * 2:
-            wait_for(user.say("You are Anna.", [], 7))
+            run_sync(user.say("You are Anna.", [], 7))
         assert len(server.requests) == 1
         assert {path.name for path in tmp_path.glob("*")} == {"user.jsonl", "user-1.jsonl"}
         for seed in range(100):
             try:
-                wait_for(users[seed % 2].say("You are Anna.", [], 100 + seed))
+                run_sync(users[seed % 2].say("You are Anna.", [], 100 + seed))
             except BudgetSpentError:
                 spent += 1
         for user in users:
@@ -130,7 +130,7 @@ def test_processes_that_ask_at_the_same_time_share_answers_and_budget(
         assert 0.5 * budget < cost <= budget
         again = ChatUser(Endpoint("openai", "gpt-4o-mini", server.url), tmp_path / "user.jsonl", budget_usd=budget)
         answered = server.answered
-        wait_for(again.say("You are Anna.", [], 101))  # from the second process
+        run_sync(again.say("You are Anna.", [], 101))  # from the second process
         again.close()
         assert server.answered == answered
 

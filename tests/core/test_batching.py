@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from reflectkit.core.batching import Batcher, Table
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.batching import BatchBarrier, Batcher
+from reflectkit.core.eventloop import run_sync
 
 
 def test_a_batch_holds_all_who_wait_in_the_order_of_their_episodes() -> None:
@@ -19,7 +19,7 @@ def test_a_batch_holds_all_who_wait_in_the_order_of_their_episodes() -> None:
 
     batcher = Batcher(work)
 
-    async def player(table: Table, episode: int, delay: int) -> list[int]:
+    async def player(table: BatchBarrier, episode: int, delay: int) -> list[int]:
         seat = table.join()
         seat.episode = episode
         for _ in range(delay):
@@ -29,11 +29,11 @@ def test_a_batch_holds_all_who_wait_in_the_order_of_their_episodes() -> None:
         return answers
 
     async def play() -> list[list[int]]:
-        table = Table(60)
+        table = BatchBarrier(60)
         players = [player(table, 2, 0), player(table, 1, 3), player(table, 0, 7)]
         return list(await asyncio.gather(*map(asyncio.create_task, players)))
 
-    assert wait_for(play()) == [[20, 1020], [10, 1010], [0, 1000]]
+    assert run_sync(play()) == [[20, 1020], [10, 1010], [0, 1000]]
     assert batches == [[0, 1, 2], [100, 101, 102]]
 
 
@@ -50,7 +50,7 @@ def test_the_lower_rank_serves_first_and_its_askers_join_the_others() -> None:
 
     comments, actions = named("comments", 0), named("actions", 1)
 
-    async def player(table: Table, episode: int) -> None:
+    async def player(table: BatchBarrier, episode: int) -> None:
         seat = table.join()
         seat.episode = episode
         if episode:
@@ -59,10 +59,10 @@ def test_the_lower_rank_serves_first_and_its_askers_join_the_others() -> None:
         table.leave(seat)
 
     async def play() -> None:
-        table = Table(60)
+        table = BatchBarrier(60)
         await asyncio.gather(*[asyncio.create_task(player(table, episode)) for episode in range(3)])
 
-    wait_for(play())
+    run_sync(play())
     assert order == [("comments", [1, 2]), ("actions", [0, 1, 2])]
 
 
@@ -71,7 +71,7 @@ def test_after_patience_those_who_wait_go_on_without_the_late_one() -> None:
     batcher: Batcher[int, int] = Batcher(lambda items: batches.append(items) or items)  # type: ignore[func-returns-value]
 
     async def play() -> None:
-        table, released = Table(0.01), asyncio.Event()
+        table, released = BatchBarrier(0.01), asyncio.Event()
 
         async def player(episode: int) -> None:
             seat = table.join()
@@ -87,7 +87,7 @@ def test_after_patience_those_who_wait_go_on_without_the_late_one() -> None:
         await asyncio.gather(*[asyncio.create_task(player(episode)) for episode in range(2)])
         table.close()
 
-    wait_for(play())
+    run_sync(play())
     assert batches == [[0], [0], [0], [1], [1], [1]]  # nobody waited for 1, and it for nobody
 
 
@@ -97,10 +97,10 @@ def test_two_tables_that_share_batchers_do_not_hold_each_other_up() -> None:
     actions: Batcher[int, int] = Batcher(lambda items: items, 1)
 
     async def play() -> list[int]:
-        one, other = Table(60), Table(60)
+        one, other = BatchBarrier(60), BatchBarrier(60)
         last = asyncio.Event()
 
-        async def player(table: Table, episode: int) -> int:
+        async def player(table: BatchBarrier, episode: int) -> int:
             seat = table.join()
             if episode == 2:
                 await last.wait()
@@ -116,7 +116,7 @@ def test_two_tables_that_share_batchers_do_not_hold_each_other_up() -> None:
         players = [asyncio.create_task(player(table, n)) for n, table in enumerate((one, other, other))]
         return list(await asyncio.wait_for(asyncio.gather(*players), 10))
 
-    assert wait_for(play()) == [0, 1, 2]
+    assert run_sync(play()) == [0, 1, 2]
 
 
 def test_an_error_reaches_everybody_in_the_batch_and_the_next_batch_works() -> None:
@@ -130,8 +130,8 @@ def test_an_error_reaches_everybody_in_the_batch_and_the_next_batch_works() -> N
     async def ask(*items: int) -> list[int | BaseException]:
         return await asyncio.gather(*map(batcher.ask, items), return_exceptions=True)
 
-    assert [str(answer) for answer in wait_for(ask(1, 13))] == ["thirteen", "thirteen"]
-    assert wait_for(ask(1, 2)) == [1, 2]
+    assert [str(answer) for answer in run_sync(ask(1, 13))] == ["thirteen", "thirteen"]
+    assert run_sync(ask(1, 2)) == [1, 2]
 
 
 def test_who_was_cancelled_is_not_asked_for() -> None:
@@ -139,7 +139,7 @@ def test_who_was_cancelled_is_not_asked_for() -> None:
     batcher: Batcher[int, int] = Batcher(lambda items: batches.append(items) or items)  # type: ignore[func-returns-value]
 
     async def play() -> int:
-        table = Table(60)
+        table = BatchBarrier(60)
 
         async def player(episode: int) -> int:
             seat = table.join()
@@ -157,5 +157,5 @@ def test_who_was_cancelled_is_not_asked_for() -> None:
             await first
         return answer
 
-    assert wait_for(play()) == 1
+    assert run_sync(play()) == 1
     assert batches == [[1]]

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from reflectkit.core.eventloop import followed, in_thread, result_of, wait_for
+from reflectkit.core.eventloop import followed, in_thread, result_of, run_sync
 
 
 async def current() -> asyncio.AbstractEventLoop:
@@ -16,12 +16,12 @@ async def current() -> asyncio.AbstractEventLoop:
 
 
 def test_calls_share_a_loop_and_other_threads_have_their_own() -> None:
-    assert wait_for(current()) is wait_for(current())
+    assert run_sync(current()) is run_sync(current())
     loops = []
-    thread = threading.Thread(target=lambda: loops.append(wait_for(current())))
+    thread = threading.Thread(target=lambda: loops.append(run_sync(current())))
     thread.start()
     thread.join()
-    assert loops[0] is not wait_for(current())
+    assert loops[0] is not run_sync(current())
 
 
 def test_an_interruption_is_raised_at_once_and_leaves_no_task_behind() -> None:
@@ -40,9 +40,9 @@ def test_an_interruption_is_raised_at_once_and_leaves_no_task_behind() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        wait_for(interrupted())
+        run_sync(interrupted())
     assert ended == ["patient"]
-    assert not asyncio.all_tasks(wait_for(current()))
+    assert not asyncio.all_tasks(run_sync(current()))
 
 
 def test_a_caller_inside_a_loop_may_wait_too() -> None:
@@ -51,8 +51,8 @@ def test_a_caller_inside_a_loop_may_wait_too() -> None:
             await asyncio.sleep(0)
             return "done"
 
-        inner = wait_for(current())
-        return inner is asyncio.get_running_loop(), wait_for(work())
+        inner = run_sync(current())
+        return inner is asyncio.get_running_loop(), run_sync(work())
 
     assert asyncio.run(notebook_cell()) == (False, "done")
 
@@ -81,4 +81,4 @@ def test_blocking_work_in_a_thread_delivers_values_and_errors() -> None:
             await in_thread(fail)
         return await in_thread(sum, [1, 2]), True
 
-    assert wait_for(both()) == (3, True)
+    assert run_sync(both()) == (3, True)

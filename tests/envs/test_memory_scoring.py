@@ -19,7 +19,7 @@ import pyarrow.parquet
 import pytest
 
 from reflectkit.core.errors import DataError
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.readers import Claim
 from reflectkit.envs.memory.content import read
 from reflectkit.envs.memory.env import Memory
@@ -132,7 +132,7 @@ def test_a_judge_is_asked_about_rubrics_alone() -> None:
         question_of("lme_train", "short flights"), question_of("squad", "Rome"), question_of("lme_train", "tea")
     ]  # fmt: skip
     answers = ["short ones", "in Rome", "<think>tea</think>coffee"]
-    assert wait_for(scores(questions, answers, judge)) == [1.0, 1.0, 0.0]
+    assert run_sync(scores(questions, answers, judge)) == [1.0, 1.0, 0.0]
     assert [(claim.rubric, claim.answer) for claim in judge.asked] == [
         ("short flights", "short ones"),
         ("tea", "coffee"),
@@ -148,7 +148,7 @@ def test_a_reader_and_a_judge_can_both_be_waited_for(tmp_path: Path) -> None:
     (task,) = read_parquet(table(tmp_path, [("lme_train", [("Short or long?", "Short flights")])]), {})
     env = Memory(reader=Later(), judge=Says())
     env.reset(task, 0)
-    result = wait_for(env.step(""))
+    result = run_sync(env.step(""))
     assert result.info["figures"]["accuracy"] == 1.0
 
 

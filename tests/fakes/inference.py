@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from tests.handler import QuietHandler
 
 Reply = tuple[int, Any]
@@ -36,7 +36,7 @@ class Inference:
     each request for tokens. loaded: all that was ever loaded. busy: how often it was asked.
     """
 
-    player: Player
+    player: LoadedModel
     root: str
     faults: list[Any] = field(default_factory=list)
     every: Any = None
@@ -211,7 +211,7 @@ class Inference:
 
 
 @contextmanager
-def serve_model(player: Player, root: str, **settings: Any) -> Iterator[Inference]:
+def serve_model(player: LoadedModel, root: str, **settings: Any) -> Iterator[Inference]:
     """A server of `player`'s model for as long as the context lasts."""
     server = Inference(player, root, **settings)
     server.start()

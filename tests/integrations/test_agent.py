@@ -24,7 +24,7 @@ from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi_world import ACTIONS
 from reflectkit.integrations.agent import LoadedAgent, load_agent
-from reflectkit.models.load import Player, load_player, save_player
+from reflectkit.models.load import LoadedModel, load_player, save_player
 from reflectkit.models.local import LocalSampler
 from tests.server import serve
 
@@ -333,9 +333,9 @@ def test_a_forked_child_acts_too(checkpoints: dict[str, Path], observations: lis
     assert status == 10 + (agent.act(observations[1].text, ACTIONS).index or 0)
 
 
-def test_a_base_with_an_adapter_of_a_player_without_role_acts(policy: Player, tmp_path: Path) -> None:
+def test_a_base_with_an_adapter_of_a_player_without_role_acts(policy: LoadedModel, tmp_path: Path) -> None:
     """A model that reflectkit did not write has no role and no env: it is shown exactly what is given."""
-    save_player(tmp_path / "model", Player(policy.model, policy.tokenizer, None))
+    save_player(tmp_path / "model", LoadedModel(policy.model, policy.tokenizer, None))
     (tmp_path / "model" / "reflectkit.json").unlink()
     with load_agent(tmp_path / "model", device="cpu", max_new_tokens=3) as agent:
         assert agent.act("x", ["a", "b"]).action in ("a", "b")

@@ -15,7 +15,7 @@ import pytest
 from transformers import GPT2Config
 
 from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure, UnknownNameError
-from reflectkit.core.eventloop import result_of, wait_for
+from reflectkit.core.eventloop import result_of, run_sync
 from reflectkit.core.types import Decision, Message, Observation, Status, Task, Trajectory, Turn, to_json
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import make
@@ -29,7 +29,7 @@ from reflectkit.integrations.slime.prompts import prompt_row, write_prompts
 from reflectkit.integrations.slime.router import Answer, read_answer
 from reflectkit.integrations.slime.settings import check_arguments, read_prompt, reflector_of
 from reflectkit.models.chat import Dialogue
-from reflectkit.models.sampler import Ask
+from reflectkit.models.sampler import SampleRequest
 from tests.integrations.slime_samples import FakeSample
 from tests.models.test_chat import byte_by_byte, make_tokenizer
 from tests.taubench import installed, write_package
@@ -52,7 +52,7 @@ def turn(prompt: tuple[int, ...], written: tuple[int, ...], reward: float = 0.0,
 def answers_of(turns: Sequence[Turn]) -> list[Answer]:
     return [
         Answer(
-            Ask(turn.decision.prompt_ids, tuple((index,) for index in range(len(turn.observation.choices)))),
+            SampleRequest(turn.decision.prompt_ids, tuple((index,) for index in range(len(turn.observation.choices)))),
             turn.decision.token_ids,
             turn.decision.logprobs,
             {"weight_version": f"w{number}", "prompt_tokens": 10},
@@ -177,7 +177,7 @@ GOOD = {"finish_reason": {"type": "stop"}, "output_token_logprobs": [[-0.5, 7, N
 
 
 def test_answers_are_read_as_sglang_writes_them() -> None:
-    answer = read_answer(Ask((1,)), {"text": "ignored", "meta_info": GOOD})
+    answer = read_answer(SampleRequest((1,)), {"text": "ignored", "meta_info": GOOD})
     assert (answer.token_ids, answer.logprobs) == ((7, 8), (-0.5, -0.25))
 
 
@@ -201,7 +201,7 @@ def test_answers_are_read_as_sglang_writes_them() -> None:
 )
 def test_a_damaged_answer_is_a_failure_of_the_infrastructure(output: Any) -> None:
     with pytest.raises(EnvironmentFailure):
-        read_answer(Ask((1,)), output)
+        read_answer(SampleRequest((1,)), output)
 
 
 def prompt_of(task: Task, env: str = "support", split: str = "train") -> dict[str, Any]:
@@ -354,7 +354,7 @@ def stubbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
 
 def generated(stub: SimpleNamespace, split: str = "train", evaluation: bool = False, **more: Any) -> Any:
     sample = FakeSample(index=3, group_index=1, metadata=prompt_of(Support.example("one", 0), split=split))
-    return wait_for(generate(stub, sample, {"temperature": 1.0, "max_new_tokens": 500, **more}, evaluation))
+    return run_sync(generate(stub, sample, {"temperature": 1.0, "max_new_tokens": 500, **more}, evaluation))
 
 
 def test_an_episode_is_played_through_the_router(stubbed: SimpleNamespace) -> None:
@@ -387,7 +387,7 @@ def test_tau_bench_is_one_more_environment(stubbed: SimpleNamespace, tmp_path_fa
                 stubbed.answers.append([*byte_by_byte(tokenizer, dialogue.completion(action)), tokenizer.eos_token_id])
                 over = result_of(env.step(action)).terminated
             sample = FakeSample(index=0, metadata=prompt_of(task, "tau", "test"))
-            row = wait_for(generate(stubbed, sample, {"temperature": 0.0, "max_new_tokens": 5000}, evaluation=True))
+            row = run_sync(generate(stubbed, sample, {"temperature": 0.0, "max_new_tokens": 5000}, evaluation=True))
             assert (row.reward, row.status, stubbed.answers) == (1.0, STATUS.COMPLETED, [])
 
 

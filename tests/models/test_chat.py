@@ -28,7 +28,7 @@ from reflectkit.core.types import (
     Turn,
 )
 from reflectkit.models.chat import Dialogue
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.local import LocalSampler
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.rl import batch
@@ -349,7 +349,7 @@ def test_the_memo_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["qwen", None])
 def test_the_policy_writes_calls(name: str | None) -> None:
     tokenizer = make_tokenizer(name)
-    policy = Player(build_model(tokenizer, 1024, 0), tokenizer, None)  # not fine-tuned: its template is used
+    policy = LoadedModel(build_model(tokenizer, 1024, 0), tokenizer, None)  # not fine-tuned: its template is used
     agent = TwoPlayerAgent(LocalSampler(policy), max_new_tokens=12)
     offered = Observation((REQUEST,), tools=TOOLS)
     free = Observation((REQUEST,))

@@ -22,9 +22,9 @@ from reflectkit.envs.support.generate import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
 from reflectkit.envs.wrappers import Horizon
 from reflectkit.models.chat import Dialogue
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.local import LocalSampler
-from reflectkit.models.sampler import Ask, Sampled
+from reflectkit.models.sampler import SampleOutput, SampleRequest
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.rl import batch
 from reflectkit.stages.tuning.sft import encode
@@ -41,13 +41,13 @@ def demonstrations(noise: float = 0.0, **settings: Any) -> list[Trajectory]:
     return rollout(episodes, lambda: Horizon(Support(horizon=40, **settings), 40), Demonstrator(noise))
 
 
-def player_of(template: str | None, role: str | None) -> Player:
+def player_of(template: str | None, role: str | None) -> LoadedModel:
     if template is not None:
         tokenizer = make_tokenizer(template)
     else:
         texts = [row["prompt"] + row["completion"] for row in map(plain_row, lessons(demonstrations(brief=True)))]
         tokenizer = build_tokenizer(texts, [], 700)
-    return Player(build_model(tokenizer, 8192, 0), tokenizer, role)
+    return LoadedModel(build_model(tokenizer, 8192, 0), tokenizer, role)
 
 
 def rows_of(played: Trajectory) -> list[Any]:
@@ -65,13 +65,13 @@ def spelt(tokenizer: Any, text: str) -> list[int]:
 class Dictated:
     """A sampler that writes these texts one after the other."""
 
-    def __init__(self, player: Player, texts: Sequence[str]) -> None:
+    def __init__(self, player: LoadedModel, texts: Sequence[str]) -> None:
         self.tokenizer, self.role, self.context, self.tokens = player.tokenizer, player.role, player.context, 0
         self.texts = iter(texts)
 
-    async def sample(self, ask: Ask) -> Sampled:
+    async def sample(self, ask: SampleRequest) -> SampleOutput:
         ids = (*spelt(self.tokenizer, next(self.texts)), self.tokenizer.eos_token_id)
-        return Sampled(ids, (-0.5,) * len(ids))
+        return SampleOutput(ids, (-0.5,) * len(ids))
 
     async def publish(self, weights: Any, version: int) -> None:
         pass
@@ -116,7 +116,7 @@ def test_rows_of_demonstrations_have_the_tokens_of_play(tmp_path: Path) -> None:
         path = tmp_path / "rows.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         tokenizer = build_tokenizer([row.text for row in read_rows(path)], [], 900)
-        player = Player(build_model(tokenizer, 4096, 0), tokenizer, "policy")
+        player = LoadedModel(build_model(tokenizer, 4096, 0), tokenizer, "policy")
         encoded = encode(path, read_rows(path), player, role="policy", prompt_loss=False, max_length=4096)
         dialogue = Dialogue(tokenizer, plain=True)
         for row, trajectory in zip(encoded, played, strict=True):

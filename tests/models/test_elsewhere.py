@@ -15,8 +15,8 @@ from huggingface_hub import constants
 
 from reflectkit.core.errors import CheckpointError
 from reflectkit.core.jsonl import read_json, write_json
-from reflectkit.models.facts import base_of, context_of
-from reflectkit.models.load import Player, load_player, save_player, with_adapter
+from reflectkit.models.checkpoint_metadata import base_of, context_of
+from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
 
 BASE, ADAPTER = Path("results/base/checkpoint-1"), Path("results/adapter/checkpoint-2")
 
@@ -38,7 +38,7 @@ def forget(checkpoint: Path) -> None:
     write_json(checkpoint / "reflectkit.json", facts)
 
 
-def lora(player: Player) -> dict[str, torch.Tensor]:
+def lora(player: LoadedModel) -> dict[str, torch.Tensor]:
     return {name: weight for name, weight in player.model.named_parameters() if "lora" in name}
 
 

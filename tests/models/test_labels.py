@@ -13,14 +13,14 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, Mistral
 
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.core.errors import CheckpointError, ConfigError
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.prompts import answers, listed_answers, policy_prompt
 from reflectkit.core.protocols import Context
 from reflectkit.core.types import Decision, Message, Observation, Sample, Status, Task, Trajectory, Turn
 from reflectkit.models.labels import Path, trie, with_ends
-from reflectkit.models.load import Player, checkpoint_gradients
+from reflectkit.models.load import LoadedModel, checkpoint_gradients
 from reflectkit.models.local import LocalSampler
-from reflectkit.models.sampler import Ask, Sampled
+from reflectkit.models.sampler import SampleOutput, SampleRequest
 from reflectkit.models.scoring import Scorer, choice_logprobs
 from reflectkit.models.tiny import build_model
 from reflectkit.models.tokens import choice_ids, completion_ids, label_ids, prompt_ids
@@ -47,8 +47,8 @@ def seen(form: str, text: str = "You are in a room.") -> Observation:
     return Observation((Message("user", text),), CHOICES[form])
 
 
-def player_of(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Player:
-    return Player(build_model(tokenizer, 512, seed, init_range=0.1), tokenizer, "policy")
+def player_of(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> LoadedModel:
+    return LoadedModel(build_model(tokenizer, 512, seed, init_range=0.1), tokenizer, "policy")
 
 
 def brute(model: torch.nn.Module, prompt: list[int], labels: tuple[Path, ...], temperature: float) -> torch.Tensor:
@@ -64,11 +64,11 @@ def brute(model: torch.nn.Module, prompt: list[int], labels: tuple[Path, ...], t
     return torch.stack(logprobs)
 
 
-def sample(sampler: LocalSampler, *asks: Ask) -> list[Sampled]:
-    async def gathered() -> list[Sampled]:
+def sample(sampler: LocalSampler, *asks: SampleRequest) -> list[SampleOutput]:
+    async def gathered() -> list[SampleOutput]:
         return await asyncio.gather(*map(sampler.sample, asks))
 
-    return wait_for(gathered())
+    return run_sync(gathered())
 
 
 # ------------------------------------------------------------------------------------------------------- the tokenizers
@@ -123,7 +123,7 @@ def test_probabilities_sum_to_1_and_are_those_of_whole_labels(tokenizer: PreTrai
 def test_sampled_and_recomputed_log_probabilities_agree(tokenizer: PreTrainedTokenizerFast, form: str) -> None:
     player = player_of(tokenizer)
     agent = TwoPlayerAgent(LocalSampler(player), answer=form, temperature=2.0)
-    decisions = [wait_for(agent.decide(seen(form), Context(seed, None))) for seed in range(12)]  # type: ignore[arg-type]
+    decisions = [run_sync(agent.decide(seen(form), Context(seed, None))) for seed in range(12)]  # type: ignore[arg-type]
     assert len({decision.action for decision in decisions}) > 1
     samples = rows_of(agent, form, decisions)
     (unit,) = units(samples)  # one prompt, one forward pass
@@ -148,7 +148,7 @@ def rows_of(agent: TwoPlayerAgent, form: str, decisions: list[Decision]) -> list
 
 def test_a_choice_is_one_thing_to_learn(tokenizer: PreTrainedTokenizerFast) -> None:
     agent = TwoPlayerAgent(LocalSampler(player_of(tokenizer)), answer="text")
-    decisions = [wait_for(agent.decide(seen("text"), Context(seed, None))) for seed in range(3)]  # type: ignore[arg-type]
+    decisions = [run_sync(agent.decide(seen("text"), Context(seed, None))) for seed in range(3)]  # type: ignore[arg-type]
     for row, decision in zip(rows_of(agent, "text", decisions), decisions, strict=True):
         assert row.tokens == (*decision.prompt_ids, *decision.token_ids)
         assert len(decision.token_ids) > 1
@@ -293,16 +293,16 @@ def test_drawn_as_often_as_is_said_and_kept_until_the_weights_change() -> None:
     player, labels = player_of(tokenizer), label_ids(tokenizer, 24)
     prompt = tuple(prompt_ids(tokenizer, "a room"))
     sampler = LocalSampler(player)
-    drawn = sample(sampler, *[Ask(prompt, labels, temperature=3.0, seed=seed) for seed in range(3000)])
+    drawn = sample(sampler, *[SampleRequest(prompt, labels, temperature=3.0, seed=seed) for seed in range(3000)])
     assert sampler.tokens == len(prompt) + 2  # the digits 1 and 2, behind which labels part
     shares = list(map(math.exp, drawn[0].label_logprobs))
     assert math.fsum(shares) == pytest.approx(1, abs=1e-5)
     counts = Counter(one.token_ids for one in drawn)
     for label, share in zip(labels, shares, strict=True):
         assert abs(counts[label] / 3000 - share) < 4 * math.sqrt(share * (1 - share) / 3000) + 1e-9
-    (greedy,) = sample(sampler, Ask(prompt, labels, temperature=0.0))
+    (greedy,) = sample(sampler, SampleRequest(prompt, labels, temperature=0.0))
     assert greedy.logprobs == (max(greedy.label_logprobs),)
-    assert sample(sampler, Ask(prompt, labels, temperature=3.0, seed=5)) == [drawn[5]]
+    assert sample(sampler, SampleRequest(prompt, labels, temperature=3.0, seed=5)) == [drawn[5]]
     assert sampler.tokens == 2 * (len(prompt) + 2)
 
 
@@ -312,7 +312,10 @@ def test_the_context_holds_what_is_read_of_a_label() -> None:
     one_token, longer = label_ids(tokenizer, 5), label_ids(tokenizer, 24)
     full = tuple(prompt_ids(tokenizer, "a") * player.context)[: player.context]
     fits, refused, shorter = sample(
-        LocalSampler(player), Ask(full, one_token), Ask(full, longer), Ask(full[:-1], longer)
+        LocalSampler(player),
+        SampleRequest(full, one_token),
+        SampleRequest(full, longer),
+        SampleRequest(full[:-1], longer),
     )
     assert [bool(one.too_long) for one in (fits, refused, shorter)] == [False, True, False]
 

@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from reflectkit.core.errors import CheckpointError
 from reflectkit.core.identity import digest
 from reflectkit.core.jsonl import read_json, write_json
-from reflectkit.models.facts import context_of
+from reflectkit.models.checkpoint_metadata import context_of
 from reflectkit.models.load import load_player, save_player
 
 

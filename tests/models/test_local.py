@@ -11,55 +11,57 @@ import pytest
 import torch
 
 from reflectkit.core.errors import CheckpointError
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.models.decoding import truncated_rows
 from reflectkit.models.labels import Path
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.local import LocalSampler
-from reflectkit.models.sampler import Ask, Sampled, Truncation, draw, truncated
+from reflectkit.models.sampler import SampleOutput, SampleRequest, Truncation, draw, truncated
 from reflectkit.models.tokens import label_ids, prompt_ids
 
 
-def sample(sampler: LocalSampler, *asks: Ask) -> list[Sampled]:
-    async def gathered() -> list[Sampled]:
+def sample(sampler: LocalSampler, *asks: SampleRequest) -> list[SampleOutput]:
+    async def gathered() -> list[SampleOutput]:
         return await asyncio.gather(*map(sampler.sample, asks))
 
-    return wait_for(gathered())
+    return run_sync(gathered())
 
 
 @pytest.fixture
-def labels(policy: Player) -> tuple[Path, ...]:
+def labels(policy: LoadedModel) -> tuple[Path, ...]:
     return label_ids(policy.tokenizer, 4)
 
 
-def prompt_of(player: Player, text: str) -> tuple[int, ...]:
+def prompt_of(player: LoadedModel, text: str) -> tuple[int, ...]:
     return tuple(prompt_ids(player.tokenizer, text))
 
 
-def test_equal_prompts_are_read_once_until_the_weights_change(policy: Player, labels: tuple[Path, ...]) -> None:
+def test_equal_prompts_are_read_once_until_the_weights_change(policy: LoadedModel, labels: tuple[Path, ...]) -> None:
     sampler = LocalSampler(policy)
     prompt = prompt_of(policy, "a taxi")
-    first = sample(sampler, *[Ask(prompt, labels, seed=seed) for seed in range(20)])
+    first = sample(sampler, *[SampleRequest(prompt, labels, seed=seed) for seed in range(20)])
     assert sampler.tokens == len(prompt)
     assert len({one.token_ids for one in first}) > 1  # each draws for itself
-    assert sample(sampler, Ask(prompt, labels, seed=3)) == [first[3]]
+    assert sample(sampler, SampleRequest(prompt, labels, seed=3)) == [first[3]]
     assert sampler.tokens == len(prompt)
     with torch.no_grad():
         policy.model.get_output_embeddings().weight.mul_(2.0)
-    assert sample(sampler, Ask(prompt, labels, seed=3)) == [first[3]]  # it does not know yet
-    wait_for(sampler.publish(None, 5))
-    (after,) = sample(sampler, Ask(prompt, labels, seed=3))
+    assert sample(sampler, SampleRequest(prompt, labels, seed=3)) == [first[3]]  # it does not know yet
+    run_sync(sampler.publish(None, 5))
+    (after,) = sample(sampler, SampleRequest(prompt, labels, seed=3))
     assert (after.version, first[3].version) == (5, 0)
     assert after.label_logprobs != first[3].label_logprobs
     assert sampler.tokens == 2 * len(prompt)
 
 
 def test_labels_are_normalised_and_temperature_zero_takes_the_likeliest(
-    policy: Player, labels: tuple[Path, ...]
+    policy: LoadedModel, labels: tuple[Path, ...]
 ) -> None:
     sampler = LocalSampler(policy)
     prompt = prompt_of(policy, "a taxi")
-    greedy, hot = sample(sampler, Ask(prompt, labels, temperature=0.0), Ask(prompt, labels, temperature=3.0))
+    greedy, hot = sample(
+        sampler, SampleRequest(prompt, labels, temperature=0.0), SampleRequest(prompt, labels, temperature=3.0)
+    )
     assert math.fsum(map(math.exp, greedy.label_logprobs)) == pytest.approx(1, abs=1e-6)
     assert math.fsum(map(math.exp, hot.label_logprobs)) == pytest.approx(1, abs=1e-6)
     assert greedy.logprobs == (max(greedy.label_logprobs),)
@@ -73,18 +75,23 @@ def test_draws_follow_the_distribution() -> None:
         assert abs(counts[index] / 4000 - share) < 3 * math.sqrt(share * (1 - share) / 4000)
 
 
-def test_equal_greedy_texts_are_written_once(policy: Player) -> None:
+def test_equal_greedy_texts_are_written_once(policy: LoadedModel) -> None:
     sampler = LocalSampler(policy)
-    ask = Ask(prompt_of(policy, "a taxi"), max_new_tokens=5, temperature=0.0)
+    ask = SampleRequest(prompt_of(policy, "a taxi"), max_new_tokens=5, temperature=0.0)
     one, other = sample(sampler, ask, ask)
     assert one == other
     assert sampler.tokens == len(ask.prompt_ids) + len(one.token_ids)
 
 
-def test_a_prompt_that_does_not_fit_is_refused_beside_one_that_does(policy: Player, labels: tuple[Path, ...]) -> None:
+def test_a_prompt_that_does_not_fit_is_refused_beside_one_that_does(
+    policy: LoadedModel, labels: tuple[Path, ...]
+) -> None:
     long = prompt_of(policy, "a") * policy.context
-    longest, longer = Ask(long[: policy.context], labels), Ask((*long[: policy.context], long[0]), labels)
-    text = Ask(long[: policy.context], max_new_tokens=5)
+    longest, longer = (
+        SampleRequest(long[: policy.context], labels),
+        SampleRequest((*long[: policy.context], long[0]), labels),
+    )
+    text = SampleRequest(long[: policy.context], max_new_tokens=5)
     fits, refused, no_room = sample(LocalSampler(policy), longest, longer, text)
     assert fits.token_ids
     assert not fits.too_long
@@ -95,11 +102,11 @@ def test_a_prompt_that_does_not_fit_is_refused_beside_one_that_does(policy: Play
         sample(LocalSampler(policy), longer, text)
 
 
-def test_scores_that_are_not_numbers_are_an_error(policy: Player, labels: tuple[Path, ...]) -> None:
+def test_scores_that_are_not_numbers_are_an_error(policy: LoadedModel, labels: tuple[Path, ...]) -> None:
     with torch.no_grad():
         policy.model.get_output_embeddings().weight.fill_(math.nan)
     with pytest.raises(CheckpointError, match="weights are damaged"):
-        sample(LocalSampler(policy), Ask(prompt_of(policy, "a taxi"), labels))
+        sample(LocalSampler(policy), SampleRequest(prompt_of(policy, "a taxi"), labels))
 
 
 @pytest.mark.parametrize(
@@ -133,12 +140,12 @@ def test_top_k_leaves_what_is_as_likely_as_the_last() -> None:
 
 
 def test_labels_that_are_cut_off_are_not_drawn_and_keep_their_probability(
-    policy: Player, labels: tuple[Path, ...]
+    policy: LoadedModel, labels: tuple[Path, ...]
 ) -> None:
     prompt, two = prompt_of(policy, "a taxi"), Truncation(top_k=2)
-    asks = [Ask(prompt, labels, temperature=3.0, seed=seed, truncation=two) for seed in range(200)]
+    asks = [SampleRequest(prompt, labels, temperature=3.0, seed=seed, truncation=two) for seed in range(200)]
     drawn = sample(LocalSampler(policy), *asks)
-    (whole,) = sample(LocalSampler(policy), Ask(prompt, labels, temperature=3.0))
+    (whole,) = sample(LocalSampler(policy), SampleRequest(prompt, labels, temperature=3.0))
     first, second, *_ = sorted(whole.label_logprobs, reverse=True)
     kept = math.log(math.exp(first) + math.exp(second))
     likeliest = {labels[whole.label_logprobs.index(one)]: one - kept for one in (first, second)}
@@ -148,10 +155,10 @@ def test_labels_that_are_cut_off_are_not_drawn_and_keep_their_probability(
         assert one.label_logprobs == whole.label_logprobs
 
 
-def test_a_text_is_drawn_from_the_tokens_that_are_left(policy: Player) -> None:
+def test_a_text_is_drawn_from_the_tokens_that_are_left(policy: LoadedModel) -> None:
     """Beside one that is drawn from all of them."""
     prompt = prompt_of(policy, "a taxi")
-    ask = Ask(prompt, max_new_tokens=8, temperature=1.0, seed=1)
+    ask = SampleRequest(prompt, max_new_tokens=8, temperature=1.0, seed=1)
     one, free = sample(LocalSampler(policy), replace(ask, truncation=Truncation(top_k=1)), ask)
     (greedy,) = sample(LocalSampler(policy), replace(ask, temperature=0.0))
     assert one.token_ids == greedy.token_ids != free.token_ids

@@ -6,10 +6,10 @@ import tracemalloc
 
 import pytest
 
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.local import LocalSampler
 from reflectkit.models.memo import ScoreMemo
-from reflectkit.models.sampler import Ask
+from reflectkit.models.sampler import SampleRequest
 from reflectkit.models.tokens import label_ids
 from tests.models.test_local import sample
 
@@ -42,13 +42,15 @@ def test_beyond_its_capacity_it_starts_again() -> None:
     assert memo.get(labels, [499] * 100, 0.7) is None
 
 
-def test_a_sampler_with_a_full_memo_scores_anew(policy: Player) -> None:
+def test_a_sampler_with_a_full_memo_scores_anew(policy: LoadedModel) -> None:
     """Each prompt of 60 tokens or so takes some 500 bytes: a sampler with room for one answers all of them alike."""
     labels = label_ids(policy.tokenizer, 4)
     prompts = [tuple(range(20 + number, 80 + number)) for number in range(6)]
     roomy, small = LocalSampler(policy), LocalSampler(policy)
     small.scores = ScoreMemo(700)
     for prompt in [*prompts, *prompts]:
-        assert sample(small, Ask(prompt, labels, seed=3)) == sample(roomy, Ask(prompt, labels, seed=3))
+        assert sample(small, SampleRequest(prompt, labels, seed=3)) == sample(
+            roomy, SampleRequest(prompt, labels, seed=3)
+        )
         assert small.scores.size < 2000
     assert small.tokens == 2 * roomy.tokens

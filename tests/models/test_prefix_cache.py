@@ -25,14 +25,14 @@ from transformers import (
 )
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.envs import env_class, make
 from reflectkit.models.decoding import Generated, decode
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.local import LocalSampler
 from reflectkit.models.prefix_cache import LONG, PrefixCache, Read, serves
-from reflectkit.models.sampler import Ask, Sampled
+from reflectkit.models.sampler import SampleOutput, SampleRequest
 from reflectkit.models.tiny import build_model, build_tokenizer
 from tests.models.test_local import sample
 
@@ -215,11 +215,11 @@ def test_what_was_used_least_recently_goes_first() -> None:
 def test_new_weights_read_everything_again() -> None:
     tokenizer = build_tokenizer(["a few words to be merged, and a few others"], [], vocabulary=290)
     model = build_model(tokenizer, 512, 0, init_range=0.2)
-    sampler = LocalSampler(Player(model, tokenizer, "policy"))
+    sampler = LocalSampler(LoadedModel(model, tokenizer, "policy"))
     prompt = tuple(random.Random(4).randrange(2, len(tokenizer)) for _ in range(LONG))
 
-    def ask(prompt: tuple[int, ...]) -> Sampled:
-        (one,) = sample(sampler, Ask(prompt, max_new_tokens=8, temperature=1.0, seed=1))
+    def ask(prompt: tuple[int, ...]) -> SampleOutput:
+        (one,) = sample(sampler, SampleRequest(prompt, max_new_tokens=8, temperature=1.0, seed=1))
         return one
 
     ask(prompt)
@@ -227,7 +227,7 @@ def test_new_weights_read_everything_again() -> None:
         for weight in model.parameters():
             weight.mul_(1.1)
     stale = ask((*prompt, 5))
-    wait_for(sampler.publish(None, 1))
+    run_sync(sampler.publish(None, 1))
     after = ask((*prompt, 5))
     (fresh,) = written(model, [[*prompt, 5]], seeds=[1], max_new_tokens=8, temperature=1.0)
     assert after.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
@@ -245,8 +245,8 @@ def test_a_service_desk_is_played_alike(hybrid: bool, monkeypatch: pytest.Monkey
 
     def played() -> tuple[list[Any], int]:
         models = [build_model(tokenizer, 2048, seed, init_range=0.1, hybrid=hybrid) for seed in (0, 1)]
-        policy = LocalSampler(Player(models[0], tokenizer, "policy"))
-        reflector = LocalSampler(Player(models[1], tokenizer, "reflection"), frozen=True, rank=0)
+        policy = LocalSampler(LoadedModel(models[0], tokenizer, "policy"))
+        reflector = LocalSampler(LoadedModel(models[1], tokenizer, "reflection"), frozen=True, rank=0)
         agent = TwoPlayerAgent(policy, Reflector(reflector, max_new_tokens=20), max_new_tokens=30)
         with tokens_read(models[0]) as mine, tokens_read(models[1]) as others:
             trajectories = rollout(episodes, lambda: make("support", 4, brief=True), agent)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.padding import right_pad
 from reflectkit.models.prefixes import DEPTH, hidden_at, tree_of
 from reflectkit.models.scoring import can_share, trunk_of
@@ -92,7 +92,7 @@ def test_hidden_states_and_gradients_are_those_of_plain_rows(make: Any) -> None:
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0.0)
 
 
-def test_an_update_has_the_same_gradients(policy: Player) -> None:
+def test_an_update_has_the_same_gradients(policy: LoadedModel) -> None:
     samples = rows_of(policy, play(policy, count=6))
     plain = gradients_after(policy, samples)
     for most in (16384, 400):
@@ -103,12 +103,12 @@ def test_an_update_has_the_same_gradients(policy: Player) -> None:
     assert len(packed_as_trees(units(samples), 400)) > len(packed_as_trees(units(samples), 16384)) == 1
 
 
-def test_an_adapter_has_the_same_gradients(policy: Player) -> None:
+def test_an_adapter_has_the_same_gradients(policy: LoadedModel) -> None:
     """LoRA on attention, where keys and values are shared, and on the layers behind it."""
     from peft import LoraConfig, get_peft_model
 
     layers = LoraConfig(r=4, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True, task_type="CAUSAL_LM")
-    adapted = Player(get_peft_model(policy.model, layers), policy.tokenizer, "policy")
+    adapted = LoadedModel(get_peft_model(policy.model, layers), policy.tokenizer, "policy")
     with torch.no_grad():
         for name, weight in adapted.model.named_parameters():
             if "lora_B" in name:
@@ -126,11 +126,11 @@ def test_an_adapter_has_the_same_gradients(policy: Player) -> None:
         torch.testing.assert_close(gradient, plain[name], atol=1e-5, rtol=0.0)
 
 
-def test_what_cannot_share_is_read_row_by_row(policy: Player) -> None:
+def test_what_cannot_share_is_read_row_by_row(policy: LoadedModel) -> None:
     """Convolutions carry a state, and sliding windows forget: their updates are the plain ones, to the bit."""
     assert can_share(policy.model)
     assert not can_share(MistralForCausalLM(MistralConfig(**SMALL, num_key_value_heads=1, sliding_window=8, **SPECIAL)))
-    hybrid = Player(build_model(policy.tokenizer, 256, 0, hybrid=True), policy.tokenizer, "policy")
+    hybrid = LoadedModel(build_model(policy.tokenizer, 256, 0, hybrid=True), policy.tokenizer, "policy")
     assert not can_share(hybrid.model)
     samples = rows_of(hybrid, play(hybrid, count=3))
     plain, shared = (gradients_after(hybrid, samples, share_prefixes=share) for share in (False, True))

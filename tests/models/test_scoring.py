@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Lfm2Config, Lfm2ForCausalL
 from reflectkit.core.prompts import label, policy_prompt
 from reflectkit.core.types import Observation
 from reflectkit.models.decoding import decode
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.padding import left_pad, position_ids
 from reflectkit.models.scoring import behind_prefix, choice_logprobs, token_logprobs
 from reflectkit.models.tokens import completion_ids, label_ids, prompt_ids
@@ -143,7 +143,7 @@ def test_a_lora_head_is_scored_with_its_adapter() -> None:
     torch.testing.assert_close(ours[0], theirs, atol=1e-5, rtol=0)
 
 
-def test_labels_are_single_tokens_and_cells_stay_apart(policy: Player, observations: list[Observation]) -> None:
+def test_labels_are_single_tokens_and_cells_stay_apart(policy: LoadedModel, observations: list[Observation]) -> None:
     ids = label_ids(policy.tokenizer, 6)
     assert len(set(ids)) == 6
     for index, tokens in enumerate(ids):
@@ -154,7 +154,7 @@ def test_labels_are_single_tokens_and_cells_stay_apart(policy: Player, observati
         assert [policy.tokenizer.decode([token]).strip() for token in tokens] == line.split(" ")
 
 
-def test_prompt_and_label_tokenise_as_their_joined_text(policy: Player, observations: list[Observation]) -> None:
+def test_prompt_and_label_tokenise_as_their_joined_text(policy: LoadedModel, observations: list[Observation]) -> None:
     for seen in observations:
         text = policy_prompt(seen, "Go east.")
         joined = policy.tokenizer(text + label(3))["input_ids"]

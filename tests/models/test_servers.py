@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from reflectkit.core.errors import CheckpointError, ConfigError, EnvironmentFailure, ReflectkitError
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.keys import secrets
 from reflectkit.models.choices import backend
-from reflectkit.models.load import Player, save_player, with_adapter
+from reflectkit.models.load import LoadedModel, save_player, with_adapter
 from reflectkit.models.local import LocalSampler
-from reflectkit.models.sampler import Ask, Opening, Sampled, Truncation
+from reflectkit.models.sampler import Opening, SampleOutput, SampleRequest, Truncation
 from reflectkit.models.scoring import token_logprobs
 from reflectkit.models.servers.sampler import ServerSampler
 from reflectkit.models.servers.wire import GoneError, RefusedError, Wire
@@ -33,14 +33,14 @@ KINDS = ("vllm", "sglang")
 
 
 @pytest.fixture
-def base(policy: Player, tmp_path: Path) -> Path:
+def base(policy: LoadedModel, tmp_path: Path) -> Path:
     """The folder of an untrained policy."""
     save_player(tmp_path / "base", policy)
     return tmp_path / "base"
 
 
 @pytest.fixture
-def server(policy: Player, base: Path) -> Iterator[Inference]:
+def server(policy: LoadedModel, base: Path) -> Iterator[Inference]:
     with serve_model(policy, str(base), context=policy.context) as running:
         yield running
 
@@ -53,26 +53,28 @@ def opened(kind: str, server: Inference, base: Path, player: Any = None, **setti
     return sampler  # type: ignore[return-value]
 
 
-def ask_all(sampler: Any, *asks: Ask) -> list[Sampled]:
-    async def gathered() -> list[Sampled]:
+def ask_all(sampler: Any, *asks: SampleRequest) -> list[SampleOutput]:
+    async def gathered() -> list[SampleOutput]:
         return await asyncio.gather(*map(sampler.sample, asks))
 
-    return wait_for(gathered())
+    return run_sync(gathered())
 
 
-def asks_of(player: Player, temperature: float = 1.0, text: str = "a taxi") -> list[Ask]:
+def asks_of(player: LoadedModel, temperature: float = 1.0, text: str = "a taxi") -> list[SampleRequest]:
     prompt = tuple(prompt_ids(player.tokenizer, text))
     one = label_ids(player.tokenizer, 4)
     a, b, c = (label[0] for label in one[:3])
     tree = ((a, b), (a, c, b), (a, c, c), (b,), (c, 0))  # labels of several tokens, with a place that is certain
-    return [Ask(prompt, labels, temperature=temperature, seed=seed) for labels in (one, tree) for seed in range(6)]
+    return [
+        SampleRequest(prompt, labels, temperature=temperature, seed=seed) for labels in (one, tree) for seed in range(6)
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("processed", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 2.5])
 def test_choices_are_those_of_this_process(
-    kind: str, processed: bool, temperature: float, policy: Player, server: Inference, base: Path
+    kind: str, processed: bool, temperature: float, policy: LoadedModel, server: Inference, base: Path
 ) -> None:
     """Whatever the server's log-probabilities mean: they are normalised here, at the ask's own temperature."""
     server.processed = processed
@@ -85,7 +87,7 @@ def test_choices_are_those_of_this_process(
         assert (other.token_ids, other.version) == (one.token_ids, 0)
 
 
-def test_equal_requests_are_sent_once(policy: Player, server: Inference, base: Path) -> None:
+def test_equal_requests_are_sent_once(policy: LoadedModel, server: Inference, base: Path) -> None:
     asks = asks_of(policy)[:6]
     sampler = opened("vllm", server, base)
     ask_all(sampler, *asks)
@@ -98,11 +100,11 @@ def test_equal_requests_are_sent_once(policy: Player, server: Inference, base: P
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("temperature", "processed"), [(1.0, False), (0.0, False), (0.5, True)])
 def test_text_has_the_log_probs_of_its_sampling(
-    kind: str, temperature: float, processed: bool, policy: Player, server: Inference, base: Path
+    kind: str, temperature: float, processed: bool, policy: LoadedModel, server: Inference, base: Path
 ) -> None:
     server.processed = processed
     prompt = tuple(prompt_ids(policy.tokenizer, "a taxi"))
-    ask = Ask(prompt, (), 12, temperature, 3, frozenset({0}))
+    ask = SampleRequest(prompt, (), 12, temperature, 3, frozenset({0}))
     (sampled,) = ask_all(opened(kind, server, base), ask)
     row = [*prompt, *sampled.token_ids]
     mask = [0] * len(prompt) + [1] * len(sampled.token_ids)
@@ -114,17 +116,17 @@ def test_text_has_the_log_probs_of_its_sampling(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_at_a_temperature_needs_log_probs_after_it(
-    kind: str, policy: Player, server: Inference, base: Path
+    kind: str, policy: LoadedModel, server: Inference, base: Path
 ) -> None:
-    ask = Ask((5, 6), (), 3, 0.5, 3)
+    ask = SampleRequest((5, 6), (), 3, 0.5, 3)
     with pytest.raises(ConfigError, match="from before the temperature; sample with --temperature 1, or start it with"):
         ask_all(opened(kind, server, base), ask)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_server_truncates_a_text(kind: str, policy: Player, server: Inference, base: Path) -> None:
+def test_a_server_truncates_a_text(kind: str, policy: LoadedModel, server: Inference, base: Path) -> None:
     """And returns the log-probabilities after that, or is refused."""
-    ask = Ask((5, 6), (), 3, 1.0, 3, truncation=Truncation(0.9, 20))
+    ask = SampleRequest((5, 6), (), 3, 1.0, 3, truncation=Truncation(0.9, 20))
     with pytest.raises(ConfigError, match="from before truncation; leave out --top-p"):
         ask_all(opened(kind, server, base), ask)
     server.processed = True
@@ -134,18 +136,18 @@ def test_a_server_truncates_a_text(kind: str, policy: Player, server: Inference,
     assert (sent["top_p"], sent["top_k"], sent["min_p"]) == (0.9, 20, 0.0)
 
 
-def test_a_text_ends_where_the_context_does(policy: Player, server: Inference, base: Path) -> None:
+def test_a_text_ends_where_the_context_does(policy: LoadedModel, server: Inference, base: Path) -> None:
     sampler = opened("vllm", server, base)
     long = (5,) * (policy.context - 2)
-    (text,) = ask_all(sampler, Ask(long, (), 12))
+    (text,) = ask_all(sampler, SampleRequest(long, (), 12))
     assert len(text.token_ids) == 2
     labels = label_ids(policy.tokenizer, 2)
-    fits, refused = ask_all(sampler, Ask((*long, 5), labels), Ask((*long, 5, 5), labels))
+    fits, refused = ask_all(sampler, SampleRequest((*long, 5), labels), SampleRequest((*long, 5, 5), labels))
     assert fits.token_ids
     assert f"{policy.context} tokens, but the server's model reads {policy.context}" in refused.too_long
 
 
-def moved(player: Player, by: float) -> None:
+def moved(player: LoadedModel, by: float) -> None:
     """Change an adapter so that its model says something else."""
     with torch.no_grad():
         for name, weight in player.model.named_parameters():
@@ -154,15 +156,17 @@ def moved(player: Player, by: float) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_adapter_is_published_after_each_update(kind: str, policy: Player, server: Inference, base: Path) -> None:
+def test_an_adapter_is_published_after_each_update(
+    kind: str, policy: LoadedModel, server: Inference, base: Path
+) -> None:
     player = with_adapter(policy, 4, 16, seed=0)
     sampler, local = opened(kind, server, base, player), LocalSampler(player)
     ask = asks_of(player)[0]
     rows = []
     for version in range(4):
         moved(player, 0.05 * version)
-        wait_for(sampler.publish(player, version))
-        wait_for(local.publish(player, version))
+        run_sync(sampler.publish(player, version))
+        run_sync(local.publish(player, version))
         (there,), (here,) = ask_all(sampler, ask), ask_all(local, ask)
         assert there.version == version
         assert there.label_logprobs == pytest.approx(here.label_logprobs, abs=1e-4)
@@ -174,12 +178,12 @@ def test_an_adapter_is_published_after_each_update(kind: str, policy: Player, se
     assert not any(name == server.root for name in server.asked)
 
 
-def test_whole_models_are_for_sglang(policy: Player, server: Inference, base: Path) -> None:
+def test_whole_models_are_for_sglang(policy: LoadedModel, server: Inference, base: Path) -> None:
     sampler = opened("sglang", server, base, policy)
     for version in range(2):
         with torch.no_grad():
             policy.model.get_output_embeddings().weight.mul_(1.5)
-        wait_for(sampler.publish(policy, version))
+        run_sync(sampler.publish(policy, version))
         (here,) = ask_all(LocalSampler(policy), asks_of(policy)[0])
         (there,) = ask_all(sampler, asks_of(policy)[0])
         assert there.label_logprobs == pytest.approx(here.label_logprobs, abs=1e-4)
@@ -195,12 +199,12 @@ def test_whole_models_are_for_sglang(policy: Player, server: Inference, base: Pa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_restarted_server_gets_its_weights_before_it_is_asked(
-    kind: str, policy: Player, server: Inference, base: Path
+    kind: str, policy: LoadedModel, server: Inference, base: Path
 ) -> None:
     player = with_adapter(policy, 4, 16, seed=0)
     sampler = opened(kind, server, base, player)
     moved(player, 0.1)
-    wait_for(sampler.publish(player, 7))
+    run_sync(sampler.publish(player, 7))
     server.faults = ["kill"]
     asks = [ask for text in ("a", "b", "c", "d") for ask in asks_of(player, text=text)]
     there, here = ask_all(sampler, *asks), ask_all(LocalSampler(player), *asks)
@@ -213,7 +217,9 @@ def test_a_restarted_server_gets_its_weights_before_it_is_asked(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", [429, 500, 503, "drop", "hang"])
-def test_passing_faults_are_waited_out(kind: str, fault: Any, policy: Player, server: Inference, base: Path) -> None:
+def test_passing_faults_are_waited_out(
+    kind: str, fault: Any, policy: LoadedModel, server: Inference, base: Path
+) -> None:
     sampler = opened(kind, server, base)
     wire: Any = sampler.server.wire
     if fault == "hang":
@@ -226,7 +232,7 @@ def test_passing_faults_are_waited_out(kind: str, fault: Any, policy: Player, se
     assert wire.retries >= 1
 
 
-def test_patience_ends(policy: Player, server: Inference, base: Path) -> None:
+def test_patience_ends(policy: LoadedModel, server: Inference, base: Path) -> None:
     sampler = opened("vllm", server, base, server_patience_s=0.1)
     server.stop()
     with pytest.raises(GoneError, match=r"does not answer for \d+ s .*; start the server, then run the same again"):
@@ -234,7 +240,7 @@ def test_patience_ends(policy: Player, server: Inference, base: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_request_that_always_fails_ends_its_episode_alone(policy: Player, server: Inference, base: Path) -> None:
+def test_a_request_that_always_fails_ends_its_episode_alone(policy: LoadedModel, server: Inference, base: Path) -> None:
     sampler = opened("vllm", server, base)
     sampler.server.wire.pause_s = 0.001  # type: ignore[attr-defined]
     poison, fine = asks_of(policy, text="poison")[0], asks_of(policy)[0]
@@ -248,7 +254,7 @@ def test_a_request_that_always_fails_ends_its_episode_alone(policy: Player, serv
         good = await sampler.sample(fine)
         return good, (await asyncio.gather(failing, return_exceptions=True))[0]
 
-    good, failed = wait_for(both())
+    good, failed = run_sync(both())
     assert good.token_ids
     assert isinstance(failed, EnvironmentFailure)
     assert re.search(r"failed 1\d times, the last time with: status 500", str(failed))
@@ -256,7 +262,7 @@ def test_a_request_that_always_fails_ends_its_episode_alone(policy: Player, serv
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_tokenizer_is_refused_before_the_first_sample(
-    kind: str, policy: Player, server: Inference, base: Path
+    kind: str, policy: LoadedModel, server: Inference, base: Path
 ) -> None:
     server.tokenizer = build_tokenizer(["another text altogether, of other words"] * 3, [" 1"])
     with pytest.raises(ConfigError, match=r"another tokenizer than the policy \(vocabulary \w{8} there, \w{8} here\)"):
@@ -264,7 +270,7 @@ def test_another_tokenizer_is_refused_before_the_first_sample(
     assert server.bodies == []
 
 
-def test_the_reflectors_model_has_a_name_of_its_own(policy: Player, server: Inference, tmp_path: Path) -> None:
+def test_the_reflectors_model_has_a_name_of_its_own(policy: LoadedModel, server: Inference, tmp_path: Path) -> None:
     save_player(tmp_path, replace(policy, role="reflection"))
     server.root = str(tmp_path)
     row, opening = backend(f"vllm:{server.url}"), Opening(str(tmp_path), "cpu", role="reflection")
@@ -290,26 +296,26 @@ def wrong(server: Inference, what: str) -> None:
     ],
 )
 def test_a_server_that_will_not_do_is_one_line(
-    kind: str, what: str, message: str, policy: Player, server: Inference, base: Path
+    kind: str, what: str, message: str, policy: LoadedModel, server: Inference, base: Path
 ) -> None:
     player = with_adapter(policy, 4, 16, seed=0)
     wrong(server, what)
     with pytest.raises(ReflectkitError, match=message) as error:
-        wait_for(opened(kind, server, base, player).publish(player, 0))
+        run_sync(opened(kind, server, base, player).publish(player, 0))
     assert "\n" not in str(error.value)
 
 
-def test_other_weights_behind_the_same_path_are_refused(policy: Player, server: Inference, base: Path) -> None:
+def test_other_weights_behind_the_same_path_are_refused(policy: LoadedModel, server: Inference, base: Path) -> None:
     player = with_adapter(policy, 4, 16, seed=0)
     sampler = opened("vllm", server, base, player)
     with torch.no_grad():
         player.model.get_output_embeddings().weight.mul_(-9)
     with pytest.raises(ConfigError, match=r"serves other weights than the policy's: log-probabilities differ by \d"):
-        wait_for(sampler.publish(player, 0))
+        run_sync(sampler.publish(player, 0))
 
 
 def test_a_checkpoint_that_is_an_adapter_is_loaded(
-    policy: Player, server: Inference, base: Path, tmp_path: Path
+    policy: LoadedModel, server: Inference, base: Path, tmp_path: Path
 ) -> None:
     from reflectkit.models.load import load_player
 
@@ -332,7 +338,7 @@ def test_a_checkpoint_that_is_an_adapter_is_loaded(
 
 
 def test_the_key_goes_to_this_address_alone(
-    policy: Player, server: Inference, base: Path, monkeypatch: pytest.MonkeyPatch
+    policy: LoadedModel, server: Inference, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")  # nothing listens there
@@ -353,8 +359,8 @@ def test_a_key_across_a_cut_leaves_no_part_of_it(filler: int, monkeypatch: pytes
         wire = Wire(server.url, "VLLM_API_KEY", timeout_s=60, patience_s=60, connections=1)
         server.faults = [("status", 400, {}, page), ("raw", page.encode())]
         with pytest.raises(RefusedError) as error:
-            wait_for(wire.post("", {}))
-        shown = f"{wait_for(wire.post('', {}))!r:.300}"
+            run_sync(wire.post("", {}))
+        shown = f"{run_sync(wire.post('', {}))!r:.300}"
     assert key[:8] not in str(error.value)
     assert key[:8] not in shown
 
@@ -367,7 +373,7 @@ def test_what_is_compressed_is_not_read(encoding: str) -> None:
         server.faults = [("sent", status, {"Content-Encoding": encoding}, bomb) for status in (200, 400)]
         for _ in range(2):
             with pytest.raises(ReflectkitError, match=f"encoded \\({encoding}\\)"):
-                wait_for(wire.post("", {}))
+                run_sync(wire.post("", {}))
         assert {headers["Accept-Encoding"] for headers in server.headers} == {"identity"}
 
 

@@ -18,13 +18,13 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
-from reflectkit.models.load import Player, load_player
+from reflectkit.models.load import LoadedModel, load_player
 from reflectkit.models.local import LocalSampler
 from reflectkit.rl import checkpoint
 from reflectkit.rl.algorithms import objective
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.learner import Learner, Settings
-from reflectkit.rl.loop import Level, Plan, Trainer
+from reflectkit.rl.loop import Level, Trainer, TrainerConfig
 from reflectkit.rl.processes import Processes
 
 
@@ -73,15 +73,15 @@ class GlooZero(Gloo):
         return engine, Wrapped(zero)
 
 
-def trainer_of(source: Path, processes: Processes) -> Trainer:
-    player: Player = load_player(source, "policy", device="cpu")
+def build_trainer(source: Path, processes: Processes) -> Trainer:
+    player: LoadedModel = load_player(source, "policy", device="cpu")
     critic = Critic(player)
     settings = Settings(learning_rate=1e-3, minibatch=40, max_tokens=400, max_grad_norm=1.0)
     learner = Learner(player, settings, critic, processes=processes)
     spread = {"scorer": learner.scorer, "team": processes} if processes.sharded else {}
     agent = TwoPlayerAgent(LocalSampler(player, watch=learner.observe, **spread))
     level = Level("long", Corridor.tasks("long"), lambda: make("corridor", 16))
-    plan = Plan([level], 4, 12, objective("ppo"), seed=0, width=12)
+    plan = TrainerConfig([level], 4, 12, objective("ppo"), seed=0, width=12)
     return Trainer(plan, agent, learner, replay_size=3, processes=processes)
 
 
@@ -96,12 +96,12 @@ def main(kind: str, folder: Path) -> None:
         deepspeed.init_distributed("gloo")
     kinds = {"whole": lambda: None, "sharded": Gloo, "zero2": lambda: GlooZero(2), "zero3": lambda: GlooZero(3)}
     processes = Processes(kinds[kind]())
-    trainer = trainer_of(folder / "policy", processes)
+    trainer = build_trainer(folder / "policy", processes)
     for _ in range(2):
         trainer.advance()
     half = checkpoint.save(folder / kind, trainer, {}, {})
     processes.wait()
-    trainer = trainer_of(half, processes)
+    trainer = build_trainer(half, processes)
     checkpoint.restore(half, trainer, {}, {})
     for _ in range(2):
         trainer.advance()

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from reflectkit.core.types import Sample
-from reflectkit.models.load import Player, Reference, save_player
+from reflectkit.models.load import LoadedModel, Reference, save_player
 from reflectkit.models.padding import left_pad
 from reflectkit.models.tiny import build_tokenizer
 from reflectkit.rl.learner import Learner, Settings
@@ -68,13 +68,13 @@ def test_loss_and_gradients_are_trls(tmp_path: Path, mean: str, loss_type: str, 
     model, start = llama(len(tokenizer), 0), llama(len(tokenizer), 1)
     samples = rows(model)
     settings = Settings(learning_rate=0.0, clip=0.2, entropy=0.0, kl=beta, max_grad_norm=1e9, mean=mean)
-    player = Player(model, tokenizer, "policy")
+    player = LoadedModel(model, tokenizer, "policy")
     learner = Learner(player, settings, reference=Reference(player, copy=start) if beta else None)
     figures = learner.update(samples, random.Random(0))
     ours = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
     our_loss = figures["loss"] + beta * figures["kl_to_start"]
 
-    save_player(tmp_path / "start", Player(start, tokenizer, None))  # from where the trainer loads its reference
+    save_player(tmp_path / "start", LoadedModel(start, tokenizer, None))  # from where the trainer loads its reference
     model.config.name_or_path = str(tmp_path / "start")
     config = GRPOConfig(
         output_dir=str(tmp_path), use_cpu=True, bf16=False, beta=beta, epsilon=0.2, loss_type=loss_type,

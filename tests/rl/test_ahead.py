@@ -12,7 +12,7 @@ import torch
 from reflectkit.core.protocols import Context, StepResult
 from reflectkit.core.rollout import Episode
 from reflectkit.core.types import Decision, Message, Observation, Task
-from reflectkit.rl.ahead import Ahead, Bounds, Group
+from reflectkit.rl.ahead import AsyncRollouts, Group, StalenessLimits
 from reflectkit.rl.losses import TrainedTokens, clipped_loss, mismatch, weighted_loss
 
 SEEN = Observation((Message("user", "?"),), ("a", "b"))
@@ -62,7 +62,7 @@ def numbers(played: Any) -> list[int]:
 
 def test_updates_take_the_groups_of_the_synchronous_loop_in_order() -> None:
     agent = Gate()
-    ahead = Ahead(group, agent, Bounds(3, staleness=2), width=4)
+    ahead = AsyncRollouts(group, agent, StalenessLimits(3, staleness=2), width=4)
     try:
         for step in range(4):
             agent.version = step
@@ -79,7 +79,7 @@ def test_updates_take_the_groups_of_the_synchronous_loop_in_order() -> None:
 def test_play_runs_ahead_no_further_than_its_bound() -> None:
     """With K = 1 and 2 groups an update, 4 groups may begin at version 0, and no more until the next is there."""
     agent = Gate()
-    ahead = Ahead(group, agent, Bounds(2, staleness=1), width=8)
+    ahead = AsyncRollouts(group, agent, StalenessLimits(2, staleness=1), width=8)
     try:
         ahead.take(0)
         ahead.take(0)  # nothing new may begin meanwhile: groups 2 and 3 were begun for this one
@@ -91,7 +91,7 @@ def test_play_runs_ahead_no_further_than_its_bound() -> None:
 def test_a_long_episode_is_passed_over_but_never_left_out() -> None:
     """Of the oldest 4 groups the first 2 complete ones are taken; a held one is waited for before it gets too old."""
     agent = Gate({0})
-    ahead = Ahead(group, agent, Bounds(2, staleness=1, oversample=2.0), width=8)
+    ahead = AsyncRollouts(group, agent, StalenessLimits(2, staleness=1, oversample=2.0), width=8)
     try:
         assert numbers(ahead.take(0).played) == [1, 2]
         assert ahead.progress == {"first": 0, "skip": [1, 2]}
@@ -106,7 +106,7 @@ def test_a_long_episode_is_passed_over_but_never_left_out() -> None:
 
 
 def test_what_is_too_old_is_dropped_and_counted() -> None:
-    ahead = Ahead(group, Gate(), Bounds(1, staleness=1), width=2)
+    ahead = AsyncRollouts(group, Gate(), StalenessLimits(1, staleness=1), width=2)
     try:
         ahead.take(0)
         taken = ahead.take(5)  # as if updates had been made without it
@@ -117,7 +117,7 @@ def test_what_is_too_old_is_dropped_and_counted() -> None:
 
 
 def test_a_restart_plays_what_was_not_learned_from() -> None:
-    ahead = Ahead(group, Gate(), Bounds(2, staleness=1), width=2, first=3, skip=[4, 6])
+    ahead = AsyncRollouts(group, Gate(), StalenessLimits(2, staleness=1), width=2, first=3, skip=[4, 6])
     try:
         assert numbers(ahead.take(2).played) == [3, 5]
         assert numbers(ahead.take(3).played) == [7, 8]
@@ -130,7 +130,7 @@ def test_an_error_in_play_is_raised() -> None:
         async def decide(self, observation: Observation, context: Context) -> Decision:
             raise ValueError("no")
 
-    ahead = Ahead(group, Broken(), Bounds(2, staleness=1), width=2)
+    ahead = AsyncRollouts(group, Broken(), StalenessLimits(2, staleness=1), width=2)
     try:
         with pytest.raises(ValueError, match="no"):
             ahead.take(0)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from reflectkit.core.types import Task
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.rl.algorithms import Objective, objective
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.loop import Level
-from tests.rl.training import Spelling, corridor_player, favour, trainer_of
+from tests.rl.training import Spelling, build_trainer, corridor_player, favour
 
 LEARNERS: dict[str, tuple[Objective[Any], dict[str, Any]]] = {
     "reinforce": (objective("reinforce", baseline="none"), {}),
@@ -37,7 +37,7 @@ def test_learns_corridor_from_scratch(name: str) -> None:
     algorithm, settings = LEARNERS[name]
     player = corridor_player(seed=0)
     critic = Critic(player, *settings["critic"]) if "critic" in settings else None
-    trainer = trainer_of(player, algorithm, steps=30, **{**settings, "critic": critic})
+    trainer = build_trainer(player, algorithm, steps=30, **{**settings, "critic": critic})
     first = trainer.advance()
     for _ in range(29):
         last = trainer.advance()
@@ -52,11 +52,11 @@ def test_learns_corridor_from_scratch(name: str) -> None:
 def test_learns_to_write_decisions_of_several_tokens(algorithm: str) -> None:
     tasks = [Task(word, "spelling", "all", word, {"word": word}) for word in ("abb",)]
     tokenizer = build_tokenizer(["Say", "Action", "a b\n"], [], vocabulary=262)
-    player = Player(build_model(tokenizer, 64, seed=1), tokenizer, "plain")
+    player = LoadedModel(build_model(tokenizer, 64, seed=1), tokenizer, "plain")
     favour(player, ["a", "b", "\n"], 4.0)  # an untrained model says all of 262 tokens; SFT would give such a bias
     critic = Critic(player) if algorithm == "ppo" else None
     options = {"episodes": 64, "entropy": 0.01, "learning_rate": 5e-4}
-    trainer = trainer_of(player, objective(algorithm), 40, [Level("all", tasks, Spelling)], critic, **options)
+    trainer = build_trainer(player, objective(algorithm), 40, [Level("all", tasks, Spelling)], critic, **options)
     trainer.agent.max_new_tokens = 6
     rates = [trainer.advance()["success_rate"] for _ in range(40)]
     assert sum(rates[:3]) / 3 < 0.3

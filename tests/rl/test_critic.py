@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.learner import Learner, Settings
 from tests.rl.training import play, rows_of
 
 
-def test_replayed_values_are_the_critics_of_today(policy: Player) -> None:
+def test_replayed_values_are_the_critics_of_today(policy: LoadedModel) -> None:
     critic = Critic(policy)
     learner = Learner(policy, Settings(learning_rate=1e-3), critic)
     played = play(policy, critic=critic)
@@ -31,7 +31,7 @@ def test_replayed_values_are_the_critics_of_today(policy: Player) -> None:
 
 
 @pytest.mark.parametrize(("trunk", "moves"), [("detached", False), ("shared", True), ("separate", False)])
-def test_whose_weights_the_critics_errors_move(policy: Player, trunk: str, moves: bool) -> None:
+def test_whose_weights_the_critics_errors_move(policy: LoadedModel, trunk: str, moves: bool) -> None:
     critic = Critic(policy, "mlp", trunk)
     with torch.no_grad():
         critic.head[-1].weight.normal_(generator=torch.Generator().manual_seed(0))

@@ -16,7 +16,7 @@ from reflectkit.agents.two_player import TwoPlayerAgent
 from reflectkit.core.errors import DivergedError, ReflectkitError
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Sample, Task
-from reflectkit.models.load import Player, Reference, save_player
+from reflectkit.models.load import LoadedModel, Reference, save_player
 from reflectkit.models.local import LocalSampler
 from reflectkit.rl import batch
 from reflectkit.rl.algorithms import objective
@@ -29,7 +29,7 @@ from tests.rl.training import Spelling, favour, gradients_after, play, rows_of
 @pytest.mark.parametrize("with_reflector", [True, False])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_ratio_starts_at_exactly_one(
-    policy: Player, reflector_player: Player, with_reflector: bool, temperature: float
+    policy: LoadedModel, reflector_player: LoadedModel, with_reflector: bool, temperature: float
 ) -> None:
     played = play(policy, reflector_player if with_reflector else None, 15, temperature=temperature, reflect_prob=0.5)
     samples = rows_of(policy, played)
@@ -40,7 +40,7 @@ def test_ratio_starts_at_exactly_one(
     assert learner.update(samples, random.Random(0))["ratio_deviation"] > 1e-4  # the weights have moved
 
 
-def test_adjacent_decisions_of_equal_returns_are_weighted_apart(policy: Player) -> None:
+def test_adjacent_decisions_of_equal_returns_are_weighted_apart(policy: LoadedModel) -> None:
     """Two decisions with nothing between them, each half as likely as when it was sampled, weigh a half each, not a
     quarter.
     """
@@ -55,7 +55,7 @@ def test_adjacent_decisions_of_equal_returns_are_weighted_apart(policy: Player) 
     assert figures["loss"] == pytest.approx(-0.5 * sum(now) / 2, rel=1e-4)
 
 
-def test_the_weight_of_the_kl_is_capped(policy: Player) -> None:
+def test_the_weight_of_the_kl_is_capped(policy: LoadedModel) -> None:
     """Where each token is eight times as likely as when it was sampled, a cap of 2 leaves a quarter of the estimate."""
     samples = rows_of(policy, play(policy, count=2))
     samples = [replace(one, logprobs=tuple(value - math.log(8) for value in one.logprobs)) for one in samples]
@@ -73,7 +73,7 @@ def test_the_weight_of_the_kl_is_capped(policy: Player) -> None:
     assert estimate(2.0) == pytest.approx(estimate(0.0) / 4, rel=1e-4)
 
 
-def test_sharing_a_prompts_forward_changes_nothing(policy: Player) -> None:
+def test_sharing_a_prompts_forward_changes_nothing(policy: LoadedModel) -> None:
     """Ten copies of the rows give the gradient of one copy."""
     samples = rows_of(policy, play(policy, count=6))
     settings = Settings(learning_rate=0.0, minibatch=10_000, max_grad_norm=1e9)
@@ -84,14 +84,14 @@ def test_sharing_a_prompts_forward_changes_nothing(policy: Player) -> None:
     assert len(units(samples * 10)) == len({sample.tokens[:-1] for sample in samples})
 
 
-def test_the_entropy_bonus_alone_spreads_the_policy(policy: Player) -> None:
+def test_the_entropy_bonus_alone_spreads_the_policy(policy: LoadedModel) -> None:
     rows = [replace(row, advantages=(0.0,) * len(row.tokens)) for row in rows_of(policy, play(policy, count=6))]
     learner = Learner(policy, Settings(learning_rate=1e-4, minibatch=10_000, entropy=1.0))
     before, after = (learner.update(rows, random.Random(0))["entropy"] for _ in range(2))
     assert after > before
 
 
-def test_micro_batches_and_checkpointed_gradients_change_nothing_but_memory(policy: Player) -> None:
+def test_micro_batches_and_checkpointed_gradients_change_nothing_but_memory(policy: LoadedModel) -> None:
     samples = rows_of(policy, play(policy, count=6))
     whole = gradients_after(policy, samples)
     for settings in ({"max_tokens": 300}, {"max_tokens": 1}, {"gradient_checkpointing": True}):
@@ -99,7 +99,7 @@ def test_micro_batches_and_checkpointed_gradients_change_nothing_but_memory(poli
             torch.testing.assert_close(gradient, whole[name], atol=1e-6, rtol=1e-4)
 
 
-def test_out_of_memory_halves_the_micro_batch_and_repeats(policy: Player) -> None:
+def test_out_of_memory_halves_the_micro_batch_and_repeats(policy: LoadedModel) -> None:
     samples = rows_of(policy, play(policy, count=6))
     whole = gradients_after(policy, samples)
     trunk, told = policy.model.transformer, []
@@ -128,7 +128,7 @@ def test_out_of_memory_halves_the_micro_batch_and_repeats(policy: Player) -> Non
         learner.update(samples, random.Random(0))
 
 
-def test_text_ratio_starts_at_one_and_the_stop_token_is_trained(policy: Player) -> None:
+def test_text_ratio_starts_at_one_and_the_stop_token_is_trained(policy: LoadedModel) -> None:
     task = Task("w", "spelling", "all", "w", {"word": "ab"})
     favour(policy, ["\n"], 4.0)  # so that an untrained model comes to an end
     agent = TwoPlayerAgent(LocalSampler(policy), max_new_tokens=5)
@@ -144,7 +144,7 @@ def test_text_ratio_starts_at_one_and_the_stop_token_is_trained(policy: Player) 
 
 
 @pytest.mark.slow
-def test_ppo_stops_early_when_it_has_moved_too_far(policy: Player) -> None:
+def test_ppo_stops_early_when_it_has_moved_too_far(policy: LoadedModel) -> None:
     samples = rows_of(policy, play(policy))
     settings = Settings(learning_rate=1e-2, epochs=20, max_grad_norm=10.0)
     assert Learner(policy, settings).update(samples, random.Random(0))["gradient_steps"] == 20
@@ -154,7 +154,7 @@ def test_ppo_stops_early_when_it_has_moved_too_far(policy: Player) -> None:
     assert one_step["gradient_steps"] == 1  # the first has moved it, the second is not made
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_step(policy: Player) -> None:
+def test_a_loss_that_is_not_finite_stops_before_the_step(policy: LoadedModel) -> None:
     samples = [replace(sample, advantages=(math.nan,) * len(sample.tokens)) for sample in rows_of(policy, play(policy))]
     before = [weight.detach().clone() for weight in policy.model.parameters()]
     with pytest.raises(DivergedError, match="the update diverged") as caught:
@@ -163,7 +163,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(policy: Player) -> None
     assert all(torch.equal(old, new) for old, new in zip(before, policy.model.parameters(), strict=True))
 
 
-def test_a_step_after_which_a_weight_is_not_finite_is_an_error(policy: Player) -> None:
+def test_a_step_after_which_a_weight_is_not_finite_is_an_error(policy: LoadedModel) -> None:
     """The losses and gradients of a first step are finite whatever the learning rate."""
     samples = rows_of(policy, play(policy))
     with pytest.raises(DivergedError, match="a weight became NaN or infinite") as caught:
@@ -171,7 +171,7 @@ def test_a_step_after_which_a_weight_is_not_finite_is_an_error(policy: Player) -
     assert len(caught.value.samples) == len(samples)
 
 
-def test_a_player_with_a_weight_that_is_not_finite_is_not_saved(policy: Player, tmp_path: Path) -> None:
+def test_a_player_with_a_weight_that_is_not_finite_is_not_saved(policy: LoadedModel, tmp_path: Path) -> None:
     for value in (math.nan, math.inf):
         with torch.no_grad():
             policy.model.transformer.ln_f.bias[0] = value
@@ -180,6 +180,6 @@ def test_a_player_with_a_weight_that_is_not_finite_is_not_saved(policy: Player, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_rows_no_step(policy: Player) -> None:
+def test_no_rows_no_step(policy: LoadedModel) -> None:
     empty: list[Sample] = []
     assert Learner(policy, Settings(learning_rate=1e-3)).update(empty, random.Random(0)) == {}

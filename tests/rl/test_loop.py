@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from reflectkit.core.errors import EnvironmentFailure
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.types import Observation, Task
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.models.prefix_cache import PrefixCache
-from reflectkit.models.sampler import Ask
+from reflectkit.models.sampler import SampleRequest
 from reflectkit.rl import checkpoint
 from reflectkit.rl.algorithms import objective
 from reflectkit.rl.loop import Level
-from tests.rl.training import Spelling, agent_of, corridor_player, trainer_of
+from tests.rl.training import Spelling, agent_of, build_trainer, corridor_player
 
 
 def test_groups_without_spread_are_dropped_and_counted() -> None:
@@ -33,7 +33,7 @@ def test_groups_without_spread_are_dropped_and_counted() -> None:
         env.step = lambda action: StepResult(env.reset(ends[0], 0), 1.0, True, info={"success": True})  # type: ignore[method-assign]
         return env
 
-    trainer = trainer_of(player, objective("grpo"), 2, [Level("end", ends, sure)])
+    trainer = build_trainer(player, objective("grpo"), 2, [Level("end", ends, sure)])
     before = [weight.detach().clone() for weight in player.model.parameters()]
     figures = trainer.advance()
     assert (figures["rows"], figures["groups_without_spread"]) == (0, 1.0)
@@ -51,7 +51,7 @@ def test_a_group_starts_alike_and_plays_apart() -> None:
     player = corridor_player(seed=0)
     from reflectkit.envs.wrappers import Horizon
 
-    trainer = trainer_of(
+    trainer = build_trainer(
         player, objective("grpo"), 2, [Level("long", Corridor.tasks("long"), lambda: Horizon(Watching(), 16))]
     )
     trainer.advance()
@@ -76,10 +76,10 @@ def test_all_aborted_is_an_error_and_some_are_a_share() -> None:
         return lambda: Horizon(Broken(), 16)
 
     tasks = Corridor.tasks("long")
-    half = trainer_of(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: start < 3))])
+    half = build_trainer(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: start < 3))])
     assert half.advance()["aborted"] == 0.5
     assert half.counters["aborted"] == 6
-    none = trainer_of(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: True))])
+    none = build_trainer(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: True))])
     with pytest.raises(EnvironmentFailure, match=r"every episode of update 1 was aborted \(12\): the engine is down"):
         none.advance()
 
@@ -88,7 +88,7 @@ def test_what_was_read_is_dropped_before_the_update(monkeypatch: pytest.MonkeyPa
     """That of both players, though only the policy's weights change."""
     monkeypatch.setattr("reflectkit.models.prefix_cache.LONG", 4)
     level = Level("all", [Task(word, "spelling", "all", word, {"word": word}) for word in ("abba", "bab")], Spelling)
-    trainer = trainer_of(corridor_player(0), objective("reinforce"), 1, [level], episodes=4)
+    trainer = build_trainer(corridor_player(0), objective("reinforce"), 1, [level], episodes=4)
     trainer.agent = agent_of(trainer.learner.player, corridor_player(1), max_new_tokens=3)
     assert trainer.agent.reflector is not None
     kept = [trainer.agent.policy.kept, trainer.agent.reflector.sampler.kept]  # type: ignore[attr-defined]
@@ -108,7 +108,7 @@ def test_what_was_read_is_dropped_before_the_update(monkeypatch: pytest.MonkeyPa
 def test_behind_a_checkpoint_a_reflector_guesses_as_little_as_a_resumed_one(tmp_path: Path) -> None:
     """A text that it wrote before takes fewer passes, which round otherwise; not behind a checkpoint."""
     player = corridor_player(seed=0)
-    trainer = trainer_of(player, objective("reinforce"), 2)
+    trainer = build_trainer(player, objective("reinforce"), 2)
     trainer.agent = agent_of(player, corridor_player(seed=1))
     assert trainer.agent.reflector is not None
     sampler: Any = trainer.agent.reflector.sampler
@@ -118,7 +118,7 @@ def test_behind_a_checkpoint_a_reflector_guesses_as_little_as_a_resumed_one(tmp_
     def taken() -> int:
         passes.clear()
         prompt = tuple(sampler.tokenizer("You are in cell 3.")["input_ids"])
-        wait_for(sampler.sample(Ask(prompt, max_new_tokens=12, temperature=0.0)))
+        run_sync(sampler.sample(SampleRequest(prompt, max_new_tokens=12, temperature=0.0)))
         return len(passes)
 
     first = taken()
@@ -130,7 +130,7 @@ def test_behind_a_checkpoint_a_reflector_guesses_as_little_as_a_resumed_one(tmp_
 def test_tokens_are_those_of_both_players_and_of_the_rows() -> None:
     """What the reflector reads counts, too, as what the policy reads does."""
     player, other = corridor_player(seed=0), corridor_player(seed=1)
-    trainer = trainer_of(player, objective("reinforce"), 1)
+    trainer = build_trainer(player, objective("reinforce"), 1)
     trainer.agent = agent_of(player, other, watch=trainer.learner.observe)
     figures = trainer.advance()
     rows = sum(

@@ -17,11 +17,11 @@ from reflectkit.core.types import Task
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.models.choices import backend
-from reflectkit.models.load import Player, save_player, with_adapter
+from reflectkit.models.load import LoadedModel, save_player, with_adapter
 from reflectkit.models.sampler import Opening
 from reflectkit.rl.algorithms import objective
 from reflectkit.rl.learner import Learner, Settings
-from reflectkit.rl.loop import Level, Plan, Trainer
+from reflectkit.rl.loop import Level, Trainer, TrainerConfig
 from tests.fakes.inference import Inference, serve_model
 from tests.rl.training import Spelling, corridor_player, favour
 
@@ -34,21 +34,21 @@ LEVELS = {
 
 
 @pytest.fixture
-def player() -> Player:
+def player() -> LoadedModel:
     made = corridor_player(seed=0)
     favour(made, ["\n"], 3.0)  # so that some texts end before their limit
     return made
 
 
 @pytest.fixture
-def server(player: Player, tmp_path: Path) -> Iterator[Inference]:
+def server(player: LoadedModel, tmp_path: Path) -> Iterator[Inference]:
     save_player(tmp_path / "base", player)
     with serve_model(player, str(tmp_path / "base"), context=64) as running:
         yield running
 
 
-def trainer_of(
-    kind: str, answer: str, server: Inference, player: Player, staleness: int, learning_rate: float = 1e-3
+def build_trainer(
+    kind: str, answer: str, server: Inference, player: LoadedModel, staleness: int, learning_rate: float = 1e-3
 ) -> Trainer:
     player = with_adapter(player, 4, 16, seed=0)
     row = backend(f"{kind}:{server.url}")
@@ -56,7 +56,7 @@ def trainer_of(
     own = objective("reinforce", baseline="none", normalize=False)
     settings = Settings(learning_rate=learning_rate, loss=own.loss, max_grad_norm=10.0, mismatch=True,
         agrees_with="" if staleness else f"{kind}:{server.url}", is_cap=2.0 if staleness else 0.0)  # fmt: skip
-    plan = Plan([LEVELS[answer]], UPDATES, 12, own, seed=0, width=12, staleness=staleness)
+    plan = TrainerConfig([LEVELS[answer]], UPDATES, 12, own, seed=0, width=12, staleness=staleness)
     agent = TwoPlayerAgent(sampler, max_new_tokens=3)
     return Trainer(plan, agent, Learner(player, settings))
 
@@ -138,11 +138,11 @@ LIES: dict[tuple[str, str], Callable[..., None]] = {
 @pytest.mark.parametrize(("kind", "staleness"), [("vllm", 0), ("vllm", 2), ("sglang", 0)])
 @pytest.mark.parametrize(("answer", "what"), LIES)
 def test_a_lie_after_the_first_update_ends_training(
-    answer: str, what: str, kind: str, staleness: int, player: Player, server: Inference
+    answer: str, what: str, kind: str, staleness: int, player: LoadedModel, server: Inference
 ) -> None:
     lie = LIES[answer, what]
     server.lie = lambda *said: lie(*said) if len(server.loaded) > 1 else None
-    trainer = trainer_of(kind, answer, server, player, staleness)
+    trainer = build_trainer(kind, answer, server, player, staleness)
     with pytest.raises(ReflectkitError) as error:
         updates(trainer)
     assert server.url in str(error.value)
@@ -156,11 +156,11 @@ def test_a_lie_after_the_first_update_ends_training(
 @pytest.mark.parametrize("answer", LEVELS)
 @pytest.mark.parametrize("keeps", ["old", "base"])
 def test_an_adapter_that_was_not_loaded_ends_training(
-    keeps: str, kind: str, answer: str, staleness: int, player: Player, server: Inference
+    keeps: str, kind: str, answer: str, staleness: int, player: LoadedModel, server: Inference
 ) -> None:
     """Though the weights have moved so little that the log-probabilities of older ones are within their limits."""
     server.keeps = keeps
-    trainer = trainer_of(kind, answer, server, player, staleness, learning_rate=1e-4)
+    trainer = build_trainer(kind, answer, server, player, staleness, learning_rate=1e-4)
     with pytest.raises(ReflectkitError, match=r"serves other weights than the policy's: .* have moved by"):
         updates(trainer)
 
@@ -168,9 +168,9 @@ def test_an_adapter_that_was_not_loaded_ends_training(
 @pytest.mark.parametrize(("kind", "staleness"), [("vllm", 0), ("vllm", 2), ("sglang", 0)])
 @pytest.mark.parametrize("answer", LEVELS)
 def test_an_honest_server_is_not_in_the_way(
-    kind: str, answer: str, staleness: int, player: Player, server: Inference
+    kind: str, answer: str, staleness: int, player: LoadedModel, server: Inference
 ) -> None:
-    rows = updates(trainer_of(kind, answer, server, player, staleness))
+    rows = updates(build_trainer(kind, answer, server, player, staleness))
     assert len(rows) == UPDATES
     if not staleness:
         assert all(row["logprob_difference_max"] < 1e-4 for row in rows)

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.types import Comment
 from reflectkit.envs import make
 from reflectkit.envs.taxi import Taxi
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.local import LocalSampler
 from reflectkit.rl.algorithms import objective
 from reflectkit.rl.learner import Learner, Settings
-from reflectkit.rl.loop import Level, Plan, Trainer
-from reflectkit.rl.reflector import SecondPlayer, Turns, advantages, rows, share_true, visited
+from reflectkit.rl.loop import Level, Trainer, TrainerConfig
+from reflectkit.rl.reflector import ReflectorSchedule, ReflectorTrainer, advantages, rows, share_true, visited
 from tests.conftest import make_player
 from tests.rl.training import play
 
@@ -51,7 +51,7 @@ def test_a_row_is_what_was_sampled_and_states_that_teach_nothing_have_none() -> 
     assert second.advantages == (0.0, 0.0, 0.0, -1.0)
 
 
-def test_states_are_turns_of_different_episodes(policy: Player) -> None:
+def test_states_are_turns_of_different_episodes(policy: LoadedModel) -> None:
     played = play(policy, count=6)
     states = visited(played, 4, random.Random(0))
     assert len({trajectory.seed for trajectory, _ in states}) == 4
@@ -69,13 +69,13 @@ def trainer_of_both(observations: Any, **settings: Any) -> Trainer:
     reflector = Reflector(LocalSampler(reflecting, rank=0), max_new_tokens=5)
     agent = TwoPlayerAgent(LocalSampler(policy), reflector)
     learning = Settings(learning_rate=1e-3, entropy=0.0, temperature=settings.get("temperature", 1.0))
-    second = SecondPlayer(Learner(reflecting, learning), Turns(1, 6, 3, **settings))
+    second = ReflectorTrainer(Learner(reflecting, learning), ReflectorSchedule(1, 6, 3, **settings))
     level = Level("full", Taxi.tasks("full")[:20], lambda: make("taxi", 6))
-    plan = Plan([level], 4, 8, objective("reinforce"), seed=0, width=8)
+    plan = TrainerConfig([level], 4, 8, objective("reinforce"), seed=0, width=8)
     return Trainer(plan, agent, Learner(policy, Settings(learning_rate=1e-3)), second=second)
 
 
-def weights(player: Player) -> dict[str, torch.Tensor]:
+def weights(player: LoadedModel) -> dict[str, torch.Tensor]:
     return {name: weight.detach().clone() for name, weight in player.model.named_parameters()}
 
 
@@ -87,7 +87,7 @@ def test_only_the_reflector_learns_in_its_turn_from_the_tokens_it_sampled(observ
     assert reflector is not None
     before = []
 
-    class Watched(SecondPlayer):
+    class Watched(ReflectorTrainer):
         def learn(self, *arguments: Any) -> dict[str, float]:
             before.append((weights(trainer.learner.player), weights(self.learner.player)))
             return super().learn(*arguments)
@@ -102,14 +102,14 @@ def test_only_the_reflector_learns_in_its_turn_from_the_tokens_it_sampled(observ
     assert reflector.memo == {}  # its comments were the earlier weights'
     seeds = [0] * len(observations)
     fresh = Reflector(LocalSampler(second.learner.player), max_new_tokens=5)  # has no drafts of theirs either
-    assert wait_for(reflector.comments(observations, seeds)) == wait_for(fresh.comments(observations, seeds))
+    assert run_sync(reflector.comments(observations, seeds)) == run_sync(fresh.comments(observations, seeds))
 
 
 def test_a_rate_of_0_measures_the_comments_alone(observations: Any) -> None:
     trainer = trainer_of_both(observations, reward="judgement")
     assert trainer.second is not None
     still = Learner(trainer.second.learner.player, Settings(learning_rate=0.0))
-    trainer.second = SecondPlayer(still, trainer.second.turns)
+    trainer.second = ReflectorTrainer(still, trainer.second.turns)
     before = weights(still.player)
     figures = trainer.advance()
     assert figures["reflector_states"] == 6
@@ -134,16 +134,16 @@ def test_each_token_of_a_comment_costs_something() -> None:
     """
     compared = [[comment(1.0), comment(1.0), comment(1.0, (5, 6, 7, 8, 9))]]
     learner = Recording()
-    second = SecondPlayer(learner, Turns(1, 1, 3, normalize=False, length_cost=0.1))  # type: ignore[arg-type]
+    second = ReflectorTrainer(learner, ReflectorSchedule(1, 1, 3, normalize=False, length_cost=0.1))  # type: ignore[arg-type]
     figures = second.learn(compared, random.Random(0), 1.0)
     assert [sample.advantages[-1] for sample in learner.samples] == pytest.approx([0.15, 0.15, -0.3])
     assert (figures["reflector_reward"], figures["reflector_tokens"]) == (1.0, 3.0)
     assert figures["states_without_spread"] == 0
-    free = SecondPlayer(learner, Turns(1, 1, 3, normalize=False)).learn(compared, random.Random(0), 1.0)  # type: ignore[arg-type]
+    free = ReflectorTrainer(learner, ReflectorSchedule(1, 1, 3, normalize=False)).learn(compared, random.Random(0), 1.0)  # type: ignore[arg-type]
     assert learner.samples == []
     assert free["states_without_spread"] == 1
 
 
 def test_a_turn_comes_after_every_so_many_updates() -> None:
-    second = SecondPlayer(None, Turns(3, 1, 2))  # type: ignore[arg-type]
+    second = ReflectorTrainer(None, ReflectorSchedule(3, 1, 2))  # type: ignore[arg-type]
     assert [step for step in range(1, 10) if second.is_due(step)] == [3, 6, 9]

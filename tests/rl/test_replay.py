@@ -10,28 +10,28 @@ import torch
 from reflectkit.core.types import Status, Task, Trajectory
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.rl.algorithms import objective
 from reflectkit.rl.loop import Level
 from reflectkit.rl.losses import weighted_loss
-from reflectkit.rl.replay import Replay
-from tests.rl.training import corridor_player, gradients_after, play, rows_of, trainer_of
+from reflectkit.rl.replay import ReplayBuffer
+from tests.rl.training import build_trainer, corridor_player, gradients_after, play, rows_of
 
 
 def test_replay_keeps_the_last_successes() -> None:
     task = Task("t", "e", "l", "g", {})
     played = [Trajectory(task, number, (), Status.COMPLETED, number % 2 == 0) for number in range(9)]
-    buffer = Replay(3)
+    buffer = ReplayBuffer(3)
     buffer.add(played)
     assert [trajectory.seed for trajectory in buffer] == [4, 6, 8]
     buffer.clear()
     assert list(buffer) == []
-    none = Replay(0)
+    none = ReplayBuffer(0)
     none.add(played)
     assert len(none) == 0
 
 
-def test_old_rows_are_weighted_and_never_fresh(policy: Player) -> None:
+def test_old_rows_are_weighted_and_never_fresh(policy: LoadedModel) -> None:
     """A decision that the policy has since made ten times less likely weighs a tenth in REINFORCE."""
     sample = next(sample for sample in rows_of(policy, play(policy)) if abs(sample.advantages[-1]) > 0.5)
     settings = {"entropy": 0.0, "loss": weighted_loss}
@@ -46,7 +46,7 @@ def test_old_rows_are_weighted_and_never_fresh(policy: Player) -> None:
 
 def test_the_buffer_is_cleared_on_each_level() -> None:
     levels = [Level(name, Corridor.tasks(name), lambda name=name: make("corridor", 16)) for name in ("short", "long")]
-    trainer = trainer_of(corridor_player(seed=0), objective("reinforce"), 4, levels, replay=50)
+    trainer = build_trainer(corridor_player(seed=0), objective("reinforce"), 4, levels, replay=50)
     replayed = [trainer.advance()["replayed_episodes"] for _ in range(4)]
     assert replayed[0] == replayed[2] == 0
     assert min(replayed[1], replayed[3]) > 0

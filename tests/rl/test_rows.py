@@ -8,15 +8,15 @@ import pytest
 
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.types import Decision, Message, Observation, Status, Task, Trajectory, Turn
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.tokens import label_ids
 from reflectkit.rl import batch
 from reflectkit.rl.logprobs import Unit, minibatches, packed, units
-from reflectkit.rl.replay import Replay
+from reflectkit.rl.replay import ReplayBuffer
 from tests.rl.training import play, rows_of
 
 
-def test_rows_hold_what_was_sampled(policy: Player) -> None:
+def test_rows_hold_what_was_sampled(policy: LoadedModel) -> None:
     played = play(policy)
     samples = rows_of(policy, played)
     assert len(samples) == sum(len(trajectory.turns) for trajectory in played)
@@ -59,18 +59,18 @@ def test_minibatches_cut_units_where_they_must() -> None:
     assert minibatches(parts, 1) == [parts]
 
 
-def test_aborted_episodes_are_never_trained_on_or_replayed(policy: Player) -> None:
+def test_aborted_episodes_are_never_trained_on_or_replayed(policy: LoadedModel) -> None:
     played = play(policy)
     spoiled = [replace(trajectory, status=Status.ABORTED, success=True) for trajectory in played[:-1]]
     kept = batch.trainable([*spoiled, played[-1]])
     assert kept == [played[-1]]
     assert len(rows_of(policy, [*spoiled, played[-1]])) == len(played[-1].turns)
-    buffer = Replay(5)
+    buffer = ReplayBuffer(5)
     buffer.add(spoiled)
     assert len(buffer) == 0
 
 
-def test_micro_batches_hold_no_more_tokens_than_allowed(policy: Player) -> None:
+def test_micro_batches_hold_no_more_tokens_than_allowed(policy: LoadedModel) -> None:
     samples = rows_of(policy, play(policy, count=20))
     batches = packed(units(samples), 500)
     assert len(batches) > 1

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.prompts import label, policy_prompt
 from reflectkit.core.protocols import Agent, Context, StepResult
 from reflectkit.core.rollout import Episode, rollout
@@ -18,7 +18,7 @@ from reflectkit.core.types import Decision, Message, Observation, Sample, Task, 
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.taxi import Taxi
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.local import LocalSampler
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import label_ids
@@ -26,10 +26,12 @@ from reflectkit.rl import batch
 from reflectkit.rl.algorithms import Objective, objective
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.learner import Learner, Settings
-from reflectkit.rl.loop import Level, Plan, Trainer
+from reflectkit.rl.loop import Level, Trainer, TrainerConfig
 
 
-def agent_of(policy: Player, reflector: Player | None = None, watch: Any = None, **settings: Any) -> TwoPlayerAgent:
+def agent_of(
+    policy: LoadedModel, reflector: LoadedModel | None = None, watch: Any = None, **settings: Any
+) -> TwoPlayerAgent:
     frozen = LocalSampler(reflector, frozen=True, rank=0) if reflector else None
     commenting = Reflector(frozen, max_new_tokens=5) if frozen else None
     return TwoPlayerAgent(LocalSampler(policy, watch=watch), commenting, **settings)
@@ -41,11 +43,15 @@ def decide_all(agent: Agent, observations: Sequence[Observation], contexts: Sequ
     async def gathered() -> list[Decision]:
         return await asyncio.gather(*map(agent.decide, observations, contexts))
 
-    return wait_for(gathered())
+    return run_sync(gathered())
 
 
 def play(
-    policy: Player, reflector: Player | None = None, count: int = 12, critic: Critic | None = None, **settings: Any
+    policy: LoadedModel,
+    reflector: LoadedModel | None = None,
+    count: int = 12,
+    critic: Critic | None = None,
+    **settings: Any,
 ) -> list[Trajectory]:
     tasks = Taxi.tasks("full")[:: 300 // count]
     learner = Learner(policy, Settings(learning_rate=0.0), critic)
@@ -54,13 +60,13 @@ def play(
     return learner.valued(played)
 
 
-def rows_of(policy: Player, played: Sequence[Trajectory], values: list[list[float]] | None = None) -> list[Sample]:
+def rows_of(policy: LoadedModel, played: Sequence[Trajectory], values: list[list[float]] | None = None) -> list[Sample]:
     kept = batch.trainable(played)
     found = objective("ppo" if values else "reinforce").estimate(kept, [], values or [])
     return batch.rows(kept, found.advantages, found.returns, {Taxi.choices: label_ids(policy.tokenizer, 6)}, values)
 
 
-def gradients_after(policy: Player, samples: list[Sample], **settings: Any) -> dict[str, torch.Tensor]:
+def gradients_after(policy: LoadedModel, samples: list[Sample], **settings: Any) -> dict[str, torch.Tensor]:
     """The policy's gradients after one update that does not move it."""
     Learner(policy, Settings(learning_rate=0.0, minibatch=10_000, max_grad_norm=1e9, **settings)).update(
         samples, random.Random(0)
@@ -68,16 +74,16 @@ def gradients_after(policy: Player, samples: list[Sample], **settings: Any) -> d
     return {name: weight.grad.clone() for name, weight in policy.model.named_parameters() if weight.grad is not None}
 
 
-def corridor_player(seed: int) -> Player:
+def corridor_player(seed: int) -> LoadedModel:
     seen = [make("corridor").reset(task, 0) for task in Corridor.tasks("long")]
     tokenizer = build_tokenizer(
         [policy_prompt(observation) for observation in seen], [label(index) for index in range(2)]
     )
-    return Player(build_model(tokenizer, 64, seed), tokenizer, "plain")
+    return LoadedModel(build_model(tokenizer, 64, seed), tokenizer, "plain")
 
 
-def trainer_of(
-    player: Player,
+def build_trainer(
+    player: LoadedModel,
     objective: Objective[Any],
     steps: int,
     levels: Sequence[Level] | None = None,
@@ -92,11 +98,11 @@ def trainer_of(
     options = {"learning_rate": 1e-3, "entropy": 0.003, "max_grad_norm": 1.0, "loss": objective.loss}
     learner = Learner(player, Settings(**{**options, **settings}), critic)
     repeats = 4 if objective.compares_groups else 1
-    plan = Plan(known, steps, episodes, objective, seed=0, width=12, repeats=repeats)
+    plan = TrainerConfig(known, steps, episodes, objective, seed=0, width=12, repeats=repeats)
     return Trainer(plan, agent_of(player, watch=learner.observe), learner, replay_size=replay, threshold=threshold)
 
 
-def favour(player: Player, texts: Sequence[str], weight: float) -> None:
+def favour(player: LoadedModel, texts: Sequence[str], weight: float) -> None:
     """Make an untrained GPT-2 write the single tokens `texts` more often, or less where `weight` is negative."""
     with torch.no_grad():
         for text in texts:

@@ -12,7 +12,7 @@ from reflectkit.core.prompts import label, policy_prompt, reflection_prompt
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
-from reflectkit.models.load import Player, load_player, save_player, with_adapter
+from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
 from reflectkit.models.tiny import build_model, build_tokenizer
 from tests.commands import prepare
 
@@ -32,11 +32,11 @@ def corridor_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = build_tokenizer(texts, [label(index) for index in range(2)])
     for number, role in enumerate(("policy", "reflection", "base")):
         save_player(
-            folder / role, Player(build_model(tokenizer, 256, number), tokenizer, None if role == "base" else role)
+            folder / role, LoadedModel(build_model(tokenizer, 256, number), tokenizer, None if role == "base" else role)
         )
     for number, role in enumerate(("policy", "reflection")):
         base = load_player(folder / "base", device="cpu")
-        adapted = with_adapter(Player(base.model, base.tokenizer, role), 4, 8, seed=number)
+        adapted = with_adapter(LoadedModel(base.model, base.tokenizer, role), 4, 8, seed=number)
         with torch.no_grad():
             for name, weight in adapted.model.named_parameters():
                 if "lora_B" in name:

@@ -16,8 +16,8 @@ from reflectkit.core.prompts import answers, listed_answers
 from reflectkit.data.sft import form_of, read_rows
 from reflectkit.envs.taxi import Taxi
 from reflectkit.integrations.agent import load_agent
-from reflectkit.models.facts import model_facts
-from reflectkit.models.load import Player, load_player, save_player
+from reflectkit.models.checkpoint_metadata import model_facts
+from reflectkit.models.load import LoadedModel, load_player, save_player
 from reflectkit.models.tiny import build_model
 from reflectkit.models.tokens import prompt_ids, text_ids
 from reflectkit.stages import gen_sft, sft
@@ -134,7 +134,7 @@ def test_a_model_without_sft_answers_as_it_is_told_and_rl_records_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tokenizer = mistral([row["prompt"] for row in rows_in(taxi_data / "sft.jsonl")])
-    save_player(tmp_path / "base", Player(build_model(tokenizer, 512, 0), tokenizer, None))
+    save_player(tmp_path / "base", LoadedModel(build_model(tokenizer, 512, 0), tokenizer, None))
     for form in ("label", "text"):
         command = [
             "rlft",

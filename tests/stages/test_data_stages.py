@@ -19,7 +19,7 @@ from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Observation
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import make
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.local import LocalSampler
 from reflectkit.stages import config_class, gen_sft, gen_trajectory, split
 from tests.commands import DATA_FILES, error_of, prepare
@@ -82,7 +82,7 @@ def test_demonstrations_replay_and_mark_their_mistakes(taxi_data: Path) -> None:
 
 
 def test_sft_rows_are_the_prompts_that_the_agent_sees(
-    taxi_data: Path, policy: Player, reflector_player: Player
+    taxi_data: Path, policy: LoadedModel, reflector_player: LoadedModel
 ) -> None:
     """Character for character, through the files, the env and the agent."""
     rows = {name: [(row["prompt"], row["completion"]) for _, row in read_jsonl(taxi_data / f"{name}.jsonl")] for name in

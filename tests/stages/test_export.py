@@ -14,7 +14,7 @@ from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json
 from reflectkit.core.prompts import policy_prompt
 from reflectkit.core.types import Observation
-from reflectkit.models.load import Player, load_player, save_player, with_adapter
+from reflectkit.models.load import LoadedModel, load_player, save_player, with_adapter
 from reflectkit.models.scoring import choice_logprobs
 from reflectkit.models.tokens import label_ids, prompt_ids
 from tests.examples import run_page
@@ -24,7 +24,7 @@ from tests.examples import run_page
 def adapter(checkpoints: dict[str, Path], tmp_path: Path) -> Path:
     """A checkpoint of a LoRA adapter that changes its base."""
     base = load_player(checkpoints["policy"], device="cpu")
-    adapted = with_adapter(Player(base.model, base.tokenizer, "policy"), 4, 8, seed=0)
+    adapted = with_adapter(LoadedModel(base.model, base.tokenizer, "policy"), 4, 8, seed=0)
     with torch.no_grad():
         for name, weight in adapted.model.named_parameters():
             if "lora_B" in name:

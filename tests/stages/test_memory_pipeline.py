@@ -15,7 +15,7 @@ import torch
 
 from reflectkit.cli.main import main
 from reflectkit.core.jsonl import read_json, read_jsonl
-from reflectkit.models.load import Player, load_player, save_player
+from reflectkit.models.load import LoadedModel, load_player, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
 
 
@@ -32,7 +32,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = build_tokenizer(texts, [], 700)
     for name, seed in (("policy", 1), ("reflection", 2)):
         model = build_model(tokenizer, 640, seed, init_range=0.15)
-        save_player(folder / name, Player(model, tokenizer, name if name == "reflection" else "plain"))
+        save_player(folder / name, LoadedModel(model, tokenizer, name if name == "reflection" else "plain"))
     return folder
 
 

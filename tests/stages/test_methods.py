@@ -23,7 +23,7 @@ from reflectkit.envs.memory.env import Memory
 from reflectkit.envs.memory.generate import conversation
 from reflectkit.envs.memory.store import SEMANTIC
 from reflectkit.envs.memory.tools import INSERT
-from reflectkit.models.load import Player, save_player
+from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
 from tests.commands import error_of
 from tests.server import Server, completion, serve
@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     tokenizer = build_tokenizer([memagent.TASK, CHUNK], [], 600)
     asked = tokenizer("".join(message.content for message in memagent.messages("", CHUNK)))["input_ids"]
-    save_player(folder, Player(build_model(tokenizer, len(asked) + 40, 0), tokenizer, "plain"))
+    save_player(folder, LoadedModel(build_model(tokenizer, len(asked) + 40, 0), tokenizer, "plain"))
     return folder
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from reflectkit.cli.main import main
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.core.prompts import label, policy_prompt
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.models.choices import backend
-from reflectkit.models.load import Player, save_player
-from reflectkit.models.sampler import Ask, Opening
+from reflectkit.models.load import LoadedModel, save_player
+from reflectkit.models.sampler import Opening, SampleRequest
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import label_ids, prompt_ids
 from tests.examples import save_example
@@ -28,7 +28,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save_example("my_sampler", "my_sampler", tmp_path, monkeypatch)
     seen = [make("corridor").reset(task, 0) for task in Corridor.tasks("long")]
     tokenizer = build_tokenizer([policy_prompt(one) for one in seen], [label(index) for index in range(2)])
-    save_player(tmp_path / "policy", Player(build_model(tokenizer, 64, 0), tokenizer, "plain"))
+    save_player(tmp_path / "policy", LoadedModel(build_model(tokenizer, 64, 0), tokenizer, "plain"))
     write_json(tmp_path / "train.json", [record_to_json(Record(task, ())) for task in Corridor.tasks("long")])
     return tmp_path / "policy"
 
@@ -70,12 +70,12 @@ def test_its_log_probabilities_are_those_of_the_mixture(policy: Path) -> None:
     local = backend("local").open(Opening(str(policy), "cpu"), None)
     prompt = tuple(prompt_ids(sampler.tokenizer, "Cell 3 of 6."))
     labels = label_ids(sampler.tokenizer, 2)
-    mixed = wait_for(sampler.sample(Ask(prompt, labels, seed=1)))
-    plain = wait_for(local.sample(Ask(prompt, labels, seed=1)))
+    mixed = run_sync(sampler.sample(SampleRequest(prompt, labels, seed=1)))
+    plain = run_sync(local.sample(SampleRequest(prompt, labels, seed=1)))
     expected = [math.log(0.5 * math.exp(one) + 0.25) for one in plain.label_logprobs]
     assert mixed.label_logprobs == pytest.approx(expected)
-    wait_for(sampler.publish(None, 7))
-    assert wait_for(sampler.sample(Ask(prompt, labels, seed=1))).version == 7
+    run_sync(sampler.publish(None, 7))
+    assert run_sync(sampler.sample(SampleRequest(prompt, labels, seed=1))).version == 7
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 
 from reflectkit.cli.main import main
 from reflectkit.core.console import Quiet
-from reflectkit.models.load import Player, with_adapter
+from reflectkit.models.load import LoadedModel, with_adapter
 from reflectkit.models.measure import activation_size, count, optimizer_size, size, split_parameters
 from reflectkit.models.training import new_optimizer
 from reflectkit.stages import rlft, sft
@@ -23,7 +23,7 @@ def rows(tmp_path: Path) -> Path:
     return write_rows(tmp_path)
 
 
-def test_activations_by_hand(policy: Player) -> None:
+def test_activations_by_hand(policy: LoadedModel) -> None:
     """17 hidden values a layer and token, and float32 logits with their gradient; recomputed, one, and one layer."""
     config, element = policy.model.config, 4
     width, layers, vocabulary = config.hidden_size, config.num_hidden_layers, config.vocab_size
@@ -66,7 +66,7 @@ def test_rlft_plans_without_writing(corridor_folder: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "sgd"])
-def test_the_optimizers_size_is_that_of_its_state(policy: Player, optimizer: str) -> None:
+def test_the_optimizers_size_is_that_of_its_state(policy: LoadedModel, optimizer: str) -> None:
     trained, frozen = split_parameters([policy.model, policy.model])
     assert frozen == []
     made = new_optimizer(optimizer, trained, 1e-3, 0.0)
@@ -77,7 +77,7 @@ def test_the_optimizers_size_is_that_of_its_state(policy: Player, optimizer: str
     assert optimizer_size(optimizer, trained) == size(value for value in held if value.ndim)
 
 
-def test_the_plan_counts_what_several_models_share_once(policy: Player) -> None:
+def test_the_plan_counts_what_several_models_share_once(policy: LoadedModel) -> None:
     whole = count(policy.model.parameters())
     adapted = with_adapter(policy, 2, 4, 0).model
     trained, frozen = split_parameters([adapted, policy.model])

@@ -15,7 +15,7 @@ from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import read_json, read_jsonl, write_json
 from reflectkit.models.load import load_player
 from reflectkit.models.local import LocalSampler
-from reflectkit.models.sampler import Ask, Sampled
+from reflectkit.models.sampler import SampleOutput, SampleRequest
 from tests.fakes.inference import Inference, serve_model
 from tests.rlft_runs import train
 
@@ -110,7 +110,7 @@ def test_a_reflector_in_this_process_is_asked_in_one_loop_even_by_validation(
     loops: set[asyncio.AbstractEventLoop] = set()
     comment = LocalSampler.sample
 
-    async def sample(self: LocalSampler, ask: Ask) -> Sampled:
+    async def sample(self: LocalSampler, ask: SampleRequest) -> SampleOutput:
         loops.add(asyncio.get_running_loop())
         assert len(loops) == 1
         return await comment(self, ask)

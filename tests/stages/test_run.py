@@ -161,12 +161,12 @@ def test_no_model_outlives_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     alive: list[int] = []
     forget = steps._forget
 
-    def counted() -> None:
+    def pluralize() -> None:
         forget()
         alive.append(sum(isinstance(thing, PreTrainedModel) for thing in gc.get_objects()))
 
     before = sum(isinstance(thing, PreTrainedModel) for thing in gc.get_objects())
-    monkeypatch.setattr(steps, "_forget", counted)
+    monkeypatch.setattr(steps, "_forget", pluralize)
     monkeypatch.chdir(tmp_path)
     Path("toy.yaml").write_text(RECIPE)
     assert main(["run", "toy.yaml"]) == 0

@@ -16,11 +16,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer
 from reflectkit.cli.main import main
 from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ConfigError
-from reflectkit.models.load import Player, with_adapter
+from reflectkit.models.load import LoadedModel, with_adapter
 from reflectkit.models.tiny import build_model
 from reflectkit.models.training import decays, set_dropout
 from reflectkit.rl.loop import learning_rate_factor
-from reflectkit.rl.optimizers import Steps, make_optimizer
+from reflectkit.rl.optimizers import OptimizerConfig, make_optimizer
 from reflectkit.rl.processes import Processes
 from reflectkit.stages import sft
 from reflectkit.stages.tuning import sft as sft_training
@@ -117,10 +117,10 @@ def test_more_checkpoints_can_be_kept(corridor_folder: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_weight_decay_shrinks_matrices_alone(policy: Player, optimizer: str) -> None:
+def test_weight_decay_shrinks_matrices_alone(policy: LoadedModel, optimizer: str) -> None:
     """Without gradients nothing else moves a weight: one step of rate 0.5 and decay 0.2 leaves 0.9 of it."""
     before = {name: weight.detach().clone() for name, weight in policy.model.named_parameters()}
-    made = make_optimizer(policy.model, Steps(0.5, 1.0, optimizer, 0.2), Processes())
+    made = make_optimizer(policy.model, OptimizerConfig(0.5, 1.0, optimizer, 0.2), Processes())
     for weight in policy.model.parameters():
         weight.grad = torch.zeros_like(weight)
     made.step()
@@ -135,12 +135,12 @@ def test_weight_decay_shrinks_matrices_alone(policy: Player, optimizer: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["tiny", "tiny-hybrid", "llama", "adapter"])
-def test_sft_and_rlft_decay_the_same_weights(policy: Player, kind: str) -> None:
+def test_sft_and_rlft_decay_the_same_weights(policy: LoadedModel, kind: str) -> None:
     model: Any = LlamaForCausalLM(LLAMA)
     if kind.startswith("tiny"):
         model = build_model(policy.tokenizer, 64, 0, hybrid=kind == "tiny-hybrid")
     elif kind == "adapter":
-        model = with_adapter(Player(model, policy.tokenizer, None), 2, 4, 0).model
+        model = with_adapter(LoadedModel(model, policy.tokenizer, None), 2, 4, 0).model
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     in_sft = set(Trainer.get_decay_parameter_names(None, model)) & trained.keys()  # type: ignore[arg-type]
     assert in_sft == {name for name, weight in trained.items() if decays(weight)}
@@ -148,9 +148,9 @@ def test_sft_and_rlft_decay_the_same_weights(policy: Player, kind: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_an_optimizer_goes_on_where_its_saved_state_ends(policy: Player, optimizer: str) -> None:
+def test_an_optimizer_goes_on_where_its_saved_state_ends(policy: LoadedModel, optimizer: str) -> None:
     other = copy.deepcopy(policy.model)
-    steps = Steps(1e-2, 1.0, optimizer, 0.1)
+    steps = OptimizerConfig(1e-2, 1.0, optimizer, 0.1)
     first = make_optimizer(policy.model, steps, Processes())
 
     def step(model: Any, made: Any, seed: int) -> None:
@@ -181,8 +181,8 @@ def test_learning_rate_factors_by_hand() -> None:
     assert factors("linear", 6) == [round((step + 1) / 7, 4) for step in range(6)]
 
 
-def test_dropout_is_set_everywhere_but_in_the_adapter_and_not_in_the_config(policy: Player) -> None:
-    model = with_adapter(Player(LlamaForCausalLM(LLAMA), policy.tokenizer, None), 2, 4, 0, dropout=0.5).model
+def test_dropout_is_set_everywhere_but_in_the_adapter_and_not_in_the_config(policy: LoadedModel) -> None:
+    model = with_adapter(LoadedModel(LlamaForCausalLM(LLAMA), policy.tokenizer, None), 2, 4, 0, dropout=0.5).model
     set_dropout(model, 0.25)
     attention = model.base_model.model.model.layers[0].self_attn
     assert attention.attention_dropout == 0.25
@@ -195,9 +195,11 @@ def test_dropout_is_set_everywhere_but_in_the_adapter_and_not_in_the_config(poli
         set_dropout(torch.nn.Linear(2, 2), 0.1)
 
 
-def test_an_adapter_changes_the_layers_that_it_is_told(policy: Player) -> None:
+def test_an_adapter_changes_the_layers_that_it_is_told(policy: LoadedModel) -> None:
     def adapted(targets: str) -> set[str]:
-        model = with_adapter(Player(LlamaForCausalLM(LLAMA), policy.tokenizer, None), 2, 4, 0, targets=targets).model
+        model = with_adapter(
+            LoadedModel(LlamaForCausalLM(LLAMA), policy.tokenizer, None), 2, 4, 0, targets=targets
+        ).model
         return {name.split(".")[-4] for name, weight in model.named_parameters() if weight.requires_grad}
 
     assert adapted("") == {"q_proj", "v_proj"}

@@ -23,7 +23,7 @@ from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import make
 from reflectkit.envs.taxi import Taxi
 from reflectkit.models.agreement import MEAN_LIMIT
-from reflectkit.models.load import Player, save_player
+from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import build_tokenizer
 from tests.rlft_runs import train
 
@@ -44,7 +44,7 @@ def save_llama(folder: Path) -> None:
         num_key_value_heads=4, max_position_embeddings=256, tie_word_embeddings=True, initializer_range=0.08, **ids,
     )  # fmt: skip
     torch.manual_seed(0)
-    save_player(folder, Player(LlamaForCausalLM(config), tokenizer, None))
+    save_player(folder, LoadedModel(LlamaForCausalLM(config), tokenizer, None))
 
 
 class Vllm:

@@ -19,7 +19,7 @@ from reflectkit.core.errors import ConfigError, DataError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX, sweep, write_text
 from reflectkit.core.locks import locked
 from reflectkit.core.reports import Table
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.core.types import Task
 from reflectkit.envs.alfworld.engine import GAME, HANDCODED, PLANNER, RECORD
 from reflectkit.envs.alfworld.expert import TYPES
@@ -98,7 +98,7 @@ class Games(ProblemGenerator):
             ((usual, _),) = maker.rejections.most_common(1)
             raise DataError(
                 root,
-                f"none of {counted(number, 'game')} could be won, with {DRAWS} attempts each ({usual}); widen --games",
+                f"none of {pluralize(number, 'game')} could be won, with {DRAWS} tries each ({usual}); widen --games",
             )
         figures, table = _made(folders, root)
         figures["given_up"] = number - len(folders)
@@ -119,7 +119,7 @@ class Games(ProblemGenerator):
                 bar.advance()
         if not tasks:
             reason, names = next(iter(left_out.items()))
-            raise DataError(root, f"none of {counted(len(folders), 'game')} can be used, e.g. {names[0]}: {reason}")
+            raise DataError(root, f"none of {pluralize(len(folders), 'game')} can be used, e.g. {names[0]}: {reason}")
         figures = {
             "games": len(tasks),
             "by_split": dict(Counter(str(task.data["split"]) for task in tasks)),

@@ -10,7 +10,7 @@ from typing import Any
 
 from reflectkit.core.errors import DataError
 from reflectkit.core.readers import ANSWER_TOKENS, Query
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.core.types import Task
 from reflectkit.envs.memory.facts import Fact, as_facts
 from reflectkit.envs.memory.scoring import Question, as_questions
@@ -35,7 +35,9 @@ def read(task: Task) -> Content:
     if not all(isinstance(chunk, str) and chunk.strip() for chunk in chunks):
         raise DataError(task.id, "expected texts that are not empty", field="data.chunks")
     if task.level != level_of(chunks):
-        raise DataError(task.id, f"has {counted(len(chunks), 'chunk')}, and is said to be {task.level}", field="level")
+        raise DataError(
+            task.id, f"has {pluralize(len(chunks), 'chunk')}, and is said to be {task.level}", field="level"
+        )
     _list(task, "questions")
     try:
         questions = as_questions(task.data)

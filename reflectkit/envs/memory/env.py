@@ -29,7 +29,7 @@ from reflectkit.core.errors import DataError, IllegalActionError
 from reflectkit.core.eventloop import followed
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.readers import Judge, Reader
-from reflectkit.core.text import count_tokens, counted
+from reflectkit.core.text import count_tokens, pluralize
 from reflectkit.core.tools import PLAIN, parse, use_of
 from reflectkit.core.types import Message, Observation, Task, ToolUse, Trajectory
 from reflectkit.envs.base import BaseEnv, check_task
@@ -117,7 +117,7 @@ class Memory(BaseEnv):
         self._chunks, self._questions, self._queries = content.chunks, content.questions, content.queries
         if self.horizon is not None and len(self._chunks) > self.horizon:
             raise DataError(
-                task.id, f"has {counted(len(self._chunks), 'chunk')}, and --horizon is {self.horizon}; raise it"
+                task.id, f"has {pluralize(len(self._chunks), 'chunk')}, and --horizon is {self.horizon}; raise it"
             )
         self._facts = content.facts or [[] for _ in self._chunks]
         self._valid = ValidFacts(complete=content.facts is not None)

@@ -28,7 +28,7 @@ from pydantic import model_validator
 
 from reflectkit.core.config import Config, option
 from reflectkit.core.errors import ConfigError, DataError
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.core.tools import use_of
 from reflectkit.core.types import Message, Task, ToolCall, ToolSpec, ToolUse
 from reflectkit.core.users import User, UserTurn
@@ -227,7 +227,7 @@ def _problem(task: Task) -> tuple[tuple[str, str, int], Problem]:
     problems = package.problems(name, split)
     if index >= len(problems):
         raise DataError(
-            task.id, f"tau_bench has {counted(len(problems), 'task')} in {name} {split}, from 0", field="data.index"
+            task.id, f"tau_bench has {pluralize(len(problems), 'task')} in {name} {split}, from 0", field="data.index"
         )
     if problems[index].digest != task.data.get("digest"):
         raise DataError(

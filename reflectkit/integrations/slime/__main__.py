@@ -8,7 +8,7 @@ from pathlib import Path
 
 from reflectkit.cli import screen
 from reflectkit.core.errors import ReflectkitError
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.integrations.slime.prompts import write_prompts
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     except (ReflectkitError, OSError) as error:
         sys.exit(screen.print_error(str(error), 2))
     for path, count in written.items():
-        screen.say(f"{path}: {counted(count, 'task')}")
+        screen.say(f"{path}: {pluralize(count, 'task')}")
 
 
 if __name__ == "__main__":

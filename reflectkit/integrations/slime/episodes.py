@@ -32,7 +32,7 @@ from reflectkit.integrations.slime.settings import (
     read_prompt,
     reflector_of,
 )
-from reflectkit.models.facts import context_of, load_tokenizer, model_facts
+from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer, model_facts
 from reflectkit.rl.batch import rows
 
 HELD_OUT = ("validate", "test", "unseen")

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from reflectkit.core.errors import CheckpointError, EnvironmentFailure
-from reflectkit.models.sampler import Ask, Sampled
+from reflectkit.models.sampler import SampleOutput, SampleRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One answer of the router. meta: SGLang's `meta_info`."""
 
-    ask: Ask
+    ask: SampleRequest
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     meta: Mapping[str, Any]
@@ -59,7 +59,7 @@ class RouterSampler:
         self.tokenizer, self.role, self.context = model.tokenizer, model.role, model.context
         self.tokens = 0
 
-    async def sample(self, ask: Ask) -> Sampled:
+    async def sample(self, ask: SampleRequest) -> SampleOutput:
         """What the model says.
 
         Raises
@@ -77,7 +77,9 @@ class RouterSampler:
             )
         room = self.context - len(ask.prompt_ids)
         if room < 1:
-            return Sampled(too_long=f"the prompt is {len(ask.prompt_ids)} tokens, but the model reads {self.context}")
+            return SampleOutput(
+                too_long=f"the prompt is {len(ask.prompt_ids)} tokens, but the model reads {self.context}"
+            )
         if self.stopped():
             raise EnvironmentFailure("slime has ended the rollout")
         try:
@@ -88,16 +90,16 @@ class RouterSampler:
         self.tokens += len(ask.prompt_ids) + len(answer.token_ids)
         self.on_answer(answer)
         if not ask.labels:
-            return Sampled(answer.token_ids, answer.logprobs)
+            return SampleOutput(answer.token_ids, answer.logprobs)
         if answer.token_ids not in ask.labels:
             word = self.tokenizer.decode(answer.token_ids)
-            return Sampled(too_long=f"the policy answered {word!r}, which is none of the {len(ask.labels)} labels")
-        return Sampled(answer.token_ids, answer.logprobs, _label_logprobs(ask, answer))
+            return SampleOutput(too_long=f"the policy answered {word!r}, which is none of the {len(ask.labels)} labels")
+        return SampleOutput(answer.token_ids, answer.logprobs, _label_logprobs(ask, answer))
 
     async def publish(self, weights: Any, version: int) -> None:
         """Nothing: slime updates the servers' weights."""
 
-    def _request(self, ask: Ask, room: int) -> dict[str, Any]:
+    def _request(self, ask: SampleRequest, room: int) -> dict[str, Any]:
         parameters = {
             **self.parameters,
             "temperature": ask.temperature,
@@ -110,7 +112,7 @@ class RouterSampler:
         return request | ({"token_ids_logprob": [token for (token,) in ask.labels]} if ask.labels else {})
 
 
-def read_answer(ask: Ask, output: Any) -> Answer:
+def read_answer(ask: SampleRequest, output: Any) -> Answer:
     """The answer in what the router returned. Raises EnvironmentFailure if it has none, or was aborted."""
     try:
         meta = output["meta_info"]
@@ -125,7 +127,7 @@ def read_answer(ask: Ask, output: Any) -> Answer:
     return Answer(ask, token_ids, logprobs, meta)
 
 
-def _label_logprobs(ask: Ask, answer: Answer) -> tuple[float, ...]:
+def _label_logprobs(ask: SampleRequest, answer: Answer) -> tuple[float, ...]:
     """The labels' log-probs among each other. Raises EnvironmentFailure if the router did not report them."""
     try:
         by_token = {int(item[1]): float(item[0]) for item in answer.meta["output_token_ids_logprobs"][0]}

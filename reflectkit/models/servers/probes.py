@@ -15,9 +15,9 @@ import torch
 
 from reflectkit.models.agreement import disagreement
 from reflectkit.models.labels import trie
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.padding import right_pad
-from reflectkit.models.sampler import Ask
+from reflectkit.models.sampler import SampleRequest
 from reflectkit.models.scoring import Scorer, choice_logprobs, token_logprobs
 from reflectkit.models.servers.protocols import MOST_AT_ONCE
 
@@ -38,7 +38,7 @@ class Probe:
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
-    text: Ask | None = None
+    text: SampleRequest | None = None
 
 
 class Probes:
@@ -48,19 +48,19 @@ class Probes:
         ids = spread(vocabulary, TOKENS)
         self.chosen = [Probe(tuple(ids[:4]), tuple(ids))]
         """Those that are compared now."""
-        self._seen: list[Ask] = []
+        self._seen: list[SampleRequest] = []
         self._played = False
         self._agreed: tuple[torch.Tensor, torch.Tensor] | None = None
         """Log-probabilities here and there when they last agreed on weights that had clearly changed."""
         self._rounding = 0.0
 
-    def see(self, ask: Ask) -> None:
+    def see(self, ask: SampleRequest) -> None:
         """Remember what is played, as a later probe."""
         if len(self._seen) < PROMPTS and all(one.prompt_ids != ask.prompt_ids for one in self._seen):
             self._seen.append(ask)
 
     @torch.no_grad()
-    def choose(self, player: Player) -> None:
+    def choose(self, player: LoadedModel) -> None:
         """Take what was played as the probes, once there is any: places where labels part, and texts with their
         likeliest tokens.
         """
@@ -75,7 +75,7 @@ class Probes:
                 self.chosen.append(Probe(ask.prompt_ids, _likeliest(player, ask.prompt_ids), ask))
 
     @torch.no_grad()
-    def own(self, player: Player) -> torch.Tensor:
+    def own(self, player: LoadedModel) -> torch.Tensor:
         """Log-probabilities (N) of the tokens of all probes, among those of each."""
         prompts, labels = [one.prompt for one in self.chosen], [tuple((t,) for t in one.tokens) for one in self.chosen]
         own_BK, _ = choice_logprobs(player.model, prompts, labels, pad_id=player.pad_id)
@@ -107,7 +107,9 @@ class Probes:
 
 
 @torch.no_grad()
-def text_difference(player: Player, asks: Sequence[Ask], texts: Sequence[tuple[Sequence[int], Sequence[float]]]) -> Any:
+def text_difference(
+    player: LoadedModel, asks: Sequence[SampleRequest], texts: Sequence[tuple[Sequence[int], Sequence[float]]]
+) -> Any:
     """The server's log-probabilities of the tokens of `texts`, which it wrote for `asks`, less this process's (N)."""
     differences = []
     for ask, (token_ids, logprobs) in zip(asks, texts, strict=True):
@@ -124,7 +126,7 @@ def spread(size: int, count: int) -> list[int]:
     return sorted({number * (size - 1) // (count - 1) for number in range(count)})
 
 
-def _likeliest(player: Player, prompt: tuple[int, ...]) -> tuple[int, ...]:
+def _likeliest(player: LoadedModel, prompt: tuple[int, ...]) -> tuple[int, ...]:
     """The likeliest tokens after `prompt`."""
     device = next(player.model.parameters()).device
     place_N, row_N = torch.tensor([len(prompt) - 1], device=device), torch.zeros(1, dtype=torch.long, device=device)

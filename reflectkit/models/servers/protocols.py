@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from reflectkit.models.sampler import Ask, Truncation
+from reflectkit.models.sampler import SampleRequest, Truncation
 from reflectkit.models.servers.wire import Wire
 
 MOST_AT_ONCE = 128
@@ -94,7 +94,7 @@ class Server(Protocol):
         """
         ...
 
-    async def write(self, weights: Weights, ask: Ask, limit: int) -> Drawn:
+    async def write(self, weights: Weights, ask: SampleRequest, limit: int) -> Drawn:
         """A text of at most `limit` tokens, as the server says it. Raises CheckpointError without log-probabilities,
         LostWeightsError.
         """

@@ -20,15 +20,15 @@ from weakref import WeakKeyDictionary
 
 from reflectkit.core.config import flag
 from reflectkit.core.errors import CheckpointError, ConfigError, EnvironmentFailure
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.jsonl import sha256
 from reflectkit.models.agreement import disagreement
-from reflectkit.models.facts import base_of, check_role, config_of, context_of, load_tokenizer
+from reflectkit.models.checkpoint_metadata import base_of, check_role, config_of, context_of, load_tokenizer
 from reflectkit.models.hub import looks_local
 from reflectkit.models.labels import Path, trie
-from reflectkit.models.load import Player
+from reflectkit.models.load import LoadedModel
 from reflectkit.models.memo import ScoreMemo
-from reflectkit.models.sampler import Ask, Opening, Sampled, draw_label
+from reflectkit.models.sampler import Opening, SampleOutput, SampleRequest, draw_label
 from reflectkit.models.servers import answers
 from reflectkit.models.servers.probes import TOKENS, Probes, spread, text_difference
 from reflectkit.models.servers.protocols import MOST_AT_ONCE, Drawn, LostWeightsError, Server, Weights
@@ -119,7 +119,7 @@ class ServerSampler:
         await self.server.load(weights, patient=False)
         self._weights = weights
 
-    async def sample(self, ask: Ask) -> Sampled:
+    async def sample(self, ask: SampleRequest) -> SampleOutput:
         """What the model says.
 
         Raises
@@ -130,7 +130,7 @@ class ServerSampler:
         read = len(ask.prompt_ids) + (trie(ask.labels).depth if ask.labels else 1)
         if read > self.context or read + bool(ask.labels) > self._served:
             text = f"the policy's prompt is {len(ask.prompt_ids)} tokens, but the server's model reads {self.context}"
-            return Sampled(version=self._weights.version, too_long=text)
+            return SampleOutput(version=self._weights.version, too_long=text)
         self._probes.see(ask)
         if not ask.labels:
             return await self._write(ask)
@@ -138,14 +138,14 @@ class ServerSampler:
         return draw_label(ask, row, version)
 
     async def publish(self, weights: Any, version: int) -> None:
-        """Write the `Player`'s weights, have the server load them, and see whether it did. Requests from now on are for
-        these.
+        """Write the weights of a `LoadedModel`, have the server load them, and see whether it did. Requests from now on
+        are for these.
 
         Raises
         ------
         ConfigError: the server cannot load them, or has others. GoneError: it is away for too long.
         """
-        player: Player = weights
+        player: LoadedModel = weights
         adapter = hasattr(player.model, "peft_config")
         there = self.store.write(player, version)
         fresh = Weights(self.store.name(version), version, adapter, there)
@@ -225,7 +225,7 @@ class ServerSampler:
         self._check_version(weights, version)
         return answers.scores(found, self.server.wire.url)
 
-    async def _written(self, weights: Weights, ask: Ask, limit: int) -> tuple[Drawn, int]:
+    async def _written(self, weights: Weights, ask: SampleRequest, limit: int) -> tuple[Drawn, int]:
         """(a text of at most `limit` tokens, version of the weights that wrote it)."""
         drawn = await self.server.write(weights, ask, limit)
         with contextlib.suppress(_NewerWeightsError):  # it says which
@@ -246,7 +246,7 @@ class ServerSampler:
         if version != weights.version:
             raise LostWeightsError(f"it has weights {name}")
 
-    async def _write(self, ask: Ask) -> Sampled:
+    async def _write(self, ask: SampleRequest) -> SampleOutput:
         """A text, sampled by the server."""
         truncated = bool(ask.truncation) and ask.temperature > 0
         if (truncated or ask.temperature not in (0, 1)) and not await self._is_scaled():
@@ -258,9 +258,9 @@ class ServerSampler:
         limit = min(ask.max_new_tokens, self._room(ask))
         drawn, version = await self._with_weights(lambda weights: self._written(weights, ask, limit))
         self.tokens += len(ask.prompt_ids) + len(drawn.token_ids)
-        return Sampled(drawn.token_ids, drawn.logprobs, version=version)
+        return SampleOutput(drawn.token_ids, drawn.logprobs, version=version)
 
-    def _room(self, ask: Ask) -> int:
+    def _room(self, ask: SampleRequest) -> int:
         """How many tokens the context has left behind the prompt."""
         return min(self._served, self.context) - len(ask.prompt_ids)
 
@@ -291,7 +291,7 @@ class ServerSampler:
                 f" {hashes[0][:8]} here); serve the policy's own base, with its tokenizer"
             )
 
-    async def _compare(self, player: Player) -> None:
+    async def _compare(self, player: LoadedModel) -> None:
         """Raises ConfigError unless the server has the weights that it was just given."""
         player.model.eval()
         player.activate()
@@ -385,7 +385,7 @@ def open_server(kind: str, url: str, opening: Opening, settings: ServerSettings)
     vocabulary = getattr(config_of(base), "vocab_size", None) or len(tokenizer)
     sampler = ServerSampler(server, tokenizer, role, context_of(opening.checkpoint), vocabulary, base, store)
     setting = "reflector_served_model" if opening.role == "reflection" else "served_model"
-    wait_for(sampler.check(getattr(settings, setting), flag(setting)))
+    run_sync(sampler.check(getattr(settings, setting), flag(setting)))
     if player is None and (folder / "adapter_config.json").is_file():
-        wait_for(sampler.load(folder))
+        run_sync(sampler.load(folder))
     return sampler

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
-from reflectkit.models.sampler import Ask
+from reflectkit.models.sampler import SampleRequest
 from reflectkit.models.servers import answers
 from reflectkit.models.servers.protocols import UNSHAPED, Drawn, LostWeightsError, Served, Weights, shaped
 from reflectkit.models.servers.wire import RefusedError, Wire
@@ -50,7 +50,7 @@ class Sglang:
         except (TypeError, KeyError, IndexError):
             raise answers.no_logprobs(self.wire.url, "SGLang returns those of `token_ids_logprob`") from None
 
-    async def write(self, weights: Weights, ask: Ask, limit: int) -> Drawn:
+    async def write(self, weights: Weights, ask: SampleRequest, limit: int) -> Drawn:
         """See `Server`. The seed of the draw is the server's."""
         wanted = {
             "max_new_tokens": limit,

@@ -12,7 +12,7 @@ from typing import Any
 
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import TEMPORARY_PREFIX
-from reflectkit.models.load import POLICY_ADAPTER, Player
+from reflectkit.models.load import POLICY_ADAPTER, LoadedModel
 
 
 class Store:
@@ -38,7 +38,7 @@ class Store:
         found = re.fullmatch(rf"{self.prefix}-v([0-9]{{1,18}})", name) if isinstance(name, str) else None
         return int(found[1]) if found else None
 
-    def write(self, player: Player, version: int) -> str:
+    def write(self, player: LoadedModel, version: int) -> str:
         """Write the adapter of `player`, or its whole model, and return its path on the server's machine. Raises
         ConfigError if the folder cannot be written.
         """

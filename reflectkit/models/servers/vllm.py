@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reflectkit.core.errors import ConfigError, EnvironmentFailure
-from reflectkit.models.sampler import Ask
+from reflectkit.models.sampler import SampleRequest
 from reflectkit.models.servers import answers
 from reflectkit.models.servers.protocols import UNSHAPED, Drawn, LostWeightsError, Served, Weights, shaped
 from reflectkit.models.servers.wire import RefusedError, Wire
@@ -52,7 +52,7 @@ class Vllm:
         except (TypeError, KeyError, IndexError):
             raise answers.no_logprobs(self.wire.url, "vLLM 0.32 returns those of `logprob_token_ids`") from None
 
-    async def write(self, weights: Weights, ask: Ask, limit: int) -> Drawn:
+    async def write(self, weights: Weights, ask: SampleRequest, limit: int) -> Drawn:
         """See `Server`."""
         wanted = {
             "max_tokens": limit,

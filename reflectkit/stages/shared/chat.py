@@ -29,7 +29,7 @@ from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.reports import Table
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 
 ORACLE = "oracle"
 OF_CHAT_MODELS = ("base_url", "max_cost_usd", "price_in", "price_out", "dry_run")
@@ -191,7 +191,7 @@ def estimate(
     names = ("calls", "prompt tokens", "completion tokens")
     rows = [(name, str(usual), str(bound)) for name, usual, bound in zip(names, expected, at_most, strict=True)]
     dollars = ["unknown" if value is None else f"{value:.4f}" for value in (figures["usd"], figures["most_usd"])]
-    title = f"Estimate for {endpoint}; already answered: {counted(answered_count, 'call')}"
+    title = f"Estimate for {endpoint}; already answered: {pluralize(answered_count, 'call')}"
     if not teacher.prices.known:
         title += "; for the price give --price-in and --price-out"
     return figures, Table(title, ("what", "expected", "at most"), (*rows, ("US dollars", *dollars)))
@@ -200,7 +200,7 @@ def estimate(
 def report_damage(client: ChatClient, progress: Progress) -> None:
     """Report unusable lines of the journal."""
     if client.journal.damaged:
-        lines = counted(client.journal.damaged, "damaged line")
+        lines = pluralize(client.journal.damaged, "damaged line")
         progress.news(f"{client.journal.path}: ignored {lines}; what they answered was asked again")
 
 
@@ -210,7 +210,7 @@ def call_figures(client: ChatClient, rejected: Sequence[Rejected], path: Path, p
         write_jsonl(path, [{"item": item.name, "reason": item.reason, "text": item.text} for item in rejected])
     report_damage(client, progress)
     if rejected:
-        progress.news(f"{counted(len(rejected), 'item')} had no usable answer after retries; see {path}")
+        progress.news(f"{pluralize(len(rejected), 'item')} had no usable answer after retries; see {path}")
     figures = client.usage | {"rejected": len(rejected)}
     return {name: figures.get(name) for name in CALL_FIGURES}
 

@@ -22,7 +22,7 @@ from reflectkit.core.folders import RunConfig
 from reflectkit.core.locks import locked
 from reflectkit.core.protocols import TEACHER, Env, require_oracle
 from reflectkit.core.registry import code_files, resolve
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.core.types import Task
 from reflectkit.core.users import User
 from reflectkit.envs import ENVS, data_folder, env_class, make
@@ -176,7 +176,7 @@ class EnvSetup:
                 continue
             model = f"{name} {chat_endpoint(self.settings, name)}"
             cost = f"{usage['usd']:.4f} US dollars" if "usd" in usage else "at an unknown price"
-            answers = counted(int(usage["calls"] + usage["replayed"]), "answer")
+            answers = pluralize(int(usage["calls"] + usage["replayed"]), "answer")
             progress.news(f"the {model}: {answers}, {usage['replayed']:,} of them from the journal, {cost}")
             usages[model] = usage
         return usages

@@ -21,7 +21,7 @@ from reflectkit.core.protocols import Agent
 from reflectkit.core.registry import plugins, resolve
 from reflectkit.envs import ENVS
 from reflectkit.envs.base import BaseEnv
-from reflectkit.models.facts import TOKENIZERS, model_facts
+from reflectkit.models.checkpoint_metadata import TOKENIZERS, model_facts
 from reflectkit.models.hub import hub_options, looks_local
 from reflectkit.models.sampler import EVERYTHING, Opening, Truncation
 from reflectkit.rl.reflector import FOLDER
@@ -126,7 +126,9 @@ def newest_name(model: str) -> str:
     return model if newest == Path(model) else str(newest)
 
 
-def place_of(model: Path | None, data_dir: Path, progress: Progress, *, reflects: bool = False) -> Path | None:
+def resolve_model_path(
+    model: Path | None, data_dir: Path, progress: Progress, *, reflects: bool = False
+) -> Path | None:
     """Where `model` lies: a run stands for its newest checkpoint, a packaged model is converted first, and a hub id
     stays as it is. reflects: a checkpoint in which both players learned stands for its reflector.
 
@@ -319,7 +321,7 @@ class Players:
 
     def reflector(self, checkpoint: Path) -> Any:
         """The `Reflector` of `checkpoint`, or who stands in its place. Raises CheckpointError, ConfigError."""
-        from reflectkit.agents.commentators import Silence, TeacherComments
+        from reflectkit.agents.commentators import NoComments, TeacherComments
         from reflectkit.agents.two_player import Reflector
         from reflectkit.core.protocols import require_oracle
 
@@ -327,7 +329,7 @@ class Players:
             require_oracle(self.settings.kind, ["reflection"])
             return TeacherComments()
         if checkpoint == SILENCE:
-            return Silence()
+            return NoComments()
         if is_chat(checkpoint) and checkpoint not in self._reflectors:
             from reflectkit.chat.players import ChatReflector
 

@@ -11,7 +11,7 @@ from typing import Any
 from reflectkit.chat.client import ChatClient, Outcome, Rejected, Request
 from reflectkit.chat.journal import open_journal
 from reflectkit.core.console import Progress
-from reflectkit.core.eventloop import wait_for
+from reflectkit.core.eventloop import run_sync
 from reflectkit.core.reports import Table
 from reflectkit.data.answer_check import PLACEHOLDER, candidates, check_messages, parse_check
 from reflectkit.data.question_prompts import ANALYSIS_TOKENS, context_of, parse_questions, question_messages
@@ -133,4 +133,4 @@ def _ask_all(
     client: ChatClient, requests: Sequence[Request], parse: Callable[[int, str], Any], shown: Any
 ) -> list[Outcome[Any]]:
     with shown as bar:
-        return wait_for(client.ask_all(requests, parse, lambda: bar.advance(1, usd=client.cost_usd)))
+        return run_sync(client.ask_all(requests, parse, lambda: bar.advance(1, usd=client.cost_usd)))

@@ -13,7 +13,7 @@ from reflectkit.core.errors import ConfigError, DataError, EnvironmentFailure
 from reflectkit.core.prompts import answers
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.seeding import derive, generator
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.core.types import Status, Trajectory
 from reflectkit.data.sft import Lesson, lessons
 from reflectkit.data.trajectories import Demonstration, Record, demonstration_steps, read_records
@@ -92,7 +92,7 @@ def drawn_records(setup: EnvSetup, seed: int, source: Path, demonstrations: int)
     having = [record.task.id for record in records if record.trajectories]
     if demonstrations > len(having):
         raise ConfigError(
-            f"--demonstrations is {demonstrations}, and {source} has {counted(len(having), 'problem')} with some;"
+            f"--demonstrations is {demonstrations}, and {source} has {pluralize(len(having), 'problem')} with some;"
             " lower it"
         )
     order = generator(seed, "demonstrations").sample(having, len(having))

@@ -12,13 +12,13 @@ from reflectkit.core.errors import ConfigError
 from reflectkit.core.registry import code_files
 from reflectkit.core.types import ANSWERS, Thinking
 from reflectkit.data.sft import FILE_OF_ROLE, read_rows
+from reflectkit.models.checkpoint_metadata import model_facts
 from reflectkit.models.choices import BACKENDS, backend
-from reflectkit.models.facts import model_facts
 from reflectkit.models.sampler import Opening, Sampler
 from reflectkit.models.servers.settings import KEYS, ServerSettings, is_server
 
 if TYPE_CHECKING:
-    from reflectkit.agents.commentators import Commentator
+    from reflectkit.agents.commentators import CommentSource
 
 LOCAL = "local"
 _SERVERS = " or ".join(f"{kind}:URL" for kind in KEYS)
@@ -134,9 +134,9 @@ class SamplerConfig(Config):
             return []
         return [self.swap_from or folder / FILE_OF_ROLE["reflection"]]
 
-    def swapped(self, commentator: Commentator, folder: Path) -> Commentator:
+    def swapped(self, commentator: CommentSource, folder: Path) -> CommentSource:
         """`commentator`, some of whose comments are on other states. Raises DataError."""
-        from reflectkit.agents.commentators import Swapped
+        from reflectkit.agents.commentators import ShuffledComments
 
         others = [row.parts[0][1].strip() for path in self.comment_files(folder) for row in read_rows(path)]
-        return Swapped(commentator, others, self.swap_comments) if others else commentator
+        return ShuffledComments(commentator, others, self.swap_comments) if others else commentator

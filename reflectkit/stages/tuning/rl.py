@@ -23,19 +23,19 @@ from reflectkit.core.folders import checkpoints
 from reflectkit.core.identity import recorded_defaults
 from reflectkit.core.jsonl import read_json, write_jsonl
 from reflectkit.core.prompts import policy_prompt
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.core.types import Task, to_json
 from reflectkit.data.episodes import episode_to_json
 from reflectkit.data.trajectories import read_records
 from reflectkit.envs import cluster_of
 from reflectkit.models.sampler import Opening
-from reflectkit.rl.reflector import FOLDER, JUDGEMENT, SecondPlayer, Turns
+from reflectkit.rl.reflector import FOLDER, JUDGEMENT, ReflectorSchedule, ReflectorTrainer
 from reflectkit.stages.shared.environments import at_level, not_repeatable
 from reflectkit.stages.shared.sampling import LOCAL
 
 if TYPE_CHECKING:
-    from reflectkit.agents.commentators import Commentator
-    from reflectkit.models.load import Player
+    from reflectkit.agents.commentators import CommentSource
+    from reflectkit.models.load import LoadedModel
     from reflectkit.rl.learner import Learner, Settings
     from reflectkit.rl.loop import Level, Trainer
     from reflectkit.rl.processes import Processes
@@ -76,7 +76,7 @@ def check_prompts(config: RLConfig, levels: list[Level]) -> None:
     Only its tokenizer and config are loaded, not its weights. Problems whose env fails are left out: their episodes
     will be ABORTED.
     """
-    from reflectkit.models.facts import context_of, load_tokenizer
+    from reflectkit.models.checkpoint_metadata import context_of, load_tokenizer
     from reflectkit.models.labels import trie
     from reflectkit.models.tokens import choice_ids, prompt_ids
 
@@ -111,13 +111,13 @@ def check_prompts(config: RLConfig, levels: list[Level]) -> None:
                 )
 
 
-def trainer_of(
+def build_trainer(
     config: RLConfig,
     levels: list[Level],
     place: Path | None,
     processes: Processes,
     progress: Progress,
-    chat: Commentator | None = None,
+    chat: CommentSource | None = None,
 ) -> Trainer:
     """A trainer whose players are those of checkpoint `place`, or else the ones to start from. chat: a chat model that
     comments.
@@ -125,7 +125,7 @@ def trainer_of(
     Raises CheckpointError, and ConfigError for what the processes or the models cannot do.
     """
     from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
-    from reflectkit.rl.loop import Plan, Trainer
+    from reflectkit.rl.loop import Trainer, TrainerConfig
 
     if processes.sharded and config.sampler.policy != LOCAL:
         raise ConfigError(
@@ -170,7 +170,7 @@ def trainer_of(
         episode_tokens=config.sampler.episode_tokens,
         thinking=config.sampler.thinking,
     )
-    plan = Plan(
+    plan = TrainerConfig(
         levels,
         config.max_steps,
         config.episodes,
@@ -195,7 +195,7 @@ def trainer_of(
     )
 
 
-def _players(config: RLConfig, place: Path | None, device: str) -> tuple[Player, Player | None]:
+def _players(config: RLConfig, place: Path | None, device: str) -> tuple[LoadedModel, LoadedModel | None]:
     """The policy, and the reflector where this process holds it."""
     from reflectkit.models.load import load_pair, load_player, with_adapter
 
@@ -203,7 +203,7 @@ def _players(config: RLConfig, place: Path | None, device: str) -> tuple[Player,
     comments = None if config.chat_reflector else config.reflector.load_dir
     if comments is not None and config.reflector_training.every and place is not None:
         comments = place / FOLDER
-    reflector: Player | None = None
+    reflector: LoadedModel | None = None
     if config.reflector.share_base and comments is not None:
         policy, reflector = load_pair(
             place or config.policy.start, comments, device=device, dtype=dtype, quantize=quantize
@@ -222,7 +222,7 @@ def _players(config: RLConfig, place: Path | None, device: str) -> tuple[Player,
     return replace(policy, answer=config.sampler.answer_of(config.policy.start)), reflector
 
 
-def _refuse_quantised(player: Player, whose: str, fix: str) -> None:
+def _refuse_quantised(player: LoadedModel, whose: str, fix: str) -> None:
     if player.quantize != "none" and not hasattr(player.model, "peft_config"):
         raise ConfigError(f"{whose} are quantised to {player.quantize} and cannot be trained{fix}")
 
@@ -243,7 +243,9 @@ def _settings(config: RLConfig, learning_rate: float) -> Settings:
     )
 
 
-def _policy_learner(config: RLConfig, policy: Player, device: str, processes: Processes, progress: Progress) -> Learner:
+def _policy_learner(
+    config: RLConfig, policy: LoadedModel, device: str, processes: Processes, progress: Progress
+) -> Learner:
     """What trains the policy, with a critic and the starting policy where they are needed."""
     from reflectkit.models.load import starting_player
     from reflectkit.rl.critic import Critic
@@ -271,7 +273,7 @@ def _policy_learner(config: RLConfig, policy: Player, device: str, processes: Pr
     return Learner(policy, settings, critic, reference, processes, progress.news)
 
 
-def _second_player(config: RLConfig, reflector: Player, device: str, progress: Progress) -> SecondPlayer:
+def _second_player(config: RLConfig, reflector: LoadedModel, device: str, progress: Progress) -> ReflectorTrainer:
     """What trains the reflector: one pass over a turn's comments, with PPO's loss."""
     from reflectkit.models.load import starting_player
     from reflectkit.rl.learner import Learner
@@ -287,7 +289,7 @@ def _second_player(config: RLConfig, reflector: Player, device: str, progress: P
     if config.reflector_training.kl:
         reference = starting_player(reflector, config.reflector.load_dir, False, device, "reflection")
     learner = Learner(reflector, settings, reference=reference, notify=progress.news)
-    turns = Turns(
+    turns = ReflectorSchedule(
         config.reflector_training.every,
         config.reflector_training.states,
         config.reflector_training.comments,
@@ -296,7 +298,7 @@ def _second_player(config: RLConfig, reflector: Player, device: str, progress: P
         config.algo.normalize,
         config.reflector_training.length_cost,
     )
-    return SecondPlayer(learner, turns)
+    return ReflectorTrainer(learner, turns)
 
 
 MAY_DIFFER = (
@@ -313,7 +315,7 @@ def resumed_trainer(
     settings: Mapping[str, Any],
     processes: Processes,
     progress: Progress,
-    chat: Commentator | None = None,
+    chat: CommentSource | None = None,
 ) -> Trainer:
     """The trainer: resumed from the latest undamaged checkpoint in `folder`, from --resume-from, or at its start. chat:
     a chat model that comments.
@@ -324,7 +326,7 @@ def resumed_trainer(
     for place in reversed(checkpoints(folder)):
         try:
             checkpoint.check_files(place)
-            trainer = trainer_of(config, levels, place, processes, progress, chat)
+            trainer = build_trainer(config, levels, place, processes, progress, chat)
             checkpoint.restore(place, trainer, settings, defaults)
             return trainer
         except checkpoint.OtherSettingsError:
@@ -348,14 +350,14 @@ def resumed_trainer(
             defaults,
         )
         checkpoint.check_files(config.resume_from)
-        trainer = trainer_of(config, levels, config.resume_from, processes, progress, chat)
+        trainer = build_trainer(config, levels, config.resume_from, processes, progress, chat)
         checkpoint.restore(config.resume_from, trainer, state, defaults)
         if trainer.step >= config.max_steps:
             raise ConfigError(
-                f"{config.resume_from} is after {counted(trainer.step, 'update')}; raise --max-steps above that"
+                f"{config.resume_from} is after {pluralize(trainer.step, 'update')}; raise --max-steps above that"
             )
         return trainer
-    return trainer_of(config, levels, None, processes, progress, chat)
+    return build_trainer(config, levels, None, processes, progress, chat)
 
 
 def _state_of(place: Path) -> dict[str, Any]:
@@ -372,7 +374,7 @@ def _state_of(place: Path) -> dict[str, Any]:
         raise CheckpointError(f"{place}: the training state is damaged ({error})") from None
 
 
-def history_of(path: Path, step: int, progress: Progress) -> list[dict[str, Any]]:
+def read_metrics(path: Path, step: int, progress: Progress) -> list[dict[str, Any]]:
     """The figures in `path` of the updates up to `step`, as they were written."""
     rows, damaged, _ = intact(path, step, {"success_rate": int | float, "return": int | float})
     if damaged:

@@ -20,7 +20,7 @@ from reflectkit.core.errors import CheckpointError, ConfigError, DataError, Dive
 from reflectkit.core.folders import checkpoints
 from reflectkit.core.jsonl import disk_full, read_json
 from reflectkit.core.prompts import ACTION_MARKER, CALLS_MARKER, LABELS, listed_answers
-from reflectkit.core.text import counted
+from reflectkit.core.text import pluralize
 from reflectkit.core.types import AGENT_MARKER
 from reflectkit.data.sft import FILE_OF_ROLE, Row, read_rows
 from reflectkit.models.hub import TINY
@@ -28,12 +28,12 @@ from reflectkit.stages.tuning.trackers import Log, tracking
 
 if TYPE_CHECKING:
     from reflectkit.models.chat import Dialogue
-    from reflectkit.models.load import Player
+    from reflectkit.models.load import LoadedModel
     from reflectkit.stages.tuning.sft_config import SFTConfig
 
 
 def encode(
-    source: Path, rows: Sequence[Row], player: Player, *, role: str, prompt_loss: bool, max_length: int
+    source: Path, rows: Sequence[Row], player: LoadedModel, *, role: str, prompt_loss: bool, max_length: int
 ) -> list[dict[str, list[int]]]:
     """input_ids and labels of each row; the prompt's labels are -100 unless it is trained on too, and the first one is.
 
@@ -126,9 +126,9 @@ def inputs_of(config: SFTConfig, source: Path) -> list[Path]:
     return [source, Path(config.model)] if Path(config.model).is_dir() else [source]
 
 
-def player_of(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Player:
+def player_of(config: SFTConfig, source: Path, rows: Sequence[Row]) -> LoadedModel:
     """The model to train. Raises CheckpointError."""
-    from reflectkit.models.load import Player, load_player, pick_device, with_adapter
+    from reflectkit.models.load import LoadedModel, load_player, pick_device, with_adapter
     from reflectkit.models.silence import silence_libraries
     from reflectkit.models.training import set_dropout
 
@@ -142,7 +142,7 @@ def player_of(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Player:
         )
         if config.dropout is not None:
             set_dropout(model, config.dropout)
-        return Player(model.to(pick_device(config.device)), tokenizer, config.role)
+        return LoadedModel(model.to(pick_device(config.device)), tokenizer, config.role)
     loaded = load_player(config.model, device=config.device, dtype=config.dtype, quantize=config.quantize)
     if config.lora.r:
         loaded = with_adapter(
@@ -174,7 +174,7 @@ def _labels(texts: list[str], used: set[str]) -> list[str]:
 
 
 def encoded_rows(
-    config: SFTConfig, source: Path, rows: Sequence[Row], player: Player, progress: Progress
+    config: SFTConfig, source: Path, rows: Sequence[Row], player: LoadedModel, progress: Progress
 ) -> list[dict[str, list[int]]]:
     """What to train on: the rows, or with --share-prefixes packs of them.
 
@@ -192,8 +192,8 @@ def encoded_rows(
         raise ConfigError(f"--share-prefixes: {config.model} cannot read several rows at once{how}; leave it out")
     packs = pack(encoded, min(config.max_length, player.context), player.model.config.get_text_config().hidden_size)
     before, now = (sum(len(row["input_ids"]) for row in rows) for rows in (encoded, packs))
-    read = f"{counted(before, 'token')} in {counted(len(encoded), 'row')}"
-    progress.news(f"--share-prefixes: {read}, {now:,} in {counted(len(packs), 'group')}")
+    read = f"{pluralize(before, 'token')} in {pluralize(len(encoded), 'row')}"
+    progress.news(f"--share-prefixes: {read}, {now:,} in {pluralize(len(packs), 'group')}")
     return packs
 
 
@@ -277,7 +277,7 @@ def train(
     config: SFTConfig,
     folder: Path,
     resume: Path | None,
-    player: Player,
+    player: LoadedModel,
     encoded: list[dict[str, list[int]]],
     progress: Progress,
 ) -> list[dict[str, Any]]:
@@ -288,7 +288,7 @@ def train(
     """
     done = int(resume.name.rpartition("-")[2]) if resume else 0
     with progress.bar(f"SFT {config.role}", config.max_steps, done) as bar:
-        trainer = trainer_of(config, folder, player, encoded)
+        trainer = build_trainer(config, folder, player, encoded)
         try:
             with tracking(config.checkpoints.report_to, folder.parent, identifying(config)) as log:
                 trainer.add_callback(_order(resume))  # before the one that seals a checkpoint
@@ -324,7 +324,7 @@ def open_training(config: SFTConfig, folder: Path, bar: Bar) -> Any:
     rows = read_rows(source)
     player = player_of(config, source, rows)
     encoded = encoded_rows(config, source, rows, player, Quiet())
-    trainer = trainer_of(config, folder, player, encoded)
+    trainer = build_trainer(config, folder, player, encoded)
     trainer.args.save_strategy = "no"
     trainer.add_callback(
         _callback(bar, math.log(len(player.tokenizer)), lambda figures, step: None, config.checkpoints.keep_checkpoints)
@@ -332,7 +332,7 @@ def open_training(config: SFTConfig, folder: Path, bar: Bar) -> Any:
     return trainer
 
 
-def trainer_of(config: SFTConfig, folder: Path, player: Player, encoded: list[dict[str, list[int]]]) -> Any:
+def build_trainer(config: SFTConfig, folder: Path, player: LoadedModel, encoded: list[dict[str, list[int]]]) -> Any:
     """TRL's trainer of `player.model`. folder: for its checkpoints."""
     from datasets import Dataset
     from trl import SFTConfig

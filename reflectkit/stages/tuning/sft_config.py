@@ -12,7 +12,7 @@ from reflectkit.core.errors import ConfigError
 from reflectkit.core.folders import RunConfig
 from reflectkit.data.sft import FILE_OF_ROLE
 from reflectkit.envs import env_class
-from reflectkit.models.facts import DType, Quantize
+from reflectkit.models.checkpoint_metadata import DType, Quantize
 from reflectkit.models.hub import PASSAGE, TINY
 from reflectkit.stages.shared.environments import ENV_HELP, EnvSetup
 from reflectkit.stages.tuning.training import CheckpointConfig, LoraConfig, OptimizerConfig
