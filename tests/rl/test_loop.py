@@ -105,26 +105,31 @@ def test_what_was_read_is_dropped_before_the_update(monkeypatch: pytest.MonkeyPa
     assert [one.size for one in kept] == [0, 0]
 
 
-def test_behind_a_checkpoint_a_reflector_guesses_as_little_as_a_resumed_one(tmp_path: Path) -> None:
-    """A text that it wrote before takes fewer passes, which round otherwise; not behind a checkpoint."""
+def test_after_a_checkpoint_a_reflector_reads_as_much_as_a_resumed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read before is not read again, which changes the rounding; but it is after a checkpoint."""
+    monkeypatch.setattr("reflectkit.models.prefix_cache.LONG", 4)
     player = corridor_player(seed=0)
     trainer = build_trainer(player, objective("reinforce"), 2)
     trainer.agent = agent_of(player, corridor_player(seed=1))
     assert trainer.agent.reflector is not None
     sampler: Any = trainer.agent.reflector.sampler
-    passes: list[int] = []
-    sampler.player.model.transformer.register_forward_hook(lambda *_: passes.append(1))
+    sizes: list[int] = []
+    sampler.player.model.get_input_embeddings().register_forward_hook(
+        lambda _, given, __: sizes.append(given[0].numel())
+    )
+    prompt = tuple(sampler.tokenizer("You are in cell 3. You are in cell 4.")["input_ids"])
 
-    def taken() -> int:
-        passes.clear()
-        prompt = tuple(sampler.tokenizer("You are in cell 3.")["input_ids"])
-        run_sync(sampler.sample(SampleRequest(prompt, max_new_tokens=12, temperature=0.0)))
-        return len(passes)
+    def tokens_read() -> int:
+        sizes.clear()
+        run_sync(sampler.sample(SampleRequest(prompt, max_new_tokens=2, temperature=0.0)))
+        return sum(sizes)
 
-    first = taken()
-    assert taken() < first
+    assert tokens_read() == len(prompt) + 1
+    assert tokens_read() == 1 + 1
     checkpoint.save(tmp_path, trainer, {}, {})
-    assert taken() == first
+    assert tokens_read() == len(prompt) + 1
 
 
 def test_tokens_are_those_of_both_players_and_of_the_rows() -> None:
