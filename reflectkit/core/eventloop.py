@@ -21,6 +21,8 @@ Value = TypeVar("Value")
 Changed = TypeVar("Changed")
 
 _local = threading.local()
+_inherited: list[Any] = []
+"""The loops of a forked child's parent. Closing one would stop the parent's from waking, as both share its epoll."""
 
 
 def run_sync(coroutine: Coroutine[Any, Any, Value]) -> Value:
@@ -114,6 +116,7 @@ def _running() -> bool:
 def _loop() -> asyncio.AbstractEventLoop:
     """This thread's loop; a forked child gets its own."""
     if getattr(_local, "process", None) != os.getpid():
+        _inherited.append(getattr(_local, "loop", None))
         _local.process, _local.loop = os.getpid(), asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = _local.loop
     return loop
@@ -144,6 +147,7 @@ class LoopThread:
         """Start `coroutine`; the future of its result. Raises RuntimeError after `close`."""
         with self._starting:
             if self._process != os.getpid():
+                _inherited.append(self._loop)
                 self._process, self._loop = os.getpid(), asyncio.new_event_loop()
                 threading.Thread(target=_run_forever, args=(self._loop,), name=self.name, daemon=True).start()
             loop = self._loop
@@ -165,7 +169,10 @@ class LoopThread:
     def close(self) -> None:
         """End the thread; coroutines that still wait are cancelled."""
         with self._starting:
-            loop, self._loop = (self._loop if self._process == os.getpid() else None), None
+            loop, self._loop = self._loop, None
+            if self._process != os.getpid():
+                _inherited.append(loop)
+                loop = None
             self._process = os.getpid()
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable
 
@@ -82,3 +84,27 @@ def test_blocking_work_in_a_thread_delivers_values_and_errors() -> None:
         return await in_thread(sum, [1, 2]), True
 
     assert run_sync(both()) == (3, True)
+
+
+def test_a_forked_child_leaves_the_parents_loop_as_it_is() -> None:
+    """In a process of its own, which would wait forever for a thread if the child had closed the loop that both have."""
+    code = """
+import faulthandler, gc, os, time
+from reflectkit.core.eventloop import in_thread, run_sync
+
+async def waits():
+    await in_thread(time.sleep, 0.05)
+
+async def nothing():
+    pass
+
+faulthandler.dump_traceback_later(20, exit=True)
+run_sync(waits())
+if (child := os.fork()) == 0:
+    run_sync(nothing())
+    gc.collect()
+    os._exit(0)
+os.waitpid(child, 0)
+run_sync(waits())
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
