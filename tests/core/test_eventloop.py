@@ -87,7 +87,7 @@ def test_blocking_work_in_a_thread_delivers_values_and_errors() -> None:
 
 
 def test_a_forked_child_leaves_the_parents_loop_as_it_is() -> None:
-    """In a process of its own, which would wait forever for a thread if the child had closed the loop that both have."""
+    """Otherwise the parent would wait forever for a thread, since the child had closed the loop that both share."""
     code = """
 import faulthandler, gc, os, time
 from reflectkit.core.eventloop import in_thread, run_sync
