@@ -219,7 +219,7 @@ def test_a_mistake_in_a_recipes_step_names_its_line(
     write_json(Path("mine.yaml"), {"description": "", "steps": [step]})
     assert main(["run", "mine.yaml"]) == 2
     error = capsys.readouterr().err
-    assert f"step 'rl': {Path.cwd() / module}.py, line 38: ValueError: no luck" in error
+    assert f"{Path.cwd() / module}.py, line 38: ValueError: no luck" in error
     assert error.count("\n") == 1
 
 
