@@ -244,8 +244,13 @@ def _training(config: BenchConfig, progress: Progress) -> Report:
 
 def _environment(config: BenchConfig, progress: Progress) -> Report:
     """Take random steps, and count the CPU time of the resets and the steps."""
-    with open_run("bench", config, again=True) as current, _problems(config, progress) as (configured, tasks):
+    with (
+        open_run("bench", config, again=True) as current,
+        _problems(config, progress) as (configured, tasks),
+        contextlib.ExitStack() as stack,
+    ):
         env: Any = configured.setup.maker(tasks[0].level)()
+        stack.callback(env.close)
         if config.env.kind.awaited:
             result_of(env.reset(tasks[0], config.run.seed))  # starts its processes before the first round
         rates, resets = [], []

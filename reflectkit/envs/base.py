@@ -122,6 +122,9 @@ class BaseEnv:
         """Raises IllegalActionError for an action that was not offered, and after the end."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Give back what the env holds, e.g. a process or a connection; whoever made it calls this once."""
+
     def forfeit(self, steps_left: int) -> float:
         """The reward for ending the episode now, without an answer."""
         return 0.0

@@ -18,7 +18,7 @@ ARGUMENTS = {
 """The arguments of methods that an env of one's own may define, after self or cls."""
 OF_THE_CLASS = (
     "name", "levels", "horizons", "noise", "negatives", "problem_generator", "repositories_folder", "records_folder",
-    "problems_advice", "split_by", "baselines",
+    "problems_advice", "split_by", "baselines", "widest",
 )  # fmt: skip
 """Traits that are asked of the class."""
 TEXTS = ("problem_generator", "repositories_folder", "records_folder", "problems_advice")

@@ -24,7 +24,6 @@ Source
 from __future__ import annotations
 
 import random
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -106,7 +105,6 @@ class Alfworld(BaseEnv):
         self.result_tokens, self.prompt_tokens = self.settings.result_tokens, self.settings.prompt_tokens
         self.typed = self.settings.typed
         self.engine: Engine | None = None
-        self._return: weakref.finalize[..., Any] | None = None
         self._over = True
 
     @classmethod
@@ -207,6 +205,13 @@ class Alfworld(BaseEnv):
             info["refused"] = 1
         return StepResult(self._observe(), state.score, self._over, info=info)
 
+    def close(self) -> None:
+        """Return the engine to the pool."""
+        self._over = True
+        if self.engine is not None:
+            pool().give(self.engine)
+            self.engine = None
+
     # ---------------------------------------------------------------------------------------- the oracle teacher
 
     def oracle(self) -> int | str:
@@ -281,13 +286,9 @@ class Alfworld(BaseEnv):
         return folder
 
     def _taken(self, folder: Path) -> Engine:
-        """An engine for this env alone, until the next reset or its end."""
-        if self._return is not None:
-            self._return()
-        engine = pool().take(folder)
-        self.engine = engine
-        self._return = weakref.finalize(self, pool().give, engine)
-        self._return.atexit = False
+        """An engine for this env alone, until the next reset or `close`."""
+        self.close()
+        self.engine = engine = pool().take(folder)
         return engine
 
     def _take_in(self, state: State) -> None:
