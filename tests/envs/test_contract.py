@@ -29,7 +29,7 @@ from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Decision, Observation, Status, Task, Trajectory, from_json, to_json
 from reflectkit.envs import ENVS, cluster_of, env_class
 from reflectkit.envs import make as make_env
-from reflectkit.envs.autoexplore.repo import open_repository
+from reflectkit.envs.auto_explore.repo import open_repository
 from reflectkit.envs.memory.generate import conversation
 from reflectkit.envs.support.generate import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of

@@ -11,8 +11,8 @@ import pytest
 
 import reflectkit  # noqa: F401
 from reflectkit.core.types import Task
-from reflectkit.envs.taxi import STATES, Taxi, draw, world
-from reflectkit.envs.taxi_world import ACTIONS, View, build, decode, encode, write_reflection
+from reflectkit.envs.taxi.env import STATES, Taxi, draw, world
+from reflectkit.envs.taxi.world import ACTIONS, View, build, decode, encode, write_reflection
 
 
 def at(state: int, level: str = "full") -> Taxi:

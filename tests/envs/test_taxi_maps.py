@@ -10,8 +10,8 @@ import pytest
 from reflectkit.core.console import Quiet
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs.taxi_maps import MAPS, SIDE, STATES, TaxiMaps, draw, layout, world
-from reflectkit.envs.taxi_world import ABOARD, View, decode, encode
+from reflectkit.envs.taxi.maps import MAPS, SIDE, STATES, TaxiMaps, draw, layout, world
+from reflectkit.envs.taxi.world import ABOARD, View, decode, encode
 from reflectkit.stages import gen_trajectory, split
 
 

@@ -22,7 +22,7 @@ from reflectkit.core.prompts import policy_prompt, reflection_prompt
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
-from reflectkit.envs.taxi_world import ACTIONS
+from reflectkit.envs.taxi.world import ACTIONS
 from reflectkit.integrations.agent import LoadedAgent, load_agent
 from reflectkit.models.load import Player, load_player, save_player
 from reflectkit.models.local import LocalSampler

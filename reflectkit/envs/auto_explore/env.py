@@ -35,11 +35,11 @@ from reflectkit.core.seeding import generator as stream
 from reflectkit.core.seeding import uniform
 from reflectkit.core.text import count_short, count_tokens, shorten
 from reflectkit.core.types import Message, Observation, Task, ToolUse, Trajectory
-from reflectkit.envs.autoexplore import costs
-from reflectkit.envs.autoexplore.commands import UP, Output, Walk, offered, shortest_path
-from reflectkit.envs.autoexplore.keyword import keyword_choice
-from reflectkit.envs.autoexplore.reflections import write_reflection
-from reflectkit.envs.autoexplore.repo import Folder, Repository, open_repository
+from reflectkit.envs.auto_explore import costs
+from reflectkit.envs.auto_explore.commands import UP, Output, Walk, offered, shortest_path
+from reflectkit.envs.auto_explore.keyword import keyword_choice
+from reflectkit.envs.auto_explore.reflections import write_reflection
+from reflectkit.envs.auto_explore.repo import Folder, Repository, open_repository
 from reflectkit.envs.base import BaseEnv, PromptSettings, check_choice, check_task
 
 ALL = "all"

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 from reflectkit.core.config import Config, option
 from reflectkit.core.types import Task
 from reflectkit.envs.base import task_int
-from reflectkit.envs.taxi_world import (
+from reflectkit.envs.taxi.world import (
     ABOARD,
     ACTIONS,
     DangerousTaxi,

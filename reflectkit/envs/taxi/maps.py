@@ -1,7 +1,7 @@
 """DangerousTaxi on maps of 7 x 7 cells, whose walls and stands are drawn from the map's number: 310 maps, so that a
 policy can be tested on maps that it has never seen.
 
-Departs from `taxi.py`: the map shows all four stands, and a wall as a mark of the cell to its west. Each cell is then
+Departs from `env.py`: the map shows all four stands, and a wall as a mark of the cell to its west. Each cell is then
 one sign, so that it stands at the same place of the text on every map.
 
 Observation
@@ -9,7 +9,7 @@ Observation
     the waiting passenger, `X` taxi with the passenger aboard, `.` nothing. A small letter, and `|` in place of `.`: the
     same with a wall to the east of it. A `D` that is not seen is under the taxi.
 Choices, Reward, Episode end
-    As in `taxi.py`.
+    As in `env.py`.
 Source
     Taxi: Dietterich 2000, JAIR 13. The maps are our own: six walls of two to four cells, and any cell can be reached.
 """
@@ -23,7 +23,7 @@ from typing import ClassVar
 from reflectkit.core.seeding import generator
 from reflectkit.core.types import Task
 from reflectkit.envs.base import task_int
-from reflectkit.envs.taxi_world import (
+from reflectkit.envs.taxi.world import (
     ABOARD,
     STANDS,
     Cell,
