@@ -350,7 +350,7 @@ def _problems(config: BenchConfig, progress: Progress) -> Iterator[tuple[BenchCo
         yield config, at_level(config.env.name, tasks, config.env.kind.levels[-1], config.task_file)
         return
     with tempfile.TemporaryDirectory(prefix="reflectkit-bench-") as folder:
-        tasks, settings = config.env.kind.benchmark(Path(folder), config.files, config.run.seed, progress)
+        tasks, settings = config.env.kind.taskset.benchmark(Path(folder), config.files, config.run.seed, progress)
         if not tasks:
             raise ConfigError(NONE_LISTED.format(config.setup.env_name, config.env.kind.levels[-1]))
         yield with_values(config, **settings), tasks

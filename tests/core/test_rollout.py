@@ -21,7 +21,7 @@ from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.wrappers import Horizon, Shuffled
 
-EPISODES = [Episode(task, seed) for seed in range(3) for task in Corridor.tasks("long")]
+EPISODES = [Episode(task, seed) for seed in range(3) for task in Corridor.taskset.tasks("long")]
 
 
 class Drawing:

@@ -80,7 +80,7 @@ def trainer_of(source: Path, processes: Processes) -> Trainer:
     learner = Learner(player, settings, critic, processes=processes)
     spread = {"scorer": learner.scorer, "team": processes} if processes.sharded else {}
     agent = TwoPlayerAgent(LocalSampler(player, watch=learner.observe, **spread))
-    level = Level("long", Corridor.tasks("long"), lambda: make("corridor", 16))
+    level = Level("long", Corridor.taskset.tasks("long"), lambda: make("corridor", 16))
     plan = Plan([level], 4, 12, objective("ppo"), seed=0, width=12)
     return Trainer(plan, agent, learner, replay_size=3, processes=processes)
 

@@ -47,7 +47,7 @@ def decide_all(agent: Agent, observations: Sequence[Observation], contexts: Sequ
 def play(
     policy: Player, reflector: Player | None = None, count: int = 12, critic: Critic | None = None, **settings: Any
 ) -> list[Trajectory]:
-    tasks = Taxi.tasks("full")[:: 300 // count]
+    tasks = Taxi.taskset.tasks("full")[:: 300 // count]
     learner = Learner(policy, Settings(learning_rate=0.0), critic)
     agent = agent_of(policy, reflector, learner.observe, **settings)
     played = rollout([Episode(task, index) for index, task in enumerate(tasks)], lambda: make("taxi", 10), agent)
@@ -69,7 +69,7 @@ def gradients_after(policy: Player, samples: list[Sample], **settings: Any) -> d
 
 
 def corridor_player(seed: int) -> Player:
-    seen = [make("corridor").reset(task, 0) for task in Corridor.tasks("long")]
+    seen = [make("corridor").reset(task, 0) for task in Corridor.taskset.tasks("long")]
     tokenizer = build_tokenizer(
         [policy_prompt(observation) for observation in seen], [label(index) for index in range(2)]
     )
@@ -88,7 +88,7 @@ def trainer_of(
     **settings: Any,
 ) -> Trainer:
     """A trainer of `player` in the long corridor, or in `levels`."""
-    known = levels or [Level("long", Corridor.tasks("long"), lambda: make("corridor", 16))]
+    known = levels or [Level("long", Corridor.taskset.tasks("long"), lambda: make("corridor", 16))]
     options = {"learning_rate": 1e-3, "entropy": 0.003, "max_grad_norm": 1.0, "loss": objective.loss}
     learner = Learner(player, Settings(**{**options, **settings}), critic)
     repeats = 4 if objective.compares_groups else 1
