@@ -111,9 +111,9 @@ gen-trajectory: ## Generate demonstrations with reflections, e.g. ENV=taxi ARGS=
 split: ## Split the problems 7:2:1 into train, validate and test
 gen-sft: ## Write the five SFT files
 sft: ## Train a player, e.g. ARGS="--role reflection"
-rlft: ## Train a policy with online RL, e.g. ARGS="--load-dir … --reflect-load-dir …"
+rlft: ## Train a policy with online RL, e.g. ARGS="--policy … --reflector …"
 evaluate: ## Measure success with intervals, e.g. ARGS="--policy oracle --policy random"
-export: ## Export a plain Hugging Face folder, e.g. ARGS="--load-dir results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy"
+export: ## Export a plain Hugging Face folder, e.g. ARGS="--policy results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy"
 plot: ## Plot learning curves, e.g. ARGS="--runs ours=results/taxi-tiny/sft-rl"
 view: ## Write an HTML page of episodes, e.g. ARGS="results/taxi-tiny/evaluation --open"
 

@@ -279,7 +279,7 @@ def share_base(bench: Bench) -> Measured:
         adapted = with_adapter(base, RANK, RANK, bench.seed + number)
         folders[role] = bench.folder / f"{role}-adapter"
         save_player(folders[role], replace(adapted, role=role, answer="text" if role == "policy" else ""))
-    settings = {"load_dir": folders["policy"], "reflect_load_dir": folders["reflection"], "share_base": True}
+    settings = {"policy": folders["policy"], "reflector": folders["reflection"], "share_base": True}
     figures = _rlft(bench, settings, "share-base")
     return replace(figures, note=f"bf16, two adapters on one base, with comments; {figures.note}")
 

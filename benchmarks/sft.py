@@ -26,7 +26,7 @@ from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.reports import Table
 from reflectkit.core.text import STOP_WORDS
 from reflectkit.models.scoring import unwrapped
-from reflectkit.stages.tuning import sft_trainer
+from reflectkit.stages.tuning import sft as sft_training
 from reflectkit.stages.tuning.sft_config import SFTConfig
 
 PROMPT_WORDS, COMPLETION_WORDS = (80, 239), (1, 16)
@@ -69,7 +69,7 @@ def write_rows(path: Path, count: int, seed: int) -> None:
 def measure(config: SFTConfig, rounds: int, bar: Bar) -> list[Measured]:
     """The sums of each round of `config.max_steps` / (`rounds` + 1) steps; one more, the first, warms up."""
     with tempfile.TemporaryDirectory(prefix="reflectkit-bench-") as scratch:
-        trainer = sft_trainer.open_training(config, Path(scratch), bar)
+        trainer = sft_training.open_training(config, Path(scratch), bar)
         watch = _Watch(trainer)
         trainer.add_callback(watch)  # the last one, so that a step includes what the others do at its end
         trainer.train()

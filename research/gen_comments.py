@@ -47,8 +47,8 @@ from research.own_comments import (
 )
 
 EXAMPLES = (
-    "python -m research.gen_comments --env taxi --load-dir results/taxi-tiny/policy/checkpoint-250"
-    " --reflect-load-dir results/taxi-tiny/reflector/checkpoint-700",
+    "python -m research.gen_comments --env taxi --policy results/taxi-tiny/policy/checkpoint-250"
+    " --reflector results/taxi-tiny/reflector/checkpoint-700",
     "reflectkit sft --env taxi --role reflection --model results/taxi-tiny/reflector/checkpoint-700"
     " --task-file data/taxi/own-comments/sft_reflection.jsonl",
 )
@@ -78,8 +78,8 @@ class GenCommentsConfig(Config):
     """Settings of gen-comments."""
 
     env: EnvConfig
-    load_dir: Path = option(help="Checkpoint of the policy that judges the comments.")
-    reflect_load_dir: Path = option(
+    policy: Path = option(help="Checkpoint of the policy that judges the comments.")
+    reflector: Path = option(
         help="Checkpoint of the model that writes them: a reflector, the policy itself, or a base model; one in which"
         " both players learned stands for its reflector."
     )
@@ -120,7 +120,7 @@ class GenCommentsConfig(Config):
     def _check(self) -> Self:
         if self.most > self.samples:
             raise ConfigError(f"--most {self.most}: there are {self.samples} comments on a state; raise --samples")
-        refuse_without_model(self.load_dir, self.reflect_load_dir)
+        refuse_without_model(self.policy, self.reflector)
         if self.baseline == "others" and 1 in (self.states, self.validate_states):
             raise ConfigError("--baseline others compares the comments on several states; give more than 1")
         return self
@@ -140,8 +140,8 @@ def run(config: GenCommentsConfig, progress: Progress) -> Report:
     path = target / FILE_OF_ROLE["reflection"]
     write_permission(target)
     rehearsed = _rehearsed(config.rehearse, path)
-    writer = place_of(config.reflect_load_dir, config.run.data_dir, progress, reflects=True)
-    places = [place_of(config.load_dir, config.run.data_dir, progress), writer]
+    writer = place_of(config.reflector, config.run.data_dir, progress, reflects=True)
+    places = [place_of(config.policy, config.run.data_dir, progress), writer]
     records = drawn_records(config.setup, config.run.seed, source, config.demonstrations)
     others = drawn_records(config.setup, config.run.seed, held_out, 0) if measured else []
     files = config.setup.input_files(record.task for record in (*records, *others))

@@ -17,7 +17,7 @@ def arguments(corridor_folder: Path, **settings: Any) -> dict[str, Any]:
     return {
         "env": "corridor",
         "task_file": corridor_folder / "train.json",
-        "load_dir": corridor_folder / "policy",
+        "policy": corridor_folder / "policy",
         "max_steps": 3,
         "episodes": 8,
         "learning_rate": 1e-3,
@@ -50,7 +50,7 @@ HARD = ["--algo", "ppo", "--epochs", "2", "--minibatch", "16", "--replay-size", 
 
 def command(corridor_folder: Path, *more: str) -> list[str]:
     return ["rlft", "--env", "corridor", "--task-file", str(corridor_folder / "train.json"), "--device", "cpu",
-        "--load-dir", str(corridor_folder / "policy"), "--reflect-load-dir", str(corridor_folder / "reflection"),
+        "--policy", str(corridor_folder / "policy"), "--reflector", str(corridor_folder / "reflection"),
         *more]  # fmt: skip
 
 

@@ -29,6 +29,7 @@ class Stages(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command named in `args`, with its flags."""
+        args = [args[0], *map(_of_the_original, args[1:])]
         own = is_own(args[0])
         name, command, rest = (args[0], None, args[1:]) if own else super().resolve_command(ctx, args)
         if name is not None and (own or name in STAGES):
@@ -41,6 +42,15 @@ class Stages(TyperGroup):
                     raise
                 command = stage_command(name)  # the shell completes a line with a mistake in it
         return name, command, rest
+
+
+def _of_the_original(argument: str) -> str:
+    """`argument` with the flag of the original toolkit's code as ours: `--task_file` is `--task-file`."""
+    flag, equals, value = argument.partition("=")
+    if not flag.startswith("--") or "_" not in flag:
+        return argument
+    flag = {"--load_dir": "--policy", "--reflect_load_dir": "--reflector"}.get(flag, flag.replace("_", "-"))
+    return f"{flag}{equals}{value}"
 
 
 app = typer.Typer(

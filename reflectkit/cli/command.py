@@ -24,6 +24,7 @@ from reflectkit.core.config import (
     heading,
     is_path,
     leaves,
+    refuse_renamed,
     variables,
 )
 from reflectkit.core.errors import ConfigError, DataError
@@ -106,6 +107,7 @@ def _refuse_foreign(kind: type[Config], rows: Sequence[Leaf], choices: Mapping[s
         for name in unknown:
             if name in others:
                 raise ConfigError(foreign_setting(name, others[name][0]))
+            refuse_renamed(name, own)
 
 
 def _function(

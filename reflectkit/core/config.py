@@ -30,6 +30,12 @@ Kind = TypeVar("Kind", bound="Config")
 REQUIRED: Any = PydanticUndefined
 """The default of a setting without one."""
 NO_VALUES: Mapping[str, Any] = {}
+RENAMED = {
+    "load_dir": ("policy",), "reflect_load_dir": ("reflector",), "is_cap": ("importance_weight_max",),
+    "width": ("max_concurrency",), "kl": ("kl_coef",), "entropy": ("entropy_coef",),
+    "adapter_dir_there": ("server_adapter_dir",), "episodes": ("count", "from_"),
+}  # fmt: skip
+"""Former names of settings, each with the names that it has now, in one command or another."""
 
 
 class Config(BaseModel):
@@ -326,11 +332,19 @@ def without_foreign(kind: type[Config], values: Mapping[str, Any], where: str) -
     foreign = elsewhere(kind, values) if len(own) < len(values) else {}
     for key in (key for key in values if key not in names):
         if key not in foreign:
+            refuse_renamed(str(key), names)
             raise unknown_name(f"setting of {where or 'this'}", str(key), names)
         owner, default = foreign[key]
         if as_plain(values[key]) != as_plain(default):
             raise ConfigError(f"{f'{where}: ' if where else ''}{foreign_setting(key, owner)}")
     return own
+
+
+def refuse_renamed(name: str, names: Iterable[str]) -> None:
+    """Raises ConfigError if `name` is the former name of one of the settings `names`."""
+    for new in RENAMED.get(name, ()):
+        if new in names:
+            raise ConfigError(f"{flag(name)} is now {flag(new)}")
 
 
 def foreign_setting(name: str, owner: str) -> str:

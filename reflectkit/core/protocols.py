@@ -66,7 +66,6 @@ class Env(Protocol):
         ...
 
 
-@runtime_checkable
 class OracleEnv(Env, Protocol):
     """An env that knows a best action, so that demonstrations are free."""
 

@@ -105,13 +105,6 @@ def finished_as(stage: str, config: Any) -> Report | None:
     return None
 
 
-def has_finished(stage: str, config: Any, inputs: Sequence[Path]) -> bool:
-    """Whether the run of `stage` with these settings and inputs is finished. Raises DataError: an input is missing."""
-    identity = Identity(stage, identifying(config), {str(path): digest(path) for path in inputs}, config)
-    folder = None if config.run.force else find_run(config.run, identity)
-    return folder is not None and _finished(stage, folder) is not None
-
-
 def finished(results_dir: Path, stage: str, settings: Mapping[str, Any], content: str) -> list[Report]:
     """The finished runs of `stage` that have these settings, among others, and an input whose digest is `content`.
 

@@ -9,7 +9,6 @@ opening one runs no code.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -186,14 +185,8 @@ def check_settings(
     if differing:
         raise OtherSettingsError(
             f"{checkpoint} was made with other settings: {'; '.join(differing)}; give the same, or start anew with"
-            " --load-dir"
+            " --policy"
         )
-
-
-def saved_in(folder: Path) -> list[Path]:
-    """The checkpoints in `folder`, by step. Each was complete when it was renamed into place."""
-    checkpoints = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    return sorted(checkpoints, key=_step_of)
 
 
 def _json(value: object) -> str:

@@ -34,7 +34,7 @@ class TrainedTokens:
     clip: float
     """--clip: PPO's clip range."""
     is_cap: float = 0.0
-    """--is-cap: most that an importance weight may be where earlier weights sampled; 0: they did not."""
+    """--importance-weight-max: most that an importance weight may be where earlier weights sampled; 0: they did not."""
 
     def decision_sum(self, value_N: torch.Tensor) -> torch.Tensor:
         """For each token, the sum of `value_N` over the tokens of its decision (N)."""

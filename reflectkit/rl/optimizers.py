@@ -225,7 +225,7 @@ class Zero(Replicated):
         if len(ranks) != self.processes.count or len(same) != len(self.parts()) or not all(same):
             raise ReflectkitError(
                 f"the checkpoint was made under ZeRO by {counted(len(ranks), 'process', 'processes')} and resumes"
-                " only with as many and the same configuration; --load-dir starts a new run from its weights"
+                " only with as many and the same configuration; --policy starts a new run from its weights"
             )
         for number, part in enumerate(self.parts()):
             values = {name: value.to(part.device) for name, value in saved[number].items()}

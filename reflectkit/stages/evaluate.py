@@ -137,6 +137,7 @@ class EvaluateConfig(Config):
     eval_reps: int = option(1, help="Episodes per problem; more of them narrow the interval if play is random.", ge=1)
     episodes: tuple[Path, ...] = option(
         (),
+        name="from_",
         help="Play nothing, but recompute the tables from these evaluation runs or episodes.jsonl files (repeat the"
         " flag; several are pooled like seeds).",
     )
@@ -195,7 +196,7 @@ class EvaluateConfig(Config):
         if self.episodes:
             if self.policy or self.task_file or self.level or self.problems or self.chat.dry_run or self.score_oracle:
                 raise ConfigError(
-                    "--episodes plays nothing: omit --policy, --task-file, --level, --problems, --score-oracle and"
+                    "--from plays nothing: omit --policy, --task-file, --level, --problems, --score-oracle and"
                     " --dry-run"
                 )
             return self
@@ -273,7 +274,7 @@ def plain_sft(config: EvaluateConfig) -> Path:
     )
 
 
-@memory_explained("lower --width, or use a smaller model")
+@memory_explained("lower --max-concurrency, or use a smaller model")
 def run(config: EvaluateConfig, progress: Progress) -> Report:
     """Write `eval.json`, `eval.md` and `eval.csv` (a row per policy and level), and `episodes.jsonl`.
 

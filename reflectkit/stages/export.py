@@ -23,8 +23,8 @@ from reflectkit.stages.shared.players import newest_checkpoint
 from reflectkit.version import VERSION
 
 EXAMPLES = (
-    "reflectkit export --load-dir results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy",
-    "reflectkit export --load-dir results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy --dtype bfloat16"
+    "reflectkit export --policy results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy",
+    "reflectkit export --policy results/taxi-tiny/reflect-rl/checkpoint-36 --out-dir taxi-policy --dtype bfloat16"
     " --license apache-2.0",
 )
 READS = {
@@ -41,7 +41,7 @@ ANSWERED = {"label": ("numbered actions", "a number"), "text": ("a list of actio
 class ExportConfig(Config):
     """Settings of export."""
 
-    load_dir: Path = option(help="Checkpoint of sft or rlft, or a run, for its newest one.")
+    load_dir: Path = option(name="policy", help="Checkpoint of sft or rlft, or a run, for its newest one.")
     out_dir: Path = option(help="Folder to write; it must not exist, unless it is an earlier export (with --force).")
     dtype: DType = option("float32", help="float32, bfloat16 or float16.")
     license: str = option(
@@ -52,7 +52,7 @@ class ExportConfig(Config):
 
 def run(config: ExportConfig, progress: Progress) -> Report:
     """Write the folder. Raises CheckpointError, and ConfigError if something else is in its place."""
-    config = with_values(config, load_dir=newest_checkpoint(config.load_dir))
+    config = with_values(config, policy=newest_checkpoint(config.load_dir))
     with open_run("export", config, [config.load_dir]) as current:
         if current.done:
             return current.done

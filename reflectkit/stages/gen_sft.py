@@ -29,7 +29,7 @@ from reflectkit.stages.shared.replaying import drawn_records, replayed_lessons
 EXAMPLES = (
     "reflectkit gen-sft --env taxi",
     "reflectkit gen-sft --env auto_explore --shuffle-action --repeats 3",
-    "reflectkit gen-sft --env taxi --comments both --reflect-load-dir results/taxi-tiny/reflector/checkpoint-700"
+    "reflectkit gen-sft --env taxi --comments both --reflector results/taxi-tiny/reflector/checkpoint-700"
     " --out-dir data/taxi/both",
     "reflectkit gen-sft --env auto_explore --answer text",
 )
@@ -51,7 +51,7 @@ class GenSFTConfig(Config):
         "teacher",
         help="Whose comments the policy's rows show: teacher, reflector, both (one row each), or nothing (empty ones).",
     )
-    reflect_load_dir: Path | None = option(
+    reflector: Path | None = option(
         None, help="The reflector's checkpoint, or a run in which both learned, for --comments reflector or both."
     )
     answer: Answer = option(
@@ -76,13 +76,13 @@ class GenSFTConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.comments in ("teacher", "nothing")) != (self.reflect_load_dir is None):
-            needs = "takes no" if self.reflect_load_dir else "needs"
-            raise ConfigError(f"--comments {self.comments} {needs} --reflect-load-dir")
+        if (self.comments in ("teacher", "nothing")) != (self.reflector is None):
+            needs = "takes no" if self.reflector else "needs"
+            raise ConfigError(f"--comments {self.comments} {needs} --reflector")
         return self
 
 
-@memory_explained("use a smaller --reflect-load-dir model")
+@memory_explained("use a smaller --reflector model")
 def run(config: GenSFTConfig, progress: Progress) -> Report:
     """Write sft, sft_reflection, sft_policy and the last two's `_positive` variants, one prompt and
     completion a line.
@@ -90,10 +90,8 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
     source = config.task_file or config.setup.folder / "train.json"
     target = config.out_dir or config.setup.folder
     write_permission(target)
-    config = with_values(
-        config, reflect_load_dir=place_of(config.reflect_load_dir, config.run.data_dir, progress, reflects=True)
-    )
-    reflector = model_folders([config.reflect_load_dir])
+    config = with_values(config, reflector=place_of(config.reflector, config.run.data_dir, progress, reflects=True))
+    reflector = model_folders([config.reflector])
     records = drawn_records(config.setup, config.run.seed, source, config.demonstrations)
     with open_run(
         "gen-sft", config, [source, *reflector, *config.setup.input_files(record.task for record in records)]
@@ -129,7 +127,7 @@ def run(config: GenSFTConfig, progress: Progress) -> Report:
 
 def _reflector_comments(config: GenSFTConfig, steps: list[Lesson], progress: Progress) -> dict[str, str]:
     """The trained reflector's own comment on each step, by the step's text; empty if only the teacher comments."""
-    if config.reflect_load_dir is None:
+    if config.reflector is None:
         return {}
     from reflectkit.agents.two_player import Reflector
     from reflectkit.models.load import load_player
@@ -137,7 +135,7 @@ def _reflector_comments(config: GenSFTConfig, steps: list[Lesson], progress: Pro
 
     parts = {id(part): part for step in steps for part in (*step.earlier, step)}  # conversations share their steps
     steps = list({part.observation.text: part for part in parts.values()}.values())
-    sampler = LocalSampler(load_player(config.reflect_load_dir, "reflection"), frozen=True)
+    sampler = LocalSampler(load_player(config.reflector, "reflection"), frozen=True)
     reflector = Reflector(sampler)
     own: dict[str, str] = {}
     with progress.bar("The reflector comments", len(steps)) as bar:

@@ -96,7 +96,7 @@ class PlayConfig(Config):
     )
     level: str = option("", help="Curriculum level; default: the last, or any level in a file.")
     task: str = option("", help="The problem's id; default: a random one, by --seed.")
-    episodes: int = option(1, help="Number of episodes to play.", ge=1)
+    episodes: int = option(1, name="count", help="Number of episodes to play.", ge=1)
     as_: Literal["agent", "user"] = option(
         AGENT, help="Who you are: agent; or user, who talks with the agent of --policy in an environment with a user."
     )

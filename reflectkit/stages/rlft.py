@@ -44,11 +44,18 @@ from reflectkit.stages.shared.players import (
 from reflectkit.stages.tuning.distributed import shared_run, start_processes
 from reflectkit.stages.tuning.estimate import plan_report
 from reflectkit.stages.tuning.launching import check_launch, launch
+from reflectkit.stages.tuning.rl import (
+    check_prompts,
+    history_of,
+    keep_episodes,
+    levels_of,
+    restore_episodes,
+    resumed_trainer,
+    trainer_of,
+    validation_of,
+    with_rows,
+)
 from reflectkit.stages.tuning.rl_config import RLConfig as RLConfig
-from reflectkit.stages.tuning.rlft_problems import check_prompts, levels_of, validation_of
-from reflectkit.stages.tuning.rlft_records import history_of, keep_episodes, restore_episodes, with_rows
-from reflectkit.stages.tuning.rlft_resuming import resumed_trainer
-from reflectkit.stages.tuning.rlft_trainer import trainer_of
 from reflectkit.stages.tuning.trackers import require_trackers, tracking
 
 if TYPE_CHECKING:
@@ -56,15 +63,15 @@ if TYPE_CHECKING:
     from reflectkit.rl.processes import Processes
 
 EXAMPLES = (
-    "reflectkit rlft --env taxi --load-dir results/taxi-tiny/policy/checkpoint-250 --reflect-load-dir"
+    "reflectkit rlft --env taxi --policy results/taxi-tiny/policy/checkpoint-250 --reflector"
     " results/taxi-tiny/reflector/checkpoint-700",
-    "reflectkit rlft --env taxi --load-dir results/taxi-tiny/plain/checkpoint-600 --algo ppo --curriculum pickup"
+    "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --algo ppo --curriculum pickup"
     " --curriculum full",
     "reflectkit rlft --env auto_explore --model gpt2-xl --lora-r 16 --quantize 8bit --algo grpo --group-size 8",
-    "reflectkit rlft --env taxi --load-dir results/taxi-tiny/plain/checkpoint-600 --lora-r 16 --sampler"
+    "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --lora-r 16 --sampler"
     " vllm:http://localhost:8000 --max-staleness 1",
-    "reflectkit rlft --env taxi --load-dir results/taxi-tiny/plain/checkpoint-600 --processes 2",
-    "reflectkit rlft --env taxi --load-dir results/taxi-tiny/policy/checkpoint-250 --reflect-load-dir"
+    "reflectkit rlft --env taxi --policy results/taxi-tiny/plain/checkpoint-600 --processes 2",
+    "reflectkit rlft --env taxi --policy results/taxi-tiny/policy/checkpoint-250 --reflector"
     " results/taxi-tiny/reflector/checkpoint-700 --train-reflector 2",
 )
 TRAITS = Traits(trains=True, makes_arm=True)
@@ -72,7 +79,7 @@ JOURNAL = "reflector.jsonl"
 """The answers of a chat model that comments, in the run's folder."""
 
 
-@memory_explained("lower --width or --max-tokens-per-batch, or use --lora-r, --quantize or a smaller model")
+@memory_explained("lower --max-concurrency or --max-tokens-per-batch, or use --lora-r, --quantize or a smaller model")
 def run(config: RLConfig, progress: Progress) -> Report:
     """Train and write `metrics.jsonl` and `checkpoint-<step>/`.
 
@@ -115,7 +122,7 @@ def run(config: RLConfig, progress: Progress) -> Report:
             newest_name(config.policy.model) if config.policy.model else "", config.run.data_dir, progress
         )
         policy = config.policy.load_dir and newest_checkpoint(config.policy.load_dir)
-        config = with_values(config, model=model, load_dir=policy, reflect_load_dir=reflector)
+        config = with_values(config, model=model, policy=policy, reflector=reflector)
     for text in _warnings(config):
         progress.news(f"warning: {text}")
     models = [path for path in (config.policy.load_dir, *model_folders([reflector]), config.resume_from) if path]
@@ -224,9 +231,9 @@ def _warnings(config: RLConfig) -> list[str]:
     commented, texts = trained_with_comments(start), []
     if commented and reflector is None:
         recorded = model_facts(start).get("reflector") or "REFLECTOR"
-        texts.append(f"{start} was trained with comments but plays without; add --reflect-load-dir {recorded}")
+        texts.append(f"{start} was trained with comments but plays without; add --reflector {recorded}")
     if commented is False and reflector is not None:
-        texts.append(f"{start} was trained without comments but plays with them; leave out --reflect-load-dir")
+        texts.append(f"{start} was trained without comments but plays with them; leave out --reflector")
     return texts + trained_elsewhere(config.env.name, (start, reflector))
 
 

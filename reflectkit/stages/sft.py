@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reflectkit.core.checksums import seal
 from reflectkit.core.config import with_values
@@ -18,20 +18,24 @@ from reflectkit.core.console import Progress
 from reflectkit.core.jsonl import write_jsonl
 from reflectkit.core.memory import memory_explained
 from reflectkit.core.reports import Report, figures_table
-from reflectkit.core.runs import has_finished, open_run
+from reflectkit.core.runs import open_run
 from reflectkit.core.text import counted
 from reflectkit.data.sft import Row, form_of, read_rows
 from reflectkit.models.hub import TINY, hub_options
 from reflectkit.stages import Traits
 from reflectkit.stages.shared.environments import model_source
 from reflectkit.stages.shared.players import newest_name
-from reflectkit.stages.tuning.encoding import tokenised
 from reflectkit.stages.tuning.estimate import plan_report
+from reflectkit.stages.tuning.sft import (
+    encoded_rows,
+    inputs_of,
+    last_whole,
+    player_of,
+    train,
+    with_steps,
+)
 from reflectkit.stages.tuning.sft_config import SFTConfig as SFTConfig
-from reflectkit.stages.tuning.sft_player import encoded_rows, inputs_of, player_of, tiny_tokenizer, with_steps
-from reflectkit.stages.tuning.sft_trainer import train
 from reflectkit.stages.tuning.trackers import require_trackers
-from reflectkit.stages.tuning.trainer_checkpoints import last_whole
 
 if TYPE_CHECKING:
     from reflectkit.models.load import Player
@@ -116,45 +120,6 @@ def _plan(config: SFTConfig, source: Path, rows: Sequence[Row], progress: Progre
             "tokens": round(steps * config.batch_size * mean),
         },
     )
-
-
-def is_finished(config: SFTConfig) -> bool:
-    """Whether the run with these settings is finished. Raises DataError if its rows are missing."""
-    source = config.rows_file
-    return has_finished("sft", config, inputs_of(config, source))
-
-
-def reader(config: SFTConfig) -> tuple[Any, int]:
-    """The tokenizer of the model that `run` trains, and how many tokens it reads, without its weights.
-
-    Raises DataError, CheckpointError.
-    """
-    from reflectkit.models.silence import silence_libraries
-
-    silence_libraries()
-    if config.model in TINY:
-        source = config.rows_file
-        return tiny_tokenizer(config, source, read_rows(source)), config.max_length
-    from reflectkit.models.facts import context_of, load_tokenizer
-
-    hub_options(config.model)
-    return load_tokenizer(config.model), context_of(config.model) or config.max_length
-
-
-def answer_form(config: SFTConfig) -> str:
-    """What the rows answer a choice with. Raises DataError."""
-    source = config.rows_file
-    return form_of(source, read_rows(source))
-
-
-def longest_row(config: SFTConfig, tokenizer: Any) -> tuple[int, int, Path]:
-    """(tokens, line, file) of the longest of the rows. Raises DataError for an answer that cannot be trained."""
-    source = config.rows_file
-    rows = read_rows(source)
-    encoded = tokenised(source, rows, tokenizer, role=config.role, prompt_loss=config.prompt_loss)
-    lengths = ((len(input_ids), -row.line) for row, input_ids, _ in encoded)
-    tokens, line = max(lengths)
-    return tokens, -line, source
 
 
 def _teach_copying(config: SFTConfig, player: Player, progress: Progress) -> None:

@@ -16,7 +16,7 @@ from reflectkit.core.console import Quiet
 from reflectkit.core.errors import ConfigError
 from reflectkit.core.jsonl import read_json
 from reflectkit.stages import sft
-from reflectkit.stages.tuning import sft_trainer
+from reflectkit.stages.tuning import sft as sft_training
 from tests.sft_runs import config, write_rows
 
 
@@ -28,7 +28,7 @@ def settings(tmp_path: Path) -> sft.SFTConfig:
 def trained(settings: sft.SFTConfig, folder: Path, watched: bool) -> tuple[dict[str, torch.Tensor], list[Any]]:
     """(weights after training, steps measured)."""
     with Quiet().bar("sft", 6) as bar:
-        trainer = sft_trainer.open_training(settings, folder, bar)
+        trainer = sft_training.open_training(settings, folder, bar)
     watch = bench_sft._Watch(trainer)
     if watched:
         trainer.add_callback(watch)
@@ -45,7 +45,7 @@ def test_the_floor_leaves_training_as_it_is(settings: sft.SFTConfig, tmp_path: P
 
 def test_the_floor_has_the_loss_and_gradients_of_the_step(settings: sft.SFTConfig, tmp_path: Path) -> None:
     with Quiet().bar("sft", 1) as bar:
-        trainer = sft_trainer.open_training(settings, tmp_path, bar)
+        trainer = sft_training.open_training(settings, tmp_path, bar)
     rows = [{"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]}, {"input_ids": [9, 5], "labels": [-100, 5]}]
     batch = dict(trainer.data_collator(rows))
     weight = trainer.model.get_output_embeddings().weight

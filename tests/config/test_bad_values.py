@@ -19,10 +19,10 @@ GIVEN: dict[str, dict[str, Any]] = {
     "filter-repo": {"env": "auto_explore"},
     "filter-task": {"env": "auto_explore"},
     "sft": {"role": "plain"},
-    "rlft": {"load_dir": "x"},
+    "rlft": {"policy": "x"},
     "evaluate": {"policy": ["random"]},
     "run": {"recipe": "auto-explore-tiny"},
-    "export": {"load_dir": "x", "out_dir": "y"},
+    "export": {"policy": "x", "out_dir": "y"},
     "view": {"paths": ["x"]},
     "plot": {"runs": ["a=x"]},
 }

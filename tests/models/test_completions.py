@@ -16,7 +16,7 @@ from reflectkit.data.sft import read_rows
 from reflectkit.models import completions
 from reflectkit.models.completions import CompletionTrainer
 from reflectkit.models.load import save_player
-from reflectkit.stages.tuning import sft_player, sft_trainer
+from reflectkit.stages.tuning import sft as sft_training
 from tests.sft_runs import config, write_rows
 
 ROWS = [([5, 6, 7, 8, 9, 10], 2), ([11, 12, 13], 1), ([7, 7, 9, 5], 4)]
@@ -35,10 +35,10 @@ def trainer(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
     rows = write_rows(tmp_path)
     if request.param == "adapter":
         plain = config(rows, tmp_path)
-        save_player(tmp_path / "base", sft_player.player_of(plain, rows, read_rows(rows)))
+        save_player(tmp_path / "base", sft_training.player_of(plain, rows, read_rows(rows)))
         settings = {"model": str(tmp_path / "base"), "lora_r": 2}
     with Quiet().bar("sft", 1) as bar:
-        yield sft_trainer.open_training(config(rows, tmp_path, **settings), tmp_path / "scratch", bar)
+        yield sft_training.open_training(config(rows, tmp_path, **settings), tmp_path / "scratch", bar)
 
 
 def batch(trainer: Any) -> dict[str, torch.Tensor]:

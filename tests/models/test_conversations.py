@@ -27,7 +27,7 @@ from reflectkit.models.local import LocalSampler
 from reflectkit.models.sampler import Ask, Sampled
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.rl import batch
-from reflectkit.stages.tuning.encoding import encode
+from reflectkit.stages.tuning.sft import encode
 from tests.models.test_chat import QWEN, byte_by_byte, make_tokenizer
 
 TASKS = [

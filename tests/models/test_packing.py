@@ -18,7 +18,7 @@ from reflectkit.data.sft import read_rows
 from reflectkit.models.load import checkpoint_gradients, save_player
 from reflectkit.models.packing import NOT_TRAINED, PackTrainer, can_pack, collate, pack
 from reflectkit.models.scoring import unwrapped
-from reflectkit.stages.tuning import sft_player, sft_trainer
+from reflectkit.stages.tuning import sft as sft_training
 from tests.sft_runs import Interrupting, config, train, write_rows
 
 SMALL = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -50,10 +50,10 @@ def trainer(folder: Path, kind: str, **settings: Any) -> Any:
     own: dict[str, Any] = {"model": kind, "init_range": 0.1}
     if kind == "adapter":
         plain = config(rows, folder, max_length=256)
-        save_player(folder / "base", sft_player.player_of(plain, rows, read_rows(rows)))
+        save_player(folder / "base", sft_training.player_of(plain, rows, read_rows(rows)))
         own = {"model": str(folder / "base"), "lora_r": 2}
     with Quiet().bar("sft", 1) as bar:
-        return sft_trainer.open_training(
+        return sft_training.open_training(
             config(rows, folder, max_length=256, share_prefixes=True, **own, **settings), folder / "scratch", bar
         )
 

@@ -322,7 +322,7 @@ def test_a_checkpoint_that_is_an_adapter_is_loaded(
     assert ask_all(sampler, asks_of(policy, text="b")[0])[0].token_ids  # and loaded again
     server.weights.clear()
     with pytest.raises(ConfigError, match="cannot load the adapter /there/reflectkit-"):  # it has no such folder
-        opened("vllm", server, tmp_path / "adapter", adapter_dir=tmp_path / "seen", adapter_dir_there="/there")
+        opened("vllm", server, tmp_path / "adapter", adapter_dir=tmp_path / "seen", server_adapter_dir="/there")
     assert len(list((tmp_path / "seen").glob("reflectkit-*/adapter_model.safetensors"))) == 1
     with pytest.raises(CheckpointError, match="not a reflector"):
         backend(f"vllm:{server.url}").open(

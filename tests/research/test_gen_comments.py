@@ -32,8 +32,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def commented(folder: Path, data: Path, checkpoints: dict[str, Path], **settings: Any) -> Report:
     defaults: dict[str, Any] = {
         "env": "taxi",
-        "load_dir": checkpoints["policy"],
-        "reflect_load_dir": checkpoints["reflection"],
+        "policy": checkpoints["policy"],
+        "reflector": checkpoints["reflection"],
         "data_dir": data,
         "results_dir": folder / "results",
         "out_dir": folder / "own",
@@ -92,7 +92,7 @@ def test_a_run_in_which_both_learned_stands_for_its_reflector(
     shutil.copytree(checkpoints["reflection"], tmp_path / "both" / "reflector")
     few: dict[str, Any] = {"states": 3, "samples": 1, "validate_states": 0}
     judged = [
-        (commented(tmp_path / name, data, checkpoints, reflect_load_dir=writer, **few).folder / "judged.jsonl")
+        (commented(tmp_path / name, data, checkpoints, reflector=writer, **few).folder / "judged.jsonl")
         for name, writer in (("a", checkpoints["reflection"]), ("b", tmp_path / "both"))
     ]
     assert judged[0].read_bytes() == judged[1].read_bytes()
@@ -210,20 +210,20 @@ def test_a_last_state_is_compared_with_others_too(
 
 
 def test_a_policy_may_comment_itself(tmp_path: Path, data: Path, checkpoints: dict[str, Path]) -> None:
-    report = commented(tmp_path, data, checkpoints, reflect_load_dir=checkpoints["policy"], states=3)
+    report = commented(tmp_path, data, checkpoints, reflector=checkpoints["policy"], states=3)
     assert report.figures["states"] == 3
     assert report.figures["validation"]["states"] == 8
 
 
 def test_refused(tmp_path: Path, data: Path, checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    places = ["--load-dir", str(checkpoints["policy"]), "--reflect-load-dir", str(checkpoints["reflection"])]
+    places = ["--policy", str(checkpoints["policy"]), "--reflector", str(checkpoints["reflection"])]
     places += ["--data-dir", str(data), "--results-dir", str(tmp_path / "results"), "--out-dir", str(tmp_path / "own")]
     few = ["--states", "3", "--samples", "1", "--max-new-tokens", "2", "--validate-states", "0"]
     command = ["research.gen_comments", "--env", "taxi", *places]
     assert "gains --margin 900 nats" in error_of([*command, *few, "--margin", "900"], capsys)
     assert "no --baseline named 'nothing'" in error_of([*command, "--baseline", "nothing"], capsys)
     assert "give more than 1" in error_of([*command, "--baseline", "others", "--states", "1"], capsys)
-    assert "'nothing' is no model; evaluate" in error_of([*command, "--reflect-load-dir", "nothing"], capsys)
+    assert "'nothing' is no model; evaluate" in error_of([*command, "--reflector", "nothing"], capsys)
     assert "raise --samples" in error_of([*command, "--samples", "2", "--most", "3"], capsys)
     assert "--samples must" in error_of([*command, "--samples", "0"], capsys)
     assert "no such file" in error_of([*command, "--validate-file", str(tmp_path / "x.json")], capsys)

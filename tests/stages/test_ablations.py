@@ -22,12 +22,12 @@ steps:
   - {name: split, stage: split}
   - {name: rows, stage: gen-sft}
   - {name: plain, stage: sft, role: plain, max_steps: 4, max_length: 64}
-  - {name: rl, stage: rlft, load_dir: "{plain}", max_steps: 2, episodes: 4}
+  - {name: rl, stage: rlft, policy: "{plain}", max_steps: 2, episodes: 4}
   - {name: evaluation, stage: evaluate, task_file: "{data}/corridor/train.json",
      policy: ["SFT={plain}", "SFT + RL={rl}"]}
 ablations:
   rl: {of: SFT + RL, arm: SFT}
-  entropy: {of: SFT + RL, steps: {rl: {entropy: 0.5}}}
+  entropy: {of: SFT + RL, steps: {rl: {entropy_coef: 0.5}}}
 """
 
 
@@ -46,7 +46,7 @@ def test_only_what_differs_and_what_depends_on_it_is_run_again() -> None:
     } == {name: job.values for name, job in plain.items() if job.stage not in ("evaluate", "plot")}
     policy = more["policy@negatives"]
     assert policy.values["model"] == "{reflector@negatives}"
-    assert more["reflect-rl@curriculum"].values["load_dir"] == "{policy}"
+    assert more["reflect-rl@curriculum"].values["policy"] == "{policy}"
     assert more["evaluation"].values["policy"][-2:] == [
         "Reflect-RL without negatives={reflect-rl@negatives}+{reflector@negatives}",
         "Reflect-RL with a curriculum={reflect-rl@curriculum}+{reflector}",
@@ -84,7 +84,7 @@ def test_every_packaged_ablation_makes_jobs() -> None:
 def test_rl_without_sft_starts_from_the_pretrained_model() -> None:
     made = jobs("auto-explore-gpt2-xl", "sft")
     values = made["sft-rl@sft"].values
-    assert (values["load_dir"], values["model"], values["lora_r"]) == (None, "gpt2-xl", 16)
+    assert (values["policy"], values["model"], values["lora_r"]) == (None, "gpt2-xl", 16)
     assert "plain@sft" not in made
     assert "RL only={sft-rl@sft}" in made["evaluation"].values["policy"]
 
@@ -144,7 +144,7 @@ def test_a_run_with_ablations_has_their_rows_and_differences(
     rows = {row["name"]: row["success"] for row in read_json(steps["evaluation"] / "eval.json")["rows"]}
     assert list(rows) == ["SFT", "SFT + RL", "SFT + RL without entropy"]
     with_it, without = (read_json(steps[name] / "config.json")["settings"] for name in ("rl", "rl@entropy"))
-    assert without == with_it | {"entropy": 0.5}
+    assert without == with_it | {"entropy_coef": 0.5}
     found = {one["ablation"]: one["difference"] for one in figures["ablations"] if one["figure"] == "success"}
     assert found["rl"] == pytest.approx(rows["SFT + RL"] - rows["SFT"])
     assert found["entropy"] == pytest.approx(rows["SFT + RL"] - rows["SFT + RL without entropy"])

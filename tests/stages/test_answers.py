@@ -21,7 +21,7 @@ from reflectkit.models.load import Player, load_player, save_player
 from reflectkit.models.tiny import build_model
 from reflectkit.models.tokens import prompt_ids, text_ids
 from reflectkit.stages import gen_sft, sft
-from reflectkit.stages.tuning.encoding import tokenised
+from reflectkit.stages.tuning.sft import tokenised
 from tests.commands import error_of
 from tests.families import mistral
 
@@ -79,14 +79,14 @@ def test_a_checkpoint_answers_as_it_was_trained(
         *common,
         "--task-file",
         str(taxi_data / "train.json"),
-        "--load-dir",
+        "--policy",
         str(checkpoint),
         "--max-steps",
     ]
     assert main([*train, "2", "--episodes", "8", "--name", "trained", "--answer", "text"]) == 0
     trained = Path("results/trained/checkpoint-2")
     assert model_facts(trained)["answer"] == "text"
-    assert main(["export", "--load-dir", str(trained), "--out-dir", "out"]) == 0
+    assert main(["export", "--policy", str(trained), "--out-dir", "out"]) == 0
     assert (
         "a list of actions and `Action:`; it answers with the words of one of them" in Path("out/README.md").read_text()
     )
@@ -114,7 +114,7 @@ def test_another_answer_than_it_was_trained_with_is_one_line(
         for command in (
             ["evaluate", *common, "--policy", f"ours={source}", "--answer", wanted],
             ["play", *common, "--policy", f"ours={source}", "--auto", "--answer", wanted],
-            ["rlft", *common, "--load-dir", str(source), "--answer", wanted],
+            ["rlft", *common, "--policy", str(source), "--answer", wanted],
         ):
             assert _last(command, capsys).startswith(
                 f"--answer {wanted}: {source} was trained to answer with the choice's {trained};"

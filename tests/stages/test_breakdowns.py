@@ -86,12 +86,12 @@ def test_evaluate_prints_them_and_computes_them_again(
     assert "Success by mood" in printed
     assert "pass^2" in printed
     (made,) = tmp_path.glob("results/*_evaluate")
-    assert main(["evaluate", "--env", "support", "--episodes", str(made)]) == 0
+    assert main(["evaluate", "--env", "support", "--from", str(made)]) == 0
     again = max(tmp_path.glob("results/*_evaluate"), key=lambda folder: folder.stat().st_mtime)
     assert read_json(again / "eval.json")["rows"] == read_json(made / "eval.json")["rows"]
     rows = [one for _, one in read_jsonl(made / "episodes.jsonl")]
     write_jsonl(tmp_path / "odd.jsonl", [rows[0] | {"aspects": "sad"}])
-    assert "aspects" in error_of(["evaluate", "--env", "support", "--episodes", "odd.jsonl"], capsys)
+    assert "aspects" in error_of(["evaluate", "--env", "support", "--from", "odd.jsonl"], capsys)
 
 
 def test_right_of_those_named_by_hand() -> None:

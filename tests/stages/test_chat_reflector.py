@@ -38,7 +38,7 @@ def evaluate(folder: Path, server: Server, *more: str) -> list[str]:
 
 
 def rlft(folder: Path, server: Server, *more: str) -> list[str]:
-    return ["rlft", *files(folder), "--load-dir", str(folder / "policy"), "--reflect-load-dir", "local:m",
+    return ["rlft", *files(folder), "--policy", str(folder / "policy"), "--reflector", "local:m",
         "--base-url", server.url, "--max-steps", "3", "--episodes", "8", "--save-steps", "1", *more]  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def test_rlft_estimates_without_asking(
 def test_a_comment_that_cannot_be_used_aborts_its_episode(corridor_folder: Path, server: Server) -> None:
     refused: dict[str, Any] = {"choices": [{"message": {"content": "", "refusal": "No."}, "finish_reason": "stop"}]}
     server.faults += [("json", refused)] * 3
-    assert main(evaluate(corridor_folder, server, "--name", "chat", "--width", "1")) == 0
+    assert main(evaluate(corridor_folder, server, "--name", "chat", "--max-concurrency", "1")) == 0
     statuses = [line["status"] for _, line in read_jsonl(Path("results/chat/episodes.jsonl"))]
     assert statuses.count("aborted") == 1 < len(statuses)
 
@@ -130,7 +130,5 @@ def test_what_a_chat_reflector_cannot_be_combined_with(
 
 
 def test_settings_of_chat_models_need_one(corridor_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["rlft", *files(corridor_folder), "--load-dir", str(corridor_folder / "policy")]
-    assert "--max-cost-usd is for --reflect-load-dir openai:MODEL" in error_of(
-        [*command, "--max-cost-usd", "1"], capsys
-    )
+    command = ["rlft", *files(corridor_folder), "--policy", str(corridor_folder / "policy")]
+    assert "--max-cost-usd is for --reflector openai:MODEL" in error_of([*command, "--max-cost-usd", "1"], capsys)

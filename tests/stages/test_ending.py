@@ -29,7 +29,7 @@ def lines(fast: bool = False, fast_shows: str = "", full_shows: str = "", **valu
     "values",
     [
         {},
-        {"level": ["pickup", "full"], "eval_reps": 3, "temperature": 1.0, "width": 4},
+        {"level": ["pickup", "full"], "eval_reps": 3, "temperature": 1.0, "max_concurrency": 4},
         {"task_file": "{data}/taxi/my problems.json", "data_dir": Path("my data")},
         {"env": "auto_explore", "prompt_tokens": 300, "level": ["1", "all"], "shuffle_action": True},
     ],

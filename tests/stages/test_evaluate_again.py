@@ -1,4 +1,4 @@
-"""evaluate --episodes: tables of kept episodes, recomputed without playing."""
+"""evaluate --from: tables of kept episodes, recomputed without playing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def again(*sources: Path | str, name: str = "again") -> int:
-    return main(["evaluate", "--env", "corridor", "--name", name, *(f"--episodes={source}" for source in sources)])
+    return main(["evaluate", "--env", "corridor", "--name", name, *(f"--from={source}" for source in sources)])
 
 
 def test_the_same_tables_come_of_kept_episodes(evaluated: Path, tmp_path: Path) -> None:
@@ -106,5 +106,5 @@ def test_damaged_lines_are_one_line(
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == 1
-    assert main(["evaluate", "--env", "corridor", "--episodes", "bad.jsonl", "--policy", "oracle"]) == 2
+    assert main(["evaluate", "--env", "corridor", "--from", "bad.jsonl", "--policy", "oracle"]) == 2
     assert "plays nothing" in capsys.readouterr().err

@@ -197,7 +197,7 @@ def test_repeats_of_a_sampled_chat_model_are_answered_each_by_itself(here: Path)
 def test_what_ends_without_an_answer_is_aborted_and_counted(
     here: Path, walker: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ("--policy", "local:m", "--base-url", walker.url, "--concurrency", "1", "--width", "1")
+    command = ("--policy", "local:m", "--base-url", walker.url, "--concurrency", "1", "--max-concurrency", "1")
     walker.faults = [("json", completion("", "length"))] * 3
     assert evaluate(*command) == 0
     (row,) = found(here)["rows"]
@@ -258,7 +258,7 @@ def test_a_reflector_whose_budget_is_spent_leaves_no_uncommented_episode(here: P
     """Both share one budget, so each can be the one that is stopped; nothing is kept that lacks a comment."""
     near_first = sorted(Corridor.taskset.tasks("long"), key=lambda task: -task.data["start"])
     write_json(here / "corridor.json", [record_to_json(Record(task, ())) for task in near_first])
-    command = ("--policy", "local:doer+local:thinker", "--base-url", walker.url, *PRICES, "--width", "1")
+    command = ("--policy", "local:doer+local:thinker", "--base-url", walker.url, *PRICES, "--max-concurrency", "1")
     assert evaluate(*command, "--max-cost-usd", str(15 * CALL), "--concurrency", "1") == 2
     assert walker.answered <= 15
     kept = [line for path in (here / "results").glob("*_evaluate/episodes/*") for _, line in read_jsonl(path)]
@@ -285,7 +285,7 @@ def test_killed_chat_episodes_go_on_without_paying_twice(
             raise KeyboardInterrupt
         return await decide(self, observation, context)
 
-    command = ("--policy", "local:doer+local:thinker", "--base-url", walker.url, "--width", "2", *PRICES)
+    command = ("--policy", "local:doer+local:thinker", "--base-url", walker.url, "--max-concurrency", "2", *PRICES)
     monkeypatch.setattr(ChatPolicy, "decide", dying)
     assert evaluate(*command) == 130
     monkeypatch.setattr(ChatPolicy, "decide", decide)
@@ -408,7 +408,7 @@ def test_a_killed_evaluation_keeps_what_ended(here: Path, monkeypatch: pytest.Mo
             raise KeyboardInterrupt
         return await decide(self, observation, context)
 
-    command = ("--policy", "random", "--width", "2", "--seed", "5")
+    command = ("--policy", "random", "--max-concurrency", "2", "--seed", "5")
     assert evaluate(*command) == 0
     whole = found(here)
     next((here / "results").glob("*_evaluate")).rename(here / "whole")

@@ -35,7 +35,7 @@ def test_damaged_lines_are_dropped_and_their_episodes_played_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_json(tmp_path / "test.json", [record_to_json(Record(task, ())) for task in Corridor.taskset.tasks("long")])
-    settings = {"env": "corridor", "policy": ("oracle",), "task_file": Path("test.json"), "width": 1}
+    settings = {"env": "corridor", "policy": ("oracle",), "task_file": Path("test.json"), "max_concurrency": 1}
     whole = evaluate.run(evaluate.EvaluateConfig.from_flat(**settings, results_dir=tmp_path / "whole"), Quiet())
     with pytest.raises(KeyboardInterrupt):
         evaluate.run(evaluate.EvaluateConfig.from_flat(**settings), Interrupting())
@@ -43,7 +43,17 @@ def test_damaged_lines_are_dropped_and_their_episodes_played_again(
     lines = kept.read_bytes().splitlines(keepends=True)
     assert len(lines) == 3
     kept.write_bytes(lines[0] + damage)
-    arguments = ["evaluate", "--env", "corridor", "--policy", "oracle", "--task-file", "test.json", "--width", "1"]
+    arguments = [
+        "evaluate",
+        "--env",
+        "corridor",
+        "--policy",
+        "oracle",
+        "--task-file",
+        "test.json",
+        "--max-concurrency",
+        "1",
+    ]
     assert main(arguments) == 0
     assert "damaged lines dropped: 1;" in " ".join(capsys.readouterr().out.split())
     (made,) = (tmp_path / "results").glob("*_evaluate/eval.json")

@@ -43,7 +43,9 @@ class Watching(Quiet):
 
 def config(results: Path, **settings: object) -> evaluate.EvaluateConfig:
     env = "tests.stages.test_evaluate_memory:LongTexts"
-    return evaluate.EvaluateConfig.from_flat(env=env, policy=("oracle",), width=2, results_dir=results, **settings)  # type: ignore[arg-type]
+    return evaluate.EvaluateConfig.from_flat(
+        env=env, policy=("oracle",), max_concurrency=2, results_dir=results, **settings
+    )  # type: ignore[arg-type]
 
 
 def test_memory_does_not_grow_with_the_episodes(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_merged_adapter_says_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["export", "--load-dir", str(adapter), "--out-dir", "out", "--license", "apache-2.0"]) == 0
+    assert main(["export", "--policy", str(adapter), "--out-dir", "out", "--license", "apache-2.0"]) == 0
     model, tokenizer = AutoModelForCausalLM.from_pretrained("out"), AutoTokenizer.from_pretrained("out")
     before, base = load_player(adapter, "policy", device="cpu"), load_player(checkpoints["policy"], device="cpu")
     prompts = [prompt_ids(tokenizer, policy_prompt(seen)) for seen in observations]
@@ -66,15 +66,15 @@ def test_the_lines_of_the_card_act(
     monkeypatch.chdir(tmp_path)
     policy = load_player(checkpoints["policy"], device="cpu")
     save_player(tmp_path / "run" / "checkpoint-1", policy, {"env": "taxi", "reflector": str(checkpoints["reflection"])})
-    assert main(["export", "--load-dir", "run/checkpoint-1", "--out-dir", "models/taxi"]) == 0
+    assert main(["export", "--policy", "run/checkpoint-1", "--out-dir", "models/taxi"]) == 0
     capsys.readouterr()
     names = run_page(tmp_path / "models" / "taxi" / "README.md")
     names["agent"].close()
     assert capsys.readouterr().out.split()[:1] in (["one"], ["another"])
-    assert main(["export", "--load-dir", str(checkpoints["reflection"]), "--out-dir", "models/reflector"]) == 0
+    assert main(["export", "--policy", str(checkpoints["reflection"]), "--out-dir", "models/reflector"]) == 0
     card = (tmp_path / "models" / "reflector" / "README.md").read_text()
     assert 'load_agent("PATH/OF/ITS/POLICY", reflector="models/reflector")' in card
-    assert main(["export", "--load-dir", str(checkpoints["plain"]), "--out-dir", "models/plain"]) == 0
+    assert main(["export", "--policy", str(checkpoints["plain"]), "--out-dir", "models/plain"]) == 0
     assert 'load_agent("models/plain")' in (tmp_path / "models" / "plain" / "README.md").read_text()
 
 
@@ -85,11 +85,11 @@ def test_nothing_of_a_persons_is_overwritten(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     for more in ([], ["--force"]):
-        assert main(["export", "--load-dir", str(adapter), "--out-dir", "mine", *more]) == 2
+        assert main(["export", "--policy", str(adapter), "--out-dir", "mine", *more]) == 2
         assert "already exists" in capsys.readouterr().err
     checkpoint = [
         "export",
-        "--load-dir",
+        "--policy",
         str(adapter),
         "--out-dir",
         str(adapter),
@@ -98,21 +98,21 @@ def test_nothing_of_a_persons_is_overwritten(
     assert main(checkpoint) == 2
     assert (adapter / "adapter_model.safetensors").is_file()
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
-    assert main(["export", "--load-dir", str(adapter), "--out-dir", "out"]) == 0
-    assert main(["export", "--load-dir", str(adapter), "--out-dir", "out", "--dtype", "bfloat16"]) == 0
+    assert main(["export", "--policy", str(adapter), "--out-dir", "out"]) == 0
+    assert main(["export", "--policy", str(adapter), "--out-dir", "out", "--dtype", "bfloat16"]) == 0
     other = adapter.rename(adapter.with_name("checkpoint-2"))
-    assert main(["export", "--load-dir", str(other), "--out-dir", "out", "--dtype", "bfloat16"]) == 2
-    assert main(["export", "--load-dir", str(other), "--out-dir", "out", "--dtype", "bfloat16", "--force"]) == 0
+    assert main(["export", "--policy", str(other), "--out-dir", "out", "--dtype", "bfloat16"]) == 2
+    assert main(["export", "--policy", str(other), "--out-dir", "out", "--dtype", "bfloat16", "--force"]) == 0
     assert AutoModelForCausalLM.from_pretrained("out").dtype == torch.bfloat16
     capsys.readouterr()
     tensors = load_file(other / "adapter_model.safetensors")
     save_file(dict(list(tensors.items())[1:]), other / "adapter_model.safetensors")
-    assert main(["export", "--load-dir", str(other), "--out-dir", "out3"]) == 2
+    assert main(["export", "--policy", str(other), "--out-dir", "out3"]) == 2
     assert "the weights lack 1 tensor," in capsys.readouterr().err
     (other / "adapter_config.json").write_text("[]")
-    assert main(["export", "--load-dir", str(other), "--out-dir", "out3"]) == 2
+    assert main(["export", "--policy", str(other), "--out-dir", "out3"]) == 2
     assert "adapter_config.json is damaged" in capsys.readouterr().err
-    assert main(["export", "--load-dir", "nowhere", "--out-dir", "out2"]) == 2
+    assert main(["export", "--policy", "nowhere", "--out-dir", "out2"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 

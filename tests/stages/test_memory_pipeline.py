@@ -38,7 +38,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rlft(ground: Path, results: Path, *more: str) -> Path:
     code = main(["rlft", "--env", "memory", "--data-dir", str(ground / "data"), "--results-dir", str(results),
-                 "--load-dir", str(ground / "policy"), "--algo", "grpo", "--advantages", "own", "--group-size", "4",
+                 "--policy", str(ground / "policy"), "--algo", "grpo", "--advantages", "own", "--group-size", "4",
                  "--episodes", "8", "--curriculum", "short", "--max-new-tokens", "6", "--save-steps", "1",
                  *more])  # fmt: skip
     assert code == 0
@@ -77,7 +77,7 @@ def test_sft_learns_to_stop(ground: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_grpo_reports_components_and_goes_on_exactly(ground: Path, tmp_path: Path) -> None:
-    settings = ("--max-steps", "3", "--validate-steps", "2", "--keep-episodes", "2", "--reflect-load-dir",
+    settings = ("--max-steps", "3", "--validate-steps", "2", "--keep-episodes", "2", "--reflector",
                 str(ground / "reflection"))  # fmt: skip
     whole = rlft(ground, tmp_path / "whole", *settings)
     rows = [row for _, row in read_jsonl(whole / "metrics.jsonl")]

@@ -49,7 +49,7 @@ def module(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 def train(ground: Path, algorithm: str, *more: str) -> int:
     return main(["rlft", "--env", "corridor", "--task-file", str(ground / "train.json"), "--device", "cpu",
-                 "--load-dir", str(ground / "policy"), "--horizon", "16", "--episodes", "12", "--name", "own",
+                 "--policy", str(ground / "policy"), "--horizon", "16", "--episodes", "12", "--name", "own",
                  "--algo", algorithm, *more])  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def test_the_example_learns_the_corridor(ground: Path, module: str) -> None:
         "2",
         "--learning-rate",
         "1e-3",
-        "--entropy",
+        "--entropy-coef",
         "0.003",
         "--max-grad-norm",
         "1",
@@ -82,9 +82,9 @@ def test_its_settings_are_flags_and_keys_of_files_and_recipes(module: str, capsy
     assert main(["rlft", "--help"]) == 0
     assert "--clip-high" not in capsys.readouterr().out
     Path("settings.yaml").write_text(f"algo: {algorithm}\nclip_high: high\n", encoding="utf-8")
-    assert main(["rlft", "--env", "corridor", "--load-dir", "none", "--config", "settings.yaml"]) == 2
+    assert main(["rlft", "--env", "corridor", "--policy", "none", "--config", "settings.yaml"]) == 2
     assert "rlft: --clip-high must be a valid number, got 'high'" in capsys.readouterr().err
-    settings: dict[str, Any] = {"env": "corridor", "load_dir": "none", "algo": algorithm}
+    settings: dict[str, Any] = {"env": "corridor", "policy": "none", "algo": algorithm}
     assert build(rlft.RLConfig, settings | {"clip_high": 0.5}, "rlft").algo.settings.clip_high == 0.5
     assert build(rlft.RLConfig, settings, "rlft").algo.settings.clip_high == 0.28
     write_json(
@@ -215,7 +215,7 @@ def test_a_mistake_in_a_recipes_step_names_its_line(
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
     Path(f"{module}.py").write_text(CODE, encoding="utf-8")
     step = {"name": "rl", "stage": "rlft", "env": "corridor", "task_file": str(ground / "train.json"), "max_steps": 1,
-            "load_dir": str(ground / "policy"), "episodes": 4, "algo": f"{module}:RAISING"}  # fmt: skip
+            "policy": str(ground / "policy"), "episodes": 4, "algo": f"{module}:RAISING"}  # fmt: skip
     write_json(Path("mine.yaml"), {"description": "", "steps": [step]})
     assert main(["run", "mine.yaml"]) == 2
     error = capsys.readouterr().err

@@ -71,14 +71,14 @@ def test_its_setting_is_a_key_of_files_and_recipes(module: str, capsys: pytest.C
 
 def test_an_env_and_an_algorithm_bring_their_settings_along(module: str) -> None:
     Path(f"{module}_algorithm.py").write_text(examples(CONTRIBUTING)["my_algorithm"], encoding="utf-8")
-    values = {"env": f"{module}:Lock", "algo": f"{module}_algorithm:ALGORITHM", "load_dir": "none"}
+    values = {"env": f"{module}:Lock", "algo": f"{module}_algorithm:ALGORITHM", "policy": "none"}
     config = build(rlft.RLConfig, values | {"turn_cost": 0.4, "clip_high": 0.5}, "rlft")
     assert config.env.settings.turn_cost == 0.4
     assert config.algo.settings.clip_high == 0.5
     again = with_values(config, seed=3)
     assert type(again) is type(config)
     assert again == rlft.RLConfig.from_flat(
-        **(values | {"load_dir": Path("none"), "turn_cost": 0.4, "clip_high": 0.5, "seed": 3})
+        **(values | {"policy": Path("none"), "turn_cost": 0.4, "clip_high": 0.5, "seed": 3})
     )
 
 

@@ -100,7 +100,7 @@ def test_a_figure_takes_no_column_of_ours_and_is_0_where_nobody_reported_it(
 ) -> None:
     env = f"{module}:Steps"
     assert prepare(env) == [0, 0, 0]
-    rl = ["rlft", "--env", env, "--load-dir", str(corridor_folder / "policy"), "--max-steps", "3", "--episodes", "8"]
+    rl = ["rlft", "--env", env, "--policy", str(corridor_folder / "policy"), "--max-steps", "3", "--episodes", "8"]
     assert main([*rl, "--validate-steps", "1", "--name", "rl"]) == 0
     rows = [dict(row) for _, row in read_jsonl(Path("results/rl/metrics.jsonl"))]
     for row in rows:
@@ -132,7 +132,7 @@ def test_an_env_that_begins_otherwise_each_time_is_not_trained_on(
     module: str, corridor_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert prepare(f"{module}:Drifting") == [0, 0, 2]
-    rl = ["--load-dir", str(corridor_folder / "policy"), "--max-steps", "1", "--episodes", "2"]
+    rl = ["--policy", str(corridor_folder / "policy"), "--max-steps", "1", "--episodes", "2"]
     assert main(["rlft", "--env", f"{module}:Drifting", *rl]) == 2
     assert "step 0 of task" in capsys.readouterr().err.splitlines()[-1]
 
@@ -144,7 +144,7 @@ def test_a_problem_whose_engine_fails_is_counted_as_aborted(module: str, corrido
     path = Path("data/failing/train.json")
     path.parent.mkdir(parents=True)
     write_json(path, [to_json(task) | {"trajectories": []} for task in tasks])
-    rl = ["rlft", "--env", env, "--load-dir", str(corridor_folder / "policy"), "--episodes", "24"]
+    rl = ["rlft", "--env", env, "--policy", str(corridor_folder / "policy"), "--episodes", "24"]
     assert main([*rl, "--max-steps", "1", "--curriculum", "long", "--name", "rl"]) == 0
     ((_, row),) = read_jsonl(Path("results/rl/metrics.jsonl"))
     assert 0 < row["aborted"] < 1

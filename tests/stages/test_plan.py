@@ -56,8 +56,8 @@ def test_sft_plans_an_adapter_on_a_frozen_base(corridor_folder: Path, rows: Path
 
 
 def test_rlft_plans_without_writing(corridor_folder: Path, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"results_dir": tmp_path / "results", "plan": True, "kl": 0.1}
-    given["reflect_load_dir"] = corridor_folder / "reflection"
+    given: dict[str, Any] = {"results_dir": tmp_path / "results", "plan": True, "kl_coef": 0.1}
+    given["reflector"] = corridor_folder / "reflection"
     report = rlft.run(rlft.RLConfig.from_flat(**arguments(corridor_folder, **given, episodes=96)), Quiet())
     figures = report.figures
     assert not (tmp_path / "results").exists()

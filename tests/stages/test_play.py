@@ -83,7 +83,7 @@ def test_what_cannot_be_read_is_asked_again_and_commands_take_no_step(play: Any)
 
 def test_leaving_keeps_the_episode_as_far_as_it_went_and_begins_no_other(play: Any) -> None:
     for number, end in enumerate(("q\n", ""), start=1):  # an end of input is a way to leave
-        code, shown, _ = play("--env", "corridor", "--episodes", "3", typed="left\n" + end)
+        code, shown, _ = play("--env", "corridor", "--count", "3", typed="left\n" + end)
         assert code == 0
         assert "The person left: return -1.6 in 1 step, -1.5 of it for the steps not taken." in shown
         (episode,) = episodes(number)
@@ -155,9 +155,7 @@ def test_the_teachers_comment_is_shown_and_kept(play: Any) -> None:
 def test_a_checkpoint_shows_its_comment_and_probabilities(play: Any, checkpoints: dict[str, Path]) -> None:
     """An untrained policy is unsure: several choices have a share. The two episodes are of different problems."""
     policy = f"ours={checkpoints['policy']}+{checkpoints['reflection']}"
-    code, shown, _ = play(
-        "--env", "taxi", "--policy", policy, "--auto", "--horizon", "2", "--episodes", "2", typed=None
-    )
+    code, shown, _ = play("--env", "taxi", "--policy", policy, "--auto", "--horizon", "2", "--count", "2", typed=None)
     assert code == 0
     assert shown.count("Policy: ") == shown.count("Action: ") == shown.count("Reflection: ") > 1
     assert "Episodes of ours" in shown
@@ -209,7 +207,7 @@ def test_the_seed_draws_the_problem_and_a_task_is_found_by_its_id(play: Any) -> 
 
 def test_the_same_seed_gives_the_same_bytes(play: Any) -> None:
     for _ in range(2):
-        play("--env", "taxi", "--policy", "random", "--auto", "--shuffle-action", "--episodes", "3", typed=None)
+        play("--env", "taxi", "--policy", "random", "--auto", "--shuffle-action", "--count", "3", typed=None)
     assert Path("results/1_play/episodes.jsonl").read_bytes() == Path("results/2_play/episodes.jsonl").read_bytes()
 
 
@@ -225,8 +223,8 @@ def test_problems_of_a_file(play: Any, tmp_path: Path) -> None:
     "NAME=CHECKPOINT+REFLECTOR, or one of oracle, random, person"), (["--env", "taxi", "--policy", "a=nowhere",
     "--auto"], "nowhere"), (["--env", "taxi", "--policy", "oracle"], "add --auto"), (["--env", "taxi", "--level",
     "ful"], "did you mean 'full'"), (["--env", "taxi", "--task", "taxi-full-32x"],
-    "no task of taxi named 'taxi-full-32x'; did you mean 'taxi-full-32"), (["--env", "taxi", "--episodes", "0"],
-    "--episodes must be greater"), (["--env", "taxi", "--task-file", "nowhere.json"], "nowhere.json"), (["--env",
+    "no task of taxi named 'taxi-full-32x'; did you mean 'taxi-full-32"), (["--env", "taxi", "--count", "0"],
+    "--count must be greater"), (["--env", "taxi", "--task-file", "nowhere.json"], "nowhere.json"), (["--env",
     "taxi", "--teacher", "--reflector", "x"], "leave one out"), (["--env", "taxi", "--reflector", "x", "--policy",
     "a=b"], "NAME=CHECKPOINT+REFLECTOR"), (["--env", "taxi", "--reflector", "nowhere"], "nowhere"), (["--env",
     "auto_explore"], "run `reflectkit filter-repo`"), (["--env", "tests.stages.test_play:Rude", "--teacher"],

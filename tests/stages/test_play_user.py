@@ -124,7 +124,7 @@ def test_command(play: Play) -> None:
 
 
 def test_a_person_who_leaves_begins_no_other_conversation(play: Play) -> None:
-    code, shown, _ = play(*AS_USER, "--episodes", "3", typed="q\n")
+    code, shown, _ = play(*AS_USER, "--count", "3", typed="q\n")
     assert code == 0
     assert shown.count("You are ") == 1
     assert "Aborted: the person left" in shown

@@ -18,10 +18,10 @@ def test_a_fresh_adapter_trains_alone_and_its_base_is_the_reference(corridor_fol
     made = train(
         corridor_folder,
         tmp_path,
-        load_dir=None,
+        policy=None,
         model=str(corridor_folder / "base"),
         lora_r=4,
-        kl=0.1,
+        kl_coef=0.1,
         algo="grpo",
         group_size=4,
     )
@@ -34,7 +34,7 @@ def test_a_fresh_adapter_trains_alone_and_its_base_is_the_reference(corridor_fol
 
 def test_a_trained_adapters_reference_is_where_it_started(corridor_folder: Path, tmp_path: Path) -> None:
     """Its base alone would be another policy: the reference is a copy of the adapter as it was."""
-    made = train(corridor_folder, tmp_path, load_dir=corridor_folder / "policy-adapter", kl=0.1)
+    made = train(corridor_folder, tmp_path, policy=corridor_folder / "policy-adapter", kl_coef=0.1)
     rows = [row for _, row in read_jsonl(made.parent / "metrics.jsonl")]
     assert abs(rows[0]["kl_to_start"]) < 1e-6
     assert rows[-1]["kl_to_start"] > 0
@@ -43,8 +43,8 @@ def test_a_trained_adapters_reference_is_where_it_started(corridor_folder: Path,
 
 def test_two_adapters_on_one_base_do_as_two_models(corridor_folder: Path, tmp_path: Path) -> None:
     adapters = {
-        "load_dir": corridor_folder / "policy-adapter",
-        "reflect_load_dir": corridor_folder / "reflection-adapter",
+        "policy": corridor_folder / "policy-adapter",
+        "reflector": corridor_folder / "reflection-adapter",
     }
     apart = train(corridor_folder, tmp_path, **adapters)
     shared = train(corridor_folder, tmp_path, **adapters, share_base=True)
@@ -66,7 +66,7 @@ def test_two_adapters_on_one_base_do_as_two_models(corridor_folder: Path, tmp_pa
 
 def test_a_base_cannot_be_shared_by_whole_models_or_other_bases(corridor_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is not a LoRA adapter"):
-        train(corridor_folder, tmp_path, reflect_load_dir=corridor_folder / "reflection", share_base=True)
+        train(corridor_folder, tmp_path, reflector=corridor_folder / "reflection", share_base=True)
     shutil.copytree(corridor_folder / "reflection-adapter", tmp_path / "other")
     facts = read_json(tmp_path / "other/adapter_config.json") | {
         "base_model_name_or_path": str(corridor_folder / "policy")
@@ -76,8 +76,8 @@ def test_a_base_cannot_be_shared_by_whole_models_or_other_bases(corridor_folder:
         train(
             corridor_folder,
             tmp_path,
-            load_dir=corridor_folder / "policy-adapter",
-            reflect_load_dir=tmp_path / "other",
+            policy=corridor_folder / "policy-adapter",
+            reflector=tmp_path / "other",
             share_base=True,
         )
 
@@ -88,4 +88,4 @@ def test_pickles_are_not_opened(corridor_folder: Path, tmp_path: Path) -> None:
         torch.save({}, tmp_path / source / ("adapter_model.bin" if "adapter" in name else "pytorch_model.bin"))
         (tmp_path / source / f"{name}.safetensors").unlink()
         with pytest.raises(CheckpointError):
-            train(corridor_folder, tmp_path / "results", load_dir=tmp_path / source)
+            train(corridor_folder, tmp_path / "results", policy=tmp_path / source)

@@ -31,7 +31,7 @@ def test_text_that_is_not_unicode_is_played_learnt_from_saved_and_restored(
 ) -> None:
     settings = {
         "env": "tests.stages.test_rlft_algorithms:Torn",
-        "reflect_load_dir": corridor_folder / "reflection",
+        "reflector": corridor_folder / "reflection",
         "replay_size": 4,
         "keep_episodes": 2,
         "episodes": 16,
@@ -48,7 +48,7 @@ def test_text_that_is_not_unicode_is_played_learnt_from_saved_and_restored(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"algo": "grpo", "group_size": 4, "kl": 0.1, "step_groups": 0.5},
+        {"algo": "grpo", "group_size": 4, "kl_coef": 0.1, "step_groups": 0.5},
         {"algo": "ppo", "critic": "mlp", "critic_trunk": "separate", "value_clip": 0.2, "target_kl": 0.1, "epochs": 2},
         {"baseline": "leave-one-out", "group_size": 2, "loss_mean": "row"},
         {"replay_size": 10, "gradient_checkpointing": True, "max_tokens_per_batch": 200},

@@ -15,7 +15,7 @@ from tests.kill import fork_killed_at, forked, hashes
 from tests.rlft_runs import command, same, train
 
 BOTH = ["--train-reflector", "2", "--reflector-states", "3", "--reflector-comments", "3", "--reflector-reward",
-    "judgement", "--reflector-rate", "1e-3", "--reflector-temperature", "1.5", "--algo", "ppo", "--kl", "0.1",
+    "judgement", "--reflector-rate", "1e-3", "--reflector-temperature", "1.5", "--algo", "ppo", "--kl-coef", "0.1",
     "--max-steps", "4", "--episodes", "4", "--save-steps", "1", "--learning-rate", "1e-3", "--share-base"]  # fmt: skip
 
 
@@ -37,14 +37,14 @@ def test_killed_and_resumed_both_players_end_with_the_same_bytes(corridor_folder
 
 def adapters(corridor_folder: Path) -> dict[str, object]:
     return {
-        "load_dir": corridor_folder / "policy-adapter",
-        "reflect_load_dir": corridor_folder / "reflection-adapter",
+        "policy": corridor_folder / "policy-adapter",
+        "reflector": corridor_folder / "reflection-adapter",
         "train_reflector": 1,
         "reflector_states": 3,
         "reflector_reward": "judgement",
         "reflector_rate": 1e-3,
         "reflector_temperature": 1.5,
-        "kl": 0.1,
+        "kl_coef": 0.1,
         "max_steps": 2,
         "episodes": 4,
     }
@@ -69,7 +69,7 @@ def test_a_run_in_a_reflectors_place_stands_for_its_reflector(
 ) -> None:
     """So does its checkpoint; in evaluate behind the +, and in rlft and gen-sft."""
     monkeypatch.chdir(tmp_path)
-    made = train(corridor_folder, Path("results"), name="both", reflect_load_dir=corridor_folder / "reflection",
+    made = train(corridor_folder, Path("results"), name="both", reflector=corridor_folder / "reflection",
         train_reflector=1, reflector_states=1, reflector_comments=2, max_steps=1, episodes=2)  # fmt: skip
     assert made == Path("results/both/checkpoint-1")
     tasks = ["--task-file", str(corridor_folder / "train.json"), "--level", "short", "--device", "cpu"]
@@ -83,7 +83,7 @@ def test_a_run_in_a_reflectors_place_stands_for_its_reflector(
     assert f"{made}/reflector" in read_json(Path("results/again/config.json"))["inputs"]
     assert read_json(Path("results/again/checkpoint-1/reflectkit.json"))["reflector"] == f"{made}/reflector"
     assert main(["gen-trajectory", "--env", "corridor", "--demonstrations", "2"]) == 0
-    rows = ["--comments", "reflector", "--reflect-load-dir", str(made), "--name", "rows"]
+    rows = ["--comments", "reflector", "--reflector", str(made), "--name", "rows"]
     assert (
         main(["gen-sft", "--env", "corridor", "--task-file", "data/corridor/data_reflection_negative.json", *rows]) == 0
     )
@@ -93,19 +93,19 @@ def test_a_run_in_a_reflectors_place_stands_for_its_reflector(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("", "needs a reflector: give --reflect-load-dir"),
-        ("--reflect-load-dir r --reflector-sampler vllm:http://localhost:1", "leave out --reflector-sampler vllm:"),
-        ("--reflect-load-dir r --swap-comments 0.5", "leave out --swap-comments"),
-        ("--reflect-load-dir r --processes 2", "runs in one process; leave out --processes"),
-        ("--reflect-load-dir r --plan", "--plan does not know the reflector's turns"),
-        ("--reflect-load-dir r --sampler vllm:http://localhost:1 --max-staleness 1", "leave that out"),
-        ("--reflect-load-dir r --train-reflector 9 --max-steps 2", "learn nothing in --max-steps 2; give at most that"),
-        ("--reflect-load-dir r --reflect-prob 0", "leave out --reflect-prob 0"),
-        ("--reflect-load-dir nothing", "'nothing' is no model; evaluate and play take it behind the +"),
-        ("--reflect-load-dir r --reflector-comments 1", "--reflector-comments must be greater than or equal to 2"),
-        ("--reflect-load-dir r --reflector-reward praise", "praise"),
+        ("", "needs a reflector: give --reflector"),
+        ("--reflector r --reflector-sampler vllm:http://localhost:1", "leave out --reflector-sampler vllm:"),
+        ("--reflector r --swap-comments 0.5", "leave out --swap-comments"),
+        ("--reflector r --processes 2", "runs in one process; leave out --processes"),
+        ("--reflector r --plan", "--plan does not know the reflector's turns"),
+        ("--reflector r --sampler vllm:http://localhost:1 --max-staleness 1", "leave that out"),
+        ("--reflector r --train-reflector 9 --max-steps 2", "learn nothing in --max-steps 2; give at most that"),
+        ("--reflector r --reflect-prob 0", "leave out --reflect-prob 0"),
+        ("--reflector nothing", "'nothing' is no model; evaluate and play take it behind the +"),
+        ("--reflector r --reflector-comments 1", "--reflector-comments must be greater than or equal to 2"),
+        ("--reflector r --reflector-reward praise", "praise"),
         (
-            "--reflect-load-dir r --reflector-reward judgement --env tests.rl.training:Spelling",
+            "--reflector r --reflector-reward judgement --env tests.rl.training:Spelling",
             "oracle, which spelling lacks",
         ),
     ],
@@ -115,7 +115,7 @@ def test_what_the_reflector_cannot_learn_with_is_refused_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     env = [] if "--env" in more else ["--env", "corridor"]
-    assert message in error_of(["rlft", *env, "--load-dir", "p", "--train-reflector", "1", *more.split()], capsys)
+    assert message in error_of(["rlft", *env, "--policy", "p", "--train-reflector", "1", *more.split()], capsys)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -123,7 +123,7 @@ def test_a_judgement_needs_enumerated_actions_before_anything_is_trained(
     corridor_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = [
-        "--load-dir", str(corridor_folder / "policy"), "--reflect-load-dir", str(corridor_folder / "reflection"),
+        "--policy", str(corridor_folder / "policy"), "--reflector", str(corridor_folder / "reflection"),
         "--task-file", "data/support/data.json",
     ]  # fmt: skip
     assert main(["gen-task", "--env", "support", "--instances", "2", "--customers", "30"]) == 0
@@ -135,5 +135,5 @@ def test_a_judgement_needs_enumerated_actions_before_anything_is_trained(
 
 
 def test_settings_of_its_turns_need_turns(capsys: pytest.CaptureFixture[str]) -> None:
-    line = error_of(["rlft", "--env", "corridor", "--load-dir", "p", "--reflector-kl", "1"], capsys)
+    line = error_of(["rlft", "--env", "corridor", "--policy", "p", "--reflector-kl", "1"], capsys)
     assert "--reflector-kl is a setting of the reflector's turns; add --train-reflector 1" in line

@@ -42,7 +42,7 @@ def metrics(checkpoint: Path) -> list[dict[str, Any]]:
 
 
 def trained(corridor_folder: Path, results: Path, sampler: str = "local", **settings: Any) -> list[dict[str, Any]]:
-    chosen = {"load_dir": corridor_folder / "policy-adapter", "sampler": sampler, "max_steps": 3, **settings}
+    chosen = {"policy": corridor_folder / "policy-adapter", "sampler": sampler, "max_steps": 3, **settings}
     more = QUICK if ":" in sampler else {}
     return metrics(train(corridor_folder, results, **chosen, **more))
 
@@ -119,7 +119,7 @@ def test_a_reflector_in_this_process_is_asked_in_one_loop_even_by_validation(
     for name in ("train", "validate"):
         shutil.copy(corridor_folder / "train.json", tmp_path / f"{name}.json")
     rows = trained(corridor_folder, tmp_path, f"vllm:{server.url}", task_file=tmp_path / "train.json",
-        max_staleness=1, validate_steps=1, reflect_load_dir=corridor_folder / "reflection", reflect_temperature=1.0,
+        max_staleness=1, validate_steps=1, reflector=corridor_folder / "reflection", reflect_temperature=1.0,
         max_steps=2)  # fmt: skip
     assert all(row["validation_episode_steps"] >= 1 for row in rows)
 
@@ -168,7 +168,7 @@ def test_bad_input_is_one_line(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     command = ["rlft", "--env", "corridor", "--task-file", str(corridor_folder / "train.json"), "--device", "cpu",
-        "--load-dir", str(corridor_folder / "policy-adapter"), *more]  # fmt: skip
+        "--policy", str(corridor_folder / "policy-adapter"), *more]  # fmt: skip
     assert main(command) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -188,7 +188,7 @@ def test_a_server_with_other_log_probs_ends_the_command_before_it_saves(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(server, "lie", upside_down)
     command = ["rlft", "--env", "corridor", "--task-file", str(corridor_folder / "train.json"), "--device", "cpu",
-        "--load-dir", str(corridor_folder / "policy-adapter"), "--sampler", f"{kind}:{server.url}", "--max-steps", "2",
+        "--policy", str(corridor_folder / "policy-adapter"), "--sampler", f"{kind}:{server.url}", "--max-steps", "2",
         "--episodes", "8"]  # fmt: skip
     assert main(command) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
@@ -201,4 +201,4 @@ def test_a_run_in_several_processes_or_of_whole_models_says_so(
     corridor_folder: Path, server: Inference, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"train an adapter \(--lora-r 16\), or use sglang:URL"):
-        trained(corridor_folder, tmp_path, f"vllm:{server.url}", load_dir=corridor_folder / "base")
+        trained(corridor_folder, tmp_path, f"vllm:{server.url}", policy=corridor_folder / "base")

@@ -28,13 +28,13 @@ steps:
   - {name: rows, stage: gen-sft}
   - {name: reflector, stage: sft, role: reflection, max_steps: 24, save_steps: 8, max_length: 64}
   - {name: plain, stage: sft, role: plain, max_steps: 24, save_steps: 8, max_length: 64}
-  - {name: policy-rows, stage: gen-sft, comments: both, mismatch: 0.2, reflect_load_dir: "{reflector}",
+  - {name: policy-rows, stage: gen-sft, comments: both, mismatch: 0.2, reflector: "{reflector}",
      out_dir: "{data}/both"}
   - {name: policy, stage: sft, role: policy, max_steps: 24, save_steps: 8, max_length: 96,
      task_file: "{data}/both/sft_policy.jsonl"}
-  - {name: reflect-rl, stage: rlft, load_dir: "{policy}", reflect_load_dir: "{reflector}",
+  - {name: reflect-rl, stage: rlft, policy: "{policy}", reflector: "{reflector}",
      max_steps: 6, episodes: 6, save_steps: 2}
-  - {name: sft-rl, stage: rlft, load_dir: "{plain}", max_steps: 6, episodes: 6, save_steps: 2}
+  - {name: sft-rl, stage: rlft, policy: "{plain}", max_steps: 6, episodes: 6, save_steps: 2}
   - {name: evaluation, stage: evaluate, task_file: "{data}/corridor/train.json",
      policy: ["SFT={plain}", "Reflect-RL={reflect-rl}+{reflector}", oracle]}
   - {name: curves, stage: plot, runs: ["Reflect-RL={reflect-rl}", "SFT + RL={sft-rl}"]}

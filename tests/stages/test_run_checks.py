@@ -42,6 +42,8 @@ def test_wrong_settings_of_later_steps_come_before_the_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    line = refused(STEPS.replace("ENV", "corridor").replace("stage: evaluate,", "stage: evaluate, width: 0,"), capsys)
-    assert "step 'evaluation': --width must be greater" in line
+    line = refused(
+        STEPS.replace("ENV", "corridor").replace("stage: evaluate,", "stage: evaluate, max_concurrency: 0,"), capsys
+    )
+    assert "step 'evaluation': --max-concurrency must be greater" in line
     assert not Path("results").exists()

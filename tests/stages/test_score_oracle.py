@@ -108,5 +108,5 @@ def test_it_needs_an_oracle_and_enumerated_choices(
     tasks = ["--task-file", "data/support/data.json"]
     assert main(["evaluate", "--env", "support", "--policy", "oracle", "--score-oracle", *tasks]) == 2
     assert "--score-oracle compares enumerated choices" in capsys.readouterr().err
-    assert main(["evaluate", "--env", "corridor", "--episodes", "results/x", "--score-oracle"]) == 2
-    assert "--episodes plays nothing" in capsys.readouterr().err
+    assert main(["evaluate", "--env", "corridor", "--from", "results/x", "--score-oracle"]) == 2
+    assert "--from plays nothing" in capsys.readouterr().err

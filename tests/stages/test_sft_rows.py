@@ -119,7 +119,7 @@ def test_rows_with_empty_comments_are_those_with_the_teachers_but_for_the_commen
         assert comment.strip()
         assert unsaid[0].startswith(before + "Reflection:")
         assert len(unsaid[0]) < len(said[0])
-    given = ["--reflect-load-dir", "r"]
+    given = ["--reflector", "r"]
     assert "--comments nothing takes no" in error_of(
         ["gen-sft", "--env", "corridor", "--comments", "nothing", *given], capsys
     )

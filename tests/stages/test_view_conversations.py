@@ -209,7 +209,7 @@ def test_tables_are_recomputed_from_conversations(here: Path, capsys: pytest.Cap
     assert main(["gen-task", "--env", "support", "--instances", "2", "--customers", "30"]) == 0
     command = ["evaluate", "--env", "support", "--task-file", "data/support/data.json"]
     assert main([*command, "--policy", "oracle", "--policy", "random", "--name", "first"]) == 0
-    assert main(["evaluate", "--env", "support", "--episodes", "results/first", "--name", "second"]) == 0
+    assert main(["evaluate", "--env", "support", "--from", "results/first", "--name", "second"]) == 0
     first, second = (json.loads((here / "results" / name / "eval.json").read_text()) for name in ("first", "second"))
     assert first["rows"] == second["rows"]
     rows = [row for _, row in read_jsonl(here / "results" / "first" / "episodes.jsonl")]

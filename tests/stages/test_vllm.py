@@ -118,7 +118,7 @@ def bfloat16(model: Path) -> Iterator[Vllm]:
 
 def settings_of(model: Path, **more: Any) -> dict[str, Any]:
     return {
-        "env": "taxi", "task_file": model.parent / "train.json", "load_dir": model, "lora_r": 8,
+        "env": "taxi", "task_file": model.parent / "train.json", "policy": model, "lora_r": 8,
         "curriculum": ("dropoff",), "episodes": 16, "max_steps": 4, "learning_rate": 3e-3, **more,
     }  # fmt: skip
 

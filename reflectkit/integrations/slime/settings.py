@@ -27,7 +27,7 @@ KEY = "reflectkit"
 REFLECTOR = "reflector"
 """Name of the frozen second model in the file of --sglang-config."""
 WHERE = f"{KEY} in --custom-config-path"
-NOT_HERE = ("results_dir", "name", "seed", "threads", "force", "keep", "width")
+NOT_HERE = ("results_dir", "name", "seed", "threads", "force", "keep", "max_concurrency")
 """Settings of commands; slime has its own."""
 
 

@@ -43,7 +43,7 @@ def open_server(kind: str, url: str, opening: Opening, settings: ServerSettings)
             f"--sampler {kind}:{url} loads adapters while it runs, but no whole models; train an adapter (--lora-r 16),"
             " or use sglang:URL"
         )
-    store = Store(settings.adapter_dir, settings.adapter_dir_there)
+    store = Store(settings.adapter_dir, settings.server_adapter_dir)
     vocabulary = getattr(config_of(base), "vocab_size", None) or len(tokenizer)
     sampler = ServerSampler(server, tokenizer, role, context_of(opening.checkpoint), vocabulary, base, store)
     setting = "reflector_served_model" if opening.role == "reflection" else "served_model"

@@ -39,7 +39,7 @@ class ServerSettings(Config):
         help="Folder where trained weights are written for the server to load; default: a temporary one.",
         identity=False,
     )
-    adapter_dir_there: str = option(
+    server_adapter_dir: str = option(
         "",
         help="Path of --adapter-dir on the server's machine, if it differs from the one here.",
         identity=False,
@@ -57,8 +57,8 @@ class ServerSettings(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.adapter_dir_there and self.adapter_dir is None:
-            raise ConfigError("--adapter-dir-there is the server's path of --adapter-dir; give that too")
+        if self.server_adapter_dir and self.adapter_dir is None:
+            raise ConfigError("--server-adapter-dir is the server's path of --adapter-dir; give that too")
         return self
 
 

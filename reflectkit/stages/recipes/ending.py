@@ -16,7 +16,7 @@ from reflectkit.stages import config_class
 from reflectkit.stages.recipes.steps import Job, outputs_of, resolved
 
 CHECK = "This was a quick check that every step runs. Its models are hardly trained, so their figures mean nothing."
-DECIDED = ("name", "keep", "force", "threads", "device", "task", "episodes", "reflector")
+DECIDED = ("name", "keep", "force", "threads", "device", "task", "count", "from_", "reflector")
 """Settings that a suggested command leaves at their defaults."""
 
 

@@ -84,7 +84,11 @@ class RolloutConfig(Config):
 
     horizon: int = option(0, help=HORIZON_HELP, ge=0)
     width: int = option(
-        128, help="Episodes played in parallel; affects speed and memory, not results.", ge=1, identity=False
+        128,
+        name="max_concurrency",
+        help="Episodes played at the same time; affects speed and memory, not results.",
+        ge=1,
+        identity=False,
     )
 
 

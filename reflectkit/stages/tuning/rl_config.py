@@ -31,10 +31,12 @@ class PolicyConfig(Config):
     """Policy: the model to train, and how it answers."""
 
     load_dir: Path | None = option(
-        None, help="Checkpoint of the policy to train, or a run, for its newest one; alternatively --model."
+        None,
+        name="policy",
+        help="Checkpoint of the policy to train, or a run, for its newest one; alternatively --model.",
     )
     model: str = option(
-        "", help="Instead of --load-dir, a model without SFT: smollm2-135m, a folder or a Hugging Face id."
+        "", help="Instead of --policy, a model without SFT: smollm2-135m, a folder or a Hugging Face id."
     )
     dtype: Literal["", "float32", "bfloat16", "float16"] = option(
         "", help="float32, bfloat16 or float16; default: that of the checkpoint, or float32."
@@ -52,7 +54,7 @@ class PolicyConfig(Config):
     def _check(self) -> Self:
         if bool(self.load_dir) == bool(self.model):
             raise ConfigError(
-                "give the policy to train with either --load-dir CHECKPOINT or --model FOLDER_OR_ID, not both"
+                "give the policy to train with either --policy CHECKPOINT or --model FOLDER_OR_ID, not both"
             )
         if self.model in TINY:
             raise ConfigError(
@@ -72,7 +74,7 @@ class ReflectorConfig(Config):
 
     load_dir: Path | None = option(
         None,
-        name="reflect_load_dir",
+        name="reflector",
         help="Checkpoint of the reflector, a run in which both players learned, or a chat model (openai:MODEL,"
         " azure:DEPLOYMENT, local:MODEL); without one it is the SFT + RL arm.",
     )
@@ -153,9 +155,9 @@ class StalenessConfig(Config):
         " learn; 0: in turns.",
         ge=0,
     )
-    is_cap: float = option(
+    importance_weight_max: float = option(
         2.0,
-        help="Most that an importance weight (policy / sampler) may be in the loss and in --kl, with --max-staleness.",
+        help="Maximum importance weight (policy / sampler) in the loss and in the KL term, with --max-staleness.",
         ge=1,
     )
     oversample: float = option(
@@ -168,8 +170,10 @@ class StalenessConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.max_staleness and non_default(self, "is_cap"):
-            raise ConfigError("--is-cap is a setting of play that is ahead of learning; add --max-staleness")
+        if not self.max_staleness and non_default(self, "importance_weight_max"):
+            raise ConfigError(
+                "--importance-weight-max is a setting of play that is ahead of learning; add --max-staleness"
+            )
         if self.oversample > 1 + self.max_staleness:
             raise ConfigError(
                 f"--oversample {self.oversample:g} keeps groups for later updates, which --max-staleness"
@@ -196,8 +200,10 @@ class AlgorithmConfig(Config):
     loss_mean: Literal["token", "row"] = option(
         "token", help="Average the loss over all tokens (token), or over each row and then over rows (row)."
     )
-    entropy: float = option(0.02, help="Weight of the entropy bonus, over the legal actions.", ge=0)
-    kl: float = option(0.0, help="Weight of the KL divergence from the starting policy.", ge=0)
+    entropy: float = option(
+        0.02, name="entropy_coef", help="Weight of the entropy bonus, over the legal actions.", ge=0
+    )
+    kl: float = option(0.0, name="kl_coef", help="Weight of the KL divergence from the starting policy.", ge=0)
     replay_size: int = option(
         0, help="Successful episodes kept for replay, importance-weighted; the paper uses 50.", ge=0
     )
@@ -344,8 +350,7 @@ class RLConfig(Config):
             )
         if reflector.share_base and (reflector.load_dir is None or self.policy.load_dir is None or lora.r):
             raise ConfigError(
-                "--share-base needs --load-dir and --reflect-load-dir, two LoRA adapters on the same base, and no"
-                " --lora-r"
+                "--share-base needs --policy and --reflector, two LoRA adapters on the same base, and no --lora-r"
             )
         if self.share_prefixes and self.gradient_checkpointing:
             raise ConfigError(
@@ -360,10 +365,10 @@ class RLConfig(Config):
         if self.chat_reflector is not None:
             self._check_chat_reflector(self.chat_reflector)
         elif given := non_default(self, *OF_CHAT_MODELS):
-            raise ConfigError(f"{flag(given[0])} is for --reflect-load-dir openai:MODEL; leave it out")
+            raise ConfigError(f"{flag(given[0])} is for --reflector openai:MODEL; leave it out")
         of_comments = ("reflect_prob", "reflect_temperature", "swap_comments", "reflector_sampler")
         if reflector.load_dir is None and (given := non_default(self, *of_comments)):
-            raise ConfigError(f"{flag(given[0])} needs comments; add --reflect-load-dir, or leave it out")
+            raise ConfigError(f"{flag(given[0])} needs comments; add --reflector, or leave it out")
         if not lora.r and (given := non_default(lora)):
             raise ConfigError(f"{flag(given[0])} is a setting of a new adapter; add --lora-r, or leave it out")
         if self.reflector_training.every:
@@ -382,7 +387,7 @@ class RLConfig(Config):
             "--max-staleness with --validate-steps": bool(self.staleness.max_staleness and self.validate_steps),
         }
         if given := [name for name, applies in refused.items() if applies]:
-            raise ConfigError(f"--reflect-load-dir {endpoint} is a chat model; leave out {given[0]}")
+            raise ConfigError(f"--reflector {endpoint} is a chat model; leave out {given[0]}")
 
     @property
     def chat_reflector(self) -> Endpoint | None:
@@ -390,7 +395,7 @@ class RLConfig(Config):
         model = self.reflector.load_dir
         if not is_chat(model):
             return None
-        return parse_endpoint(str(model), self.chat.base_url, "--reflect-load-dir", "CHECKPOINT, ")
+        return parse_endpoint(str(model), self.chat.base_url, "--reflector", "CHECKPOINT, ")
 
     @property
     @override
@@ -401,7 +406,7 @@ class RLConfig(Config):
         """Raises ConfigError for settings under which the reflector cannot learn."""
         training = self.reflector_training
         why = {
-            "needs a reflector: give --reflect-load-dir": self.reflector.load_dir is None,
+            "needs a reflector: give --reflector": self.reflector.load_dir is None,
             f"trains it in this process; leave out --reflector-sampler {self.sampler.reflector}": (
                 self.sampler.reflector != LOCAL
             ),

@@ -1,4 +1,4 @@
-"""From the settings of sft to TRL's trainer, with its checkpoints and its end if training diverges."""
+"""What sft trains and with what: its rows as token ids, the model, TRL's trainer, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -7,24 +7,266 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reflectkit.core.checksums import CHECKSUMS, seal
-from reflectkit.core.config import identifying
+from reflectkit.core.checksums import CHECKSUMS, seal, verify
+from reflectkit.core.config import identifying, with_values
 from reflectkit.core.console import Bar, Progress, Quiet
-from reflectkit.core.errors import CheckpointError, DataError, DivergedError
+from reflectkit.core.errors import CheckpointError, ConfigError, DataError, DivergedError
 from reflectkit.core.folders import checkpoints
 from reflectkit.core.jsonl import disk_full, read_json
-from reflectkit.data.sft import read_rows
-from reflectkit.stages.tuning.sft_player import encoded_rows, player_of
+from reflectkit.core.prompts import ACTION_MARKER, CALLS_MARKER, LABELS, listed_answers
+from reflectkit.core.text import counted
+from reflectkit.core.types import AGENT_MARKER
+from reflectkit.data.sft import FILE_OF_ROLE, Row, read_rows
+from reflectkit.models.hub import TINY
 from reflectkit.stages.tuning.trackers import Log, tracking
-from reflectkit.stages.tuning.trainer_checkpoints import ARGUMENTS
 
 if TYPE_CHECKING:
+    from reflectkit.models.chat import Dialogue
     from reflectkit.models.load import Player
     from reflectkit.stages.tuning.sft_config import SFTConfig
+
+
+def encode(
+    source: Path, rows: Sequence[Row], player: Player, *, role: str, prompt_loss: bool, max_length: int
+) -> list[dict[str, list[int]]]:
+    """input_ids and labels of each row; the prompt's labels are -100 unless it is trained on too, and the first one is.
+
+    Text ends with the end token, the answer for a choice only where another one goes on from it. source: the rows'
+    file. role: whose rows they are. Raises DataError for a row of more than `max_length` tokens, or than the model
+    reads, and for an answer of several tokens that is not listed.
+    """
+    limit = min(max_length, player.context)
+    encoded = []
+    for row, input_ids, labels in tokenised(source, rows, player.tokenizer, role=role, prompt_loss=prompt_loss):
+        if len(input_ids) > limit:
+            raise DataError(
+                source,
+                f"the row has {len(input_ids)} tokens and {limit} fit; raise --max-length"
+                f"{' and use a model with a longer context' if limit == player.context else ''}",
+                line=row.line,
+            )
+        encoded.append({"input_ids": input_ids, "labels": labels})
+    return encoded
+
+
+def tokenised(
+    source: Path, rows: Sequence[Row], tokenizer: Any, *, role: str, prompt_loss: bool
+) -> Iterator[tuple[Row, list[int], list[int]]]:
+    """(row, input_ids, labels) of each row, as in `encode`. Raises DataError for an answer of several tokens that is
+    not listed.
+    """
+    from reflectkit.models.chat import Dialogue
+    from reflectkit.models.tokens import completion_ids, prompt_ids
+
+    dialogue = Dialogue(tokenizer, plain=True)
+    for row in rows:
+        input_ids: list[int] = []
+        labels: list[int] = []
+        for prompt, completion in row.parts:
+            text = _as_read(dialogue, prompt)
+            before = completion_ids(tokenizer, text) if input_ids else prompt_ids(tokenizer, text)
+            if role == "reflection" or _in_words(prompt):
+                after = [*completion_ids(tokenizer, completion), tokenizer.eos_token_id]
+            else:
+                after = _choice_ids(source, row, prompt, completion, tokenizer)
+            input_ids += before + after
+            labels += (before if prompt_loss else [-100] * len(before)) + after
+        labels[0] = -100  # nothing comes before it
+        yield row, input_ids, labels
+
+
+def _in_words(prompt: str) -> bool:
+    """Whether a policy answers `prompt` with calls or in words, since it lists no actions."""
+    return prompt.endswith((CALLS_MARKER, AGENT_MARKER)) or (
+        prompt.endswith(ACTION_MARKER) and "\nActions:\n" not in prompt
+    )
+
+
+def _as_read(dialogue: Dialogue, prompt: str) -> str:
+    """The row's prompt as the agent reads it."""
+    if prompt.endswith(AGENT_MARKER):
+        return dialogue.conversation(prompt)
+    return dialogue.harmless(prompt) if prompt.endswith(CALLS_MARKER) else prompt
+
+
+def _choice_ids(source: Path, row: Row, prompt: str, completion: str, tokenizer: Any) -> list[int]:
+    """The tokens of an answer among those that `prompt` lists: its path in their trie. A prompt that lists none, as of
+    other programs, has answers of one token. Raises DataError.
+    """
+    from reflectkit.models.tokens import answer_ids, completion_ids
+
+    legal = listed_answers(prompt, row.form)
+    if completion in legal:
+        return list(answer_ids(tokenizer, legal)[legal.index(completion)])
+    tokens = completion_ids(tokenizer, completion)
+    if len(tokens) != 1:
+        raise DataError(
+            source,
+            f"the answer {completion!r} is {len(tokens)} tokens of this tokenizer, and the prompt does not list it",
+            line=row.line,
+            field="completion",
+        )
+    return tokens
+
+
+def inputs_of(config: SFTConfig, source: Path) -> list[Path]:
+    """The rows and the model folder to start from; for a tiny reflector also the policy's rows next to its own, if any.
+
+    With their words in its tokenizer, a tiny policy can start from its weights (`--model REFLECTOR`).
+    """
+    policy_rows = source.with_name(FILE_OF_ROLE["policy"])
+    if config.model in TINY:
+        return [source, policy_rows] if config.role == "reflection" and policy_rows.is_file() else [source]
+    return [source, Path(config.model)] if Path(config.model).is_dir() else [source]
+
+
+def player_of(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Player:
+    """The model to train. Raises CheckpointError."""
+    from reflectkit.models.load import Player, load_player, pick_device, with_adapter
+    from reflectkit.models.silence import silence_libraries
+    from reflectkit.models.training import set_dropout
+
+    silence_libraries()
+    if config.model in TINY:
+        from reflectkit.models.tiny import build_model
+
+        tokenizer = tiny_tokenizer(config, source, rows)
+        model = build_model(
+            tokenizer, config.max_length, config.run.seed, config.tiny.init_range, hybrid=config.model == "tiny-hybrid"
+        )
+        if config.dropout is not None:
+            set_dropout(model, config.dropout)
+        return Player(model.to(pick_device(config.device)), tokenizer, config.role)
+    loaded = load_player(config.model, device=config.device, dtype=config.dtype, quantize=config.quantize)
+    if config.lora.r:
+        loaded = with_adapter(
+            loaded, config.lora.r, config.lora.alpha, config.run.seed, config.lora_dropout, config.lora.targets
+        )
+    if config.dropout is not None:
+        set_dropout(loaded.model, config.dropout)
+    return replace(loaded, role=config.role)
+
+
+def tiny_tokenizer(config: SFTConfig, source: Path, rows: Sequence[Row]) -> Any:
+    """The tokenizer of a tiny model, trained on the rows."""
+    from reflectkit.models.tiny import build_tokenizer
+
+    texts = [row.text for row in (*rows, *(row for other in inputs_of(config, source)[1:] for row in read_rows(other)))]
+    used = {completion for row in rows for _, completion in row.parts}
+    return build_tokenizer(texts, _labels(texts, used), config.tiny.vocabulary)
+
+
+def _labels(texts: list[str], used: set[str]) -> list[str]:
+    """The labels that become single tokens of a tiny model: all that the rows list or answer with.
+
+    If rows list different numbers of actions, other states may list more, so twice as many labels are used.
+    """
+    listed = "\n".join(set(texts))
+    labels = [f" {label}" for label in LABELS if f" {label}" in used or f"\n {label} " in listed]
+    behind = {text.rpartition("\nActions:\n")[2].count("\n") for text in texts if "\nActions:\n" in text}
+    return [f" {label}" for label in LABELS[: 2 * len(labels)]] if len(behind) > 1 else labels
+
+
+def encoded_rows(
+    config: SFTConfig, source: Path, rows: Sequence[Row], player: Player, progress: Progress
+) -> list[dict[str, list[int]]]:
+    """What to train on: the rows, or with --share-prefixes packs of them.
+
+    Raises DataError, and ConfigError if the model cannot read packs.
+    """
+    encoded = encode(
+        source, rows, player, role=config.role, prompt_loss=config.prompt_loss, max_length=config.max_length
+    )
+    if not config.share_prefixes:
+        return encoded
+    from reflectkit.models.packing import can_pack, pack
+
+    if not can_pack(player.model):
+        how = " with --gradient-checkpointing" if config.gradient_checkpointing else ""
+        raise ConfigError(f"--share-prefixes: {config.model} cannot read several rows at once{how}; leave it out")
+    packs = pack(encoded, min(config.max_length, player.context), player.model.config.get_text_config().hidden_size)
+    before, now = (sum(len(row["input_ids"]) for row in rows) for rows in (encoded, packs))
+    read = f"{counted(before, 'token')} in {counted(len(encoded), 'row')}"
+    progress.news(f"--share-prefixes: {read}, {now:,} in {counted(len(packs), 'group')}")
+    return packs
+
+
+def with_steps(config: SFTConfig, rows: int) -> SFTConfig:
+    """`config` with --epochs as a number of steps. rows: how many there are, or groups of them."""
+    return with_values(config, max_steps=config.epochs * -(-rows // config.batch_size)) if config.epochs else config
+
+
+PICKLED = (".pt", ".pth", ".bin")
+WHOLE = "whole"  # marks a complete trainer checkpoint of an earlier version, which has no checksums
+NEEDED = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
+ARGUMENTS = (
+    "training_args.bin"  # the one pickle of a trainer checkpoint with more than tensors; it is not needed to resume
+)
+
+
+def last_whole(folder: Path, progress: Progress) -> Path | None:
+    """The latest undamaged trainer checkpoint; damaged ones after it are removed."""
+    for checkpoint in reversed(checkpoints(folder)):
+        earlier = (checkpoint / WHOLE).is_file() and not (checkpoint / CHECKSUMS).exists()
+        try:
+            if earlier:
+                _seal_earlier(checkpoint, progress)
+            verify(checkpoint)
+            _open_pickles(checkpoint)
+            return checkpoint
+        except CheckpointError as error:
+            if earlier or (checkpoint / CHECKSUMS).exists():
+                progress.news(f"{error}; resuming from an earlier state")
+            shutil.rmtree(checkpoint)
+    return None
+
+
+def _seal_earlier(checkpoint: Path, progress: Progress) -> None:
+    """Add checksums to a trainer checkpoint of an earlier version. Raises CheckpointError if a file is missing or cut
+    off.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    for name in NEEDED:
+        if not (checkpoint / name).is_file():
+            raise CheckpointError(f"{checkpoint / name} is missing")
+    (checkpoint / ARGUMENTS).unlink(missing_ok=True)
+    _open_pickles(checkpoint)
+    try:
+        for path in sorted(checkpoint.rglob("*.safetensors")):
+            with safe_open(path, "pt"):
+                pass
+        for path in sorted(checkpoint.rglob("*.json")):
+            read_json(path)
+    except (SafetensorError, OSError, DataError) as error:
+        raise CheckpointError(f"{checkpoint} is damaged ({error})") from None
+    (checkpoint / WHOLE).unlink()
+    seal(checkpoint)
+    progress.news(f"{checkpoint} is from an earlier version and has no checksums; resuming from it as it is")
+
+
+def _open_pickles(checkpoint: Path) -> None:
+    """Raises CheckpointError if a pickle contains anything but tensors and plain values, since it might run code.
+
+    The trainer reads them with weights_only too; this makes sure of it before training starts.
+    """
+    import torch
+    from transformers.trainer_pt_utils import safe_globals
+
+    for path in sorted(checkpoint.rglob("*")):
+        if path.suffix in PICKLED:
+            try:
+                with safe_globals():
+                    torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            except Exception as error:  # damaged pickles raise many types
+                raise CheckpointError(f"{path} cannot be read safely ({str(error).splitlines()[0][:200]})") from None
+
 
 ORDER = "epoch_order.safetensors"  # torch's random state at the start of the epoch
 FIGURES = "figures.json"  # what the next row of the log is made of: sums since the last one, and the tokens so far
