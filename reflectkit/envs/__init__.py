@@ -23,9 +23,9 @@ from reflectkit.envs.base import BaseEnv, ChoiceEnv
 from reflectkit.envs.classes import check_class
 
 ENVS = {
-    "taxi": "reflectkit.envs.taxi.env:Taxi",
-    "taxi-maps": "reflectkit.envs.taxi.maps:TaxiMaps",
-    "corridor": "reflectkit.envs.corridor.env:Corridor",
+    "taxi": "reflectkit.envs.taxi:Taxi",
+    "taxi-maps": "reflectkit.envs.taxi:TaxiMaps",
+    "corridor": "reflectkit.envs.corridor:Corridor",
     "auto_explore": "reflectkit.envs.auto_explore.env:AutoExplore",
     "memory": "reflectkit.envs.memory.env:Memory",
     "alfworld": "reflectkit.envs.alfworld.env:Alfworld",
