@@ -244,8 +244,13 @@ def _training(config: BenchConfig, progress: Progress) -> Report:
 
 def _environment(config: BenchConfig, progress: Progress) -> Report:
     """Take random steps, and count the CPU time of the resets and the steps."""
-    with open_run("bench", config, again=True) as current, _problems(config, progress) as (configured, tasks):
+    with (
+        open_run("bench", config, again=True) as current,
+        _problems(config, progress) as (configured, tasks),
+        contextlib.ExitStack() as stack,
+    ):
         env: Any = configured.setup.maker(tasks[0].level)()
+        stack.callback(env.close)
         if config.env.kind.awaited:
             result_of(env.reset(tasks[0], config.run.seed))  # starts its processes before the first round
         rates, resets = [], []
@@ -347,7 +352,7 @@ def _problems(config: BenchConfig, progress: Progress) -> Iterator[tuple[BenchCo
         yield config, at_level(config.env.name, tasks, config.env.kind.levels[-1], config.task_file)
         return
     with tempfile.TemporaryDirectory(prefix="reflectkit-bench-") as folder:
-        tasks, settings = config.env.kind.benchmark(Path(folder), config.files, config.run.seed, progress)
+        tasks, settings = config.env.kind.taskset.benchmark(Path(folder), config.files, config.run.seed, progress)
         if not tasks:
             raise ConfigError(NONE_LISTED.format(config.setup.env_name, config.env.kind.levels[-1]))
         yield with_values(config, **settings), tasks

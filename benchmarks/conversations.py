@@ -122,7 +122,7 @@ def main() -> None:
     policy = load_player(given.policy, "policy", device="cpu")
     reflector = load_player(given.reflector, "reflection", device="cpu")
     with tempfile.TemporaryDirectory() as folder:
-        tasks, _ = env_class("support").benchmark(Path(folder), 0, 0, Quiet())
+        tasks, _ = env_class("support").taskset.benchmark(Path(folder), 0, 0, Quiet())
     figures = measure(policy, reflector, tasks, given)
     ratios = [afresh / kept for afresh, kept in zip(figures["afresh"], figures["kept"], strict=True)]
     middle = {name: statistics.median(values) for name, values in figures.items()}

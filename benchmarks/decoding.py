@@ -97,7 +97,7 @@ def measure(
 def lines(reflector: Path, rounds: int) -> Iterator[str]:
     """The line of the table."""
     kind = env_class("taxi")
-    tasks = kind.tasks(kind.levels[-1])
+    tasks = kind.taskset.tasks(kind.levels[-1])
     env = make("taxi")
     theirs, ours = (load_player(reflector, "reflection", device="cpu") for _ in range(2))
     seen = [result_of(env.reset(task, 0)) for task in tasks[:: len(tasks) // ROWS][:ROWS]]

@@ -76,7 +76,7 @@ def measured(episodes: int, words: int) -> dict[str, float]:
     """One update of `episodes`, whose prompts have `words` words more than the env's."""
     kind = env_class("taxi")
     level = kind.levels[-1]
-    tasks = kind.tasks(level)
+    tasks = kind.taskset.tasks(level)
 
     def new() -> Any:
         env = make("taxi", kind.horizons[level])

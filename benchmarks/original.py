@@ -228,8 +228,9 @@ def lines(folder: Path, policy: Path, rounds: int, seed: int) -> Iterator[str]:
         for name, (size, rows) in SIZES.items():
             torch.manual_seed(seed)
             chance = random.Random(seed)
+            problems = kind.taskset.tasks(level)
             batches = [
-                [Episode(task, derive(seed, number, task.id)) for task in chance.sample(kind.tasks(level), size)]
+                [Episode(task, derive(seed, number, task.id)) for task in chance.sample(problems, size)]
                 for number in range(rounds + 1)
             ]
             theirs = Theirs(evaluate, trainer, load_player(policy, "policy", device="cpu"), new, rows)

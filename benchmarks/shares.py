@@ -83,7 +83,7 @@ def shares(ours: Ours, played: Sequence[Trajectory]) -> tuple[dict[str, float], 
 def scenes(ours: Ours, seed: int) -> Iterator[tuple[str, list[Episode]]]:
     """(name, episodes) of the updates."""
     kind = env_class("taxi")
-    tasks = kind.tasks(kind.levels[-1])
+    tasks = kind.taskset.tasks(kind.levels[-1])
     yield "8 different starts", different_starts(ours, tasks, EPISODES, 1, seed, MICRO)[0]
     chosen = random.Random(seed).sample(tasks, ORIGINAL)
     yield f"batch of {ORIGINAL}", [Episode(task, derive(seed, 0, task.id)) for task in chosen]

@@ -242,7 +242,7 @@ def lines(policy: Path, reflector: Path, rounds: int, seed: int) -> Iterator[str
         [load_player(policy, "policy", device="cpu"), load_player(reflector, "reflection", device="cpu")]
         for _ in range(2)
     )
-    for name, ours, batches in scenes(*mine, kind.tasks(level), new, rounds, seed):
+    for name, ours, batches in scenes(*mine, kind.taskset.tasks(level), new, rounds, seed):
         rows = sum(len(played.turns) for played in ours.play(batches[0]))
         theirs = Theirs(other[0], other[1] if ours.reflector else None, new)
         times = measure(ours, theirs, batches, rows)

@@ -73,3 +73,13 @@ def test_every_file_says_what_it_is() -> None:
         if BOXED not in path.parents and ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) is None
     ]
     assert silent == []
+
+
+ENVS = PACKAGE / "envs"
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in ENVS.iterdir() if (path / "__init__.py").is_file()))
+def test_an_env_imports_no_other_env(folder: str) -> None:
+    others = {path.name for path in ENVS.iterdir() if path.is_dir()} - {folder}
+    for path in (ENVS / folder).rglob("*.py"):
+        assert not {module.split(".")[2] for module in imports(path) if module.startswith("reflectkit.envs.")} & others

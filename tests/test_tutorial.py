@@ -68,7 +68,7 @@ def test_the_oracle_reaches_every_goal_in_time(tmp_path: Path, monkeypatch: pyte
     kind = env_class("my_env:Lift")
     monkeypatch.delitem(sys.modules, "my_env")
     for level in kind.levels:
-        episodes = [Episode(task, 0) for task in kind.tasks(level)]
+        episodes = [Episode(task, 0) for task in kind.taskset.tasks(level)]
         played = rollout(episodes, lambda level=level: make("my_env:Lift", kind.horizons[level]), Oracle())  # type: ignore[misc]
         far = [abs(one.task.data["start"] - one.task.data["wanted"]) for one in played]
         assert all(one.success for one in played)

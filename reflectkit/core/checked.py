@@ -25,9 +25,10 @@ TAKEN = frozenset({"success", "agreement", "choice_nll", "comment_tokens"})
 Action = int | str | ToolUse
 
 
-def checked(env: Env) -> Env:
+def checked(env: Env) -> Checked:
     """`env`, whose returns are checked; once, however it is wrapped."""
-    return env if getattr(env, "is_checked", False) else Checked(env)
+    already: Any = env
+    return already if getattr(env, "is_checked", False) else Checked(env)
 
 
 class Checked(Wrapper):
@@ -49,6 +50,11 @@ class Checked(Wrapper):
         whether the problem is solved, or whose observation cannot be read or answered.
         """
         return followed(self.env.step(action), self._stepped)
+
+    def close(self) -> None:
+        """Close the env, if it has anything to close."""
+        if (close := getattr(self.env, "close", None)) is not None:
+            close()
 
     def oracle(self) -> Action:
         """The env's best action. Raises ConfigError if it was not offered."""

@@ -74,7 +74,8 @@ async def play_all(
 
     Parameters
     ----------
-    make_env: makes a fresh env, including its horizon wrapper; called once for each concurrent episode.
+    make_env: makes a fresh env, including its horizon wrapper; called once for each concurrent episode. They are
+        closed at the end.
     agent: decides for one observation at a time, or acts on batches of all waiting observations.
     width: number of concurrent episodes; fewer if the env's `widest` is smaller.
     patience: seconds without progress of any episode, after which waiting ones are served without the others.
@@ -89,7 +90,8 @@ async def play_all(
     decider = agent if isinstance(agent, Agent) else Batched(agent)
     trajectories: list[Trajectory | None] = [None] * len(episodes)
     waiting = iter(enumerate(episodes))
-    spare = [make_env()]
+    opened = [checked(make_env())]
+    spare = [*opened]
     widest = getattr(spare[0], "widest", width)
     table = BatchBarrier(patience)
 
@@ -97,11 +99,16 @@ async def play_all(
         seat = table.join()
         try:
             for seat.episode, episode in waiting:
-                env = spare.pop() if spare else make_env()
+                if not spare:
+                    opened.append(checked(make_env()))
+                    spare.append(opened[-1])
+                env = spare.pop()
                 trajectory = await play(episode, env, decider, timeout_s=timeout_s)
                 if usable_after(trajectory):
                     spare.append(env)
-                del env
+                else:
+                    opened.remove(env)
+                    env.close()
                 if keep:
                     trajectories[seat.episode] = trajectory
                 if on_end is not None:
@@ -120,6 +127,8 @@ async def play_all(
         for one in players:
             one.cancel()
         await asyncio.gather(*players, return_exceptions=True)
+        for env in opened:
+            env.close()
     return [trajectory for trajectory in trajectories if trajectory is not None]
 
 

@@ -69,8 +69,8 @@ class Log:
 
     def _head(self) -> dict[str, Any]:
         when = self.created.isoformat(timespec="seconds")
-        pluralize = max(1, self.counted)
-        scores = {"success": self.successes / pluralize, "return": self.returns / pluralize}
+        counted = max(1, self.counted)
+        scores = {"success": self.successes / counted, "return": self.returns / counted}
         return {
             "version": VERSION_OF_LOG,
             "status": "success",

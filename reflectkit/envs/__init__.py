@@ -24,9 +24,9 @@ from reflectkit.envs.classes import check_class
 
 ENVS = {
     "taxi": "reflectkit.envs.taxi:Taxi",
-    "taxi-maps": "reflectkit.envs.taxi_maps:TaxiMaps",
+    "taxi-maps": "reflectkit.envs.taxi:TaxiMaps",
     "corridor": "reflectkit.envs.corridor:Corridor",
-    "auto_explore": "reflectkit.envs.autoexplore.env:AutoExplore",
+    "auto_explore": "reflectkit.envs.auto_explore.env:AutoExplore",
     "memory": "reflectkit.envs.memory.env:Memory",
     "alfworld": "reflectkit.envs.alfworld.env:Alfworld",
     "support": "reflectkit.envs.support.env:Support",
@@ -137,7 +137,7 @@ def listed(name: str, level: str) -> list[Task]:
     or share an id.
     """
     kind = env_class(name)
-    given: Any = kind.tasks(level)
+    given: Any = kind.taskset.tasks(level)
     if not isinstance(given, Iterable):
         raise ConfigError(f"env '{name}': tasks({level!r}) returned {given!r:.60}; return a list of Task")
     tasks = list(given)
@@ -191,7 +191,7 @@ def cluster_of(name: str, task: Task) -> str:
 
     Raises ConfigError if it is not a non-empty text.
     """
-    cluster: Any = env_class(name).cluster(task)
+    cluster: Any = env_class(name).taskset.cluster(task)
     if not isinstance(cluster, str) or not cluster:
         raise ConfigError(f"env '{name}': cluster must return a text that is not empty, it returned {cluster!r:.80}")
     return cluster
@@ -199,7 +199,7 @@ def cluster_of(name: str, task: Task) -> str:
 
 def aspects_of(name: str, task: Task) -> dict[str, str]:
     """What the results of `task` are broken down by. Raises ConfigError if that is no dict of texts."""
-    aspects: Any = env_class(name).aspects(task)
+    aspects: Any = env_class(name).taskset.aspects(task)
     if not isinstance(aspects, Mapping) or not all(isinstance(text, str) for pair in aspects.items() for text in pair):
         raise ConfigError(
             f"env '{name}': aspects must return a dict of texts, e.g. {{'mood': 'terse'}}; it returned {aspects!r:.80}"
@@ -209,7 +209,7 @@ def aspects_of(name: str, task: Task) -> dict[str, str]:
 
 def split_of(name: str, task: Task) -> str:
     """The split that `task` comes with, or "". Raises ConfigError if there is no such split."""
-    split: Any = env_class(name).split_of(task)
+    split: Any = env_class(name).taskset.split_of(task)
     if split not in ("", *SPLITS):
         raise ConfigError(f"env '{name}': split_of must return {', '.join(SPLITS)} or '', it returned {split!r:.80}")
     return str(split)

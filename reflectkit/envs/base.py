@@ -6,14 +6,14 @@ import inspect
 import random
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from reflectkit.core.checked import is_flag
 from reflectkit.core.config import Config, NoSettings, build, option
-from reflectkit.core.console import Progress
 from reflectkit.core.errors import ConfigError, DataError, IllegalActionError
 from reflectkit.core.protocols import StepResult
 from reflectkit.core.types import Message, Observation, Task, ToolUse, Trajectory
+from reflectkit.envs.taskset import Taskset
 
 
 class PromptSettings(Config):
@@ -65,22 +65,10 @@ class BaseEnv:
     state: Any = None
     """A short name of the current state as a JSON value, if the env has one."""
 
-    # ------------------------------------------------------------------------------- where its problems come from
-
-    problem_generator: ClassVar[str] = ""
-    """The class with which `gen-task` makes problems, as "module:Class"; see `envs.problems.ProblemGenerator`."""
-    repositories_folder: ClassVar[str] = ""
-    """Where its problems are questions about the files of repositories (`Explorer`): the folder of these in its data
-    folder, which `filter-repo` fills. `gen-task` and `filter-task` then make the problems.
-    """
-    records_folder: ClassVar[str] = ""
-    """Subfolder of the env's data folder for records, splits and rows; "": the data folder itself."""
-    problems_advice: ClassVar[str] = ""
-    """How to make problems, as advice to users who have none."""
-    split_by: ClassVar[tuple[str, ...]] = ("group",)
-    """What `split` may keep in one split: "group" (`Task.group`), "repo" (the same, by the number of its problems) or
-    "question" (each problem alone); the first unless told otherwise.
-    """
+    taskset_type: ClassVar[type[Taskset]] = Taskset
+    """Which problems it has. A short env defines what it has of these itself."""
+    taskset: ClassVar[Taskset]
+    """Its problems, made of `taskset_type` and what the class defines of it itself."""
 
     # --------------------------------------------------------------------------------------------- demonstrations
 
@@ -88,8 +76,6 @@ class BaseEnv:
     """Probability that a step of the oracle's demonstrations is a mistake."""
     negatives: ClassVar[int] = 0
     """Number of demonstrations with one mistake per problem."""
-    keeps_other_levels: ClassVar[bool] = True
-    """Whether the records keep problems of levels other than the demonstrated one, for evaluation."""
     baselines: ClassVar[tuple[str, ...]] = ()
     """Names of the rule-based players that `baseline` implements."""
 
@@ -97,6 +83,12 @@ class BaseEnv:
     """Published methods that play with any model, `--policy NAME:MODEL`, each with the most tokens of an answer;
     `method_messages` and `method_action` implement them.
     """
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        bases = tuple(base for base in cls.__mro__ if not issubclass(base, BaseEnv))
+        cls.taskset_type = cls.taskset_type.with_own(cls, bases)
+        cls.taskset = cls.taskset_type(cls)
 
     def __init__(self, **settings: Any) -> None:
         self.settings: Any = build(self.Settings, settings, f"env '{self.name}'")
@@ -122,6 +114,9 @@ class BaseEnv:
         """Raises IllegalActionError for an action that was not offered, and after the end."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Give back what the env holds, e.g. a process or a connection; whoever made it calls this once."""
+
     def forfeit(self, steps_left: int) -> float:
         """The reward for ending the episode now, without an answer."""
         return 0.0
@@ -141,71 +136,6 @@ class BaseEnv:
     def method_action(self, name: str, answer: str) -> int | str | ToolUse:
         """The action that its answer stands for. Raises ValueError with the reason if it stands for none."""
         raise _lacking(self, "method_action")
-
-    # ------------------------------------------------------------------------------------------------ its problems
-
-    @classmethod
-    def tasks(cls, level: str) -> list[Task]:
-        """All problems of `level`. An env without this method takes its problems from a file."""
-        raise _lacking(cls, "tasks")
-
-    @classmethod
-    def example(cls, level: str, seed: int) -> Task:
-        """A problem for users without a file of them."""
-        raise _lacking(cls, "example")
-
-    @classmethod
-    def at_level(cls, task: Task, level: str) -> Task | None:
-        """The same problem at another curriculum level, or None where it has no such version."""
-        return task if task.level == level else None
-
-    @classmethod
-    def cluster(cls, task: Task) -> str:
-        """What a problem is about, e.g. a file; problems of one cluster are not independent in the statistics."""
-        return task.id
-
-    @classmethod
-    def aspects(cls, task: Task) -> Mapping[str, str]:
-        """What the results of problems are broken down by, e.g. {"mood": "terse"}."""
-        return {}
-
-    @classmethod
-    def split_of(cls, task: Task) -> str:
-        """The split that a problem comes with: "train", "validate" or "test"; "" leaves it to `split`."""
-        return ""
-
-    @classmethod
-    def room_of(cls, task: Task) -> str:
-        """The room of a problem, if `split` can hold out rooms; else ""."""
-        return str(task.data.get("room", ""))
-
-    @classmethod
-    def kind_of_room(cls, room: str) -> str:
-        """The kind of a room; `split --unseen-rooms` holds out a share of each kind."""
-        return room.rstrip("0123456789")
-
-    @classmethod
-    def episode_steps(cls, task: Task) -> int | None:
-        """Number of steps of an episode of `task`, if it is known in advance."""
-        return None
-
-    @classmethod
-    def input_files(cls, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
-        """The files and folders that these tasks are set in, besides their records: inputs of a run.
-
-        folder: the env's data folder.
-        """
-        return []
-
-    @classmethod
-    def benchmark(cls, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
-        """(problems to measure the env on, settings to play them with). Raises ConfigError where a file is needed.
-
-        folder: empty, for what the problems are set in. files: how many files a repository gets.
-        """
-        if not cls.has("tasks"):
-            raise ConfigError(f"env '{cls.name}' does not list its own problems; give --task-file")
-        return cls.tasks(cls.levels[-1]), {}
 
     # ------------------------------------------------------------------------------------------- the oracle teacher
 
@@ -270,29 +200,6 @@ class BaseEnv:
         return ""
 
 
-class Explorer(Protocol):
-    """The further methods of an env with a `repositories_folder`. Its levels are folder depths."""
-
-    levels: ClassVar[tuple[str, ...]]
-    repositories_folder: ClassVar[str]
-
-    @classmethod
-    def open_repository(cls, folder: Path) -> Any:
-        """The repository in `folder`: `sizes` by path, `view(path, tokens)`. Raises DataError."""
-
-    @classmethod
-    def way_to(cls, path: str) -> tuple[str, ...]:
-        """The commands from the root that read file `path` and name it, which is the last of them."""
-
-    @classmethod
-    def reaches(cls, repository: Any, path: str) -> bool:
-        """Whether the offered commands can reach and name file `path`."""
-
-    @classmethod
-    def answer_of(cls, repository: Any, commands: Sequence[str]) -> str:
-        """The file that the sequence `commands` ends by naming; "" if none."""
-
-
 def _lacking(env: Any, method: str) -> ConfigError:
     return ConfigError(f"env '{env.name}' has no {method}()")
 
@@ -325,11 +232,6 @@ class ChoiceEnv(BaseEnv):
         reward, terminated, info = moved
         self._over = bool(terminated)
         return StepResult(self._observe(), reward, self._over, info=info)
-
-    @classmethod
-    def at_level(cls, task: Task, level: str) -> Task | None:
-        """The same problem at another curriculum level, or None where it has no such version."""
-        return task if task.level == level else None
 
     def _observe(self) -> Observation:
         return Observation((Message("user", self._text()),), self.choices)

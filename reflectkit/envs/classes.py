@@ -9,6 +9,7 @@ from typing import Any
 
 from reflectkit.core.errors import ConfigError
 from reflectkit.envs.base import BaseEnv, ChoiceEnv
+from reflectkit.envs.taskset import Taskset
 
 ARGUMENTS = {
     "reset": "task seed", "step": "action", "oracle": "", "mistakes": "", "slips": "", "note": "",
@@ -17,8 +18,8 @@ ARGUMENTS = {
 }  # fmt: skip
 """The arguments of methods that an env of one's own may define, after self or cls."""
 OF_THE_CLASS = (
-    "name", "levels", "horizons", "noise", "negatives", "problem_generator", "repositories_folder", "records_folder",
-    "problems_advice", "split_by", "baselines",
+    "name", "levels", "horizons", "noise", "negatives", "baselines", "widest", "problem_generator",
+    "repositories_folder", "records_folder", "problems_advice", "split_by",
 )  # fmt: skip
 """Traits that are asked of the class."""
 TEXTS = ("problem_generator", "repositories_folder", "records_folder", "problems_advice")
@@ -30,7 +31,7 @@ TUPLES = {"levels": 1, "choices": 0, "split_by": 1, "baselines": 0}
 def check_class(kind: Any, name: str) -> None:
     """Raises ConfigError, which begins with `name`, for what is wrong with the traits and methods of an env's class."""
     for trait in OF_THE_CLASS:
-        if isinstance(getattr(kind, trait), property):
+        if isinstance(getattr(kind, trait, None), property):
             raise ConfigError(f"{name}: its {trait} is a property; write a value, it is asked of the class")
     _check_texts(kind, name)
     _check_numbers(kind, name)
@@ -41,10 +42,10 @@ def _check_texts(kind: Any, name: str) -> None:
     if not isinstance(kind.name, str) or not kind.name:
         raise ConfigError(f'{name}: its name is {kind.name!r:.40}; give it a text, e.g. name = "lift"')
     for trait in TEXTS:
-        if not isinstance(value := getattr(kind, trait), str):
+        if not isinstance(value := _trait(kind, trait), str):
             raise ConfigError(f"{name}: its {trait} is {value!r:.60}; give it a text")
     for trait, needed in TUPLES.items():
-        values = getattr(kind, trait)
+        values = _trait(kind, trait)
         if isinstance(values, property):
             continue
         if (
@@ -69,14 +70,20 @@ def _check_numbers(kind: Any, name: str) -> None:
         raise ConfigError(f"{name}: its noise is {kind.noise!r:.40}; write a probability, from 0 to 1")
 
 
+def _trait(kind: Any, name: str) -> Any:
+    """A trait of the env, or of its taskset."""
+    return getattr(kind.taskset if name in Taskset.names() else kind, name)
+
+
 def _is_whole(value: Any, least: int) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def _check_methods(kind: Any, name: str) -> None:
     """Each takes the arguments that it is called with; what is asked of the class is a classmethod."""
-    for method in (trait for trait, value in vars(BaseEnv).items() if isinstance(value, classmethod)):
-        if inspect.isfunction(inspect.getattr_static(kind, method)):
+    of_the_class = [trait for trait, value in vars(BaseEnv).items() if isinstance(value, classmethod)]
+    for method in (*of_the_class, *Taskset.names()):
+        if inspect.isfunction(inspect.getattr_static(kind, method, None)):
             raise ConfigError(f"{name}: its {method}() is asked of the class; write @classmethod above it")
     for method, arguments in ARGUMENTS.items():
         own = inspect.getattr_static(kind, method, None)

@@ -82,6 +82,10 @@ class TextEnv(gymnasium.Env[str, int]):
         """The text last seen, in render mode "ansi"."""
         return self._text if self.render_mode == "ansi" else None
 
+    def close(self) -> None:
+        """Give back what the env holds."""
+        self.inner.close()
+
     def _seen(self, observation: Observation) -> str:
         self._text = observation.text
         return self._text

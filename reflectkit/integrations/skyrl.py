@@ -11,6 +11,7 @@ an env shows comes as messages of the user, because SkyRL gives chat templates n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -87,7 +88,8 @@ def rows(
     for task in tasks_of(env, level, task_file):
         start = derive(seed, "skyrl", task.id) % 2**31  # Arrow and JSON readers hold it exactly
         inner: Any = setup.make(setup.horizon_at(task.level))
-        prompt = _View(rules_of(inner)).first(shared_result_of(inner.reset(task, start)))
+        with contextlib.closing(inner):
+            prompt = _View(rules_of(inner)).first(shared_result_of(inner.reset(task, start)))
         row = {"prompt": prompt, "env_class": name or f"{PREFIX}{env}", "data_source": f"{task.env}/{task.level}"}
         made.append(row | {"task": json.dumps(to_json(task)), "level": task.level, "seed": start})
     return made
@@ -191,6 +193,10 @@ def _text_env() -> type[Any]:
             over = result.terminated or result.truncated
             reward = result.reward if over or not late else result.reward + self._forfeit()
             return self._output(self.view.next(result.observation), reward, over or late, result.info)
+
+        def close(self) -> None:
+            """Give back what the env holds."""
+            self.inner.close()
 
         def get_metrics(self) -> dict[str, float]:
             """Success, return, turns, illegal answers, and the env's own figures, of an episode."""

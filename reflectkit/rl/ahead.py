@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from reflectkit.core.batching import BatchBarrier
+from reflectkit.core.checked import Checked, checked
 from reflectkit.core.eventloop import LoopThread
 from reflectkit.core.protocols import Agent, Env
 from reflectkit.core.rollout import Episode, play, usable_after
@@ -114,8 +115,16 @@ class AsyncRollouts:
         return self._thread.result(coroutine)
 
     def close(self) -> None:
-        """Stop playing."""
+        """Stop playing, and close the envs."""
+        if self._slots:
+            self._thread.result(self._stopped())
         self._thread.close()
+
+    async def _stopped(self) -> None:
+        slots, self._slots = self._slots, []
+        for slot in slots:
+            slot.cancel()
+        await asyncio.gather(*slots, return_exceptions=True)
 
     async def _take(self, step: int) -> RolloutBatch:
         if self._changed is None:
@@ -167,21 +176,31 @@ class AsyncRollouts:
 
     async def _slot(self) -> None:
         """Play one episode after the other."""
+        spare: dict[Callable[[], Env], Checked] = {}
+        try:
+            await self._play_all(spare)
+        finally:
+            for env in spare.values():
+                env.close()
+
+    async def _play_all(self, spare: dict[Callable[[], Env], Checked]) -> None:
+        """spare: the envs of this slot, by what makes them."""
         assert self._changed is not None
-        spare: dict[Callable[[], Env], Env] = {}
         while True:
             async with self._changed:
                 while (work := self._following()) is None:
                     await self._changed.wait()
             group, index = work
-            env = spare.pop(group.make, None) or group.make()
+            if group.make not in spare:
+                spare[group.make] = checked(group.make())
+            env = spare[group.make]
             seat = self._table.join()
             try:
                 trajectory = await play(group.episodes[index], env, self.agent, timeout_s=self.timeout_s)
             finally:
                 self._table.leave(seat)
-            if usable_after(trajectory):
-                spare[group.make] = env
+            if not usable_after(trajectory):
+                spare.pop(group.make).close()
             async with self._changed:
                 group.played[index] = trajectory
                 self._changed.notify_all()

@@ -44,11 +44,11 @@ def env_figures(played: Sequence[Trajectory]) -> dict[str, Any]:
 
 def summary(played: Sequence[Trajectory]) -> dict[str, float]:
     """Means of success, return and steps over episodes that were not ABORTED, and the share that were."""
-    pluralize = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
-    share = max(1, len(pluralize))
+    counted = [trajectory for trajectory in played if trajectory.status is not Status.ABORTED]
+    share = max(1, len(counted))
     return {
-        "success_rate": sum(trajectory.success for trajectory in pluralize) / share,
-        "return": sum(trajectory.total_return for trajectory in pluralize) / share,
-        "episode_steps": sum(len(trajectory.turns) for trajectory in pluralize) / share,
-        "aborted": 1 - len(pluralize) / max(1, len(played)),
+        "success_rate": sum(trajectory.success for trajectory in counted) / share,
+        "return": sum(trajectory.total_return for trajectory in counted) / share,
+        "episode_steps": sum(len(trajectory.turns) for trajectory in counted) / share,
+        "aborted": 1 - len(counted) / max(1, len(played)),
     }

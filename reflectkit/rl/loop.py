@@ -33,11 +33,12 @@ from reflectkit.rl.replay import ReplayBuffer
 
 @dataclass(frozen=True)
 class Level:
-    """One stage of the curriculum. make: a fresh env, its horizon included."""
+    """One stage of the curriculum. make: a fresh env, its horizon included. widest: most envs at once."""
 
     name: str
     tasks: Sequence[Task]
     make: Callable[[], Env]
+    widest: int = 2**31
 
 
 @dataclass(frozen=True)
@@ -264,12 +265,11 @@ class Trainer:
             first, skip = self.begin_at or (self.step * self._groups, [])
             last = self.plan.steps * self._groups
             bounds = StalenessLimits(self._groups, self.plan.staleness, self.plan.oversample, last)
-            widest = getattr(self.plan.levels[self.curriculum.level].make(), "widest", self.plan.width)
             self.ahead = AsyncRollouts(
                 self._group,
                 self.agent,
                 bounds,
-                width=min(self.plan.width, widest),
+                width=min(self.plan.width, *(level.widest for level in self.plan.levels)),
                 timeout_s=self.plan.timeout_s,
                 first=first,
                 skip=skip,

@@ -366,7 +366,7 @@ def _problems(config: EvaluateConfig, levels: Sequence[str]) -> tuple[Path | Non
     own.
     """
     source = config.task_file or config.setup.folder / HELD_OUT
-    if config.task_file is None and not source.exists() and config.env.kind.has("tasks"):
+    if config.task_file is None and not source.exists() and config.env.kind.taskset.has("tasks"):
         return None, {level: _drawn(config, listed(config.env.name, level)) for level in levels}
     tasks = [record.task for record in read_records(source, config.setup.env_name)]
     return source, {level: _drawn(config, at_level(config.env.name, tasks, level, source)) for level in levels}
@@ -396,7 +396,7 @@ def _title(config: EvaluateConfig, source: Path | None, problems: Mapping[str, S
     trains = training.is_file() and read_json(training) != []  # a split may leave nothing to train on
     trained = [record.task for record in read_records(training, config.setup.env_name)] if trains else []
     for level, played in problems.items():
-        moved = [config.env.kind.at_level(task, level) for task in trained]
+        moved = [config.env.kind.taskset.at_level(task, level) for task in trained]
         if {task.id for task in moved if task is not None} & {task.id for task in played}:
             return f"Problems of {source}, not held out from training"
     return f"Held-out problems of {source}"

@@ -21,7 +21,7 @@ from reflectkit.core.jsonl import read_json_list, write_json
 from reflectkit.core.reports import Report, Table
 from reflectkit.core.runs import open_run
 from reflectkit.data.questions import Question, normal_path, read_question, to_json
-from reflectkit.envs.base import Explorer
+from reflectkit.envs.taskset import Explorer
 from reflectkit.stages import Traits
 from reflectkit.stages.shared.environments import EnvSetup, explorer
 
@@ -62,7 +62,7 @@ def run(config: FilterTaskConfig, progress: Progress) -> Report:
     """Write `tasks_filtered/data.json`. Raises DataError, naming file, record and field."""
     source = config.task_file or config.setup.env_folder / "tasks"
     files = _json_files(source)
-    repos, env = config.repos_dir or config.setup.repos_folder, explorer("filter-task", config.env)
+    repos, tasks = config.repos_dir or config.setup.repos_folder, explorer("filter-task", config.env)
     write_permission(config.setup.folder)
     with open_run("filter-task", config, files) as current:
         if current.done:
@@ -72,7 +72,7 @@ def run(config: FilterTaskConfig, progress: Progress) -> Report:
         with progress.bar("Filtering questions", len(files)) as bar:
             for path in files:
                 for number, value in enumerate(read_json_list(path)):
-                    _take(value, f"{path}, record {number}", repos, env, kept, dropped)
+                    _take(value, f"{path}, record {number}", repos, tasks, kept, dropped)
                 bar.advance()
         if not kept:
             raise DataError(
@@ -108,7 +108,7 @@ def _take(
     value: object,
     where: str,
     repos: Path,
-    env: type[Explorer],
+    tasks: Explorer,
     kept: dict[str, tuple[Question, list[Any]]],
     dropped: Counter[str],
 ) -> None:
@@ -128,19 +128,19 @@ def _take(
     try:
         if "/" in question.root or question.root in ("", ".", ".."):
             raise DataError(where, f"{question.root!r} is not a repository name", field="root")
-        repository = env.open_repository(repos / question.root)
+        repository = tasks.open_repository(repos / question.root)
     except DataError:
         dropped["no such repository"] += 1
         return
     if question.filename not in repository.sizes:
         dropped["vanished file"] += 1
         return
-    if not env.reaches(repository, question.filename) or str(question.filename.count("/")) not in env.levels:
+    if not tasks.reaches(repository, question.filename) or str(question.filename.count("/")) not in tasks.env.levels:
         dropped["file that commands cannot reach"] += 1
         return
     way = normal_path(question.optimal_path)
-    if env.answer_of(repository, way) != question.filename:
-        way = env.way_to(question.filename)
+    if tasks.answer_of(repository, way) != question.filename:
+        way = tasks.way_to(question.filename)
     clean = replace(question, question=question_text, optimal_path=way, n_level=question.filename.count("/"))
     trajectories = value.get("trajectories") or []
     if not isinstance(trajectories, list):

@@ -30,8 +30,8 @@ from reflectkit.data.questions import Question, to_json
 from reflectkit.data.repos import DEPTH, kind_of
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import ENVS, env_class
-from reflectkit.envs.base import Explorer
 from reflectkit.envs.problems import ProblemGenerator
+from reflectkit.envs.taskset import Explorer
 from reflectkit.stages import Traits
 from reflectkit.stages.shared.chat import TeacherConfig, call_figures, free_estimate, stop_if_spent
 from reflectkit.stages.shared.environments import EnvSetup, explorer
@@ -75,14 +75,20 @@ class QuestionSettings(Config):
 
 def _generator(env: str) -> type[ProblemGenerator] | None:
     """The generator of the env's problems; None if a teacher writes them."""
-    name = env_class(env).problem_generator
+    name = env_class(env).taskset.problem_generator
     return resolve("problem generator", name, {}) if name else None
 
 
 def _settings(env: str) -> type[Config]:
     """The settings of the env's generator, or of questions about files."""
     generator = _generator(env)
-    return generator.Settings if generator else QuestionSettings if env_class(env).repositories_folder else NoSettings
+    return (
+        generator.Settings
+        if generator
+        else QuestionSettings
+        if env_class(env).taskset.repositories_folder
+        else NoSettings
+    )
 
 
 TRAITS = Traits(writes_data=True)
@@ -204,9 +210,9 @@ def _files(
     """The files of a repository that are asked about; `passed` counts the others by reason, and `excerpts` gets what
     all that can be read begin and end with. An unreadable repository has none.
     """
-    env, settings = explorer("gen-task", config.env), config.settings
+    tasks, settings = explorer("gen-task", config.env), config.settings
     try:
-        repository = env.open_repository(folder)
+        repository = tasks.open_repository(folder)
     except DataError as error:
         progress.news(f"left out: {error}")
         return []
@@ -221,7 +227,7 @@ def _files(
             reason = "unreadable, or of an unsupported type"
         elif count_tokens(text) < settings.min_tokens:
             reason = f"under {pluralize(settings.min_tokens, 'token')}"
-        elif not env.reaches(repository, path):
+        elif not tasks.reaches(repository, path):
             reason = "in a folder with too many entries to offer"
         else:
             kept.append(File(folder.name, path, text, excerpts[path]))
@@ -240,14 +246,14 @@ def _ask(
 ) -> tuple[dict[str, list[Question]], dict[str, Any]]:
     """Questions by repository, and the figures of the calls; the caller calls their `stop` after writing all files."""
     files = [file for these in files_of.values() for file in these]
-    env, settings = explorer("gen-task", config.env), config.settings
+    tasks, settings = explorer("gen-task", config.env), config.settings
     if config.teacher.is_oracle:
         questions_of: dict[str, list[Question]] = {}
         with progress.bar("Questions", len(files)) as bar:
             for name, these in files_of.items():
                 texts, excerpts = {file.path: file.text for file in these}, {file.path: file.excerpt for file in these}
                 questions = ask(name, texts, excerpts, settings.per_file)
-                questions_of[name] = [_with_way(question, env) for file in these for question in questions[file.path]]
+                questions_of[name] = [_with_way(question, tasks) for file in these for question in questions[file.path]]
                 bar.advance(len(these))
         return questions_of, {"stop": None}
     with config.teacher.client(journal) as client:
@@ -258,7 +264,7 @@ def _ask(
         for file, pairs in asked.questions.items():
             depth = file.path.count("/")
             questions_of[file.root] += [
-                _with_way(Question(question, file.path, file.root, answer, (), depth, config.teacher.model_name), env)
+                _with_way(Question(question, file.path, file.root, answer, (), depth, config.teacher.model_name), tasks)
                 for question, answer in pairs
             ]
         figures = call_figures(client, asked.rejected, target / "rejected.jsonl", progress)
@@ -297,5 +303,5 @@ def _generate(config: GenTaskConfig, generator: type[ProblemGenerator], progress
         return current.finish(generated.figures, [*outputs, *generated.outputs])
 
 
-def _with_way(question: Question, env: type[Explorer]) -> Question:
-    return replace(question, optimal_path=env.way_to(question.filename)[:-1])
+def _with_way(question: Question, tasks: Explorer) -> Question:
+    return replace(question, optimal_path=tasks.way_to(question.filename)[:-1])

@@ -163,9 +163,9 @@ class GenTrajectoryConfig(Config):
     def from_file(self) -> bool:
         """Whether the env's problems come from a file, such as `gen-task` writes."""
         kind = self.env.kind
-        if not kind.has("tasks"):
+        if not kind.taskset.has("tasks"):
             return True
-        return bool(kind.problem_generator and (self.task_file or (self.setup.folder / "data.json").exists()))
+        return bool(kind.taskset.problem_generator and (self.task_file or (self.setup.folder / "data.json").exists()))
 
 
 def run(config: GenTrajectoryConfig, progress: Progress) -> Report:
@@ -304,11 +304,11 @@ def _problems(config: GenTrajectoryConfig, level: str, source: Path | None) -> l
     kept = [record for record in records if _has_level(config, record.task, level)]
     if not kept:
         raise DataError(source, f"has no task of level '{level}'")
-    return records if config.env.kind.keeps_other_levels else kept
+    return records if config.env.kind.taskset.keeps_other_levels else kept
 
 
 def _has_level(config: GenTrajectoryConfig, task: Task, level: str) -> bool:
-    return not config.env.kind.has("at_level") or config.env.kind.at_level(task, level) is not None
+    return config.env.kind.taskset.at_level(task, level) is not None
 
 
 def _count(config: GenTrajectoryConfig, level: str, problems: int) -> int:

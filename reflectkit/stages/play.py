@@ -264,18 +264,22 @@ def run(config: PlayConfig, progress: Progress) -> Report:
 def _problems(config: PlayConfig) -> tuple[Path | None, list[Task]]:
     """(file of the problems, problems to draw from)."""
     kind, source = config.env.kind, config.task_file
-    if source is None and kind.has("tasks"):
+    if source is None and kind.taskset.has("tasks"):
         tasks = listed(config.env.name, config.level or kind.levels[-1])
     else:
         existing = [
             config.setup.folder / name for name in ("test.json", "data.json") if (config.setup.folder / name).is_file()
         ]
         source = source or next(iter(existing), None)
-        if source is None and kind.has("example"):
-            return None, [kind.example(config.level or kind.levels[0], derive(config.run.seed, "example"))]
+        if source is None and kind.taskset.has("example"):
+            return None, [kind.taskset.example(config.level or kind.levels[0], derive(config.run.seed, "example"))]
         if source is None:
-            hint = f"run `reflectkit gen-task --env {config.env.name}` first, or " if kind.problem_generator else ""
-            advice = kind.problems_advice or f"{hint}give --task-file"
+            hint = (
+                f"run `reflectkit gen-task --env {config.env.name}` first, or "
+                if kind.taskset.problem_generator
+                else ""
+            )
+            advice = kind.taskset.problems_advice or f"{hint}give --task-file"
             raise ConfigError(f"env '{config.env.name}' has no problems yet; {advice}")
         tasks = [record.task for record in read_records(source, config.setup.env_name)]
         if config.level:

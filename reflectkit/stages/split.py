@@ -71,7 +71,7 @@ class SplitConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.by and self.by not in env_class(self.env).split_by:
+        if self.by and self.by not in env_class(self.env).taskset.split_by:
             raise ConfigError(f"--by {self.by} is not for env '{self.env}'; leave it out")
         _ = self.shares
         return self
@@ -97,9 +97,9 @@ def run(config: SplitConfig, progress: Progress) -> Report:
         if current.done:
             return current.done
         records = read_records(source, config.setup.env_name)
-        by, kinds = config.by or config.setup.kind.split_by[0], ""
+        by, kinds = config.by or config.setup.kind.taskset.split_by[0], ""
         group_of = {record.task.id: record.task.id if by == "question" else record.task.group for record in records}
-        room_of = {record.task.id: config.setup.kind.room_of(record.task) for record in records}
+        room_of = {record.task.id: config.setup.kind.taskset.room_of(record.task) for record in records}
         unseen = _unseen_rooms(set(room_of.values()), config, source)
         held_out = [record for record in records if room_of[record.task.id] in unseen]
         records = [record for record in records if room_of[record.task.id] not in unseen]
@@ -152,7 +152,7 @@ def _refuse_emptying(config: SplitConfig, path: Path, source: Path, *, come_with
     if not path.is_file() or not (kept := len(read_json(path))):
         return
     why = "whose problems come with their splits" if come_with_splits else f"with --ratio {config.ratio}"
-    other = "add --by question" if "question" in config.setup.kind.split_by else "use another --ratio"
+    other = "add --by question" if "question" in config.setup.kind.taskset.split_by else "use another --ratio"
     raise ConfigError(
         f"{path} has {pluralize(kept, 'problem')} and would get none from {source}, {why}; {other}, or move that file"
         " away"
@@ -170,8 +170,8 @@ def _unseen_rooms(rooms: AbstractSet[str], config: SplitConfig, source: Path) ->
         raise ConfigError(f"--unseen-rooms: env '{config.env}' has no rooms; leave it out")
     chance = generator(config.run.seed, "unseen rooms")
     unseen: set[str] = set()
-    for kind in sorted(set(map(config.setup.kind.kind_of_room, rooms))):
-        of_kind = sorted(room for room in rooms if config.setup.kind.kind_of_room(room) == kind)
+    for kind in sorted(set(map(config.setup.kind.taskset.kind_of_room, rooms))):
+        of_kind = sorted(room for room in rooms if config.setup.kind.taskset.kind_of_room(room) == kind)
         unseen |= set(chance.sample(of_kind, max(1, round(config.unseen_rooms * len(of_kind)))))
     if unseen == rooms:
         raise DataError(

@@ -23,7 +23,7 @@ from tests.rl.training import Spelling
 
 def branches_of(agent: TwoPlayerAgent, turn: int = 2, horizon: int = 8) -> list[Branch]:
     """States behind `turn` turns of some episodes."""
-    episodes = [Episode(task, number) for number, task in enumerate(Corridor.tasks("long"))]
+    episodes = [Episode(task, number) for number, task in enumerate(Corridor.taskset.tasks("long"))]
     played = rollout(episodes, lambda: make("corridor", horizon), agent)
     return [
         Branch(episode, trajectory, turn)

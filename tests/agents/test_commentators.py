@@ -20,7 +20,7 @@ def test_the_teacher_speaks_of_the_state_that_is_played(policy: LoadedModel) -> 
     env = make("corridor")
     agent = TwoPlayerAgent(LocalSampler(policy), TeacherComments())
     assert agent.reflector is None
-    for task in env_class("corridor").tasks("long"):
+    for task in env_class("corridor").taskset.tasks("long"):
         seen = env.reset(task, 0)
         said = run_sync(agent.decide(seen, Context(task.data["start"], env))).reflection
         steps = 6 - task.data["start"]

@@ -43,11 +43,11 @@ def test_waiting_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     wall, cpu = iter(range(0, 10**6, 1000)), iter([0.0, 0.0, 0.25, 2.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(wall))
     monkeypatch.setattr("time.process_time", lambda: next(cpu))
-    rate, resets = play_round(Corridor(), Corridor.tasks("long")[-1:], 2, 0)
+    rate, resets = play_round(Corridor(), Corridor.taskset.tasks("long")[-1:], 2, 0)
     assert (rate, resets) == (pytest.approx(1.0), [0.25])  # two steps in two seconds
 
 
 def test_an_environment_with_a_generator_is_measured_on_generated_problems() -> None:
-    tasks, settings = Support.benchmark(Path(), 1, 3, Quiet())
+    tasks, settings = Support.taskset.benchmark(Path(), 1, 3, Quiet())
     assert len({task.id for task in tasks}) == len(tasks) > 1
     assert play_round(Support(horizon=20, **settings), tasks, 30, 0)[0] > 0

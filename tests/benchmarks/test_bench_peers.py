@@ -40,7 +40,7 @@ def sides(checkpoints: dict[str, Path]) -> Callable[[], tuple[Ours, Theirs]]:
 
 def test_both_sides_play_and_learn_the_same_episodes(sides: Callable[[], tuple[Ours, Theirs]]) -> None:
     ours, theirs = sides()
-    episodes = [Episode(task, 7 + number) for number, task in enumerate(Taxi.tasks("full")[:300:100])]
+    episodes = [Episode(task, 7 + number) for number, task in enumerate(Taxi.taskset.tasks("full")[:300:100])]
     played = ours.play(episodes)
     rows = sum(len(trajectory.turns) for trajectory in played)
     ours.agent.reflector = ours.new_reflector()
@@ -93,7 +93,7 @@ def test_a_near_tie_is_none_of_the_texts_that_differ(checkpoints: dict[str, Path
 def test_the_shares_of_an_update_add_up(sides: Callable[[], tuple[Ours, Theirs]]) -> None:
     ours, _ = sides()
     ours.agent.reflector = None
-    played = ours.play([Episode(task, 7 + number) for number, task in enumerate(Taxi.tasks("full")[:300:100])])
+    played = ours.play([Episode(task, 7 + number) for number, task in enumerate(Taxi.taskset.tasks("full")[:300:100])])
     step = ours.learner.optimizer.step
     parts, seconds = shares.shares(ours, played)
     assert list(parts) == list(shares.SHARES)

@@ -50,7 +50,7 @@ def test_choices_are_counted_once_per_prompt_on_both_sides_and_long_prompts_get_
         def _text(self) -> str:
             return " ".join(f"{number:04}" for number in range(600)) + super()._text()
 
-    tasks = Long.tasks(Long.levels[-1])[:2]
+    tasks = Long.taskset.tasks(Long.levels[-1])[:2]
     player = bench_rl.player("tiny", tasks, Long, 0)
     assert player.context > 1024
     with Quiet().bar("corridor", 2) as bar:
@@ -65,7 +65,7 @@ def test_long_episodes_make_rounds_of_few_and_leave_the_large_model_out() -> Non
     assert [bench_rl.fitting(size, 170) for size in bench_rl.SIZES] == [128, 35]
     assert [bench_rl.fitting(size, 1_000) for size in bench_rl.SIZES] == [40, 6]
     assert [bench_rl.fitting(size, 15_000) for size in bench_rl.SIZES] == [2, 0]
-    tasks = Corridor.tasks(Corridor.levels[-1])
+    tasks = Corridor.taskset.tasks(Corridor.levels[-1])
     short, long = (
         bench_rl.tokens_of_an_episode(tasks, lambda most=most: Horizon(Corridor(), most), 0) for most in (1, 4)
     )
@@ -79,7 +79,7 @@ def test_the_bar_moves_as_often_as_announced() -> None:
         def advance(self, amount: int = 1, **figures: float) -> None:
             moves.append(amount)
 
-    tasks = Corridor.tasks(Corridor.levels[-1])[:2]
+    tasks = Corridor.taskset.tasks(Corridor.levels[-1])[:2]
     bench_rl.measure("tiny", tasks, lambda: Horizon(Corridor(), 3), 2, 1, 0, Counting())
     assert sum(moves) == 2 * bench_rl.PARTS
 

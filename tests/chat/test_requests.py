@@ -301,7 +301,7 @@ def walk(steps: int, **made: Any) -> tuple[Observation, Context]:
             return Decision(0, "To the left.", **made)
 
     states: list[tuple[Observation, Context]] = []
-    rollout([Episode(Corridor.tasks("long")[3], 0)], lambda: make("corridor", 40), Left())
+    rollout([Episode(Corridor.taskset.tasks("long")[3], 0)], lambda: make("corridor", 40), Left())
     return states[steps]
 
 
@@ -359,7 +359,7 @@ def test_an_env_without_rules_is_described_by_its_docstring_or_not_at_all(kind: 
     wrapped = make_env(f"{__name__}:{kind.__name__}" if kind is not Corridor else "corridor", 3, shuffle=True)
     limit = "The numbers of the actions are drawn anew at each step.\nAn episode is cut off after 3 steps."
     assert rules_of(wrapped) == said + limit
-    seen = result_of(wrapped.reset(kind.tasks("long")[0], 0))
+    seen = result_of(wrapped.reset(kind.taskset.tasks("long")[0], 0))
     system = playing_request(seen, Context(0, wrapped)).messages[0].content
     assert system.endswith(said + limit)
 

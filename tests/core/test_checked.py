@@ -21,7 +21,7 @@ from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.wrappers import Horizon, Shuffled
 from reflectkit.stages.shared.oracle_scores import Advised
 
-TASK = Corridor.tasks("short")[0]
+TASK = Corridor.taskset.tasks("short")[0]
 EPISODES = [Episode(TASK, 1)]
 SEEN = Observation((Message("user", "here"),), ("left", "right"))
 MADE: dict[str, Callable[[Any], Any]] = {

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,7 +21,7 @@ from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.envs.wrappers import Horizon, Shuffled
 
-EPISODES = [Episode(task, seed) for seed in range(3) for task in Corridor.tasks("long")]
+EPISODES = [Episode(task, seed) for seed in range(3) for task in Corridor.taskset.tasks("long")]
 
 
 class Drawing:
@@ -170,21 +168,37 @@ def test_remote_engines_that_fail_are_counted_too() -> None:
     assert rollout(EPISODES[:6], There, RandomAgent(), width=2) == rollout(EPISODES[:6], Flaky, RandomAgent(), width=2)
 
 
-def test_a_failed_env_is_let_go_at_once() -> None:
-    """What it holds (a process) is not to wait for a collection of garbage."""
-    made: list[weakref.ref[Flaky]] = []
+@pytest.mark.parametrize("kind", [Corridor, Flaky])
+def test_every_env_is_closed_once(kind: type[Corridor]) -> None:
+    made: list[Corridor] = []
+    closed: list[Corridor] = []
 
-    def make_env() -> Flaky:
-        env = Flaky()
-        made.append(weakref.ref(env))
-        return env
+    class Closing(kind):  # type: ignore[misc,valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
 
-    gc.disable()
-    try:
-        rollout(EPISODES[:2], make_env, RandomAgent(), width=2)
-        assert [env() for env in made] == [None, None]
-    finally:
-        gc.enable()
+        def close(self) -> None:
+            closed.append(self)
+
+    rollout(EPISODES[:6], Closing, RandomAgent(), width=2)
+    assert sorted(map(id, made)) == sorted(map(id, closed))
+
+
+def test_envs_are_closed_where_an_agent_raises() -> None:
+    closed: list[int] = []
+
+    class Closing(Corridor):
+        def close(self) -> None:
+            closed.append(id(self))
+
+    class Raising(RandomAgent):
+        async def decide(self, observation, context) -> Decision:
+            raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no"):
+        rollout(EPISODES[:3], Closing, Raising(), width=3)
+    assert len(set(closed)) == len(closed) == 3
 
 
 def test_an_env_may_allow_fewer_side_by_side() -> None:

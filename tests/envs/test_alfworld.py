@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import multiprocessing
 import os
@@ -206,15 +205,13 @@ def test_a_dead_engine_aborts_its_episode_alone(root: Path, tasks: list[Task]) -
 
 
 def test_engines_are_used_again(root: Path, tasks: list[Task]) -> None:
-    gc.collect()  # the envs of other tests give their engines back now, and not in between
     pids = set()
     for _ in range(4):
         env = Alfworld(root)
         result_of(env.reset(tasks[0], 0))
         assert env.engine is not None
         pids.add(env.engine.pid)
-        del env
-        gc.collect()
+        env.close()
     assert len(pids) == 1
 
 

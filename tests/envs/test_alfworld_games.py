@@ -90,8 +90,8 @@ def test_a_draw_keeps_the_rules(level: str) -> None:
     for number in range(25):
         game = draw(3, number, 0, level)
         goal, kind_of = game.goal, {name: kind.removesuffix("Type") for name, kind in facts(game, "objectType")}
-        resolve_model_path = {name: kind.removesuffix("Type") for name, kind in facts(game, "receptacleType")}
-        lies = {item: resolve_model_path[place] for item, place in facts(game, "inReceptacle")}
+        place_of = {name: kind.removesuffix("Type") for name, kind in facts(game, "receptacleType")}
+        lies = {item: place_of[place] for item, place in facts(game, "inReceptacle")}
         assert lies.keys() == kind_of.keys()
         wanted = [item for item, kind in kind_of.items() if kind == goal.item]
         assert len(wanted) >= (2 if level == TWO else 1)
@@ -108,7 +108,7 @@ def test_a_draw_keeps_the_rules(level: str) -> None:
             assert lamps not in facts(game, "pickupable")
         if level in TOOLS:
             assert goal.item in able[TOOLS[level][0]]
-            assert TOOLS[level][1] in resolve_model_path.values()
+            assert TOOLS[level][1] in place_of.values()
         assert game.problem.count("(") == game.problem.count(")")
         assert goal.item.lower() in game.trajectory["turk_annotations"]["anns"][0]["task_desc"]
         assert game.trajectory["turk_annotations"]["anns"][0]["task_desc"] in game.grammar

@@ -22,9 +22,9 @@ from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.text import count_tokens
 from reflectkit.core.types import Observation, Status, Task
 from reflectkit.envs import make
-from reflectkit.envs.autoexplore.commands import Walk, offered, shortest_path
-from reflectkit.envs.autoexplore.env import AutoExplore
-from reflectkit.envs.autoexplore.repo import open_repository
+from reflectkit.envs.auto_explore.commands import Walk, offered, shortest_path
+from reflectkit.envs.auto_explore.env import AutoExplore
+from reflectkit.envs.auto_explore.repo import open_repository
 from tests.explore import LONG, explore_task, write_repository
 
 

@@ -29,7 +29,7 @@ from reflectkit.core.rollout import Episode, rollout
 from reflectkit.core.types import Decision, Observation, Status, Task, Trajectory, from_json, to_json
 from reflectkit.envs import ENVS, cluster_of, env_class
 from reflectkit.envs import make as make_env
-from reflectkit.envs.autoexplore.repo import open_repository
+from reflectkit.envs.auto_explore.repo import open_repository
 from reflectkit.envs.memory.generate import conversation
 from reflectkit.envs.support.generate import CUSTOMERS, shop
 from reflectkit.envs.support.tasks import make_task, source_of
@@ -93,7 +93,7 @@ def listed(name: str, level: str) -> list[Task]:
     if name == "support":
         return [make_task(1, number, level, shop(1), source_of(1, CUSTOMERS)) for number in range(12)]
     if name != "auto_explore":
-        return env_class(name).tasks(level)
+        return env_class(name).taskset.tasks(level)
     paths = sorted(open_repository(repos() / "library").sizes)
     return [explore_task(path) for path in paths if str(path.count("/")) == level]
 
@@ -337,7 +337,7 @@ def test_a_cluster_is_what_a_task_is_about_at_every_level(name: str) -> None:
             assert cluster_of(name, replace(task, id="another id")) == (
                 cluster if name not in ("corridor", "memory", "support") else "another id"
             )
-            others = [kind.at_level(task, other) for other in kind.levels] if hasattr(kind, "at_level") else []
+            others = [kind.taskset.at_level(task, other) for other in kind.levels] if hasattr(kind, "at_level") else []
             same = {cluster_of(name, other) for other in others if other is not None and other.data == task.data}
             assert same <= {cluster}
 

@@ -462,7 +462,7 @@ def test_brief_leaves_out_policy_and_tools_and_reads_calls_from_text() -> None:
 
 def test_every_task_belongs_to_the_level_all() -> None:
     task = find(ONE)
-    assert [Support.at_level(task, level) for level in Support.levels] == [task, None, None, task]
+    assert [Support.taskset.at_level(task, level) for level in Support.levels] == [task, None, None, task]
     assert Support.levels[-1] == ALL
 
 
@@ -513,7 +513,7 @@ def test_tasks_of_another_seed_are_other_tasks() -> None:
         [make_task(seed, number, ONE, shop(seed), source_of(seed, CUSTOMERS)) for number in range(5)] for seed in (1, 2)
     ]
     ids, clusters = (
-        [{name(task) for task in part} for part in made] for name in (lambda task: task.id, Support.cluster)
+        [{name(task) for task in part} for part in made] for name in (lambda task: task.id, Support.taskset.cluster)
     )
     assert all(len(part) == 5 for part in ids)
     assert not ids[0] & ids[1]

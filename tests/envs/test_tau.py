@@ -394,9 +394,9 @@ def test_problems_that_are_not_there_are_one_line(settings: dict[str, Any], expe
 
 def test_levels_are_domains_and_customers_are_clusters() -> None:
     task = named("airline-test-1")
-    assert [Tau.at_level(task, level) is not None for level in Tau.levels] == [False, True, True]
-    assert env_class("tau").cluster(task) == "airline/bob"
-    both = Tau.at_level(task, "all")
+    assert [Tau.taskset.at_level(task, level) is not None for level in Tau.levels] == [False, True, True]
+    assert env_class("tau").taskset.cluster(task) == "airline/bob"
+    both = Tau.taskset.at_level(task, "all")
     assert both is not None
     assert result_of(Tau().reset(both, 0)).messages[0].content.startswith("Policy of the airline")
 

@@ -11,8 +11,8 @@ import pytest
 
 import reflectkit  # noqa: F401
 from reflectkit.core.types import Task
-from reflectkit.envs.taxi import STATES, Taxi, draw, world
-from reflectkit.envs.taxi_world import ACTIONS, View, build, decode, encode, write_reflection
+from reflectkit.envs.taxi.env import STATES, Taxi, draw, world
+from reflectkit.envs.taxi.world import ACTIONS, View, build, decode, encode, write_reflection
 
 
 def at(state: int, level: str = "full") -> Taxi:
@@ -60,7 +60,7 @@ def test_distances_agree_with_a_forward_search() -> None:
 
 
 def test_the_hardest_start_takes_18_steps_and_the_mean_is_13() -> None:
-    lengths = [world().distance[task.data["state"]] for task in Taxi.tasks("full")]
+    lengths = [world().distance[task.data["state"]] for task in Taxi.taskset.tasks("full")]
     assert (len(lengths), max(lengths)) == (300, 18)
     assert sum(lengths) / 300 == pytest.approx(13.07, abs=0.005)
 
@@ -90,10 +90,10 @@ def test_levels() -> None:
         True,
         1.0,
     )  # as published: in place of the step's cost
-    aboard = Taxi.at_level(Task("t", "taxi", "full", "g", {"state": 328}), "dropoff")
+    aboard = Taxi.taskset.at_level(Task("t", "taxi", "full", "g", {"state": 328}), "dropoff")
     assert aboard is not None
     assert decode(aboard.data["state"]) == View(4, 0, 4, 0)
-    assert len(Taxi.tasks("dropoff")) == 12
+    assert len(Taxi.taskset.tasks("dropoff")) == 12
 
 
 def test_only_the_first_pickup_pays() -> None:
@@ -114,7 +114,7 @@ def test_map_shows_every_mark() -> None:
 
 
 def test_map_determines_the_state() -> None:
-    reachable = {task.data["state"] for task in Taxi.tasks("full")}
+    reachable = {task.data["state"] for task in Taxi.taskset.tasks("full")}
     edge = list(reachable)
     while edge:
         state = edge.pop()
@@ -142,7 +142,7 @@ def test_reflection_says_where_what_went_wrong_and_what_next() -> None:
 
 
 def test_the_originals_prompt_and_history_are_settings() -> None:
-    task = next(task for task in Taxi.tasks("full"))
+    task = next(task for task in Taxi.taskset.tasks("full"))
     plain, told, past = Taxi(), Taxi(with_prompt=True), Taxi(with_history=True)
     start = plain.reset(task, 0).text
     assert told.reset(task, 0).text.startswith("Goal: drive the taxi")

@@ -10,8 +10,8 @@ import pytest
 from reflectkit.core.console import Quiet
 from reflectkit.core.types import Task
 from reflectkit.data.trajectories import read_records
-from reflectkit.envs.taxi_maps import MAPS, SIDE, STATES, TaxiMaps, draw, layout, world
-from reflectkit.envs.taxi_world import ABOARD, View, decode, encode
+from reflectkit.envs.taxi.maps import MAPS, SIDE, STATES, TaxiMaps, draw, layout, world
+from reflectkit.envs.taxi.world import ABOARD, View, decode, encode
 from reflectkit.stages import gen_trajectory, split
 
 
@@ -71,7 +71,7 @@ def test_the_map_determines_the_state() -> None:
 
 def test_the_oracle_ends_in_the_least_number_of_steps_and_below_the_horizon() -> None:
     longest = 0
-    for task in TaxiMaps.tasks("full")[::40]:
+    for task in TaxiMaps.taskset.tasks("full")[::40]:
         env, steps = TaxiMaps(), 0
         env.reset(task, 0)
         wanted = world(task.data["map"]).distance[env.state]
@@ -94,8 +94,8 @@ def test_a_wall_is_fatal_from_both_sides() -> None:
 
 
 def test_levels_keep_the_map() -> None:
-    task = TaxiMaps.tasks("full")[9]
-    aboard = TaxiMaps.at_level(task, "dropoff")
+    task = TaxiMaps.taskset.tasks("full")[9]
+    aboard = TaxiMaps.taskset.at_level(task, "dropoff")
     assert aboard is not None
     assert (aboard.group, aboard.data["map"]) == (task.group, task.data["map"])
     view = decode(aboard.data["state"], SIDE)

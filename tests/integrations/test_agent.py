@@ -22,7 +22,7 @@ from reflectkit.core.prompts import policy_prompt, reflection_prompt
 from reflectkit.core.rollout import Episode, rollout
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
-from reflectkit.envs.taxi_world import ACTIONS
+from reflectkit.envs.taxi.world import ACTIONS
 from reflectkit.integrations.agent import LoadedAgent, load_agent
 from reflectkit.models.load import LoadedModel, load_player, save_player
 from reflectkit.models.local import LocalSampler
@@ -122,7 +122,7 @@ def test_episodes_are_those_of_evaluate(agent: LoadedAgent, checkpoints: dict[st
     from reflectkit.core.rollout import Episode, rollout
 
     kind = reflectkit.env_class("taxi")
-    episodes = [Episode(task, 0) for task in kind.tasks("full")[:4]]
+    episodes = [Episode(task, 0) for task in kind.taskset.tasks("full")[:4]]
     reflector = Reflector(LocalSampler(load_player(checkpoints["reflection"], device="cpu"), frozen=True, rank=0))
     by_hand = TwoPlayerAgent(LocalSampler(load_player(checkpoints["policy"], device="cpu")), reflector, temperature=0)
     played, expected = (rollout(episodes, lambda: reflectkit.make("taxi", 5), one) for one in (agent, by_hand))
@@ -211,7 +211,7 @@ def test_another_env_than_that_of_training_is_a_warning(checkpoints: dict[str, P
     with pytest.warns(UserWarning, match=r"reflector.* was trained in env 'corridor', but plays in 'taxi'"):
         load_agent(policy, reflector, device="cpu").close()
     plain = run_of(tmp_path / "plain", checkpoints["plain"], 1, {"env": "taxi"}, {})
-    episode = Episode(Corridor.tasks("long")[0], 0)
+    episode = Episode(Corridor.taskset.tasks("long")[0], 0)
     with load_agent(plain, device="cpu") as agent, pytest.warns(UserWarning, match="in env 'taxi', but plays in 'corr"):
         rollout([episode], lambda: make("corridor", 1), agent, width=1)
 

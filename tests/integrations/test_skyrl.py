@@ -46,7 +46,7 @@ def _own_registry() -> Iterator[None]:
 def support_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A problem of each level."""
     path = tmp_path_factory.mktemp("support") / "data.json"
-    tasks = [Support.example(level, seed) for level in ("one", "several", "refuse") for seed in (1, 2)]
+    tasks = [Support.taskset.example(level, seed) for level in ("one", "several", "refuse") for seed in (1, 2)]
     tasks = [replace(task, id=str(number)) for number, task in enumerate(tasks)]
     write_json(path, [record_to_json(Record(task, ())) for task in tasks])
     return path

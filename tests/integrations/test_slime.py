@@ -209,7 +209,7 @@ def prompt_of(task: Task, env: str = "support", split: str = "train") -> dict[st
 
 
 def test_settings_come_from_the_config_and_the_prompt_overrides_them() -> None:
-    task = Support.example("one", 0)
+    task = Support.taskset.example("one", 0)
     args = SimpleNamespace(reflectkit={"thinking": "hidden", "brief": True, "horizon": 9})
     prompt = read_prompt(args, prompt_of(task) | {"reflectkit": {"thinking": "off"}})
     assert (prompt.task, prompt.split, prompt.config.env.name) == (task, "train", "support")
@@ -232,7 +232,7 @@ def test_settings_come_from_the_config_and_the_prompt_overrides_them() -> None:
 )
 def test_wrong_settings_are_one_line(values: Any, error: type[Exception], part: str) -> None:
     with pytest.raises(error) as caught:
-        read_prompt(SimpleNamespace(reflectkit=values), prompt_of(Support.example("one", 0)))
+        read_prompt(SimpleNamespace(reflectkit=values), prompt_of(Support.taskset.example("one", 0)))
     assert part in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -294,7 +294,7 @@ def test_a_missing_sglang_config_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_group_begins_alike_and_is_played_differently() -> None:
-    prompt = read_prompt(SimpleNamespace(), prompt_of(Support.example("one", 0)))
+    prompt = read_prompt(SimpleNamespace(), prompt_of(Support.taskset.example("one", 0)))
     args = SimpleNamespace(rollout_seed=42)
     pairs = [(0, 0), (0, 1), (1, 2)]
     first, second, other = (
@@ -306,7 +306,7 @@ def test_a_group_begins_alike_and_is_played_differently() -> None:
 
 def test_the_tries_of_an_evaluation_are_independent_and_the_same_in_each_evaluation() -> None:
     """pass^k is over users who behave differently, as in `evaluate`."""
-    prompt = read_prompt(SimpleNamespace(), prompt_of(Support.example("one", 0)))
+    prompt = read_prompt(SimpleNamespace(), prompt_of(Support.taskset.example("one", 0)))
     args = SimpleNamespace(rollout_seed=42)
     tries = [episode_of(args, FakeSample(index=index), prompt, True) for index in (0, 1)]
     assert len({one.start for one in tries} | {one.seed for one in tries}) == 4
@@ -353,7 +353,7 @@ def stubbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
 
 
 def generated(stub: SimpleNamespace, split: str = "train", evaluation: bool = False, **more: Any) -> Any:
-    sample = FakeSample(index=3, group_index=1, metadata=prompt_of(Support.example("one", 0), split=split))
+    sample = FakeSample(index=3, group_index=1, metadata=prompt_of(Support.taskset.example("one", 0), split=split))
     return run_sync(generate(stub, sample, {"temperature": 1.0, "max_new_tokens": 500, **more}, evaluation))
 
 
@@ -438,7 +438,7 @@ def test_a_reflector_without_a_server_is_one_line_and_one_that_fails_aborts_the_
 
 def write_splits(folder: Path, sizes: dict[str, int]) -> None:
     folder.mkdir(parents=True)
-    tasks = iter(Taxi.tasks("full"))
+    tasks = iter(Taxi.taskset.tasks("full"))
     for split, size in sizes.items():
         records = [record_to_json(Record(next(tasks), ())) for _ in range(size)]
         (folder / f"{split}.json").write_text(json.dumps(records))
@@ -450,7 +450,7 @@ def test_each_split_becomes_a_file_of_prompts(tmp_path: Path) -> None:
     folder = tmp_path / "taxi/slime"
     assert written == {folder / "train.jsonl": 3, folder / "test.jsonl": 2}
     rows = [json.loads(line) for line in (folder / "test.jsonl").read_text().splitlines()]
-    assert [row["metadata"]["task"] for row in rows] == [to_json(task) for task in Taxi.tasks("full")[3:5]]
+    assert [row["metadata"]["task"] for row in rows] == [to_json(task) for task in Taxi.taskset.tasks("full")[3:5]]
     assert {row["metadata"]["split"] for row in rows} == {"test"}
     assert all(isinstance(row["prompt"], str) for row in rows)
     assert read_prompt(SimpleNamespace(), rows[0]["metadata"]).config.env.name == "taxi"

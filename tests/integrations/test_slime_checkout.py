@@ -191,7 +191,7 @@ def sampled(router: Router) -> list[tuple[int, float]]:
     return [pair for _, ids, logprobs in router.requests for pair in zip(ids, logprobs, strict=True)]
 
 
-TASK = Support.example("one", 0)
+TASK = Support.taskset.example("one", 0)
 REFUSAL = 'I think so.\n<tool_call>\n{"name": "escalate", "arguments": {"reason": "no"}}\n</tool_call>'
 
 
@@ -298,7 +298,7 @@ def test_an_answer_that_is_cut_by_its_length_is_trained_without_an_end(slime: An
     assert trained([row]) == sampled(router)
 
 
-TAXI = Taxi.tasks("full")[0]
+TAXI = Taxi.taskset.tasks("full")[0]
 
 
 @pytest.mark.parametrize("legal", [True, False])
@@ -378,7 +378,7 @@ def write_tasks(path: Path, tasks: Sequence[Task], split: str) -> str:
 
 def test_a_whole_rollout_of_uneven_episodes(slime: Any, arguments: Any, tmp_path: Path) -> None:
     """slime's own loop, data source, filter and checks: each group has successes and failures, of one to three rows."""
-    tasks = [Support.example("refuse", seed) for seed in range(4)]
+    tasks = [Support.taskset.example("refuse", seed) for seed in range(4)]
     script = Script([f"<think>{number}</think>Who are you?" for number in range(5)])
     right, wrong = script.ids(REFUSAL), script.ids("<think>No.</think>Goodbye?")
 
@@ -428,7 +428,7 @@ def test_a_whole_rollout_of_uneven_episodes(slime: Any, arguments: Any, tmp_path
 def test_an_evaluation_plays_the_test_split_and_leaves_failed_episodes_out(
     slime: Any, arguments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tasks = [Support.example("refuse", seed) for seed in range(3)]
+    tasks = [Support.taskset.example("refuse", seed) for seed in range(3)]
     script, count = Script([REFUSAL]), itertools.count(1)
 
     def answer(prompt: list[int]) -> Any:

@@ -238,7 +238,7 @@ def test_new_weights_read_everything_again() -> None:
 def test_a_service_desk_is_played_alike(hybrid: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six episodes of four turns with comments: the same actions, and fewer tokens read, those written included."""
     kind = env_class("support")
-    tasks = [kind.example("one", seed) for seed in range(3)]
+    tasks = [kind.taskset.example("one", seed) for seed in range(3)]
     text = " ".join(make("support", 4, brief=True).reset(task, 0).text for task in tasks)
     tokenizer = build_tokenizer([text], [], vocabulary=290)
     episodes = [Episode(tasks[number % 3], number) for number in range(6)]

@@ -24,7 +24,7 @@ from reflectkit.rl import checkpoint
 from reflectkit.rl.algorithms import objective
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.learner import Learner, Settings
-from reflectkit.rl.loop import Level, Trainer, TrainerConfig
+from reflectkit.rl.loop import Level, Trainer
 from reflectkit.rl.processes import Processes
 
 
@@ -80,7 +80,7 @@ def build_trainer(source: Path, processes: Processes) -> Trainer:
     learner = Learner(player, settings, critic, processes=processes)
     spread = {"scorer": learner.scorer, "team": processes} if processes.sharded else {}
     agent = TwoPlayerAgent(LocalSampler(player, watch=learner.observe, **spread))
-    level = Level("long", Corridor.tasks("long"), lambda: make("corridor", 16))
+    level = Level("long", Corridor.taskset.tasks("long"), lambda: make("corridor", 16))
     plan = TrainerConfig([level], 4, 12, objective("ppo"), seed=0, width=12)
     return Trainer(plan, agent, learner, replay_size=3, processes=processes)
 

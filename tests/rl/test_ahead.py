@@ -56,6 +56,27 @@ def group(number: int) -> Group:
     return Group([Episode(task, number, group=str(number))], Numbered)
 
 
+def test_its_envs_are_closed() -> None:
+    made: list[Any] = []
+    closed: list[Any] = []
+
+    class Closing(Numbered):
+        def __init__(self) -> None:
+            made.append(self)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    def closing(number: int) -> Group:
+        return Group(group(number).episodes, Closing)
+
+    ahead = AsyncRollouts(closing, Gate(), StalenessLimits(2, 1), width=3)
+    ahead.take(0)
+    ahead.close()
+    assert made
+    assert sorted(map(id, made)) == sorted(map(id, closed))
+
+
 def numbers(played: Any) -> list[int]:
     return [int(one.task.id) for one in played]
 

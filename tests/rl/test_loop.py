@@ -26,7 +26,7 @@ from tests.rl.training import Spelling, agent_of, build_trainer, corridor_player
 def test_groups_without_spread_are_dropped_and_counted() -> None:
     """Where every episode is won alike, grpo has no rows, says so, and changes nothing."""
     player = corridor_player(seed=0)
-    ends = [task for task in Corridor.tasks("long") if task.data["start"] == 5]  # one step from the goal
+    ends = [task for task in Corridor.taskset.tasks("long") if task.data["start"] == 5]  # one step from the goal
 
     def sure() -> Any:
         env = make("corridor", 1)
@@ -52,7 +52,7 @@ def test_a_group_starts_alike_and_plays_apart() -> None:
     from reflectkit.envs.wrappers import Horizon
 
     trainer = build_trainer(
-        player, objective("grpo"), 2, [Level("long", Corridor.tasks("long"), lambda: Horizon(Watching(), 16))]
+        player, objective("grpo"), 2, [Level("long", Corridor.taskset.tasks("long"), lambda: Horizon(Watching(), 16))]
     )
     trainer.advance()
     played = [trajectory for trajectory, _ in trainer.latest]
@@ -75,7 +75,7 @@ def test_all_aborted_is_an_error_and_some_are_a_share() -> None:
 
         return lambda: Horizon(Broken(), 16)
 
-    tasks = Corridor.tasks("long")
+    tasks = Corridor.taskset.tasks("long")
     half = build_trainer(player, objective("reinforce"), 2, [Level("long", tasks, broken(lambda start: start < 3))])
     assert half.advance()["aborted"] == 0.5
     assert half.counters["aborted"] == 6

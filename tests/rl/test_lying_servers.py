@@ -28,7 +28,7 @@ from tests.rl.training import Spelling, corridor_player, favour
 KINDS = ("vllm", "sglang")
 UPDATES = 6
 LEVELS = {
-    "choice": Level("long", Corridor.tasks("long"), lambda: make("corridor", 8)),
+    "choice": Level("long", Corridor.taskset.tasks("long"), lambda: make("corridor", 8)),
     "text": Level("all", [Task(word, "spelling", "all", word, {"word": word}) for word in ("abba", "bab")], Spelling),
 }
 

@@ -17,7 +17,7 @@ from reflectkit.models.load import LoadedModel
 from reflectkit.models.local import LocalSampler
 from reflectkit.rl.algorithms import objective
 from reflectkit.rl.learner import Learner, Settings
-from reflectkit.rl.loop import Level, Trainer, TrainerConfig
+from reflectkit.rl.loop import Level, Trainer
 from reflectkit.rl.reflector import ReflectorSchedule, ReflectorTrainer, advantages, rows, share_true, visited
 from tests.conftest import make_player
 from tests.rl.training import play
@@ -70,7 +70,7 @@ def trainer_of_both(observations: Any, **settings: Any) -> Trainer:
     agent = TwoPlayerAgent(LocalSampler(policy), reflector)
     learning = Settings(learning_rate=1e-3, entropy=0.0, temperature=settings.get("temperature", 1.0))
     second = ReflectorTrainer(Learner(reflecting, learning), ReflectorSchedule(1, 6, 3, **settings))
-    level = Level("full", Taxi.tasks("full")[:20], lambda: make("taxi", 6))
+    level = Level("full", Taxi.taskset.tasks("full")[:20], lambda: make("taxi", 6))
     plan = TrainerConfig([level], 4, 8, objective("reinforce"), seed=0, width=8)
     return Trainer(plan, agent, Learner(policy, Settings(learning_rate=1e-3)), second=second)
 

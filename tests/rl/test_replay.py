@@ -45,7 +45,9 @@ def test_old_rows_are_weighted_and_never_fresh(policy: LoadedModel) -> None:
 
 
 def test_the_buffer_is_cleared_on_each_level() -> None:
-    levels = [Level(name, Corridor.tasks(name), lambda name=name: make("corridor", 16)) for name in ("short", "long")]
+    levels = [
+        Level(name, Corridor.taskset.tasks(name), lambda name=name: make("corridor", 16)) for name in ("short", "long")
+    ]
     trainer = build_trainer(corridor_player(seed=0), objective("reinforce"), 4, levels, replay=50)
     replayed = [trainer.advance()["replayed_episodes"] for _ in range(4)]
     assert replayed[0] == replayed[2] == 0

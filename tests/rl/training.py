@@ -53,7 +53,7 @@ def play(
     critic: Critic | None = None,
     **settings: Any,
 ) -> list[Trajectory]:
-    tasks = Taxi.tasks("full")[:: 300 // count]
+    tasks = Taxi.taskset.tasks("full")[:: 300 // count]
     learner = Learner(policy, Settings(learning_rate=0.0), critic)
     agent = agent_of(policy, reflector, learner.observe, **settings)
     played = rollout([Episode(task, index) for index, task in enumerate(tasks)], lambda: make("taxi", 10), agent)
@@ -75,7 +75,7 @@ def gradients_after(policy: LoadedModel, samples: list[Sample], **settings: Any)
 
 
 def corridor_player(seed: int) -> LoadedModel:
-    seen = [make("corridor").reset(task, 0) for task in Corridor.tasks("long")]
+    seen = [make("corridor").reset(task, 0) for task in Corridor.taskset.tasks("long")]
     tokenizer = build_tokenizer(
         [policy_prompt(observation) for observation in seen], [label(index) for index in range(2)]
     )
@@ -94,7 +94,7 @@ def build_trainer(
     **settings: Any,
 ) -> Trainer:
     """A trainer of `player` in the long corridor, or in `levels`."""
-    known = levels or [Level("long", Corridor.tasks("long"), lambda: make("corridor", 16))]
+    known = levels or [Level("long", Corridor.taskset.tasks("long"), lambda: make("corridor", 16))]
     options = {"learning_rate": 1e-3, "entropy": 0.003, "max_grad_norm": 1.0, "loss": objective.loss}
     learner = Learner(player, Settings(**{**options, **settings}), critic)
     repeats = 4 if objective.compares_groups else 1

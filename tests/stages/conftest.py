@@ -27,7 +27,7 @@ def taxi_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def corridor_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with untrained players of the corridor, adapters on one base, and problems of both levels."""
     folder = tmp_path_factory.mktemp("rlft")
-    seen = [make("corridor").reset(task, 0) for level in Corridor.levels for task in Corridor.tasks(level)]
+    seen = [make("corridor").reset(task, 0) for level in Corridor.levels for task in Corridor.taskset.tasks(level)]
     texts = [policy_prompt(one, "Go right, 3 to go.") for one in seen] + [reflection_prompt(one) for one in seen]
     tokenizer = build_tokenizer(texts, [label(index) for index in range(2)])
     for number, role in enumerate(("policy", "reflection", "base")):
@@ -42,6 +42,6 @@ def corridor_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 if "lora_B" in name:
                     weight.normal_(std=0.02, generator=torch.Generator().manual_seed(number))
         save_player(folder / f"{role}-adapter", adapted)
-    records = [Record(task, ()) for level in Corridor.levels for task in Corridor.tasks(level)]
+    records = [Record(task, ()) for level in Corridor.levels for task in Corridor.taskset.tasks(level)]
     write_json(folder / "train.json", [record_to_json(record) for record in records])
     return folder

@@ -29,7 +29,9 @@ from tests.server import Server, serve
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    write_json(tmp_path / "corridor.json", [record_to_json(Record(task, ())) for task in Corridor.tasks("long")])
+    write_json(
+        tmp_path / "corridor.json", [record_to_json(Record(task, ())) for task in Corridor.taskset.tasks("long")]
+    )
     write_json(tmp_path / "memory.json", [record_to_json(Record(conversation(0, 4, "short", 0), ()))])
     return tmp_path
 
@@ -196,7 +198,7 @@ def test_repeats_of_a_sampled_chat_model_are_answered_each_by_itself(here: Path)
 def test_one_and_two_calls_a_step_in_the_envs_of_the_paper(here: Path, env: str) -> None:
     """A model that always takes the first choice: in taxi south, in AutoExplore the first folder, and up again."""
     if env == "taxi":
-        records = [Record(task, ()) for task in Taxi.tasks("full")[:4]]
+        records = [Record(task, ()) for task in Taxi.taskset.tasks("full")[:4]]
         more: tuple[str, ...] = ()
     else:
         write_repository(here / "repos")
@@ -240,7 +242,7 @@ def test_one_and_two_calls_a_step_in_the_envs_of_the_paper(here: Path, env: str)
 
 def test_a_reflector_whose_budget_is_spent_leaves_no_uncommented_episode(here: Path, walker: Server) -> None:
     """Both share one budget, so each can be the one that is stopped; nothing is kept that lacks a comment."""
-    near_first = sorted(Corridor.tasks("long"), key=lambda task: -task.data["start"])
+    near_first = sorted(Corridor.taskset.tasks("long"), key=lambda task: -task.data["start"])
     write_json(here / "corridor.json", [record_to_json(Record(task, ())) for task in near_first])
     command = ("--policy", "local:doer+local:thinker", "--base-url", walker.url, *PRICES, "--max-concurrency", "1")
     assert evaluate(*command, "--max-cost-usd", str(15 * CALL), "--concurrency", "1") == 2

@@ -34,7 +34,7 @@ def test_damaged_lines_are_dropped_and_their_episodes_played_again(
     tmp_path: Path, damage: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_json(tmp_path / "test.json", [record_to_json(Record(task, ())) for task in Corridor.tasks("long")])
+    write_json(tmp_path / "test.json", [record_to_json(Record(task, ())) for task in Corridor.taskset.tasks("long")])
     settings = {"env": "corridor", "policy": ("oracle",), "task_file": Path("test.json"), "max_concurrency": 1}
     whole = evaluate.run(evaluate.EvaluateConfig.from_flat(**settings, results_dir=tmp_path / "whole"), Quiet())
     with pytest.raises(KeyboardInterrupt):

@@ -17,7 +17,7 @@ from reflectkit.stages.shared.players import Players
 
 def test_what_another_level_played_is_not_played_again(tmp_path: Path) -> None:
     config = EvaluateConfig.from_flat(env="corridor", policy=("random",), horizon=5)
-    tasks = tuple(Corridor.tasks("long"))
+    tasks = tuple(Corridor.taskset.tasks("long"))
     already: dict[Any, Any] = {}
 
     def play(number: int, folder: str, horizon: int = 5, tasks: tuple[Task, ...] = tasks) -> list[dict[str, Any]]:

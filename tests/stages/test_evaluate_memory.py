@@ -24,7 +24,7 @@ class LongTexts(Corridor):
 
     @classmethod
     def tasks(cls, level: str) -> list[Task]:
-        return [dataclasses.replace(task, env=cls.name) for task in Corridor.tasks(level)]
+        return [dataclasses.replace(task, env=cls.name) for task in Corridor.taskset.tasks(level)]
 
     def _text(self) -> str:
         return super()._text() + "x" * LENGTH

@@ -73,7 +73,7 @@ def test_a_checkpoint_with_the_wrong_partner_is_warned_of(
     checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_json(tmp_path / "some.json", [record_to_json(Record(task, ())) for task in Taxi.tasks("pickup")[:1]])
+    write_json(tmp_path / "some.json", [record_to_json(Record(task, ())) for task in Taxi.taskset.tasks("pickup")[:1]])
     players = {
         "alone": f"{checkpoints['policy']}",
         "both": f"{checkpoints['policy']}+{checkpoints['reflection']}",

@@ -17,7 +17,7 @@ from reflectkit.core.prompts import label, policy_prompt
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
-from reflectkit.models.load import LoadedModel, save_player
+from reflectkit.models.load import save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.stages import rlft
 from tests.examples import own_module, save_example
@@ -28,12 +28,12 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained policy of the corridor, and its problems."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("own")
-    seen = [make("corridor").reset(task, 0) for task in Corridor.tasks("long")]
+    seen = [make("corridor").reset(task, 0) for task in Corridor.taskset.tasks("long")]
     tokenizer = build_tokenizer(
         [policy_prompt(observation) for observation in seen], [label(index) for index in range(2)]
     )
     save_player(folder / "policy", LoadedModel(build_model(tokenizer, 64, 0), tokenizer, "plain"))
-    write_json(folder / "train.json", [record_to_json(Record(task, ())) for task in Corridor.tasks("long")])
+    write_json(folder / "train.json", [record_to_json(Record(task, ())) for task in Corridor.taskset.tasks("long")])
     return folder
 
 

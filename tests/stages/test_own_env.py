@@ -435,7 +435,7 @@ class Bare:
 
 class Quiet(Wrapper):
     "A taxi of one's own."
-    name, levels, tasks = "taxi", ("pickup",), Taxi.tasks
+    name, levels, tasks = "taxi", ("pickup",), Taxi.taskset.tasks
 
     def __init__(self):
         super().__init__(Taxi())
@@ -454,7 +454,7 @@ def test_a_class_without_a_base_gets_the_other_traits(module: str) -> None:
     (row,) = read_json(Path("results/bare/eval.json"))["rows"]
     assert (row["steps"], row["return"], row["success"]) == (3, 3, 1)
     kind = env_class(f"{module}:Bare")
-    assert (kind.noise, kind.horizons, kind.has("tasks"), kind.has("oracle")) == (0.2, {}, True, False)
+    assert (kind.noise, kind.horizons, kind.taskset.has("tasks"), kind.has("oracle")) == (0.2, {}, True, False)
     assert kind(presses=1).note() == ""
 
 

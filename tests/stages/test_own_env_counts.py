@@ -139,7 +139,7 @@ def test_an_env_that_begins_otherwise_each_time_is_not_trained_on(
 
 def test_a_problem_whose_engine_fails_is_counted_as_aborted(module: str, corridor_folder: Path) -> None:
     env = f"{module}:Failing"
-    tasks = Corridor.tasks("long")
+    tasks = Corridor.taskset.tasks("long")
     assert {task.id.rpartition("-")[2] for task in tasks} >= {"0", "1"}
     path = Path("data/failing/train.json")
     path.parent.mkdir(parents=True)
@@ -154,7 +154,7 @@ def test_problems_of_a_generator_come_before_those_that_are_listed(module: str) 
     env = f"{module}:Generated"
     assert main(["gen-trajectory", "--env", env]) == 0
     path = Path("data/generated/data.json")
-    only: Any = to_json(Corridor.tasks("long")[0]) | {"id": "mine"}
+    only: Any = to_json(Corridor.taskset.tasks("long")[0]) | {"id": "mine"}
     write_json(path, [only | {"trajectories": []}])
     assert main(["gen-trajectory", "--env", env]) == 0
     records = read_json(Path("data/generated/data_reflection_negative.json"))
@@ -192,7 +192,7 @@ def test_a_figure_is_0_only_in_runs_of_an_env_that_has_it_at_that_level(
 
 
 def test_a_problem_that_no_level_can_play_is_named(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    tasks = [to_json(task) | {"trajectories": []} for task in Corridor.tasks("long")[:2]]
+    tasks = [to_json(task) | {"trajectories": []} for task in Corridor.taskset.tasks("long")[:2]]
     write_json(Path("t.json"), [tasks[0], tasks[1] | {"level": "hard"}])
     assert main(["evaluate", "--env", f"{module}:Steps", "--task-file", "t.json", "--policy", "random"]) == 2
     assert f"task '{tasks[1]['id']}' has level 'hard', and no level can play it: short, long" in capsys.readouterr().err

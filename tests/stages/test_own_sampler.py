@@ -15,7 +15,7 @@ from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.models.choices import backend
-from reflectkit.models.load import LoadedModel, save_player
+from reflectkit.models.load import save_player
 from reflectkit.models.sampler import Opening, SampleRequest
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import label_ids, prompt_ids
@@ -26,10 +26,10 @@ from tests.examples import save_example
 def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An untrained policy of the corridor in a working directory with its problems and the example."""
     save_example("my_sampler", "my_sampler", tmp_path, monkeypatch)
-    seen = [make("corridor").reset(task, 0) for task in Corridor.tasks("long")]
+    seen = [make("corridor").reset(task, 0) for task in Corridor.taskset.tasks("long")]
     tokenizer = build_tokenizer([policy_prompt(one) for one in seen], [label(index) for index in range(2)])
     save_player(tmp_path / "policy", LoadedModel(build_model(tokenizer, 64, 0), tokenizer, "plain"))
-    write_json(tmp_path / "train.json", [record_to_json(Record(task, ())) for task in Corridor.tasks("long")])
+    write_json(tmp_path / "train.json", [record_to_json(Record(task, ())) for task in Corridor.taskset.tasks("long")])
     return tmp_path / "policy"
 
 

@@ -315,7 +315,7 @@ class Rude:
     def step(self, action: Any) -> Any:
         from reflectkit.core.protocols import StepResult
 
-        return StepResult(self.reset(Corridor.tasks("short")[0], 0), 0.0, False)
+        return StepResult(self.reset(Corridor.taskset.tasks("short")[0], 0), 0.0, False)
 
     @classmethod
     def tasks(cls, level: str) -> list[Task]:

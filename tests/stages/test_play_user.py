@@ -51,7 +51,7 @@ class Acting:
 
 def talked(keyboard: Typed, *actions: str | ToolUse) -> tuple[Trajectory, PersonUser]:
     user = PersonUser(keyboard)
-    task = Support.example("refuse", 4)
+    task = Support.taskset.example("refuse", 4)
     (trajectory,) = rollout([Episode(task, 0)], lambda: Horizon(Support(user, horizon=9), 9), Acting(actions), width=1)
     return trajectory, user
 

@@ -96,9 +96,9 @@ def test_levels_of_the_curriculum_are_merged(settings: dict[str, Any], stages: l
 
 def test_few_data_are_the_first_of_each_level() -> None:
     config = rlft.RLConfig.from_flat(env="taxi", policy=Path("x"), curriculum=("pickup", "full"), few_data=3)
-    levels = rl_training.levels_of(config, Taxi.tasks("pickup") + Taxi.tasks("full"), Path("x"))
+    levels = rl_training.levels_of(config, Taxi.taskset.tasks("pickup") + Taxi.taskset.tasks("full"), Path("x"))
     assert [[task.id for task in level.tasks] for level in levels] == [
-        [task.id for task in Taxi.tasks(name)[:3]] for name in ("pickup", "full")
+        [task.id for task in Taxi.taskset.tasks(name)[:3]] for name in ("pickup", "full")
     ]
 
 

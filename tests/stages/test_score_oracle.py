@@ -19,7 +19,7 @@ from reflectkit.envs.wrappers import Horizon, Shuffled
 from reflectkit.stages.shared.oracle_scores import Advised, oracle_scores
 from tests.server import serve
 
-TASK = Corridor.tasks("short")[0]
+TASK = Corridor.taskset.tasks("short")[0]
 
 
 def episode(*turns: tuple[int, int, tuple[float, ...]]) -> Trajectory:
@@ -49,7 +49,7 @@ def test_an_episode_without_a_turn_counts_as_a_wrong_guess() -> None:
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_the_oracle_is_asked_before_the_step_and_in_the_order_shown(shuffled: bool) -> None:
-    episodes = [Episode(task, seed) for seed, task in enumerate(Taxi.tasks("full")[:6])]
+    episodes = [Episode(task, seed) for seed, task in enumerate(Taxi.taskset.tasks("full")[:6])]
     played = rollout(episodes, lambda: Horizon(Advised(Shuffled(Taxi()) if shuffled else Taxi()), 40), Oracle())
     assert [oracle_scores(one) for one in played] == [{"agreement": 1.0}] * 6
     assert any(len({turn.info["oracle"] for turn in one.turns}) > 1 for one in played)
@@ -60,7 +60,7 @@ def test_evaluate_reports_them(
 ) -> None:
     """What eval.json says is the mean over the episodes of what their turns say."""
     monkeypatch.chdir(tmp_path)
-    write_json(tmp_path / "some.json", [record_to_json(Record(task, ())) for task in Taxi.tasks("pickup")[:4]])
+    write_json(tmp_path / "some.json", [record_to_json(Record(task, ())) for task in Taxi.taskset.tasks("pickup")[:4]])
     command = ["evaluate", "--env", "taxi", "--level", "pickup", "--task-file", "some.json", "--horizon", "3"]
     players = ["--policy", "oracle", "--policy", f"SFT={checkpoints['plain']}"]
     assert main([*command, *players, "--score-oracle"]) == 0
@@ -84,7 +84,7 @@ def test_a_chat_model_has_no_likelihood_even_if_its_first_answer_was_unreadable(
 ) -> None:
     """Its probabilities are unknown, so that ln 2 of one episode would be a mean over all of them."""
     monkeypatch.chdir(tmp_path)
-    tasks = Corridor.tasks("long")
+    tasks = Corridor.taskset.tasks("long")
     write_json(tmp_path / "some.json", [record_to_json(Record(task, ())) for task in tasks])
     first = Corridor().reset(tasks[0], 0).text
     with serve(lambda body: "?" if first in body["messages"][-1]["content"] else "Analysis: on.\nChoice: 1") as server:

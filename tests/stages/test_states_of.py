@@ -59,7 +59,7 @@ def test_every_state_that_was_visited_gets_the_oracles_comment_and_its_action(fo
     rows: dict[str, list[tuple[str, str]]] = {"sft_reflection": [], "sft": [], "sft_policy": []}
     for data, one in found:  # derived from the env alone
         env = Taxi()
-        task = next(task for task in Taxi.tasks("full") if task.data == data)
+        task = next(task for task in Taxi.taskset.tasks("full") if task.data == data)
         seen = env.reset(task, 0)
         for step in one.trajectory:
             best = Taxi.choices[env.oracle()]

@@ -34,7 +34,7 @@ class Repeating:
 
 
 def played(agent: Any, horizon: int) -> Trajectory:
-    task = Support.example("one", 3)
+    task = Support.taskset.example("one", 3)
     (trajectory,) = rollout([Episode(task, 5)], lambda: Horizon(Support(horizon=horizon), horizon), agent)
     return trajectory
 

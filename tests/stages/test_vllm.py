@@ -36,7 +36,7 @@ def save_llama(folder: Path) -> None:
     """An untrained Llama of 0.6 M parameters that reads taxi's prompts."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    seen = [make("taxi").reset(task, 0) for task in Taxi.tasks("dropoff")]
+    seen = [make("taxi").reset(task, 0) for task in Taxi.taskset.tasks("dropoff")]
     tokenizer = build_tokenizer([policy_prompt(one) for one in seen], [label(index) for index in range(6)])
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("eos", "pad")}
     config = LlamaConfig(
@@ -89,7 +89,7 @@ class Vllm:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vllm")
     save_llama(folder / "llama")
-    write_json(folder / "train.json", [record_to_json(Record(task, ())) for task in Taxi.tasks("dropoff")])
+    write_json(folder / "train.json", [record_to_json(Record(task, ())) for task in Taxi.taskset.tasks("dropoff")])
     return folder / "llama"
 
 

@@ -24,7 +24,6 @@ Source
 from __future__ import annotations
 
 import random
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -46,6 +45,7 @@ from reflectkit.envs.alfworld.games import task as task_of
 from reflectkit.envs.alfworld.pool import Engine, pool
 from reflectkit.envs.alfworld.reflections import write_reflection
 from reflectkit.envs.base import BaseEnv, PromptSettings, check_choice, check_task
+from reflectkit.envs.taskset import Taskset
 
 ALL = "all"
 HORIZON = 50
@@ -71,16 +71,46 @@ class AlfworldSettings(PromptSettings):
     typed: bool = option(False, help="The policy writes commands as text instead of choosing from a list.")
 
 
+class GameTasks(Taskset):
+    """The problems of `Alfworld`."""
+
+    problem_generator: ClassVar[str] = "reflectkit.envs.alfworld.problems:Games"
+
+    def at_level(self, task: Task, level: str) -> Task | None:
+        """The task itself, if it is of type `level` or `level` is "all"."""
+        return task if level in (ALL, task.level) else None
+
+    def cluster(self, task: Task) -> str:
+        """The game."""
+        return str(task.data.get("game", task.id))
+
+    def kind_of_room(self, room: str) -> str:
+        """Kitchens, living rooms, bedrooms and bathrooms."""
+        return room_kind(room)
+
+    def input_files(self, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
+        """The games."""
+        games = (inside(settings.games_dir or folder / FOLDER, task.data.get("game")) for task in tasks)
+        return sorted({game for game in games if game and game.is_dir()})
+
+    def benchmark(self, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
+        """A game of each type."""
+        from reflectkit.envs.alfworld.problems import Maker
+
+        games = Maker(folder, seed, ()).make(len(TYPES), progress)
+        return [task_of(game) for game in games], {"games_dir": folder}
+
+
 class Alfworld(BaseEnv):
     """See the module's text for the rules, and `AlfworldSettings`."""
 
     name: ClassVar[str] = "alfworld"
+    taskset_type: ClassVar[type[Taskset]] = GameTasks
     levels: ClassVar[tuple[str, ...]] = (*TYPES, ALL)
     """The type of the task; "all" is any type."""
     horizons: ClassVar[dict[str, int]] = dict.fromkeys(levels, HORIZON)
     Settings: ClassVar[type[Config]] = AlfworldSettings
     settings: AlfworldSettings
-    problem_generator: ClassVar[str] = "reflectkit.envs.alfworld.problems:Games"
     rules: ClassVar[str] = (
         "Goal: do the household task after `Task:` in a simulated room. Find the object, do to it what is asked"
         " (clean, heat, cool or look at it under a lamp), and put it where it belongs.\n"
@@ -106,7 +136,6 @@ class Alfworld(BaseEnv):
         self.result_tokens, self.prompt_tokens = self.settings.result_tokens, self.settings.prompt_tokens
         self.typed = self.settings.typed
         self.engine: Engine | None = None
-        self._return: weakref.finalize[..., Any] | None = None
         self._over = True
 
     @classmethod
@@ -115,38 +144,9 @@ class Alfworld(BaseEnv):
         return super().constructor_arguments(settings, folder) | {"games_dir": settings.games_dir or folder / FOLDER}
 
     @classmethod
-    def input_files(cls, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
-        """The games."""
-        games = (inside(settings.games_dir or folder / FOLDER, task.data.get("game")) for task in tasks)
-        return sorted({game for game in games if game and game.is_dir()})
-
-    @classmethod
-    def benchmark(cls, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
-        """A game of each type."""
-        from reflectkit.envs.alfworld.problems import Maker
-
-        games = Maker(folder, seed, ()).make(len(TYPES), progress)
-        return [task_of(game) for game in games], {"games_dir": folder}
-
-    @classmethod
-    def kind_of_room(cls, room: str) -> str:
-        """Kitchens, living rooms, bedrooms and bathrooms."""
-        return room_kind(room)
-
-    @classmethod
     def offers_choices(cls, settings: Any) -> bool:
         """Unless commands are typed."""
         return not settings.typed
-
-    @classmethod
-    def at_level(cls, task: Task, level: str) -> Task | None:
-        """The task itself, if it is of type `level` or `level` is "all"."""
-        return task if level in (ALL, task.level) else None
-
-    @classmethod
-    def cluster(cls, task: Task) -> str:
-        """The game."""
-        return str(task.data.get("game", task.id))
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`. Nothing in a game is drawn; `seed` is for `slips`.
@@ -206,6 +206,13 @@ class Alfworld(BaseEnv):
         if state.feedback == NOTHING:
             info["refused"] = 1
         return StepResult(self._observe(), state.score, self._over, info=info)
+
+    def close(self) -> None:
+        """Return the engine to the pool."""
+        self._over = True
+        if self.engine is not None:
+            pool().give(self.engine)
+            self.engine = None
 
     # ---------------------------------------------------------------------------------------- the oracle teacher
 
@@ -281,13 +288,9 @@ class Alfworld(BaseEnv):
         return folder
 
     def _taken(self, folder: Path) -> Engine:
-        """An engine for this env alone, until the next reset or its end."""
-        if self._return is not None:
-            self._return()
-        engine = pool().take(folder)
-        self.engine = engine
-        self._return = weakref.finalize(self, pool().give, engine)
-        self._return.atexit = False
+        """An engine for this env alone, until the next reset or `close`."""
+        self.close()
+        self.engine = engine = pool().take(folder)
         return engine
 
     def _take_in(self, state: State) -> None:

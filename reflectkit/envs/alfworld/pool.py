@@ -141,9 +141,7 @@ class Pool:
     """The engines of this process, and the process that they are forked from."""
 
     def __init__(self) -> None:
-        self._lock = (
-            threading.RLock()
-        )  # a collection of garbage may give an engine back at any moment, this thread's own too
+        self._lock = threading.Lock()
         self._idle: list[Engine] = []
         self._control: socket.socket | None = None
 

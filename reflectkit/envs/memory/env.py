@@ -47,6 +47,7 @@ from reflectkit.envs.memory.rewriting import METHODS, rewritten, text_of
 from reflectkit.envs.memory.settings import MemorySettings
 from reflectkit.envs.memory.store import EPISODIC, LISTS, SEMANTIC, Item, Store
 from reflectkit.envs.memory.tools import DELETE, INSERT, TOOLS, UPDATE, apply
+from reflectkit.envs.taskset import Taskset
 
 MOST_REFUSALS = 5  # shown with the next chunk
 LONGEST_REFUSAL = 200  # characters
@@ -62,6 +63,28 @@ RAG_CHUNKS = 2  # shown to the reader by `rag`
 BENCHMARK = 64  # conversations to measure the env on
 
 
+class MemoryTasks(Taskset):
+    """The problems of `Memory`."""
+
+    problem_generator: ClassVar[str] = "reflectkit.envs.memory.problems:Conversations"
+
+    def example(self, level: str, seed: int) -> Task:
+        """A generated conversation, for users without a file of them."""
+        return conversation(0, LONG if level == "long" else LONGEST_SHORT, level, seed)
+
+    def at_level(self, task: Task, level: str) -> Task | None:
+        """The task itself, if it has this level; the length of a conversation is fixed."""
+        return task if task.level == level else None
+
+    def episode_steps(self, task: Task) -> int | None:
+        """One step per chunk."""
+        return len(task.data.get("chunks", ())) or None
+
+    def benchmark(self, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
+        """Conversations of 8 chunks."""
+        return [conversation(number, 8, "short", seed) for number in range(BENCHMARK)], {}
+
+
 class Memory(BaseEnv):
     """See the module's text for the rules, and `MemorySettings`.
 
@@ -71,6 +94,7 @@ class Memory(BaseEnv):
     """
 
     name: ClassVar[str] = "memory"
+    taskset_type: ClassVar[type[Taskset]] = MemoryTasks
     levels: ClassVar[tuple[str, ...]] = ("short", "long")
     horizons: ClassVar[dict[str, int]] = {"short": LONGEST_SHORT, "long": 1000}
     Settings: ClassVar[type[Config]] = MemorySettings
@@ -80,7 +104,6 @@ class Memory(BaseEnv):
         "reader": "reflectkit.chat.env_models:ChatReader",
         "judge": "reflectkit.chat.env_models:ChatJudge",
     }
-    problem_generator: ClassVar[str] = "reflectkit.envs.memory.problems:Conversations"
     baselines: ClassVar[tuple[str, ...]] = BASELINES
     methods: ClassVar[Mapping[str, int]] = {name: 2 * method.tokens for name, method in METHODS.items()}
     noise: ClassVar[float] = 0.1
@@ -183,26 +206,6 @@ class Memory(BaseEnv):
             "memory": {"core": self.store.core, "items": items},
         }
         return StepResult(self._observe(), reward + shared, True, info=info)
-
-    @classmethod
-    def episode_steps(cls, task: Task) -> int | None:
-        """One step per chunk."""
-        return len(task.data.get("chunks", ())) or None
-
-    @classmethod
-    def at_level(cls, task: Task, level: str) -> Task | None:
-        """The task itself, if it has this level; the length of a conversation is fixed."""
-        return task if task.level == level else None
-
-    @classmethod
-    def benchmark(cls, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
-        """Conversations of 8 chunks."""
-        return [conversation(number, 8, "short", seed) for number in range(BENCHMARK)], {}
-
-    @classmethod
-    def example(cls, level: str, seed: int) -> Task:
-        """A generated conversation, for users without a file of them."""
-        return conversation(0, LONG if level == "long" else LONGEST_SHORT, level, seed)
 
     @classmethod
     def taught_by_chat(cls, settings: Any) -> bool:

@@ -17,8 +17,8 @@ def calls_done(outcomes: Sequence[Outcome], malformed: int) -> float:
     """r2: the share of a chunk's calls that succeeded, malformed ones included; 0 without calls. Duplicates are
     excluded.
     """
-    pluralize = [outcome.ok for outcome in outcomes if outcome.counts]
-    return sum(pluralize) / max(1, len(pluralize) + malformed)
+    counted = [outcome.ok for outcome in outcomes if outcome.counts]
+    return sum(counted) / max(1, len(counted) + malformed)
 
 
 def compression(memory_tokens: int, read_tokens: int) -> float:

@@ -41,6 +41,7 @@ from reflectkit.envs.support.policy import POLICY
 from reflectkit.envs.support.requests import Request, from_json
 from reflectkit.envs.support.tasks import ALL, NAME, ONE, REFUSE, SEVERAL, make_task, source_of
 from reflectkit.envs.support.tools import TOOLS, execute
+from reflectkit.envs.taskset import Taskset
 
 SCRIPTED = "scripted"
 NO_ORACLE = "the oracle of env 'support' reads the scripted user's mind; leave out --user"
@@ -57,16 +58,41 @@ class SupportSettings(UserSettings):
     )
 
 
+class Requests(Taskset):
+    """The problems of `Support`."""
+
+    problem_generator: ClassVar[str] = "reflectkit.envs.support.problems:SupportTasks"
+
+    def example(self, level: str, seed: int) -> Task:
+        """A generated task, for users without a file of them."""
+        source = source_of(seed % 2**31, CUSTOMERS)
+        return make_task(seed, 0, SEVERAL if level == ALL else level, shop(source["seed"], CUSTOMERS), source)
+
+    def at_level(self, task: Task, level: str) -> Task | None:
+        """The task itself, if it is of `level` or `level` is "all"."""
+        return task if level in (ALL, task.level) else None
+
+    def aspects(self, task: Task) -> Mapping[str, str]:
+        """The user's mood."""
+        return {"mood": str(task.data.get("user", {}).get("mood", ""))}
+
+    def benchmark(self, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
+        """Single requests of users of a generated shop."""
+        source = source_of(seed % 2**31, CUSTOMERS)
+        database = shop(source["seed"], CUSTOMERS)
+        return [make_task(seed, number, ONE, database, source) for number in range(BENCHMARK)], {}
+
+
 class Support(ConversationEnv):
     """See the module's text for the rules, and `SupportSettings`. user: default: the task's scripted user."""
 
     name: ClassVar[str] = NAME
+    taskset_type: ClassVar[type[Taskset]] = Requests
     levels: ClassVar[tuple[str, ...]] = (ONE, SEVERAL, REFUSE, ALL)
     horizons: ClassVar[dict[str, int]] = {ONE: 20, SEVERAL: 40, REFUSE: 20, ALL: 40}
     chat_settings: ClassVar[Mapping[str, str]] = CHAT_USER
     Settings: ClassVar[type[Config]] = SupportSettings
     settings: SupportSettings
-    problem_generator: ClassVar[str] = "reflectkit.envs.support.problems:SupportTasks"
     rules: ClassVar[str] = (
         "Goal: do what the user of an online shop wants, as far as the policy allows it.\n"
         f"{POLICY}"
@@ -144,29 +170,6 @@ class Support(ConversationEnv):
 
     def _after(self, ended: bool) -> None:
         self._mark = "mistake" if self._state() == self._was and not ended else "good"
-
-    @classmethod
-    def at_level(cls, task: Task, level: str) -> Task | None:
-        """The task itself, if it is of `level` or `level` is "all"."""
-        return task if level in (ALL, task.level) else None
-
-    @classmethod
-    def example(cls, level: str, seed: int) -> Task:
-        """A generated task, for users without a file of them."""
-        source = source_of(seed % 2**31, CUSTOMERS)
-        return make_task(seed, 0, SEVERAL if level == ALL else level, shop(source["seed"], CUSTOMERS), source)
-
-    @classmethod
-    def benchmark(cls, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
-        """Single requests of users of a generated shop."""
-        source = source_of(seed % 2**31, CUSTOMERS)
-        database = shop(source["seed"], CUSTOMERS)
-        return [make_task(seed, number, ONE, database, source) for number in range(BENCHMARK)], {}
-
-    @classmethod
-    def aspects(cls, task: Task) -> Mapping[str, str]:
-        """The user's mood."""
-        return {"mood": str(task.data.get("user", {}).get("mood", ""))}
 
     def oracle(self) -> ToolUse:
         """The best action given only the conversation. Raises ConfigError unless the user is scripted."""

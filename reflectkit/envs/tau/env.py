@@ -34,6 +34,7 @@ from reflectkit.core.types import Message, Task, ToolCall, ToolSpec, ToolUse
 from reflectkit.core.users import User, UserTurn
 from reflectkit.envs.base import check_task, task_int
 from reflectkit.envs.conversation import CHAT_USER, FIRST, ConversationEnv, Refusal, Reply, UserSettings
+from reflectkit.envs.taskset import Taskset
 from reflectkit.envs.tau import package
 from reflectkit.envs.tau.package import SPLITS, Problem
 from reflectkit.envs.tau.simulator import parse_simulator, simulator
@@ -81,6 +82,25 @@ class Nobody:
         return UserTurn("", over=True) if conversation else UserTurn(instructions)
 
 
+class TauTasks(Taskset):
+    """The problems of `Tau`."""
+
+    problem_generator: ClassVar[str] = "reflectkit.envs.tau.problems:Problems"
+    split_by: ClassVar[tuple[str, ...]] = ("group", "question")
+
+    def at_level(self, task: Task, level: str) -> Task | None:
+        """The task itself, if it is of domain `level`; each belongs to "all" as well."""
+        return replace(task, level=ALL) if level == ALL else task if task.level == level else None
+
+    def cluster(self, task: Task) -> str:
+        """The customer: the benchmark has variants of a request by the same one."""
+        return task.group or task.id
+
+    def split_of(self, task: Task) -> str:
+        """The package's split; its "dev" is for validation."""
+        return FILE_OF_SPLIT.get(str(task.data.get("split")), "")
+
+
 class Tau(ConversationEnv):
     """See the module's text for the rules, and `TauSettings`.
 
@@ -88,14 +108,13 @@ class Tau(ConversationEnv):
     """
 
     name: ClassVar[str] = NAME
+    taskset_type: ClassVar[type[Taskset]] = TauTasks
     levels: ClassVar[tuple[str, ...]] = (*SPLITS, ALL)
     """The domains; "all" is any of them."""
     horizons: ClassVar[dict[str, int]] = dict.fromkeys(levels, HORIZON)
     chat_settings: ClassVar[Mapping[str, str]] = CHAT_USER
     Settings: ClassVar[type[Config]] = TauSettings
     settings: TauSettings
-    problem_generator: ClassVar[str] = "reflectkit.envs.tau.problems:Problems"
-    split_by: ClassVar[tuple[str, ...]] = ("group", "question")
     rules: ClassVar[str] = (
         "Goal: do what the customer of a shop or an airline wants, as far as the policy allows it.\n"
         "Actions: one call of a tool, or one reply to the customer, at a time.\n"
@@ -169,21 +188,6 @@ class Tau(ConversationEnv):
             "untold": untold,
         }
         return float(success), verdict
-
-    @classmethod
-    def at_level(cls, task: Task, level: str) -> Task | None:
-        """The task itself, if it is of domain `level`; each belongs to "all" as well."""
-        return replace(task, level=ALL) if level == ALL else task if task.level == level else None
-
-    @classmethod
-    def cluster(cls, task: Task) -> str:
-        """The customer: the benchmark has variants of a request by the same one."""
-        return task.group or task.id
-
-    @classmethod
-    def split_of(cls, task: Task) -> str:
-        """The package's split; its "dev" is for validation."""
-        return FILE_OF_SPLIT.get(str(task.data.get("split")), "")
 
     # ------------------------------------------------------------------------------------------- the oracle teacher
 

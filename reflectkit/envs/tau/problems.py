@@ -69,7 +69,9 @@ class Problems(ProblemGenerator):
                 rows.append((name, split, str(len(listed)), str(len({task.group for task in listed}))))
                 bar.advance()
         figures = {"tasks": len(tasks)} | {f"{name}_{split}": int(count) for name, split, count, _ in rows}
-        files = {name: [task for task in tasks if Tau.split_of(task) == name] for name in FILE_OF_SPLIT.values()}
+        files = {
+            name: [task for task in tasks if Tau.taskset.split_of(task) == name] for name in FILE_OF_SPLIT.values()
+        }
         table = Table(f"Tasks in {self.folder}", ("domain", "split", "tasks", "customers"), tuple(rows))
         return Generated({"data": tasks, **files}, figures, (table,))
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from reflectkit.agents.two_player import Reflector, TwoPlayerAgent
+from reflectkit.core.checked import Checked, checked
 from reflectkit.core.errors import ConfigError
-from reflectkit.core.protocols import Env
 from reflectkit.core.rollout import Episode, play
 from reflectkit.core.seeding import derive
 from reflectkit.core.types import Decision, Observation, Status, Trajectory, Turn
@@ -43,7 +43,7 @@ ROUTING_KEY = "X-SMG-Routing-Key"
 """The header by which `--router-policy consistent_hashing` sends an episode's requests to one server."""
 
 logger = logging.getLogger(__name__)
-_spare: defaultdict[tuple[SlimeConfig, str], list[Env]] = defaultdict(list)
+_spare: defaultdict[tuple[SlimeConfig, str], list[Checked]] = defaultdict(list)
 """Environments of ended episodes, by settings and level."""
 
 
@@ -101,10 +101,11 @@ def episode_of(args: Any, sample: Any, prompt: Prompt, evaluation: bool) -> Epis
 
 async def _play(prompt: Prompt, episode: Episode, agent: TwoPlayerAgent) -> Trajectory:
     spare = _spare[prompt.config, prompt.task.level]
-    env = spare.pop() if spare else prompt.config.setup.maker(prompt.task.level)()
+    env = spare.pop() if spare else checked(prompt.config.setup.maker(prompt.task.level)())
     trajectory = await play(episode, env, agent)
     if trajectory.status is Status.ABORTED:
         logger.warning("task %s failed: %s", prompt.task.id, trajectory.reason)
+        env.close()
     else:
         spare.append(env)
     return trajectory

@@ -25,7 +25,7 @@ def write_prompts(env: str, data_dir: Path, out_dir: Path | None = None, level: 
     DataError: there are no splits, or no problem of that level. UnknownNameError: no such env or level.
     """
     kind = env_class(env)
-    folder = data_folder(env, data_dir) / kind.records_folder
+    folder = data_folder(env, data_dir) / kind.taskset.records_folder
     sources = [folder / f"{split}.json" for split in SPLITS]
     if not any(source.exists() for source in sources):
         raise DataError(sources[0], f"does not exist; make it with `reflectkit split --env {env}`")

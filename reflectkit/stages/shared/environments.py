@@ -26,7 +26,8 @@ from reflectkit.core.text import pluralize
 from reflectkit.core.types import Task
 from reflectkit.core.users import User
 from reflectkit.envs import ENVS, data_folder, env_class, make
-from reflectkit.envs.base import BaseEnv, Explorer
+from reflectkit.envs.base import BaseEnv
+from reflectkit.envs.taskset import Explorer
 from reflectkit.models.hub import PACKAGED
 from reflectkit.stages.shared.chat import ChatConfig
 
@@ -133,12 +134,12 @@ class EnvSetup:
     @property
     def folder(self) -> Path:
         """The folder of the env's records, splits and rows."""
-        return self.env_folder / self.kind.records_folder
+        return self.env_folder / self.kind.taskset.records_folder
 
     @property
     def repos_folder(self) -> Path:
         """The default folder of filtered repositories."""
-        return self.env_folder / self.kind.repositories_folder
+        return self.env_folder / self.kind.taskset.repositories_folder
 
     @property
     def code_files(self) -> list[Path]:
@@ -191,7 +192,7 @@ class EnvSetup:
         """The files and folders that these tasks use, besides their records, and code of the user's own: inputs of a
         run.
         """
-        files: Any = self.kind.input_files(self.settings, self.env_folder, list(tasks))
+        files: Any = self.kind.taskset.input_files(self.settings, self.env_folder, list(tasks))
         if not isinstance(files, list | tuple) or not all(isinstance(path, Path) for path in files):
             raise ConfigError(f"env '{self.env}': input_files must return a list of Path, it returned {files!r:.80}")
         return [*self.code_files, *files]
@@ -308,13 +309,13 @@ def at_level(env: str, tasks: list[Task], level: str, path: Path) -> list[Task]:
     """
     kind = env_class(env)
     for task in tasks:
-        if task.level not in kind.levels and not any(kind.at_level(task, other) for other in kind.levels):
+        if task.level not in kind.levels and not any(kind.taskset.at_level(task, other) for other in kind.levels):
             raise DataError(
                 path,
                 f"task '{task.id}' has level {task.level!r}, and no level can play it: {', '.join(kind.levels)}",
                 field="level",
             )
-    moved = [kind.at_level(task, level) for task in tasks]
+    moved = [kind.taskset.at_level(task, level) for task in tasks]
     tasks_by_id = {task.id: task for task in moved if task is not None}
     if not tasks_by_id:
         levels = ", ".join(sorted({task.level for task in tasks}))
@@ -333,12 +334,12 @@ def not_repeatable(env: str, task: str, step: int) -> ConfigError:
     )
 
 
-def explorer(stage: str, env: str) -> type[Explorer]:
-    """The env's class. Raises ConfigError for an env whose problems are not about repositories."""
-    kind: Any = env_class(env)
-    if not kind.repositories_folder:
-        explorers = " or ".join(name for name in ENVS if env_class(name).repositories_folder)
+def explorer(stage: str, env: str) -> Explorer:
+    """The env's taskset. Raises ConfigError for an env whose problems are not about repositories."""
+    tasks: Any = env_class(env).taskset
+    if not tasks.repositories_folder:
+        explorers = " or ".join(name for name in ENVS if env_class(name).taskset.repositories_folder)
         raise ConfigError(
             f"{stage} works only on repositories (--env {explorers}); '{env}' lists its own problems (gen-trajectory)"
         )
-    return kind  # type: ignore[no-any-return]
+    return tasks  # type: ignore[no-any-return]

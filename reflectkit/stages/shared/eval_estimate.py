@@ -73,7 +73,7 @@ def _players_cost(
     calls = tokens = 0
     usd = bound = 0.0
     for trajectory in episodes:
-        steps = min(env.steps, config.env.kind.episode_steps(trajectory.task) or env.steps)
+        steps = min(env.steps, config.env.kind.taskset.episode_steps(trajectory.task) or env.steps)
         grown = _growth(trajectory.turns)
         usual = _longest_requests(env, trajectory.turns[:1], len(endpoints), ANSWER)
         longest = _longest_requests(env, trajectory.turns[: 1 if grown else None], len(endpoints), ANSWER_TOKENS)
@@ -135,7 +135,7 @@ def comments_cost(
     for trajectory in episodes:
         if not trajectory.turns:
             continue
-        steps = min(env.steps, config.env.kind.episode_steps(trajectory.task) or env.steps)
+        steps = min(env.steps, config.env.kind.taskset.episode_steps(trajectory.task) or env.steps)
         requests = [reflecting_request(turn.observation, Context(0, env)) for turn in trajectory.turns]
         grown = _growth(trajectory.turns)
         longest = requests[0] if grown else max(requests, key=lambda request: request.prompt_tokens)

@@ -175,17 +175,17 @@ def row(
     players, None if a price is unknown. reflection_words: per comment. tokens, thoughts: written by the policy per
     episode, and how many of them are reasoning.
     """
-    pluralize = [episode for episode in played if episode["status"] != "aborted"]
-    rates = by_task((episode["task"], float(episode["success"])) for episode in pluralize)
-    cluster = clusters_of(pluralize)
+    counted = [episode for episode in played if episode["status"] != "aborted"]
+    rates = by_task((episode["task"], float(episode["success"])) for episode in counted)
+    cluster = clusters_of(counted)
     clusters = by_cluster(rates, cluster)
-    low, high = rate_interval(clusters, len(pluralize))
-    turns = list(map(turn_counts, pluralize))
+    low, high = rate_interval(clusters, len(counted))
+    turns = list(map(turn_counts, counted))
     comments = sum(one.comments for one in turns)
-    unfit = [episode for episode in pluralize if episode.get("unfit")]
+    unfit = [episode for episode in counted if episode.get("unfit")]
     tried = max(1, sum(one.turns for one in turns) + len(unfit))
     prices = [episode.get("price_usd", 0.0) for episode in played]
-    count = max(1, len(pluralize))
+    count = max(1, len(counted))
     figures = {
         "name": name,
         "env": env,
@@ -195,9 +195,9 @@ def row(
         "high": high,
         "tasks": len(rates),
         "clusters": len(clusters),
-        "episodes": len(pluralize),
-        "aborted": len(played) - len(pluralize),
-        "return": sum(episode["return"] for episode in pluralize) / count,
+        "episodes": len(counted),
+        "aborted": len(played) - len(counted),
+        "return": sum(episode["return"] for episode in counted) / count,
         "steps": sum(one.turns for one in turns) / count,
         "illegal_share": (sum(one.illegal for one in turns) + sum(map(_illegal, unfit))) / tried,
         "unreadable_share": (
@@ -208,9 +208,9 @@ def row(
         "reflection_words": sum(one.words for one in turns) / comments if comments else None,
         "tokens": sum(one.tokens for one in turns) / count,
         "thoughts": sum(one.thoughts for one in turns) / count,
-        "figures": figures_of(pluralize, cluster, ranges_of(pluralize) if ranges is None else ranges),
+        "figures": figures_of(counted, cluster, ranges_of(counted) if ranges is None else ranges),
     }
-    return figures | _right_of_named(pluralize, cluster) | _passes([played], cluster)
+    return figures | _right_of_named(counted, cluster) | _passes([played], cluster)
 
 
 def _right_of_named(episodes: Sequence[Json], cluster: Mapping[str, str]) -> dict[str, float]:
@@ -317,11 +317,11 @@ def differences(episodes: Sequence[Json]) -> list[dict[str, Any]]:
     Each is `{figure, level, first, second, difference, low, high, p, tasks, clusters}`: first minus second. p is for
     the single comparison. Players without a common finished task are not compared.
     """
-    pluralize = [episode for episode in completed(episodes) if episode["status"] != "aborted"]
+    counted = [episode for episode in completed(episodes) if episode["status"] != "aborted"]
     by_level: dict[str, dict[str, list[Json]]] = {}
-    for episode in pluralize:
+    for episode in counted:
         by_level.setdefault(episode["level"], {}).setdefault(episode["name"], []).append(episode)
-    cluster, ranges = clusters_of(pluralize), ranges_of(pluralize) | {SUCCESS: (0.0, 1.0)}
+    cluster, ranges = clusters_of(counted), ranges_of(counted) | {SUCCESS: (0.0, 1.0)}
     compared = []
     for level, players in by_level.items():
         means = {

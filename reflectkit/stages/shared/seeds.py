@@ -39,10 +39,10 @@ def seed_differences(by_step: Mapping[str, Sequence[Sequence[Json]]], measure: s
         cluster: dict[str, str] = {}
         outcomes: dict[str, dict[str, list[tuple[str, float]]]] = {}
         for step, part in zip(by_step, seed, strict=True):
-            pluralize = [episode for episode in part if episode["status"] != "aborted"]
-            cluster |= clusters_of(pluralize)
+            counted = [episode for episode in part if episode["status"] != "aborted"]
+            cluster |= clusters_of(counted)
             cluster_of |= cluster
-            for episode in pluralize:
+            for episode in counted:
                 if episode["level"] not in levels:
                     continue  # its env does not report the measure there
                 name = f"{episode['name']} ({step})" if steps_of[episode["name"]] > 1 else episode["name"]

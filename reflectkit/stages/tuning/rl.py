@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reflectkit.core.appended import append, intact, rewrite
+from reflectkit.core.checked import checked
 from reflectkit.core.console import Progress
 from reflectkit.core.errors import (
     CheckpointError,
@@ -53,7 +55,7 @@ def levels_of(config: RLConfig, tasks: list[Task], source: Path) -> list[Level]:
     for names in config.curriculum.stages(config.env.kind.levels[-1]):
         problems = {task.id: task for name in names for task in at_level(config.env.name, tasks, name, source)}
         chosen = list(problems.values())[: config.curriculum.few_data or None]
-        levels.append(Level("+".join(names), chosen, config.setup.maker(names[-1])))
+        levels.append(Level("+".join(names), chosen, config.setup.maker(names[-1]), config.env.kind.widest))
     return levels
 
 
@@ -66,7 +68,7 @@ def validation_of(config: RLConfig, source: Path) -> Level | None:
     path = source.with_name("validate.json")
     tasks = [record.task for record in read_records(path, config.setup.env_name)]
     name = config.curriculum.stages(config.env.kind.levels[-1])[-1][-1]
-    return Level(name, at_level(config.env.name, tasks, name, path), config.setup.maker(name))
+    return Level(name, at_level(config.env.name, tasks, name, path), config.setup.maker(name), config.env.kind.widest)
 
 
 def check_prompts(config: RLConfig, levels: list[Level]) -> None:
@@ -83,13 +85,12 @@ def check_prompts(config: RLConfig, levels: list[Level]) -> None:
     answer = config.sampler.answer_of(config.policy.start)
     tokenizer, context = load_tokenizer(config.policy.start), context_of(config.policy.start)
     for level in levels:
-        env = level.make()
         for task in level.tasks[:CHECKED]:
-            try:
-                observation, again = (result_of(env.reset(task, config.run.seed)) for _ in range(2))
-            except EnvironmentFailure:
-                env = level.make()
-                continue
+            with closing(checked(level.make())) as env:
+                try:
+                    observation, again = (result_of(env.reset(task, config.run.seed)) for _ in range(2))
+                except EnvironmentFailure:
+                    continue
             if again != observation:
                 raise not_repeatable(config.setup.env_name, task.id, 0)
             if (

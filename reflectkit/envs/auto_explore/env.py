@@ -35,12 +35,13 @@ from reflectkit.core.seeding import generator as stream
 from reflectkit.core.seeding import uniform
 from reflectkit.core.text import count_short, count_tokens, shorten
 from reflectkit.core.types import Message, Observation, Task, ToolUse, Trajectory
-from reflectkit.envs.autoexplore import costs
-from reflectkit.envs.autoexplore.commands import UP, Output, Walk, offered, shortest_path
-from reflectkit.envs.autoexplore.keyword import keyword_choice
-from reflectkit.envs.autoexplore.reflections import write_reflection
-from reflectkit.envs.autoexplore.repo import Folder, Repository, open_repository
+from reflectkit.envs.auto_explore import costs
+from reflectkit.envs.auto_explore.commands import UP, Output, Walk, offered, shortest_path
+from reflectkit.envs.auto_explore.keyword import keyword_choice
+from reflectkit.envs.auto_explore.reflections import write_reflection
+from reflectkit.envs.auto_explore.repo import Folder, Repository, open_repository
 from reflectkit.envs.base import BaseEnv, PromptSettings, check_choice, check_task
+from reflectkit.envs.taskset import Taskset
 
 ALL = "all"
 DEEPEST = 9
@@ -66,18 +67,9 @@ class AutoExploreSettings(PromptSettings):
     first_step: bool = option(False, help="Episodes of one step, for which the first command of the way is right.")
 
 
-class AutoExplore(BaseEnv):
-    """See the module's text for the rules, and `AutoExploreSettings`.
+class Questions(Taskset):
+    """The problems of `AutoExplore`."""
 
-    horizon: in the cost; the wrapper that cuts an episode off is given the same.
-    """
-
-    name: ClassVar[str] = "auto_explore"
-    levels: ClassVar[tuple[str, ...]] = (*(str(depth) for depth in range(DEEPEST + 1)), ALL)
-    """Depth of the target's folder; "all" is any depth."""
-    Settings: ClassVar[type[Config]] = AutoExploreSettings
-    settings: AutoExploreSettings
-    needs_horizon: ClassVar[bool] = True
     repositories_folder: ClassVar[str] = REPOSITORIES
     records_folder: ClassVar[str] = "tasks_filtered"
     problems_advice: ClassVar[str] = (
@@ -85,10 +77,79 @@ class AutoExplore(BaseEnv):
         " generate questions about the included repositories, or give --task-file"
     )
     split_by: ClassVar[tuple[str, ...]] = ("repo", "question")
+    keeps_other_levels: ClassVar[bool] = False
+
+    def at_level(self, task: Task, level: str) -> Task | None:
+        """The task itself, if its depth is `level` or `level` is "all"."""
+        return task if level in (ALL, task.level) else None
+
+    def cluster(self, task: Task) -> str:
+        """The file that answers the question."""
+        return f"{task.data.get('root', '')}/{task.data.get('filename', task.id)}"
+
+    def input_files(self, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
+        """The repositories that the tasks ask about."""
+        roots = sorted({str(task.data.get("root")) for task in tasks})
+        place = _repositories(settings, folder)
+        return [place / root for root in roots if "/" not in root and (place / root).is_dir()]
+
+    def benchmark(self, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
+        """A repository of `files` files, twenty a folder, two deep, and a question about each."""
+        chance = stream(seed, "bench repository")
+        vocabulary = [
+            "".join(chance.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(chance.randint(3, 9)))
+            for _ in range(2000)
+        ]
+        tasks = []
+        for number in range(files):
+            place = number // FILES_IN_A_FOLDER
+            path = Path(f"part{place // 8}", f"section{place % 8}", f"{chance.choice(vocabulary)}_{number}.py")
+            lines = [" ".join(chance.choice(vocabulary) for _ in range(8)) for _ in range(chance.randint(10, 120))]
+            target = folder / "written" / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text("\n".join(lines), encoding="utf-8")
+            data = {"question": f"Where does it say {lines[0]}?", "filename": path.as_posix(), "root": "written"}
+            tasks.append(Task(f"written-{number}", self.env.name, "2", "written", data))
+        return tasks, {"repos_dir": folder}
+
+    def open_repository(self, folder: Path) -> Repository:
+        """The repository in `folder`. Raises DataError."""
+        return open_repository(folder)
+
+    def way_to(self, path: str) -> tuple[str, ...]:
+        """The commands from the root that read file `path` and name it."""
+        return tuple(shortest_path(path))
+
+    def reaches(self, repository: Repository, path: str) -> bool:
+        """Whether the offered commands can reach and name file `path`."""
+        return offered(repository, path)
+
+    def answer_of(self, repository: Repository, commands: Sequence[str]) -> str:
+        """The file that the sequence `commands` ends by naming; "" if none."""
+        walk = Walk(repository, budget=1)
+        try:
+            outputs = [walk.run(command) for command in commands]
+        except IllegalActionError:
+            return ""
+        return outputs[-1] if outputs and isinstance(outputs[-1], str) else ""
+
+
+class AutoExplore(BaseEnv):
+    """See the module's text for the rules, and `AutoExploreSettings`.
+
+    horizon: in the cost; the wrapper that cuts an episode off is given the same.
+    """
+
+    name: ClassVar[str] = "auto_explore"
+    taskset_type: ClassVar[type[Taskset]] = Questions
+    levels: ClassVar[tuple[str, ...]] = (*(str(depth) for depth in range(DEEPEST + 1)), ALL)
+    """Depth of the target's folder; "all" is any depth."""
+    Settings: ClassVar[type[Config]] = AutoExploreSettings
+    settings: AutoExploreSettings
+    needs_horizon: ClassVar[bool] = True
     noise: ClassVar[float] = 0.0
     negatives: ClassVar[int] = 2
     baselines: ClassVar[tuple[str, ...]] = ("keyword",)
-    keeps_other_levels: ClassVar[bool] = False
     rules: ClassVar[str] = (
         "Goal: find the one file of a repository that answers the question after `Task:`, and name it with id.\n"
         "Actions: `cd DIR` and `cd ..` change the folder, `cat FILE` shows a file of the current folder as the"
@@ -111,23 +172,6 @@ class AutoExplore(BaseEnv):
     def constructor_arguments(cls, settings: Any, folder: Path) -> dict[str, Any]:
         """The settings, with the folder of the repositories."""
         return super().constructor_arguments(settings, folder) | {"repos_dir": _repositories(settings, folder)}
-
-    @classmethod
-    def input_files(cls, settings: Any, folder: Path, tasks: Sequence[Task]) -> list[Path]:
-        """The repositories that the tasks ask about."""
-        roots = sorted({str(task.data.get("root")) for task in tasks})
-        place = _repositories(settings, folder)
-        return [place / root for root in roots if "/" not in root and (place / root).is_dir()]
-
-    @classmethod
-    def at_level(cls, task: Task, level: str) -> Task | None:
-        """The task itself, if its depth is `level` or `level` is "all"."""
-        return task if level in (ALL, task.level) else None
-
-    @classmethod
-    def cluster(cls, task: Task) -> str:
-        """The file that answers the question."""
-        return f"{task.data.get('root', '')}/{task.data.get('filename', task.id)}"
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Begin `task`.
@@ -192,31 +236,6 @@ class AutoExplore(BaseEnv):
     # -------------------------------------------------------------------------------- its problems and demonstrations
 
     @classmethod
-    def open_repository(cls, folder: Path) -> Repository:
-        """The repository in `folder`. Raises DataError."""
-        return open_repository(folder)
-
-    @classmethod
-    def way_to(cls, path: str) -> tuple[str, ...]:
-        """The commands from the root that read file `path` and name it."""
-        return tuple(shortest_path(path))
-
-    @classmethod
-    def reaches(cls, repository: Repository, path: str) -> bool:
-        """Whether the offered commands can reach and name file `path`."""
-        return offered(repository, path)
-
-    @classmethod
-    def answer_of(cls, repository: Repository, commands: Sequence[str]) -> str:
-        """The file that the sequence `commands` ends by naming; "" if none."""
-        walk = Walk(repository, budget=1)
-        try:
-            outputs = [walk.run(command) for command in commands]
-        except IllegalActionError:
-            return ""
-        return outputs[-1] if outputs and isinstance(outputs[-1], str) else ""
-
-    @classmethod
     def drops_choices(cls, settings: Any) -> bool:
         """Whether files are left out: a file that a demonstration reads by mistake may be among them."""
         return bool(settings.leaveout_prob)
@@ -233,26 +252,6 @@ class AutoExplore(BaseEnv):
         return (
             "a wrong file is named, which gives no rows; use --accept-teacher-answers to include them" if wrong else ""
         )
-
-    @classmethod
-    def benchmark(cls, folder: Path, files: int, seed: int, progress: Progress) -> tuple[list[Task], dict[str, Any]]:
-        """A repository of `files` files, twenty a folder, two deep, and a question about each."""
-        chance = stream(seed, "bench repository")
-        vocabulary = [
-            "".join(chance.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(chance.randint(3, 9)))
-            for _ in range(2000)
-        ]
-        tasks = []
-        for number in range(files):
-            place = number // FILES_IN_A_FOLDER
-            path = Path(f"part{place // 8}", f"section{place % 8}", f"{chance.choice(vocabulary)}_{number}.py")
-            lines = [" ".join(chance.choice(vocabulary) for _ in range(8)) for _ in range(chance.randint(10, 120))]
-            target = folder / "written" / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text("\n".join(lines), encoding="utf-8")
-            data = {"question": f"Where does it say {lines[0]}?", "filename": path.as_posix(), "root": "written"}
-            tasks.append(Task(f"written-{number}", cls.name, "2", "written", data))
-        return tasks, {"repos_dir": folder}
 
     def baseline(self, name: str) -> int:
         """The choice of the keyword player; it sees what `reset` and `step` return, and nothing else."""

@@ -1,7 +1,7 @@
 """DangerousTaxi on maps of 7 x 7 cells, whose walls and stands are drawn from the map's number: 310 maps, so that a
 policy can be tested on maps that it has never seen.
 
-Departs from `taxi.py`: the map shows all four stands, and a wall as a mark of the cell to its west. Each cell is then
+Departs from `env.py`: the map shows all four stands, and a wall as a mark of the cell to its west. Each cell is then
 one sign, so that it stands at the same place of the text on every map.
 
 Observation
@@ -9,7 +9,7 @@ Observation
     the waiting passenger, `X` taxi with the passenger aboard, `.` nothing. A small letter, and `|` in place of `.`: the
     same with a wall to the east of it. A `D` that is not seen is under the taxi.
 Choices, Reward, Episode end
-    As in `taxi.py`.
+    As in `env.py`.
 Source
     Taxi: Dietterich 2000, JAIR 13. The maps are our own: six walls of two to four cells, and any cell can be reached.
 """
@@ -23,7 +23,8 @@ from typing import ClassVar
 from reflectkit.core.seeding import generator
 from reflectkit.core.types import Task
 from reflectkit.envs.base import task_int
-from reflectkit.envs.taxi_world import (
+from reflectkit.envs.taskset import Taskset
+from reflectkit.envs.taxi.world import (
     ABOARD,
     STANDS,
     Cell,
@@ -81,10 +82,32 @@ def world(number: int) -> World:
     return build(SIDE, plan.stands, plan.walls)
 
 
+class TaxiMapsTasks(Taskset):
+    """The problems of `TaxiMaps`."""
+
+    def tasks(self, level: str) -> list[Task]:
+        """Four starts on each of the 310 maps; "dropoff" starts where an oracle's pickup leads, each state once."""
+        return [_task(level, number, state) for number in range(MAPS) for state in _starts(level, number)]
+
+    def at_level(self, task: Task, level: str) -> Task | None:
+        """The same start at another level; "dropoff" begins just after the oracle's pickup."""
+        number, state = task_int(task, "map", 0, MAPS - 1), task_int(task, "state", 0, STATES - 1)
+        if level == task.level:
+            return task
+        if task.level == "dropoff" or level not in self.env.levels:
+            return None
+        return _task(level, number, after_pickup(state, layout(number).stands, SIDE) if level == "dropoff" else state)
+
+    def cluster(self, task: Task) -> str:
+        """The map."""
+        return f"map-{task.data.get('map', task.id)}"
+
+
 class TaxiMaps(DangerousTaxi):
     """See the module's text for the rules."""
 
     name: ClassVar[str] = "taxi-maps"
+    taskset_type: ClassVar[type[Taskset]] = TaxiMapsTasks
     horizons: ClassVar[dict[str, int]] = {"pickup": 25, "dropoff": 25, "full": 45}
     """The longest shortest paths of all starts take 20, 19 and 37 actions."""
 
@@ -101,26 +124,6 @@ class TaxiMaps(DangerousTaxi):
 
     def _text(self) -> str:
         return f"{RULES}\n{draw(self._world, self.state)}\n{self._last_move()}"
-
-    @classmethod
-    def tasks(cls, level: str) -> list[Task]:
-        """Four starts on each of the 310 maps; "dropoff" starts where an oracle's pickup leads, each state once."""
-        return [_task(level, number, state) for number in range(MAPS) for state in _starts(level, number)]
-
-    @classmethod
-    def at_level(cls, task: Task, level: str) -> Task | None:
-        """The same start at another level; "dropoff" begins just after the oracle's pickup."""
-        number, state = task_int(task, "map", 0, MAPS - 1), task_int(task, "state", 0, STATES - 1)
-        if level == task.level:
-            return task
-        if task.level == "dropoff" or level not in cls.levels:
-            return None
-        return _task(level, number, after_pickup(state, layout(number).stands, SIDE) if level == "dropoff" else state)
-
-    @classmethod
-    def cluster(cls, task: Task) -> str:
-        """The map."""
-        return f"map-{task.data.get('map', task.id)}"
 
 
 def _starts(level: str, number: int) -> list[int]:

@@ -27,7 +27,8 @@ from typing import Any, ClassVar
 from reflectkit.core.config import Config, option
 from reflectkit.core.types import Task
 from reflectkit.envs.base import task_int
-from reflectkit.envs.taxi_world import (
+from reflectkit.envs.taskset import Taskset
+from reflectkit.envs.taxi.world import (
     ABOARD,
     ACTIONS,
     DangerousTaxi,
@@ -67,10 +68,38 @@ class TaxiSettings(Config):
     with_history: bool = option(False, help="Show the earlier maps and moves before the map.")
 
 
+class TaxiTasks(Taskset):
+    """The problems of `Taxi`."""
+
+    def tasks(self, level: str) -> list[Task]:
+        """One task for each of the 300 starts of Taxi-v4 (a waiting passenger who wants to go elsewhere).
+
+        "dropoff" starts where an oracle's pickup leads: 12 distinct states, a stand and a destination.
+        """
+        starts = [state for state in range(STATES) if is_start(decode(state))]
+        if level == "dropoff":
+            starts = sorted({_after_pickup(state) for state in starts})
+        return [_task(level, state) for state in starts]
+
+    def at_level(self, task: Task, level: str) -> Task | None:
+        """The same start at another level; "dropoff" begins just after the oracle's pickup."""
+        state = task_int(task, "state", 0, STATES - 1)
+        if level == task.level:
+            return task
+        if task.level == "dropoff" or level not in self.env.levels:
+            return None
+        return _task(level, _after_pickup(state) if level == "dropoff" else state)
+
+    def cluster(self, task: Task) -> str:
+        """The start."""
+        return f"start-{task.data.get('state', task.id)}"
+
+
 class Taxi(DangerousTaxi):
     """See the module's text for the rules, and `TaxiSettings`."""
 
     name: ClassVar[str] = "taxi"
+    taskset_type: ClassVar[type[Taskset]] = TaxiTasks
     Settings: ClassVar[type[Any]] = TaxiSettings
     settings: TaxiSettings
     horizons: ClassVar[dict[str, int]] = {"pickup": 15, "dropoff": 15, "full": 30}
@@ -97,32 +126,6 @@ class Taxi(DangerousTaxi):
         rules = self.rules if self.settings.with_prompt else RULES
         earlier = "".join(self._history) if self.settings.with_history else ""
         return f"{rules}\n{earlier}{draw(self.state)}\n{self._last_move()}"
-
-    @classmethod
-    def tasks(cls, level: str) -> list[Task]:
-        """One task for each of the 300 starts of Taxi-v4 (a waiting passenger who wants to go elsewhere).
-
-        "dropoff" starts where an oracle's pickup leads: 12 distinct states, a stand and a destination.
-        """
-        starts = [state for state in range(STATES) if is_start(decode(state))]
-        if level == "dropoff":
-            starts = sorted({_after_pickup(state) for state in starts})
-        return [_task(level, state) for state in starts]
-
-    @classmethod
-    def at_level(cls, task: Task, level: str) -> Task | None:
-        """The same start at another level; "dropoff" begins just after the oracle's pickup."""
-        state = task_int(task, "state", 0, STATES - 1)
-        if level == task.level:
-            return task
-        if task.level == "dropoff" or level not in cls.levels:
-            return None
-        return _task(level, _after_pickup(state) if level == "dropoff" else state)
-
-    @classmethod
-    def cluster(cls, task: Task) -> str:
-        """The start."""
-        return f"start-{task.data.get('state', task.id)}"
 
 
 def _task(level: str, state: int) -> Task:

@@ -1,6 +1,6 @@
 """DangerousTaxi on any map: states, transitions, shortest paths, what the oracle teacher says, and the env itself.
 
-`taxi.py` has it on Taxi-v4's map, `taxi_maps.py` on maps that are drawn from a seed.
+`env.py` has it on Taxi-v4's map, `maps.py` on maps that are drawn from a seed.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def distances(next_state: tuple[tuple[int, ...], ...], delivers: tuple[tuple[boo
 
 
 class DangerousTaxi(ChoiceEnv):
-    """The rules of `taxi.py`. A subclass sets `name`, and writes `_begin` and `_text`; `_begin` calls `_start`."""
+    """The rules of `env.py`. A subclass sets `name`, and writes `_begin` and `_text`; `_begin` calls `_start`."""
 
     levels: ClassVar[tuple[str, ...]] = LEVELS
     choices: ClassVar[tuple[str, ...]] = ACTIONS

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from reflectkit.core.text import WORD, keywords, stem, words
-from reflectkit.envs.autoexplore.commands import UP
-from reflectkit.envs.autoexplore.repo import Folder
+from reflectkit.envs.auto_explore.commands import UP
+from reflectkit.envs.auto_explore.repo import Folder
 
 NAMED = 4  # number of the question's words that a comment checks
 NAME = re.compile(r"\w+")

@@ -20,16 +20,31 @@ from typing import ClassVar
 
 from reflectkit.core.types import Task
 from reflectkit.envs.base import ChoiceEnv, task_int
+from reflectkit.envs.taskset import Taskset
 
 STEP_REWARD = -0.1
 GOAL_REWARD = 1.0
+CELLS = {"short": 4, "long": 7}
 WRONG = "The last move led away. "
+
+
+class CorridorTasks(Taskset):
+    """The problems of `Corridor`."""
+
+    def tasks(self, level: str) -> list[Task]:
+        """One task for each cell but the goal."""
+        starts = range(CELLS[level] - 1)
+        return [
+            Task(f"corridor-{level}-{start}", self.env.name, level, f"start-{start}", {"start": start})
+            for start in starts
+        ]
 
 
 class Corridor(ChoiceEnv):
     """See the module's text for the rules."""
 
     name: ClassVar[str] = "corridor"
+    taskset_type: ClassVar[type[Taskset]] = CorridorTasks
     levels: ClassVar[tuple[str, ...]] = ("short", "long")
     choices: ClassVar[tuple[str, ...]] = ("left", "right")
     horizons: ClassVar[dict[str, int]] = {"short": 8, "long": 16}
@@ -39,10 +54,9 @@ class Corridor(ChoiceEnv):
         "End: the episode ends when you reach G, which is success.\n"
         f"Reward: {STEP_REWARD:g} for each step, {GOAL_REWARD:+g} for reaching G."
     )
-    _cells: ClassVar[dict[str, int]] = {"short": 4, "long": 7}
 
     def _begin(self, task: Task, seed: int) -> None:
-        self._size = self._cells[task.level]
+        self._size = CELLS[task.level]
         self._place = task_int(task, "start", 0, self._size - 2)
         self._note = ""
 
@@ -60,14 +74,6 @@ class Corridor(ChoiceEnv):
         cells = ["."] * (self._size - 1) + ["G"]
         cells[self._place] = "T"
         return "Reach G. T is you.\n" + " ".join(cells)
-
-    @classmethod
-    def tasks(cls, level: str) -> list[Task]:
-        """One task for each cell but the goal."""
-        starts = range(cls._cells[level] - 1)
-        return [
-            Task(f"corridor-{level}-{start}", cls.name, level, f"start-{start}", {"start": start}) for start in starts
-        ]
 
     def oracle(self) -> int:
         """Right, always."""

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from reflectkit.core.errors import IllegalActionError
 from reflectkit.core.prompts import LABELS
-from reflectkit.envs.autoexplore.repo import Folder, Repository
+from reflectkit.envs.auto_explore.repo import Folder, Repository
 
 UP = "cd .."
 

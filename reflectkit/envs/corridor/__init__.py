@@ -1,0 +1,3 @@
+"""The corridor, a toy environment."""
+
+from reflectkit.envs.corridor.env import Corridor as Corridor
