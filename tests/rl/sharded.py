@@ -24,7 +24,7 @@ from reflectkit.rl import checkpoint
 from reflectkit.rl.algorithms import objective
 from reflectkit.rl.critic import Critic
 from reflectkit.rl.learner import Learner, Settings
-from reflectkit.rl.loop import Level, Trainer
+from reflectkit.rl.loop import Level, Trainer, TrainerConfig
 from reflectkit.rl.processes import Processes
 
 

@@ -17,7 +17,7 @@ from reflectkit.models.load import LoadedModel
 from reflectkit.models.local import LocalSampler
 from reflectkit.rl.algorithms import objective
 from reflectkit.rl.learner import Learner, Settings
-from reflectkit.rl.loop import Level, Trainer
+from reflectkit.rl.loop import Level, Trainer, TrainerConfig
 from reflectkit.rl.reflector import ReflectorSchedule, ReflectorTrainer, advantages, rows, share_true, visited
 from tests.conftest import make_player
 from tests.rl.training import play

@@ -17,7 +17,7 @@ from reflectkit.core.prompts import label, policy_prompt
 from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
-from reflectkit.models.load import save_player
+from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.stages import rlft
 from tests.examples import own_module, save_example

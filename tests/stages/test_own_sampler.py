@@ -15,7 +15,7 @@ from reflectkit.data.trajectories import Record, record_to_json
 from reflectkit.envs import make
 from reflectkit.envs.corridor import Corridor
 from reflectkit.models.choices import backend
-from reflectkit.models.load import save_player
+from reflectkit.models.load import LoadedModel, save_player
 from reflectkit.models.sampler import Opening, SampleRequest
 from reflectkit.models.tiny import build_model, build_tokenizer
 from reflectkit.models.tokens import label_ids, prompt_ids
