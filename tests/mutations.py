@@ -59,9 +59,9 @@ MUTATIONS = (
     ),
     Mutation(
         "stop-token-dropped",
-        "texts[ask] = Sampled(tuple(row.token_ids), tuple(row.logprobs), version=self.version)",
+        "texts[ask] = SampleOutput(tuple(row.token_ids), tuple(row.logprobs), version=self.version)",
         "end = len(row.token_ids) - (row.token_ids[-1] in stop_ids); "
-        "texts[ask] = Sampled(tuple(row.token_ids[:end]), tuple(row.logprobs[:end]), version=self.version)",
+        "texts[ask] = SampleOutput(tuple(row.token_ids[:end]), tuple(row.logprobs[:end]), version=self.version)",
         ("tests/rl/test_learner.py", "tests/models/test_local.py"),
     ),
     Mutation(
