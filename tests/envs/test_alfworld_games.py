@@ -550,7 +550,7 @@ def test_unseen_rooms_are_seen_nowhere_else(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "told"),
-    [(["--unseen-rooms", "1"], "holds out every room, 10 in all"), (["--unseen-rooms", "2"], "must be less than or equal to 1")],
+    [(["--unseen-rooms", "1"], "holds out every room, 10 in all"), (["--unseen-rooms", "2"], "must be less than")],
 )
 def test_a_share_of_rooms_leaves_some(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], told: str
