@@ -161,12 +161,13 @@ def test_no_model_outlives_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     alive: list[int] = []
     forget = steps._forget
 
-    def pluralize() -> None:
+    def count() -> None:
         forget()
         alive.append(sum(isinstance(thing, PreTrainedModel) for thing in gc.get_objects()))
 
+    gc.collect()
     before = sum(isinstance(thing, PreTrainedModel) for thing in gc.get_objects())
-    monkeypatch.setattr(steps, "_forget", pluralize)
+    monkeypatch.setattr(steps, "_forget", count)
     monkeypatch.chdir(tmp_path)
     Path("toy.yaml").write_text(RECIPE)
     assert main(["run", "toy.yaml"]) == 0
