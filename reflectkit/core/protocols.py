@@ -8,7 +8,6 @@ oracle; learned agents must not use it.
 from __future__ import annotations
 
 import inspect
-import random
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -64,26 +63,6 @@ class Env(Protocol):
 
     def step(self, action: int | str | ToolUse) -> StepResult | Awaitable[StepResult]:
         """Raises IllegalActionError for an action that was not offered, and after the end."""
-        ...
-
-
-class OracleEnv(Env, Protocol):
-    """An env that knows a best action, so that demonstrations are free."""
-
-    def oracle(self) -> int | str | ToolUse:
-        """A best action in the current state: its index, the calls, or the text."""
-        ...
-
-    def mistakes(self) -> Sequence[int | str | ToolUse]:
-        """Suboptimal actions that do not end the episode, for noisy demonstrations."""
-        ...
-
-    def note(self) -> str:
-        """A perfect teacher's mark of the last action: "" at the start, "good" or "mistake"."""
-        ...
-
-    def reflection(self, generator: random.Random) -> str:
-        """A perfect teacher's comment on the current state, in one line; the generator picks the wording."""
         ...
 
 
