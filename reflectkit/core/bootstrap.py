@@ -21,7 +21,6 @@ REPLICATES = 10_000
 ROUNDING = 1e-12
 """A replicate that is no further from 0 is 0: it is a sum of rounded numbers."""
 
-Array = Any
 
 
 def interval_over_seeds(by_seed: Sequence[Clusters], seed: int = 0) -> tuple[float, float, float]:

@@ -15,7 +15,7 @@ from pydantic import create_model
 from reflectkit.core.config import REQUIRED, Config, Leaf, alternatives, as_plain, flat, option
 from reflectkit.core.errors import DataError, unknown_name
 
-NAME = re.compile(r"[a-z][a-z0-9_]*")
+PARAMETER = re.compile(r"[a-z][a-z0-9_]*")
 TYPES = (str, int, float, bool, Path, tuple[str, ...])
 DEFAULTS = "defaults"  # as the step in STEP.SETTING: every step that has the setting
 
@@ -67,7 +67,7 @@ def _resolve(
     path: Path,
 ) -> Resolved:
     place = f"parameters.{name}"
-    if not NAME.fullmatch(name) or keyword.iskeyword(name):
+    if not PARAMETER.fullmatch(name) or keyword.iskeyword(name):
         text = f"{name!r} can't name a parameter; use lower-case letters, digits and _, and no keyword of Python"
         raise DataError(path, text, field=place)
     if not parameter.sets:
